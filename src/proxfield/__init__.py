@@ -1,0 +1,79 @@
+"""proxfield: mean field with parallel updates that provably converge.
+
+Marginals, MAP labellings and certified bounds on log Z in discrete random fields (CRFs,
+MRFs, factor graphs). Names are loaded when first used, so that importing the package
+and showing the command line's help cost next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from proxfield._version import __version__
+
+if TYPE_CHECKING:
+    from proxfield.curvature import Curvature as Curvature
+    from proxfield.errors import InputError as InputError
+    from proxfield.errors import MemoryLimitError as MemoryLimitError
+    from proxfield.errors import ProxfieldError as ProxfieldError
+    from proxfield.field import Field as Field
+    from proxfield.inference import Progress as Progress
+    from proxfield.inference import infer as infer
+    from proxfield.io.evidence import read_evidence as read_evidence
+    from proxfield.io.uai import read_model as read_uai
+    from proxfield.io.uai_write import write_model as write_uai
+    from proxfield.registry import RULES as RULES
+    from proxfield.result import Result as Result
+    from proxfield.result import Status as Status
+    from proxfield.result import Trace as Trace
+    from proxfield.rules import CustomRule as CustomRule
+    from proxfield.terms import TERMS as TERMS
+    from proxfield.terms import Constant as Constant
+    from proxfield.terms import Factor as Factor
+    from proxfield.terms import Ising as Ising
+    from proxfield.terms import Pairwise as Pairwise
+    from proxfield.terms import Potts as Potts
+    from proxfield.terms import Term as Term
+    from proxfield.terms import Unary as Unary
+
+_HOME = {
+    "Curvature": "curvature",
+    "InputError": "errors",
+    "MemoryLimitError": "errors",
+    "ProxfieldError": "errors",
+    "Field": "field",
+    "Progress": "inference",
+    "infer": "inference",
+    "read_evidence": "io.evidence",
+    "RULES": "registry",
+    "Result": "result",
+    "Status": "result",
+    "Trace": "result",
+    "CustomRule": "rules",
+    "TERMS": "terms",
+    "Constant": "terms",
+    "Factor": "terms",
+    "Ising": "terms",
+    "Pairwise": "terms",
+    "Potts": "terms",
+    "Term": "terms",
+    "Unary": "terms",
+    "read_uai": "io.uai:read_model",
+    "write_uai": "io.uai_write:write_model",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'proxfield' has no attribute {name!r}")
+    module, _, other = _HOME[name].partition(":")
+    value = getattr(import_module(f"proxfield.{module}"), other or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,174 @@
+"""Curvature of the energy: λ, μ, λ_i and L, and the steps they certify.
+
+H is the Hessian of E, P the projection that centres each variable's block. A proximal
+step with damping d lowers F whenever d ≥ max(0, λ/4 − ½), where λ is the largest signed
+eigenvalue of P H P; the same holds per variable with λ_i = Σ_j ‖P H_ij P‖₂.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.kernels import compile_program
+from proxfield.lowering import Lowered, lower
+from proxfield.terms.base import Floats
+
+if TYPE_CHECKING:
+    from proxfield.field import Field
+
+MARGIN = 1e-3
+"""Lanczos approaches eigenvalues from inside; what it finds is enlarged by this share."""
+DENSE = 64
+"""Operators up to this size are diagonalised directly."""
+
+
+def damping_for(curvature: Floats | float) -> NDArray[np.float64]:
+    """The certified damping d = max(0, λ/4 − ½).
+
+    Example:
+        >>> float(damping_for(6.0))
+        1.0
+    """
+    return np.maximum(0.0, np.asarray(curvature, dtype=np.float64) / 4 - 0.5)
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Curvature of one field, each number computed when it is first asked for.
+
+    Args:
+        lowered: The lowered field.
+        field: The field itself, for L (which looks at the tables as they were given).
+        kernels: The kernel set to multiply with.
+    """
+
+    lowered: Lowered
+    field: Field | None = None
+    kernels: str = "cpu"
+
+    @cached_property
+    def local(self) -> NDArray[np.float64]:
+        """λ_i, from the tables.  # (n_vars,)"""
+        return self._local_of(list(self.lowered.terms))
+
+    def _local_of(self, terms: list) -> NDArray[np.float64]:  # type: ignore[type-arg]
+        total = np.zeros(self.lowered.layout.n_vars)
+        for term in terms:
+            total += term.curvature(self.lowered.layout)
+        return total
+
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        """Smallest and largest eigenvalue of P H P (bounds: rounded outwards)."""
+        low = self.lowered
+        bound = float(self.local.max(initial=0.0))
+        if bound == 0.0 or not np.isfinite(bound):
+            return -bound, bound
+        larger = [t for t in low.terms if t.degree != 2]
+        rest = float(self._local_of(larger).max(initial=0.0))
+        centre = low.layout.centre
+        apply = pairwise_operator(low, self.kernels)
+        small, big = extreme_eigenvalues(
+            lambda v: centre(apply(centre(v))), low.layout.size, bound, centre
+        )
+        return max(-bound, small - rest), min(bound, big + rest)
+
+    @property
+    def largest(self) -> float:
+        """λ: the largest signed eigenvalue of P H P, at least 0."""
+        return max(0.0, self._ends[1])
+
+    @property
+    def smallest(self) -> float:
+        """μ: minus the smallest eigenvalue of P H P, at least 0."""
+        return max(0.0, -self._ends[0])
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """L of the paper: ‖H‖₂ of the tables as they were given, without projection."""
+        if self.field is None:
+            raise TypeError("the Lipschitz constant needs the field as it was given")
+        raw = lower(self.field.layout, self.field.terms, self.field.evidence, plain=True)
+        larger = [t for t in raw.terms if t.degree != 2]
+        pairs = [t for t in raw.terms if t.degree == 2]
+        bound = sum(t.lipschitz(raw.layout) for t in pairs)
+        rest = sum(t.lipschitz(raw.layout) for t in larger)
+        if bound == 0.0 or not np.isfinite(bound + rest):
+            return float(bound + rest)
+        apply = pairwise_operator(raw, self.kernels)
+        small, big = extreme_eigenvalues(apply, raw.layout.size, bound, lambda v: v)
+        return float(min(bound, max(-small, big)) + rest)
+
+    def steps(self, step: float | str) -> NDArray[np.float64]:
+        """A rule's ``step`` as one number per variable.  # (n_vars,)"""
+        n = self.lowered.layout.n_vars
+        if step == "certified":
+            d = damping_for(np.full(n, self.largest))
+        elif step == "certified-local":
+            d = damping_for(self.local)
+        elif step == "lipschitz":
+            d = np.full(n, self.lipschitz)
+        else:
+            return np.full(n, float(step))
+        if not np.isfinite(d).all():
+            raise TypeError("no step can be certified while tables hold +inf; soften them first")
+        return np.asarray(1.0 / (1.0 + d))
+
+
+def pairwise_operator(lowered: Lowered, kernels: str) -> Callable[[Floats], Floats]:
+    """v ↦ H v for the pairwise part of a field, without forming H."""
+    native = replace(
+        lowered,
+        unary=np.zeros(lowered.layout.size),
+        factors=tuple(f for f in lowered.factors if f.degree == 2),
+        extras=(),
+    )
+    program = compile_program(native, kernels)
+    zero = program.gradient(np.zeros(lowered.layout.size))
+    extras = [t for t in lowered.extras if t.degree == 2]
+    for term in extras:  # a term may be affine: what it gives at 0 isn't curvature
+        term.add_gradient(lowered.layout, np.zeros(lowered.layout.size), zero)
+
+    def apply(v: Floats) -> Floats:
+        out = program.gradient(v) - zero
+        for term in extras:
+            term.add_gradient(lowered.layout, v, out)
+        return out
+
+    return apply
+
+
+def extreme_eigenvalues(
+    apply: Callable[[Floats], Floats],
+    size: int,
+    bound: float,
+    project: Callable[[Floats], Floats],
+) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of a symmetric operator, rounded outwards.
+
+    Args:
+        apply: The operator.
+        size: Its dimension.
+        bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge.
+        project: Applied to the random start.
+    """
+    if size <= DENSE:
+        dense = np.stack([apply(e) for e in np.eye(size)])
+        values = np.linalg.eigvalsh((dense + dense.T) / 2)
+        return float(values[0]) * (1 + 1e-12), float(values[-1]) * (1 + 1e-12)
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    start = project(np.random.default_rng(0).normal(size=size))
+    try:
+        ends = eigsh(operator, k=2, which="BE", v0=start, tol=MARGIN / 4, return_eigenvectors=False)
+    except ArpackNoConvergence:
+        return -bound, bound
+    pad = MARGIN * float(np.abs(ends).max())
+    return float(ends.min()) - pad, float(ends.max()) + pad

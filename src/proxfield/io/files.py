@@ -1,0 +1,281 @@
+"""Reading whole files, plain or compressed, and replacing files without partial results."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import lzma
+import os
+import re
+import secrets
+import stat
+import sys
+import zlib
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from proxfield.errors import InputError
+
+# "-" (a plain str) stands for standard input or output.
+Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
+Target: TypeAlias = "str | os.PathLike[str]"
+
+_MAGIC = {
+    ".gz": ("gzip", b"\x1f\x8b"),
+    ".xz": ("xz", b"\xfd7zXZ\x00"),
+    ".bz2": ("bzip2", b"BZh"),
+}
+_FD_PATH = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,9})")
+_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+
+
+def display_name(path: object) -> str:
+    """Name of a file as printed in messages: always a single printable line.
+
+    Control characters and undecodable bytes are escaped, so that a strange file
+    name can't break a one-line message.
+
+    Args:
+        path: A path or any object with a useful ``str``.
+
+    Returns:
+        The name, escaped where needed.
+
+    Example:
+        >>> display_name("a\\nb.uai")
+        'a\\\\nb.uai'
+    """
+    text = os.fsdecode(path) if isinstance(path, bytes | os.PathLike) else str(path)
+    if text.isprintable():
+        return text
+    return text.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def _reason(error: BaseException) -> str:
+    """The cause of an error as one line without the file name."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).split())
+
+
+def _decompress(data: bytes, name: str) -> bytes:
+    """Undo gzip, xz or bzip2, recognised by the first bytes; other data pass unchanged."""
+    for suffix, (kind, magic) in _MAGIC.items():
+        if data.startswith(magic):
+            break
+        # Cut inside the magic bytes: only the suffix still tells that it was an archive.
+        if name.lower().endswith(suffix) and magic.startswith(data):
+            raise InputError(
+                f"{kind} archive is cut short after {len(data)} bytes, expected a whole archive",
+                path=name,
+            )
+    else:
+        return data
+    try:
+        if kind == "gzip":
+            return gzip.decompress(data)
+        if kind == "xz":
+            return lzma.decompress(data)
+        return bz2.decompress(data)
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+        raise InputError(
+            f"{kind} archive is corrupt or cut short ({_reason(error)}), expected a whole archive",
+            path=name,
+        ) from None
+    except MemoryError:
+        raise InputError(
+            f"{kind} archive doesn't fit in memory once decompressed, expected a smaller file",
+            path=name,
+        ) from None
+
+
+def _read_stream(stream: object, name: str) -> bytes:
+    """Read an open file to its end; text streams are refused unless they wrap bytes."""
+    stream = getattr(stream, "buffer", stream)
+    read = getattr(stream, "read", None)
+    if read is None:
+        raise InputError(
+            f"can't read from {type(stream).__name__}, expected a path, '-' or a binary file"
+        )
+    try:
+        content = read()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"can't read ({_reason(error)}), expected an open, readable binary file", path=name
+        ) from None
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogateescape")
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise InputError(
+            f"read() gave {type(content).__name__}, expected bytes (open the file in mode 'rb')",
+            path=name,
+        )
+    return bytes(content)
+
+
+def read_bytes(source: Source) -> tuple[bytes, str]:
+    """Read a whole file and decompress it if it's a gzip, xz or bzip2 archive.
+
+    Archives are recognised by their first bytes, so a wrong or missing suffix
+    does no harm.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+
+    Returns:
+        The content and the name to print in messages.
+
+    Raises:
+        InputError: If the file is missing, unreadable, a directory or a broken archive.
+
+    Example:
+        >>> import io
+        >>> read_bytes(io.BytesIO(b"0"))
+        (b'0', '<file>')
+    """
+    if isinstance(source, str) and source == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed, expected a file name or piped data")
+        name = "<stdin>"
+        return _decompress(_read_stream(sys.stdin, name), name), name
+    if not isinstance(source, str | os.PathLike):
+        given = getattr(source, "name", None)
+        name = display_name(given) if isinstance(given, str | os.PathLike) else "<file>"
+        return _decompress(_read_stream(source, name), name), name
+    name = display_name(source)
+    try:
+        data = Path(source).read_bytes()
+    except FileNotFoundError:
+        raise InputError(
+            "no such file, expected an existing file (check the spelling and the folder)", path=name
+        ) from None
+    except IsADirectoryError:
+        raise InputError("is a directory, expected a file inside it", path=name) from None
+    except PermissionError:
+        if Path(source).is_dir():  # what Windows says when a directory is opened
+            raise InputError("is a directory, expected a file inside it", path=name) from None
+        raise InputError(
+            "permission denied, expected a readable file (try chmod +r)", path=name
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"can't read ({_reason(error)}), expected a readable file", path=name
+        ) from None
+    return _decompress(data, name), name
+
+
+def _compress(data: bytes, name: str) -> bytes:
+    """Compress as the suffix asks; the same data always give the same bytes."""
+    suffix = Path(name).suffix.lower()
+    if suffix == ".gz":
+        return gzip.compress(data, compresslevel=6, mtime=0)
+    if suffix == ".xz":
+        return lzma.compress(data)
+    if suffix == ".bz2":
+        return bz2.compress(data)
+    return data
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Write everything to a descriptor and close it, whatever happens."""
+    with os.fdopen(fd, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            os.fsync(stream.fileno())
+
+
+def _inherited_fd(path: str) -> int | None:
+    """Descriptor number behind names like /dev/stdout, None for every other path."""
+    # Opening such a name again would truncate a redirected file, and replacing it would
+    # remove the device link itself: both are avoided by writing to the descriptor.
+    if path in _STREAMS:
+        return _STREAMS[path]
+    match = _FD_PATH.fullmatch(path)
+    return int(match.group(1)) if match else None
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Write aside in the folder of the (resolved) path, then rename over it."""
+    # A symbolic link stays a link: the file it points to is replaced.
+    real = Path(os.path.realpath(path))
+    old_mode: int | None = None
+    with contextlib.suppress(FileNotFoundError):
+        status = real.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError
+        if not stat.S_ISREG(status.st_mode):
+            _write_all(os.open(real, os.O_WRONLY | getattr(os, "O_BINARY", 0)), data)
+            return
+        if not os.access(real, os.W_OK):
+            raise PermissionError
+        old_mode = stat.S_IMODE(status.st_mode)
+    aside = real.parent / f".proxfield-{secrets.token_hex(8)}.tmp"
+    # Mode 0666 less the umask, as open() would give; mkstemp's 0600 would shut others out.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    fd = os.open(aside, flags, 0o666)
+    try:
+        _write_all(fd, data)
+        if old_mode is not None:
+            aside.chmod(old_mode)
+        aside.replace(real)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def atomic_write(path: Target, data: bytes | str) -> None:
+    """Write a file so that readers see either the old or the whole new content.
+
+    The data go to a temporary file in the same folder, which then takes the name
+    of the target. ``.gz``, ``.xz`` and ``.bz2`` names are compressed. Devices,
+    pipes, ``/dev/stdout`` and ``"-"`` (standard output) are written directly.
+
+    Args:
+        path: Where to write.
+        data: Bytes, or text to be encoded in UTF-8.
+
+    Raises:
+        InputError: If the target can't be written; no partial file is left.
+
+    Example:
+        >>> atomic_write("-", "PR\\n-1.5\\n")
+        PR
+        -1.5
+    """
+    raw = data.encode("utf-8") if isinstance(data, str) else bytes(data)
+    to_stdout = isinstance(path, str) and path == "-"
+    text = os.fsdecode(path)
+    name = "<stdout>" if to_stdout else display_name(text)
+    try:
+        inherited = _inherited_fd(text)
+        if to_stdout and hasattr(sys.stdout, "buffer"):
+            sys.stdout.flush()
+            sys.stdout.buffer.write(raw)
+            sys.stdout.buffer.flush()
+        elif to_stdout:  # a text-only replacement of standard output
+            sys.stdout.write(raw.decode("utf-8"))
+        elif inherited is not None:
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+            _write_all(os.dup(inherited), raw)
+        else:
+            _replace(text, _compress(raw, text))
+    except FileNotFoundError:
+        raise InputError(
+            "can't write, its folder doesn't exist, expected an existing folder (try mkdir -p)",
+            path=name,
+        ) from None
+    except IsADirectoryError:
+        raise InputError("can't write, is a directory, expected a file name", path=name) from None
+    except PermissionError:
+        raise InputError(
+            "can't write, permission denied, expected a writable file and folder", path=name
+        ) from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"can't write ({_reason(error)}), expected a writable place with enough free space",
+            path=name,
+        ) from None

@@ -1,0 +1,319 @@
+"""Result files: marginals (MAR), a labelling (MAP) and the partition function (PR)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from proxfield.errors import InputError
+from proxfield.io.files import Source, read_bytes
+from proxfield.io.tokens import Floats, Ints, Tokens
+from proxfield.io.uai_write import _rows
+
+_LN10 = math.log(10.0)
+# Printed probabilities are rounded, so one may come out slightly above 1.
+_SLACK = 1e-6
+
+
+def format_mar(marginals: Sequence[npt.ArrayLike]) -> str:
+    """The text of a MAR file: ``n`` and then ``c p1 .. pc`` for each variable.
+
+    Args:
+        marginals: The probabilities of each variable's labels.
+
+    Returns:
+        The text; every number reads back as the same double.
+
+    Raises:
+        InputError: If a marginal isn't a non-empty row of numbers in 0..1.
+
+    Example:
+        >>> format_mar([[0.25, 0.75], [1.0]])
+        'MAR\\n2 2 0.25 0.75 1 1.0\\n'
+    """
+    pieces = [str(len(marginals))]
+    for variable, given in enumerate(marginals):
+        row = np.asarray(given, dtype=np.float64)
+        if row.ndim != 1 or row.size == 0:
+            raise InputError(
+                f"the marginal of variable {variable} has shape {row.shape}, "
+                "expected a row of at least one probability"
+            )
+        if not (row.min() >= 0 and row.max() <= 1 + _SLACK):
+            raise InputError(
+                f"the marginal of variable {variable} runs from {row.min()} to {row.max()}, "
+                "expected probabilities in 0..1"
+            )
+        pieces.append(str(row.size))
+        pieces += map(repr, (row + 0.0).tolist())
+    return "MAR\n" + " ".join(pieces) + "\n"
+
+
+def format_map(labels: npt.ArrayLike) -> str:
+    """The text of a MAP file: ``n`` and then the label of each variable.
+
+    Args:
+        labels: One integer >= 0 for each variable.
+
+    Returns:
+        The text.
+
+    Raises:
+        InputError: If the labels aren't a row of integers >= 0.
+
+    Example:
+        >>> format_map([0, 2, 1])
+        'MAP\\n3 0 2 1\\n'
+    """
+    row = np.asarray(labels)
+    if row.ndim != 1 or not (row.size == 0 or (row.dtype.kind in "iu" and row.min() >= 0)):
+        raise InputError(
+            f"labels are {row.dtype} of shape {row.shape}, expected a row of integers >= 0"
+        )
+    return "MAP\n" + str(row.size) + "".join(_rows(" %d", 1, row)) + "\n"
+
+
+def format_pr(log_z: float) -> str:
+    """The text of a PR file, which holds log10 Z.
+
+    Args:
+        log_z: The natural logarithm of the partition function; -inf if it's 0.
+
+    Returns:
+        The text.
+
+    Raises:
+        InputError: If the number is NaN or +inf.
+
+    Example:
+        >>> format_pr(0.0)
+        'PR\\n0.0\\n'
+    """
+    value = float(log_z)
+    if math.isnan(value) or value == math.inf:
+        raise InputError(f"log Z is {value}, expected a finite number or -inf")
+    return f"PR\n{value / _LN10 + 0.0!r}\n"
+
+
+def _sample_error(tokens: Tokens, kind: str, expected: str) -> InputError:
+    return tokens.error(f"the {kind} file is empty, expected {expected}", 0)
+
+
+def parse_mar(
+    data: bytes, name: str = "<mar>", cardinalities: npt.ArrayLike | None = None
+) -> list[Floats]:
+    """Read the text of a MAR file, with or without the header word and a sample count of 1.
+
+    Args:
+        data: The content of the file.
+        name: The name of the file for messages.
+        cardinalities: The numbers of labels to expect, if known.
+
+    Returns:
+        The marginal of each variable.
+
+    Raises:
+        InputError: If anything is wrong; the message names the line.
+
+    Example:
+        >>> [p.tolist() for p in parse_mar(b"MAR 1 2 0.25 0.75")]
+        [[0.25, 0.75]]
+    """
+    tokens = Tokens(data, name, headers=("MAR",))
+    if tokens.count == 0:
+        raise _sample_error(tokens, "MAR", "the number of variables")
+    count = tokens.integer(0, "the number of variables", 0)
+    begin = 1
+    try:
+        heads = _marginal_heads(tokens, begin, count)
+    except InputError as plain:
+        # Files with a sample count have one number more before the marginals.
+        if count != 1 or tokens.count < 2:
+            raise
+        begin = 2
+        try:
+            count = tokens.integer(1, "the number of variables", 0)
+            heads = _marginal_heads(tokens, begin, count)
+        except InputError as sampled:
+            # "1 2 .." declares one variable with two labels as well as two variables; the
+            # reading that fails later in the file is what was meant.
+            raise (sampled if (sampled.line or 0) > (plain.line or 0) else plain) from None
+    sizes = tokens.numbers[heads].astype(np.int64)
+    keep = np.ones(tokens.count, dtype=bool)
+    keep[:begin] = False
+    keep[heads] = False
+    values = tokens.numbers[keep]
+    good = (values >= 0) & (values <= 1 + _SLACK)
+    if not good.all():
+        place = int(np.flatnonzero(keep)[np.argmin(good)])
+        raise tokens.error(
+            f"probability {tokens.word(place)[:40]!r}, expected a number in 0..1", place
+        )
+    if cardinalities is not None:
+        _check_sizes(tokens, heads, sizes, np.asarray(cardinalities, dtype=np.int64))
+    return [row.copy() for row in np.split(values, np.cumsum(sizes)[:-1])] if count else []
+
+
+def _marginal_heads(tokens: Tokens, begin: int, count: int) -> Ints:
+    """Places of the cardinalities of all marginals, which must fill the file exactly."""
+    if 2 * count > tokens.count - begin:
+        raise tokens.error(
+            f"{count} variables are declared, but the file has only {tokens.count - begin} "
+            f"numbers left, expected at least {2 * count}",
+            begin - 1,
+        )
+    heads, end = tokens.records(begin, count, "the number of labels", 1, tokens.count)
+    if end < tokens.count:
+        raise tokens.error(
+            f"{tokens.count - end} more numbers after the last marginal, "
+            "expected the end of the file",
+            end,
+        )
+    return heads
+
+
+def _check_sizes(tokens: Tokens, heads: Ints, sizes: Ints, wanted: Ints) -> None:
+    if sizes.size != wanted.size:
+        raise tokens.error(f"{sizes.size} marginals, expected {wanted.size}", 0)
+    wrong = np.flatnonzero(sizes != wanted)
+    if wrong.size:
+        first = int(wrong[0])
+        raise tokens.error(
+            f"variable {first} has {sizes[first]} labels, expected {wanted[first]}",
+            int(heads[first]),
+        )
+
+
+def parse_map(data: bytes, name: str = "<map>", cardinalities: npt.ArrayLike | None = None) -> Ints:
+    """Read the text of a MAP file, with or without the header word and a sample count of 1.
+
+    ``MPE`` is accepted as the header word too.
+
+    Args:
+        data: The content of the file.
+        name: The name of the file for messages.
+        cardinalities: The numbers of labels to check against, if known.
+
+    Returns:
+        The label of each variable, int64 (n,).
+
+    Raises:
+        InputError: If anything is wrong; the message names the line.
+
+    Example:
+        >>> parse_map(b"MAP 3 0 2 1").tolist()
+        [0, 2, 1]
+    """
+    tokens = Tokens(data, name, headers=("MAP", "MPE"))
+    if tokens.count == 0:
+        raise _sample_error(tokens, "MAP", "the number of variables")
+    count = tokens.integer(0, "the number of variables", 0)
+    begin = 1
+    if count == 1 and tokens.count > 2:
+        begin = 2
+        count = tokens.integer(1, "the number of variables", 0)
+    if count != tokens.count - begin:
+        raise tokens.error(
+            f"{count} variables are declared, but {tokens.count - begin} numbers follow, "
+            f"expected {count}",
+            begin - 1,
+        )
+    top = np.full(count, np.iinfo(np.int32).max, dtype=np.int64)
+    if cardinalities is not None:
+        top = np.asarray(cardinalities, dtype=np.int64).reshape(-1) - 1
+        if top.size != count:
+            raise tokens.error(f"{count} labels, expected {top.size}", begin - 1)
+    labels = tokens.numbers[begin:]
+    places = np.arange(begin, tokens.count)
+    tokens.check_integers(labels, places, "a label", 0, top)
+    return labels.astype(np.int64)
+
+
+def parse_pr(data: bytes, name: str = "<pr>") -> float:
+    """Read the text of a PR file, with or without the header word and a sample count of 1.
+
+    Args:
+        data: The content of the file, which holds log10 Z.
+        name: The name of the file for messages.
+
+    Returns:
+        The natural logarithm of the partition function.
+
+    Raises:
+        InputError: If anything is wrong; the message names the line.
+
+    Example:
+        >>> round(parse_pr(b"PR 1.0"), 6)
+        2.302585
+    """
+    tokens = Tokens(data, name, headers=("PR",))
+    if tokens.count == 0:
+        raise _sample_error(tokens, "PR", "log10 of the partition function")
+    place = 1 if tokens.count > 1 and tokens.numbers[0] == 1 else 0
+    if tokens.count > place + 1:
+        raise tokens.error(
+            f"{tokens.count - place - 1} more numbers after log10 Z, expected the end of the file",
+            place + 1,
+        )
+    value = float(tokens.numbers[place])
+    if math.isnan(value) or value == math.inf:
+        raise tokens.error(
+            f"log10 Z is {tokens.word(place)[:40]!r}, expected a finite number or -inf", place
+        )
+    return value * _LN10
+
+
+def read_mar(source: Source, cardinalities: npt.ArrayLike | None = None) -> list[Floats]:
+    """Read a MAR file, plain or compressed; see :func:`parse_mar`.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        cardinalities: The numbers of labels to expect, if known.
+
+    Returns:
+        The marginal of each variable.
+
+    Example:
+        >>> import io
+        >>> len(read_mar(io.BytesIO(b"MAR 2 1 1 1 1")))
+        2
+    """
+    return parse_mar(*read_bytes(source), cardinalities)
+
+
+def read_map(source: Source, cardinalities: npt.ArrayLike | None = None) -> Ints:
+    """Read a MAP file, plain or compressed; see :func:`parse_map`.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        cardinalities: The numbers of labels to check against, if known.
+
+    Returns:
+        The label of each variable.
+
+    Example:
+        >>> import io
+        >>> read_map(io.BytesIO(b"MAP 2 0 1")).tolist()
+        [0, 1]
+    """
+    return parse_map(*read_bytes(source), cardinalities)
+
+
+def read_pr(source: Source) -> float:
+    """Read a PR file, plain or compressed; see :func:`parse_pr`.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+
+    Returns:
+        The natural logarithm of the partition function.
+
+    Example:
+        >>> import io
+        >>> read_pr(io.BytesIO(b"PR 0"))
+        0.0
+    """
+    return parse_pr(*read_bytes(source))

@@ -1,0 +1,325 @@
+"""Models in the UAI format: MARKOV and BAYES files to arrays, and arrays to a field.
+
+A file holds a header word, the number of variables, their cardinalities, the number of
+factors, the scope of each factor (``k v1 .. vk``) and then the table of each factor
+(``size e1 .. esize``, the last variable of the scope running fastest). Line breaks
+mean nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from proxfield.errors import InputError
+from proxfield.io.files import Source, read_bytes
+from proxfield.io.tokens import Floats, Ints, Tokens
+from proxfield.io.uai_write import format_model, write_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from proxfield.field import Field
+
+__all__ = [
+    "UaiModel",
+    "format_model",
+    "model_to_field",
+    "parse_model",
+    "read_model",
+    "write_model",
+]
+
+MAX_LABELS = 2**31 - 1
+# numpy 1 arrays have at most 32 axes, one of which counts the tables.
+MAX_ARITY = 30
+
+
+@dataclass(frozen=True, eq=False)
+class UaiModel:
+    """The content of a model file, factors in file order.
+
+    Factor i has scope ``scope_vars[scope_ptr[i]:scope_ptr[i + 1]]`` and the
+    non-negative table ``values[table_ptr[i]:table_ptr[i + 1]]``, last variable fastest.
+
+    Args:
+        kind: ``"MARKOV"`` or ``"BAYES"``.
+        cardinalities: Number of labels of each variable, int64 (n,).
+        scope_ptr: Where each scope begins, int64 (m + 1,).
+        scope_vars: The scopes one after the other, int64.
+        table_ptr: Where each table begins, int64 (m + 1,).
+        values: The tables one after the other, float64.
+
+    Example:
+        >>> parse_model(b"MARKOV 1 2 1 1 0 2 0.25 0.75").values.tolist()
+        [0.25, 0.75]
+    """
+
+    kind: str
+    cardinalities: Ints
+    scope_ptr: Ints
+    scope_vars: Ints
+    table_ptr: Ints
+    values: Floats
+
+    @property
+    def num_factors(self) -> int:
+        """Number of factors, m."""
+        return self.scope_ptr.size - 1
+
+
+def parse_model(data: bytes, name: str = "<model>") -> UaiModel:
+    """Read the text of a MARKOV or BAYES model.
+
+    Everything is checked: counts, ranges, repeated variables, table sizes and signs. Tables
+    needn't be normalised. Numbers too small for a double are read as 0.
+
+    Args:
+        data: The content of the file, already decompressed.
+        name: The name of the file for messages.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: If anything is wrong; the message names the line.
+
+    Example:
+        >>> parse_model(b"MARKOV 2 2 3 1 2 0 1 6 1 2 3 4 5 6").scope_vars.tolist()
+        [0, 1]
+    """
+    tokens = Tokens(data, name, headers=("MARKOV", "BAYES"), required=True)
+    count = tokens.integer(0, "the number of variables", 0)
+    if count > tokens.count - 1:
+        raise tokens.error(
+            f"{tokens.word(0)[:40]} variables are declared, but the file has only "
+            f"{tokens.count - 1} numbers left, expected a cardinality for each variable",
+            0,
+        )
+    cardinalities = tokens.integers(1, count, "a cardinality", 1, MAX_LABELS)
+    at = count + 1
+    factors = tokens.integer(at, "the number of factors", 0)
+    left = tokens.count - at - 1
+    if 3 * factors > left:  # even an empty scope takes "0" and then "1 value"
+        raise tokens.error(
+            f"{tokens.word(at)[:40]} factors are declared, but the file has only {left} numbers "
+            "left, expected at least 3 for each factor",
+            at,
+        )
+    heads, end = tokens.records(at + 1, factors, "the size of a scope", 0, count)
+    scope_ptr, places = _bodies(heads, at + 1, end)
+    found = tokens.numbers[places]
+    tokens.check_integers(found, places, "a variable in a scope", 0, count - 1)
+    scope_vars = found.astype(np.int64)
+    sizes = np.ones(factors)
+    for arity, rows in _by_arity(scope_ptr):
+        scopes = scope_vars[scope_ptr[rows][:, None] + np.arange(arity)]
+        _refuse_repeats(tokens, scopes, heads[rows])
+        with np.errstate(over="ignore"):  # infinite means more than any file holds
+            sizes[rows] = cardinalities[scopes].astype(np.float64).prod(axis=1)
+    table_ptr, values = _tables(tokens, end, sizes, cardinalities, scope_ptr, scope_vars)
+    return UaiModel(tokens.header, cardinalities, scope_ptr, scope_vars, table_ptr, values)
+
+
+def _bodies(heads: Ints, begin: int, end: int) -> tuple[Ints, Ints]:
+    """Offsets of records once their heads are taken out, and the places of what remains."""
+    keep = np.ones(end - begin, dtype=bool)
+    keep[heads - begin] = False
+    ptr = np.append(heads, end) - begin - np.arange(heads.size + 1)
+    return ptr, np.flatnonzero(keep) + begin
+
+
+def _by_arity(scope_ptr: Ints) -> Iterator[tuple[int, Ints]]:
+    """The factors of each arity, in file order."""
+    arities = np.diff(scope_ptr)
+    for arity in np.flatnonzero(np.bincount(arities)).tolist():
+        yield arity, np.flatnonzero(arities == arity)
+
+
+def _refuse_repeats(tokens: Tokens, scopes: Ints, heads: Ints) -> None:
+    """Refuse a scope that has the same variable twice."""
+    if scopes.shape[1] < 2:
+        return
+    ordered = np.sort(scopes, axis=1)
+    twice = ordered[:, 1:] == ordered[:, :-1]
+    if twice.any():
+        row, column = (int(i[0]) for i in np.nonzero(twice))
+        variable = int(ordered[row, column])
+        second = int(np.flatnonzero(scopes[row] == variable)[1])
+        raise tokens.error(
+            f"variable {variable} occurs twice in the scope of a factor, "
+            "expected distinct variables",
+            int(heads[row]) + 1 + second,
+        )
+
+
+def _tables(
+    tokens: Tokens,
+    begin: int,
+    sizes: Floats,
+    cardinalities: Ints,
+    scope_ptr: Ints,
+    scope_vars: Ints,
+) -> tuple[Ints, Floats]:
+    """Read the tables, whose sizes follow from the scopes and are only checked here."""
+    with np.errstate(over="ignore"):
+        ends = begin + np.cumsum(sizes + 1)
+    # Sums stay exact as long as they're below the length of the file, i.e. where it matters.
+    fits = int(np.searchsorted(ends, tokens.count, side="right"))
+    heads = np.append(float(begin), ends[:fits])[: sizes.size].astype(np.int64)
+    # heads[fits], where it exists, belongs to the first table that runs past the end.
+    inside = heads[heads < tokens.count]
+    wrong = tokens.numbers[inside] != sizes[: inside.size]
+    if wrong.any() or fits < sizes.size:
+        bad = int(np.argmax(wrong)) if wrong.any() else fits
+        scope = scope_vars[scope_ptr[bad] : scope_ptr[bad + 1]]
+        raise _table_error(tokens, bad, int(heads[bad]), scope, cardinalities)
+    end = int(ends[-1]) if sizes.size else begin
+    if end < tokens.count:
+        raise tokens.error(
+            f"{tokens.count - end} more numbers after the last table, expected the end of the file",
+            end,
+        )
+    keep = np.ones(end - begin, dtype=bool)
+    keep[heads - begin] = False
+    values = tokens.numbers[begin:end][keep]
+    # NaN fails both comparisons, since min and max hand it on.
+    if values.size and not (values.min() >= 0 and values.max() < np.inf):
+        bad = int(np.argmin((values >= 0) & (values < np.inf)))
+        place = begin + int(np.flatnonzero(keep)[bad])
+        raise tokens.error(
+            f"table entry {tokens.word(place)[:40]!r}, expected a finite number >= 0", place
+        )
+    values += 0.0  # turns -0 into 0
+    table_ptr = np.zeros(sizes.size + 1, dtype=np.int64)
+    np.cumsum(sizes.astype(np.int64), out=table_ptr[1:])
+    return table_ptr, values
+
+
+def _table_error(
+    tokens: Tokens, factor: int, place: int, scope: Ints, cardinalities: Ints
+) -> InputError:
+    """What to say about a table of the wrong size, or cut off by the end of the file."""
+    size = math.prod(cardinalities[scope].tolist())  # Python integers can't overflow
+    # Integers of thousands of digits can't be printed, nor would anybody read them.
+    wanted = str(size) if size < 10**30 else f"about 10^{math.floor(math.log10(size))}"
+    if place >= tokens.count:
+        return tokens.error(
+            f"the file ends before the table of factor {factor}, expected {wanted} entries", place
+        )
+    declared = tokens.integer(place, f"the table size of factor {factor}", 1)
+    start = f"the table of factor {factor} declares {tokens.word(place)[:40]} entries"
+    left = tokens.count - place - 1
+    # Large sizes are compared as the doubles they were read into.
+    if declared != size and not (size < 2**1000 and float(declared) == float(size)):
+        shown = " ".join(map(str, scope[:8].tolist())) + (" .." if scope.size > 8 else "")
+        return tokens.error(
+            f"{start} and the file has {left} numbers left, expected {wanted} entries, the "
+            f"product of the cardinalities of its scope ({shown})",
+            place,
+        )
+    return tokens.error(
+        f"{start}, but the file has only {left} numbers left, expected a longer file", place
+    )
+
+
+def _by_shape(shapes: Ints) -> Iterator[Ints]:
+    """Rows of equal shape, as index arrays."""
+    key = np.zeros(len(shapes), dtype=np.int64)
+    for column in shapes.T:
+        if column.size and column.min() != column.max():
+            # Keys are numbered anew for each column, so they can't overflow.
+            codes = np.unique(column, return_inverse=True)[1].reshape(-1)
+            key = np.unique(key * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
+            key = key.reshape(-1)
+    sizes = np.bincount(key)
+    yield from np.split(np.argsort(key, kind="stable"), np.cumsum(sizes)[:-1])
+
+
+def _drop_single_labels(model: UaiModel) -> UaiModel:
+    """Take variables with one label out of the longest scopes, where they change nothing."""
+    arities = np.diff(model.scope_ptr)
+    if not arities.size or arities.max() <= MAX_ARITY:
+        return model
+    owner = np.repeat(np.arange(arities.size), arities)
+    keep = (arities[owner] <= MAX_ARITY) | (model.cardinalities[model.scope_vars] > 1)
+    arities = np.bincount(owner[keep], minlength=arities.size)
+    if arities.max() > MAX_ARITY:
+        raise InputError(
+            f"factor {int(np.argmax(arities))} has {arities.max()} variables, "
+            f"expected at most {MAX_ARITY} with more than one label"
+        )
+    scope_ptr = np.append(0, np.cumsum(arities))
+    return replace(model, scope_ptr=scope_ptr, scope_vars=model.scope_vars[keep])
+
+
+def _gather(flat: Floats, starts: Ints, size: int) -> Floats:
+    """Equal-sized rows of a flat array; neighbours are taken as one slice."""
+    if starts.size and (np.diff(starts) == size).all():
+        return flat[starts[0] : starts[0] + size * starts.size].reshape(-1, size)
+    picked: Floats = flat[starts[:, None] + np.arange(size)]
+    return picked
+
+
+def model_to_field(model: UaiModel) -> Field:
+    """Turn a model into a field of energies, one term for each shape of factor.
+
+    The energy of an entry v is -log v, so the weight of a labelling is exp(-energy);
+    v = 0 gives +inf, a forbidden labelling. All empty scopes become one constant.
+
+    Args:
+        model: The content of a model file.
+
+    Returns:
+        The field.
+
+    Example:
+        >>> field = model_to_field(parse_model(b"MARKOV 1 2 1 1 0 2 0.25 0.75"))
+        >>> field.cardinalities.tolist()
+        [2]
+    """
+    from proxfield.field import Field
+    from proxfield.terms import Constant, Factor, Unary
+
+    model = _drop_single_labels(model)
+    with np.errstate(divide="ignore"):
+        energies = -np.log(model.values) + 0.0  # + 0 turns -0 into 0
+    field = Field(model.cardinalities)
+    for arity, rows in _by_arity(model.scope_ptr):
+        if arity == 0:
+            field.add(Constant(float(energies[model.table_ptr[rows]].sum())))
+            continue
+        scopes = model.scope_vars[model.scope_ptr[rows][:, None] + np.arange(arity)]
+        shapes = model.cardinalities[scopes]
+        for group in _by_shape(shapes):
+            shape = tuple(shapes[group[0]].tolist())
+            size = int(np.prod(shapes[group[0]]))
+            tables = _gather(energies, model.table_ptr[rows[group]], size)
+            if arity == 1:
+                field.add(Unary(tables, scopes[group, 0]))
+            else:
+                field.add(Factor(scopes[group], tables.reshape(-1, *shape)))
+    return field
+
+
+def read_model(source: Source) -> Field:
+    """Read a model file, plain or compressed, as a field.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+
+    Returns:
+        The field; see :func:`model_to_field`.
+
+    Raises:
+        InputError: If the file can't be read or isn't a valid model.
+
+    Example:
+        >>> import io
+        >>> read_model(io.BytesIO(b"MARKOV 1 2 1 1 0 2 1 3")).cardinalities.tolist()
+        [2]
+    """
+    return model_to_field(parse_model(*read_bytes(source)))

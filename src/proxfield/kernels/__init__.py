@@ -1,0 +1,33 @@
+"""Kernel sets: the same programs in numpy (`reference`) and numba (`cpu`).
+
+A new set is one module and one entry here; nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from proxfield.errors import InputError
+
+if TYPE_CHECKING:
+    from proxfield.kernels.base import Program
+    from proxfield.lowering import Lowered
+
+KERNELS: dict[str, tuple[str, str]] = {
+    "reference": ("proxfield.kernels.reference", "ReferenceProgram"),
+    "cpu": ("proxfield.kernels.cpu", "compile_cpu"),
+}
+
+
+def compile_program(
+    lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
+) -> Program:
+    """Pack a lowered field for a kernel set by name."""
+    if kernels not in KERNELS:
+        raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(KERNELS)}")
+    if dtype not in ("float32", "float64"):
+        raise InputError(f"unknown dtype {dtype!r}, expected float32 or float64")
+    module, name = KERNELS[kernels]
+    program: Program = getattr(import_module(module), name)(lowered, dtype, threads)
+    return program

@@ -1,0 +1,164 @@
+"""What every kernel set offers: a program per field that advances a state by a plan.
+
+A *plan* says how the state moves: `Update` (all variables at once, the paper's
+unification), `Order` (one variable at a time, or a colour at a time) or `Custom`
+(a Python function). `infer` knows plans and rows, never kernels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.lowering import Lowered
+from proxfield.terms.base import Floats, Ints
+
+
+class Kind(IntEnum):
+    """The averages of which all parallel rules are made."""
+
+    PROXIMAL = 0  # θ ← θ − s (θ − θ*)
+    MEAN = 1  # q ← (1 − s) q + s q*
+    MOMENTUM = 2  # u ← γu + (1−γ)(θ − θ*);  θ ← θ − s u
+    MOMENTUM_PRINTED = 3  # u ← γu + (1−γ) θ*;  θ ← θ − s (θ − u)
+    ADAM = 4  # moments of the centred θ − θ*;  θ ← θ − s u / (√v + ε)
+    ADAM_PRINTED = 5  # moments of the centred θ*, v's weights swapped;  θ ← θ − s (θ − u) / (√v + ε)
+
+
+@dataclass(frozen=True)
+class Update:
+    """Move all variables at once.
+
+    Args:
+        kind: Which average.
+        step: Step of each variable, 1 / (1 + d).  # (n_vars,)
+        gamma1: Decay of the first moment.
+        gamma2: Decay of the second moment.
+        epsilon: Added to the root of the second moment.
+        adaptive: Scale each variable's damping d by its uncertainty max_l 4 q_l (1 − q_l), and
+            redo a step with ``fallback`` if F rose.
+        fallback: A step that is certified not to raise F.  # (n_vars,)
+        inverse_temperature: Targets are multiplied by this.
+    """
+
+    kind: Kind
+    step: NDArray[np.float64]
+    gamma1: float = 0.0
+    gamma2: float = 0.0
+    epsilon: float = 0.0
+    adaptive: bool = False
+    fallback: NDArray[np.float64] | None = None
+    inverse_temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """Visit variables one after another and minimise F over each exactly.
+
+    Args:
+        variables: The order; every variable once.  # (n_vars,)
+        starts: Bounds of groups whose members don't interact and may move together
+            (graph colours), or None.  # (n_groups + 1,)
+        shuffle: A generator: take a new random order before each sweep.
+    """
+
+    variables: Ints
+    starts: Ints | None = None
+    shuffle: np.random.Generator | None = None
+
+
+UpdateFunction = Callable[[Floats, Floats, Floats, dict[str, Any]], Floats]
+
+
+@dataclass(frozen=True)
+class Custom:
+    """Move all variables at once by a Python function.
+
+    Args:
+        function: ``function(theta, q, gradient, memory) -> new theta``; flat arrays in,
+            a flat array out; ``memory`` is a dictionary that lasts.
+        step: Divides the change of q before it is compared with ``tol``.
+    """
+
+    function: UpdateFunction
+    step: float = 1.0
+
+
+Plan = Update | Order | Custom
+
+
+@dataclass
+class Rows:
+    """What some updates did.
+
+    Attributes:
+        free_energy: F before each update (NaN where it wasn't asked for).  # (k,)
+        change: Largest change of q over the step, by each update.  # (k,)
+        period2: Largest difference from two updates before, the last time (inf if unknown).
+    """
+
+    free_energy: NDArray[np.float64]
+    change: NDArray[np.float64]
+    period2: float = np.inf
+
+    def __len__(self) -> int:
+        return len(self.change)
+
+
+@dataclass
+class State:
+    """Where an inference stands. Kernel sets keep their own arrays in ``arrays``."""
+
+    arrays: Any
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+class Program(ABC):
+    """A lowered field, packed for one kernel set and one floating-point type."""
+
+    lowered: Lowered
+
+    @abstractmethod
+    def start(self, q: Floats) -> State:
+        """A state at the given marginals of the lowered field.  # (layout.size,)"""
+
+    @abstractmethod
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        """Up to ``n`` updates; stops after one that changed less than ``tol``."""
+
+    @abstractmethod
+    def free_energy(self, state: State) -> float:
+        """F of the state."""
+
+    @abstractmethod
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        """A copy of the state's marginals.  # (layout.size,)"""
+
+    @abstractmethod
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        """dE/dq.  # (layout.size,)"""
+
+    @abstractmethod
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        """Give one variable after another its cheapest label, until none changes.
+
+        Takes and returns marginals (one-hot in the end): the expected energy never rises.
+        """
+
+
+def softmax(layout_owner: Ints, offsets: Ints, theta: Floats) -> NDArray[np.float64]:
+    """q_i = softmax(−θ_i); θ = +inf gives 0. A variable with θ = +inf throughout stays NaN-free."""
+    if len(theta) == 0:
+        return np.zeros(0)
+    low = np.minimum.reduceat(theta, offsets[:-1])
+    shifted = theta - np.where(np.isinf(low), 0.0, low)[layout_owner]
+    e = np.exp(-shifted)
+    total = np.add.reduceat(e, offsets[:-1])
+    safe = np.where(total > 0, total, 1.0)
+    return np.asarray(e / safe[layout_owner])

@@ -1,0 +1,133 @@
+"""One way to compile for the whole project: cached per user, serial or parallel.
+
+Compiled kernels are kept in a per-user folder, never in the install folder (which may
+be read-only). The folder's name holds a digest of all kernel sources, because numba
+itself only notices edits in the file of the function it caches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import event
+
+FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
+"""No "nnan" and no "ninf": +inf is a legal energy."""
+
+
+def cache_root() -> Path:
+    """The folder for everything proxfield caches; PROXFIELD_CACHE_DIR overrides it."""
+    own = os.environ.get("PROXFIELD_CACHE_DIR")
+    if own:
+        return Path(own)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path("~/AppData/Local").expanduser())
+    elif sys.platform == "darwin":
+        base = str(Path("~/Library/Caches").expanduser())
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(base) / "proxfield"
+
+
+@cache
+def kernel_cache() -> Path:
+    """The folder of the kernels compiled from these very sources."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    root = cache_root()
+    name = f"kernels-{digest.hexdigest()[:12]}"
+    try:
+        (root / name).mkdir(parents=True, exist_ok=True)
+        if not os.access(root / name, os.W_OK):
+            raise PermissionError
+        return root / name
+    except OSError:
+        spare = Path(tempfile.gettempdir()) / f"proxfield-{os.environ.get('USER', 'user')}" / name
+        warnings.warn(
+            f"can't write compiled kernels to {root}; using {spare} "
+            "(set PROXFIELD_CACHE_DIR to a folder that lasts)",
+            stacklevel=2,
+        )
+        spare.mkdir(parents=True, exist_ok=True)
+        return spare
+
+
+@contextmanager
+def _numba_cache_dir() -> Any:
+    """numba reads its cache folder when a function is decorated; leave the user's alone."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(kernel_cache())
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile for one thread: called from Python, runs many iterations."""
+    with _numba_cache_dir():
+        return numba.njit(cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
+
+
+def parallel_kernel(function: Callable[..., Any]) -> Any:
+    """Compile for several threads: ``prange`` loops; called from Python only."""
+    with _numba_cache_dir():
+        return numba.njit(
+            cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=True
+        )(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A helper that only kernels call; LLVM inlines it."""
+    return numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
+
+
+class _Listener(event.Listener):  # type: ignore[misc]
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.notify: Callable[[], None] | None = notify
+
+    def on_start(self, event: Any) -> None:
+        if self.notify is not None:
+            call, self.notify = self.notify, None
+            call()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@contextmanager
+def when_compiling(notify: Callable[[], None]) -> Any:
+    """Call ``notify`` once, when a kernel is really compiled rather than loaded."""
+    listener = _Listener(notify)
+    event.register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", listener)
+
+
+@contextmanager
+def thread_count(threads: int) -> Any:
+    """Run with this many threads, and put the old number back."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)
+
+
+def max_threads() -> int:
+    """Threads that can be used at all."""
+    return int(numba.config.NUMBA_NUM_THREADS)

@@ -1,0 +1,101 @@
+"""exp, the logistic function and log that LLVM can vectorise.
+
+The library versions are calls, which stop a loop from using vector registers; these are
+a few multiplications. Accuracy: a few units in the last place (tested against numpy).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from proxfield.kernels.jit import inlined
+
+LOG2_E = 1.4426950408889634
+LN2_HIGH = 6.93147180369123816490e-01
+LN2_LOW = 1.90821492927058770002e-10
+FLOOR = -700.0
+"""exp below this would be subnormal; such a probability is 0 for every purpose."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _as_float(typing_context: Any, x: Any) -> Any:
+    """Reinterpret 64 bits as a float."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def as_bits(typing_context: Any, x: Any) -> Any:
+    """Reinterpret a float as 64 bits; floats ≥ 0 keep their order, and integers' maximum vectorises."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.int64(types.float64), generate
+
+
+@inlined
+def from_bits(x: int) -> float:
+    """The inverse of `as_bits`."""
+    return _as_float(x)  # type: ignore[no-any-return, call-arg]
+
+
+@inlined
+def exp_ratio(x: float) -> tuple[float, float]:
+    """Two positive numbers (N, D) with exp(x) = N / D, for x ≤ 0.
+
+    x = k·ln 2 + r with |r| ≤ ln 2 / 2, and the [5/5] Padé approximant of exp(r), whose
+    error there is below 1e-15. A caller that divides anyway saves one division.
+    """
+    x = x if x > FLOOR else FLOOR
+    k = np.floor(x * LOG2_E + 0.5)
+    r = x - k * LN2_HIGH
+    r = r - k * LN2_LOW
+    rr = r * r
+    even = (30.0 * rr + 3360.0) * rr + 30240.0
+    odd = r * ((rr + 420.0) * rr + 15120.0)
+    scale = _as_float((np.int64(np.int32(k)) + 1023) << 52)  # type: ignore[call-arg]
+    return (even + odd) * scale, even - odd
+
+
+@inlined
+def exp_negative(x: float) -> float:
+    """exp(x) for x ≤ 0; 0 below -700."""
+    n, d = exp_ratio(x)
+    return n / d if x > FLOOR else 0.0
+
+
+@inlined
+def log1m(t: float) -> float:
+    """−log(1 − t) for t in [0, ½].
+
+    With s = t / (2 − t) ≤ 1/3 it is 2·atanh(s): s times a polynomial in s² (fitted at
+    Chebyshev points of [0, 1/9], error below 5e-16).
+    """
+    s = t / (2.0 - t)
+    z = s * s
+    p = 0.17780763826113302
+    p = p * z + 0.09880789048764786
+    p = p * z + 0.13591305485579894
+    p = p * z + 0.15363676248891633
+    p = p * z + 0.1818285980047391
+    p = p * z + 0.22222190861346283
+    p = p * z + 0.2857142911165716
+    p = p * z + 0.399999999952876
+    p = p * z + 0.6666666666668257
+    p = p * z + 2.0
+    return p * s
+
+
+@inlined
+def binary_entropy(t: float, gap: float) -> float:
+    """Entropy of (t, 1 − t), t ≤ ½, whose energies differ by gap = log((1 − t)/t) ≥ 0."""
+    return log1m(t) + gap * t if t > 0.0 else 0.0

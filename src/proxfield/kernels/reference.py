@@ -1,0 +1,165 @@
+"""The reference kernels: numpy alone, written to be read. Every other set is tested against it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.kernels.base import Custom, Kind, Order, Plan, Program, Rows, State, Update, softmax
+from proxfield.lowering import Lowered
+from proxfield.terms.base import Floats, expectation
+
+
+TINY = 1e-30
+"""A marginal of 0 in a start would stay 0 under damping; it counts as this instead."""
+
+
+class ReferenceState:
+    """Flat arrays: marginals, natural parameters, first and second moments."""
+
+    def __init__(self, q: Floats, dtype: np.dtype[np.floating]) -> None:
+        self.q = q.astype(dtype)
+        self.theta = -np.log(np.maximum(self.q, TINY))
+        self.u = np.zeros_like(self.q)
+        self.v = np.zeros_like(self.q)
+        self.before = self.q.copy()
+
+
+class ReferenceProgram(Program):
+    """See `Program`. One iteration is a handful of numpy calls."""
+
+    def __init__(self, lowered: Lowered, dtype: str = "float64", threads: int = 1) -> None:
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.dtype = np.dtype(dtype)
+
+    def start(self, q: Floats) -> State:
+        return State(ReferenceState(q, self.dtype))
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        return state.arrays.q.astype(np.float64)
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        g = self.lowered.unary.copy()
+        for term in self.lowered.terms:
+            term.add_gradient(self.layout, q, g)
+        return g
+
+    def _energy(self, q: Floats) -> float:
+        e = self.lowered.constant + expectation(q, self.lowered.unary)
+        return e + sum(t.energy(self.layout, q) for t in self.lowered.terms)
+
+    def _free_energy(self, q: Floats) -> float:
+        positive = q[q > 0].astype(np.float64)
+        return self._energy(q) + float((positive * np.log(positive)).sum())
+
+    def free_energy(self, state: State) -> float:
+        return self._free_energy(state.arrays.q)
+
+    def _softmax(self, theta: Floats) -> NDArray[np.floating]:
+        return softmax(self.layout.owner, self.layout.offsets, theta).astype(self.dtype)
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        energies: list[float] = []
+        changes: list[float] = []
+        period2 = np.inf
+        s = state.arrays
+        for _ in range(n):
+            energies.append(self._free_energy(s.q))
+            old = s.q.copy()
+            if isinstance(plan, Update):
+                scale = self._parallel(s, plan, energies[-1])
+            elif isinstance(plan, Order):
+                scale = self._sweep(s, plan)
+            else:
+                scale = self._custom(s, plan, state)
+            moved = np.abs(s.q - old) / scale
+            changes.append(float(moved.max(initial=0.0)))
+            period2 = float(np.abs(s.q - s.before).max(initial=0.0))
+            s.before = old
+            if changes[-1] <= tol:
+                break
+        return Rows(np.array(energies), np.array(changes), period2)
+
+    def _parallel(self, s: ReferenceState, plan: Update, f: float) -> Floats:
+        owner = self.layout.owner
+        target = plan.inverse_temperature * self.gradient(s.q)
+        step = plan.step[owner]
+        if plan.adaptive:
+            spread = np.maximum.reduceat(4 * s.q * (1 - s.q), self.layout.offsets[:-1])
+            step = 1 / (1 + (1 / step - 1) * spread[owner])
+            q = self._softmax(s.theta - step * (s.theta - target))
+            if self._free_energy(q) > f + slack(f, self.dtype):
+                step = plan.step if plan.fallback is None else plan.fallback
+                step = step[owner]  # the certified step can't fail
+        g1, g2, eps = plan.gamma1, plan.gamma2, plan.epsilon
+        impossible = np.isinf(target)  # only ever in an extra term's field; θ = +inf, q = 0
+        target = np.where(impossible, 0.0, target)
+        s.theta = np.where(impossible, 0.0, np.where(np.isinf(s.theta), target, s.theta))
+        residual = s.theta - target
+        if plan.kind == Kind.MEAN:
+            s.theta = np.where(impossible, np.inf, target)
+            mixed = np.where(impossible, 0.0, (1 - step) * s.q + step * self._softmax(s.theta))
+            s.q = (mixed / self.layout.sum_by_variable(mixed)[owner]).astype(self.dtype)
+            return step
+        if plan.kind == Kind.PROXIMAL:
+            move = residual
+        elif plan.kind == Kind.MOMENTUM:
+            move = s.u = g1 * s.u + (1 - g1) * residual
+        elif plan.kind == Kind.MOMENTUM_PRINTED:
+            s.u = g1 * s.u + (1 - g1) * target
+            move = s.theta - s.u
+        elif plan.kind == Kind.ADAM:
+            residual = self.layout.centre(residual)
+            s.u = g1 * s.u + (1 - g1) * residual
+            s.v = g2 * s.v + (1 - g2) * residual**2
+            move = s.u / (np.sqrt(s.v) + eps)
+        else:
+            target = self.layout.centre(target)
+            s.u = g1 * s.u + (1 - g1) * target
+            s.v = (1 - g2) * s.v + g2 * target**2
+            move = (self.layout.centre(s.theta) - s.u) / (np.sqrt(s.v) + eps)
+        s.theta = np.where(impossible, np.inf, s.theta - step * move).astype(self.dtype)
+        s.q = self._softmax(s.theta)
+        return step
+
+    def _sweep(self, s: ReferenceState, plan: Order) -> float:
+        variables = plan.variables
+        if plan.shuffle is not None:
+            variables = plan.shuffle.permutation(variables)
+        for i in variables:
+            at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
+            g = self.gradient(s.q)[at]
+            if np.isinf(g).all():
+                continue
+            e = np.exp(g.min() - g)
+            s.theta[at] = g
+            s.q[at] = e / e.sum()
+        return 1.0
+
+    def _custom(self, s: ReferenceState, plan: Custom, state: State) -> float:
+        s.theta = plan.function(s.theta, s.q, self.gradient(s.q), state.memory).astype(self.dtype)
+        s.q = self._softmax(s.theta)
+        return plan.step
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        q = labels.astype(np.float64)
+        for _ in range(sweeps):
+            changed = False
+            for i in range(self.layout.n_vars):
+                at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
+                g = self.gradient(q)[at]
+                new = np.zeros(len(g))
+                best = int(g.argmin())
+                held = int(q[at].argmax())
+                new[held if g[held] <= g[best] and q[at][held] == 1 else best] = 1.0
+                changed |= bool((new != q[at]).any())
+                q[at] = new
+            if not changed:
+                break
+        return q
+
+
+def slack(f: float, dtype: np.dtype[np.floating]) -> float:
+    """How much F may rise by rounding alone."""
+    return float((1.0 + abs(f)) * (1e-5 if dtype == np.float32 else 1e-12))

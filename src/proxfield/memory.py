@@ -1,0 +1,63 @@
+"""How much memory is left, and refusing what can't fit before allocating it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from proxfield.errors import MemoryLimitError
+
+
+def available_memory() -> int | None:
+    """Bytes that can still be allocated, or None where the system doesn't tell."""
+    limits = [_meminfo_available(), _cgroup_left()]
+    known = [x for x in limits if x is not None]
+    if known:
+        return min(known)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _meminfo_available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _cgroup_left() -> int | None:
+    """What a container's limit leaves (cgroup v2); None without a limit."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+        return None if limit == "max" else int(limit) - int(used)
+    except (OSError, ValueError):
+        return None
+
+
+def human_bytes(n: float) -> str:
+    """A byte count for people.
+
+    Example:
+        >>> human_bytes(3 * 2**30)
+        '3.0 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(n) < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:,.1f} PiB"
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Raise `MemoryLimitError` with the estimate if ``needed`` bytes can't be had."""
+    left = available_memory()
+    if left is not None and needed > left:
+        raise MemoryLimitError(
+            f"{what} would need about {human_bytes(needed)}, but {human_bytes(left)} are available"
+        )

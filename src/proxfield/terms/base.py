@@ -1,0 +1,223 @@
+"""What a term is, and how the flat state is laid out.
+
+A field's state is flat: variable ``i`` with ``c_i`` labels owns the entries
+``offsets[i]:offsets[i + 1]`` of every 1-D array (``q``, ``theta``, ``g``), so
+mixed numbers of labels cost nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError
+
+if TYPE_CHECKING:
+    from proxfield.lowering import Builder
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+Tables = tuple[Ints, Floats, "Ints | None"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each variable's labels live in a flat array.
+
+    Args:
+        cardinalities: Labels per variable, each at least 1.  # (n_vars,)
+
+    Example:
+        >>> Layout(np.array([2, 3])).offsets
+        array([0, 2, 5])
+    """
+
+    cardinalities: Ints
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """First entry of each variable, and the total at the end.  # (n_vars + 1,)"""
+        out = np.zeros(len(self.cardinalities) + 1, dtype=np.int64)
+        np.cumsum(self.cardinalities, out=out[1:])
+        return out
+
+    @property
+    def n_vars(self) -> int:
+        """Number of variables."""
+        return len(self.cardinalities)
+
+    @property
+    def size(self) -> int:
+        """Number of entries of a flat array: the sum of all cardinalities."""
+        return int(self.offsets[-1])
+
+    @cached_property
+    def common(self) -> int | None:
+        """The number of labels when all variables agree on it, else None."""
+        c = self.cardinalities
+        return int(c[0]) if len(c) and bool((c == c[0]).all()) else None
+
+    @cached_property
+    def owner(self) -> Ints:
+        """The variable each entry belongs to.  # (size,)"""
+        return np.repeat(np.arange(self.n_vars, dtype=np.int64), self.cardinalities)
+
+    @cached_property
+    def label(self) -> Ints:
+        """The label each entry stands for.  # (size,)"""
+        return np.arange(self.size, dtype=np.int64) - self.offsets[self.owner]
+
+    def entries(self, variables: Ints, n_labels: int) -> Ints:
+        """Flat positions of the first ``n_labels`` labels of some variables.  # (m, n_labels)"""
+        return self.offsets[variables][:, None] + np.arange(n_labels)
+
+    def split(self, flat: NDArray[Any]) -> NDArray[Any] | list[NDArray[Any]]:
+        """A flat array as (n_vars, n_labels) where all agree, else one array per variable."""
+        if self.common is not None:
+            return flat.reshape(self.n_vars, self.common)
+        return np.split(flat, self.offsets[1:-1]) if self.n_vars else []
+
+    def sum_by_variable(self, flat: Floats) -> Floats:
+        """Sum each variable's entries.  # (n_vars,)"""
+        return np.bincount(self.owner, weights=flat, minlength=self.n_vars)
+
+    def centre(self, flat: Floats) -> Floats:
+        """Subtract each variable's mean: the projection P of the design."""
+        return np.asarray(flat - (self.sum_by_variable(flat) / self.cardinalities)[self.owner])
+
+
+class Term(ABC):
+    """One additive part of a field's energy.
+
+    A subclass must be able to validate itself, give the energy of a labelling, and
+    add its gradient. The methods below the line are optional: a rule or a tool that
+    needs one a term doesn't offer raises a ``TypeError`` that names it.
+    """
+
+    name: ClassVar[str]
+    degree: ClassVar[int | None] = None
+    """Degree of a homogeneous multilinear term; None: the term gives its own ``energy``."""
+
+    @abstractmethod
+    def validate(self, layout: Layout) -> None:
+        """Raise `InputError` unless this term fits variables laid out like this."""
+
+    @abstractmethod
+    def labelling_energy(self, layout: Layout, labels: Ints) -> float:
+        """Energy of one labelling.  labels: (n_vars,)"""
+
+    @abstractmethod
+    def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
+        """Add dE/dq at ``q`` to ``out``. +inf is right where a label is impossible.
+
+        An impossible configuration counts only if ``q`` gives it weight: 0 · inf is 0.
+        """
+
+    def energy(self, layout: Layout, q: Floats) -> float:
+        """Expected energy under ``q``: ⟨q, gradient⟩ / degree for a multilinear term."""
+        if self.degree is None:
+            raise missing(self, "energy", "the free energy (its degree is None)")
+        g = np.zeros(layout.size)
+        self.add_gradient(layout, q, g)
+        return expectation(q, g) / self.degree
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays this term holds."""
+        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+
+    # ---- optional ----
+
+    def curvature(self, layout: Layout) -> Floats:
+        """Per-variable bounds λ_i with ΔᵀHΔ ≤ Σ λ_i‖Δ_i‖² for centred Δ.  # (n_vars,)"""
+        raise missing(self, "curvature", "a certified step")
+
+    def lipschitz(self, layout: Layout) -> float:
+        """A bound on ‖H‖₂ over the product of simplices, without the projection."""
+        raise missing(self, "lipschitz", 'step="lipschitz"')
+
+    def neighbours(self, layout: Layout) -> Ints:
+        """Pairs of variables that share an energy, each once or more.  # (m, 2)"""
+        raise missing(self, "neighbours", "sweep, colored and rounding")
+
+    def lower(self, layout: Layout, builder: Builder) -> None:
+        """Say the same energy in the builder's words (constants, unaries, tables, …)."""
+        raise missing(self, "lower", "lowering to fused kernels")
+
+    def prune(self, layout: Layout, keep: NDArray[np.bool_]) -> bool:
+        """Clear in ``keep`` the labels this term makes impossible; True if any was cleared.
+
+        ``keep`` says which entries are still possible.  # (size,)
+        """
+        return False
+
+    def as_tables(self, layout: Layout) -> Iterator[Tables]:
+        """The term as explicit tables: (scopes, tables, index) triples."""
+        raise missing(self, "as_tables", "writing a UAI file")
+
+
+def offers(term: Term, method: str) -> bool:
+    """Does this term implement an optional method?"""
+    return getattr(type(term), method) is not getattr(Term, method)
+
+
+def missing(term: Term, method: str, who: str) -> TypeError:
+    """The error for a method that a term doesn't offer."""
+    return TypeError(f"{type(term).__name__} has no method {method!r}, which {who} needs")
+
+
+def expectation(q: Floats, g: Floats) -> float:
+    """⟨q, g⟩ with 0 · inf = 0, summed in float64."""
+    with np.errstate(invalid="ignore"):
+        return float(np.sum(np.where(q > 0, q * g, 0.0), dtype=np.float64))
+
+
+def as_floats(values: ArrayLike, what: str, *, allow_inf: bool = False) -> NDArray[np.float64]:
+    """A float64 array without NaN or -inf (and without +inf unless allowed)."""
+    try:
+        out = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} must be numbers: {error}") from None
+    if np.isnan(out).any():
+        raise InputError(f"{what} hold NaN")
+    if (out == -np.inf).any():
+        raise InputError(f"{what} hold -inf: an energy may be +inf (impossible), never -inf")
+    if not allow_inf and np.isinf(out).any():
+        raise InputError(f"{what} hold +inf; use a table for hard constraints")
+    return out
+
+
+def as_indices(values: ArrayLike, what: str, ndim: int) -> Ints:
+    """An int64 array of the given number of dimensions."""
+    raw = np.asarray(values)
+    if raw.size == 0:
+        raw = raw.astype(np.int64)
+    if raw.dtype.kind not in "iu":
+        raise InputError(f"{what} must be integers, not {raw.dtype}")
+    if raw.ndim != ndim:
+        raise InputError(f"{what} must have {ndim} dimension(s), not shape {raw.shape}")
+    return raw.astype(np.int64)
+
+
+def check_scopes(layout: Layout, scopes: Ints, what: str) -> None:
+    """Variables in range, none twice in one scope."""
+    if scopes.size == 0:
+        return
+    bad = (scopes < 0) | (scopes >= layout.n_vars)
+    if bad.any():
+        row = int(np.flatnonzero(bad.any(axis=1))[0])
+        raise InputError(
+            f"{what} {row} names variable {int(scopes[row][bad[row]][0])}, "
+            f"expected 0 to {layout.n_vars - 1}"
+        )
+    ordered = np.sort(scopes, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    if twice.any():
+        row = int(np.flatnonzero(twice)[0])
+        raise InputError(f"{what} {row} names a variable twice: {scopes[row].tolist()}")
