@@ -63,7 +63,32 @@ _HOME = {
     "write_uai": "io.uai_write:write_model",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "RULES",
+    "TERMS",
+    "Constant",
+    "Curvature",
+    "CustomRule",
+    "Factor",
+    "Field",
+    "InputError",
+    "Ising",
+    "MemoryLimitError",
+    "Pairwise",
+    "Potts",
+    "Progress",
+    "ProxfieldError",
+    "Result",
+    "Status",
+    "Term",
+    "Trace",
+    "Unary",
+    "__version__",
+    "infer",
+    "read_evidence",
+    "read_uai",
+    "write_uai",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -84,7 +84,9 @@ class Field:
         kinds = ", ".join(dict.fromkeys(t.name for t in self.terms)) or "none"
         seen = int((self.evidence >= 0).sum())
         observed = f", {seen} observed" if seen else ""
-        return f"Field({self.n_vars} variables, {self.layout.size} entries{observed}, terms: {kinds})"
+        return (
+            f"Field({self.n_vars} variables, {self.layout.size} entries{observed}, terms: {kinds})"
+        )
 
     def condition(self, evidence: Mapping[int, int]) -> Field:
         """The same field with some variables observed.

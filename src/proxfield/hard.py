@@ -1,4 +1,4 @@
-"""Fields with forbidden configurations: penalties first, then a feasible labelling, then exact steps.
+"""Fields with forbidden configurations: penalties, a feasible labelling, exact steps.
 
 While q gives weight to a forbidden configuration, F is +inf and says nothing. So the rule
 runs on a field where a forbidden configuration costs a finite penalty, which grows from
@@ -110,12 +110,12 @@ def search(lowered: Lowered, steep: Program, q: Floats, seed: int) -> Ints | Non
 
 
 def backtrack(lowered: Lowered, q: Floats, deadline: float) -> Ints | None:
-    """Depth-first search, smallest domain first, likeliest label first, arc consistency at each node."""
+    """Depth-first search with arc consistency; smallest domain and likeliest label first."""
     layout = lowered.layout
     factors = [f for f in lowered.factors if f.hard]
 
     def propagate(keep: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        while any([f.prune(layout, keep) for f in factors]):
+        while sum(f.prune(layout, keep) for f in factors):
             pass
         return keep if bool((layout.sum_by_variable(keep) > 0).all()) else None
 
@@ -165,7 +165,7 @@ def descend_exactly(
         status = Status.MAX_ITERS
         if attempt == 0 and stopped is None:
             status = loop.run(program, Order(order), state)
-        else:  # further orders, and a last polish when a limit was hit, aren't iterations of the rule
+        else:  # further orders, and a last polish at a limit, aren't iterations of the rule
             rows = program.advance(state, Order(order), 50, loop.tol, True)
             status = Status.CONVERGED if rows.change[-1] <= loop.tol else Status.MAX_ITERS
         f = program.free_energy(state)

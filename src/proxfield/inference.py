@@ -158,7 +158,9 @@ class Loop:
     def make_trace(self, final: float) -> Trace:
         """Rows of all stages, and the final state's F."""
         if not self.rows:
-            return Trace(np.zeros(1, dtype=np.int64), np.zeros(1), np.array([final]), np.array([np.nan]))
+            return Trace(
+                np.zeros(1, dtype=np.int64), np.zeros(1), np.array([final]), np.array([np.nan])
+            )
         seconds = [
             np.linspace(begun, ended, len(rows) + 1)[1:] for _, begun, ended, rows in self.rows
         ]
@@ -194,8 +196,8 @@ def infer(
         field: The field.
         rule: A name (see `proxfield.RULES`), a rule's class, or a rule.
         init: "uniform" (over all labels, as in the paper), "possible" (over labels whose
-            unary energy is finite), "unary" (softmax of the unary energies), "random" (seeded), marginals
-            in any accepted form, or an earlier `Result` to continue from.
+            unary energy is finite), "unary" (softmax of the unary energies), "random"
+            (seeded), marginals in any accepted form, or a `Result` to continue from.
         max_iters: Most updates (sweeps, for sweep and colored).
         tol: Stop when the largest change of a marginal, divided by the step, is below it.
         budget: Most seconds of iterating, without loading and compiling.
@@ -234,7 +236,9 @@ def infer(
     if lowered.hard:
         from proxfield.hard import solve_hard
 
-        outcome = solve_hard(loop, chosen, q, seed=seed, kernels=kernels, dtype=dtype, threads=threads)
+        outcome = solve_hard(
+            loop, chosen, q, seed=seed, kernels=kernels, dtype=dtype, threads=threads
+        )
         full = lowered.reduction.expand(outcome.q)
         return _result(
             field, loop, chosen, full, outcome.free_energy, outcome.status, outcome.labels
@@ -247,7 +251,11 @@ def infer(
     status = loop.run(program, plan, state, keep_best=look_back)
     q, f = program.marginals(state), program.free_energy(state)
     final = f
-    if loop.best is not None and (keep == "best" or status is Status.INTERRUPTED) and loop.best[0] < f:
+    if (
+        loop.best is not None
+        and (keep == "best" or status is Status.INTERRUPTED)
+        and loop.best[0] < f
+    ):
         f, q = loop.best
     if status in (Status.MAX_ITERS, Status.BUDGET) and not chosen.monotone:
         status = name_oscillation(loop, status)
@@ -291,9 +299,7 @@ def name_oscillation(loop: Loop, status: Status) -> Status:
     return Status.OSCILLATING if up > 1e-6 * (1 + abs(f[-1])) and up > max(net, 0.0) else status
 
 
-def check_limits(
-    max_iters: int, tol: float, budget: float | None, threads: int | None
-) -> None:
+def check_limits(max_iters: int, tol: float, budget: float | None, threads: int | None) -> None:
     """Raise `InputError` for limits that make no sense."""
     if isinstance(max_iters, bool) or int(max_iters) != max_iters or max_iters < 0:
         raise InputError(f"max_iters={max_iters!r}, expected a whole number, 0 or more")
@@ -314,7 +320,7 @@ def starting_point(
     if isinstance(init, Result):
         if init.field.layout.size != field.layout.size:
             raise InputError(
-                f"init is a result with {init.field.layout.size} entries, expected {field.layout.size}"
+                f"init has {init.field.layout.size} entries, expected {field.layout.size}"
             )
         return lowered.reduction.restrict(init.q)
     if not isinstance(init, str):
@@ -331,4 +337,6 @@ def starting_point(
     if init == "random":
         noise = np.random.default_rng(seed).exponential(size=layout.size)
         return np.asarray(noise / layout.sum_by_variable(noise)[layout.owner])
-    raise InputError(f"init={init!r}, expected uniform, possible, unary, random, marginals or a Result")
+    raise InputError(
+        f"init={init!r}, expected uniform, possible, unary, random, marginals or a Result"
+    )

@@ -251,25 +251,26 @@ class Builder:
             extras=tuple(self.extras),
         )
 
-    def _recognise(
-        self, scopes: Ints, tables: Floats, index: Ints
-    ) -> tuple[Ints, Floats, Ints]:
+    def _recognise(self, scopes: Ints, tables: Floats, index: Ints) -> tuple[Ints, Floats, Ints]:
         """Take Ising and Potts energies out of pairwise tables; return what is left."""
         a, b = tables.shape[1:]
-        finite = np.isfinite(tables).all(axis=(1, 2))
+        finite = np.asarray(np.isfinite(tables).all(axis=(1, 2)))
         offsets = self.reduction.layout.offsets
         if (a, b) == (2, 2):
             take = finite[index]
             t = 0.25 * tables[index[take]]
-            a, b, c, d = t[:, 0, 0], t[:, 0, 1], t[:, 1, 0], t[:, 1, 1]
+            aa, ab, ba, bb = t[:, 0, 0], t[:, 0, 1], t[:, 1, 0], t[:, 1, 1]
             ends = scopes[take]
             # in spins: constant + h·s + k·t + J·s·t. Brackets keep the symmetry of a table
             # exact (h = k = 0), so that a start at a symmetric saddle stays there.
-            self.constant += float(((a + d) + (b + c)).sum())
-            for end, h in ((ends[:, 0], (c + d) - (a + b)), (ends[:, 1], (b + d) - (a + c))):
+            self.constant += float(((aa + bb) + (ab + ba)).sum())
+            for end, h in (
+                (ends[:, 0], (ba + bb) - (aa + ab)),
+                (ends[:, 1], (ab + bb) - (aa + ba)),
+            ):
                 np.add.at(self.unary, offsets[end], -h)
                 np.add.at(self.unary, offsets[end] + 1, h)
-            self.ising.append((ends, (a + d) - (b + c)))
+            self.ising.append((ends, (aa + bb) - (ab + ba)))
         elif a == b:
             same = np.eye(a, dtype=bool)
             on, off = tables[:, 0, 0], tables[:, 0, 1]

@@ -53,7 +53,7 @@ class Reduction:
     @cached_property
     def untouched(self) -> NDArray[np.bool_]:
         """Variables that stay with all their labels.  # (full.n_vars,)"""
-        return (self.counts == self.full.cardinalities) & (self.counts > 1)
+        return np.asarray((self.counts == self.full.cardinalities) & (self.counts > 1))
 
     @cached_property
     def new_variable(self) -> Ints:
@@ -70,14 +70,14 @@ class Reduction:
         out[stays] = np.arange(int(stays.sum()))
         return out
 
-    def expand(self, q: Floats) -> Floats:
+    def expand(self, q: Floats) -> NDArray[np.float64]:
         """Marginals of what stays as marginals of everything."""
         out = np.where(self.keep & (self.counts == 1)[self.full.owner], 1.0, 0.0)
         stays = self.new_entry >= 0
         out[stays] = q
         return out
 
-    def restrict(self, q: Floats) -> Floats:
+    def restrict(self, q: Floats) -> NDArray[np.float64]:
         """Marginals of everything as marginals of what stays, normalised again."""
         out = np.array(q, dtype=np.float64)[self.new_entry >= 0]
         total = self.layout.sum_by_variable(out)
@@ -104,6 +104,6 @@ def possible(layout: Layout, terms: Iterable[Term], evidence: Ints) -> NDArray[n
     keep[(evidence >= 0)[layout.owner]] = False
     keep[layout.offsets[seen] + evidence[seen]] = True
     terms = list(terms)
-    while any([term.prune(layout, keep) for term in terms]):  # a list: every term gets its turn
+    while sum(term.prune(layout, keep) for term in terms):  # a sum: every term gets its turn
         pass
     return keep

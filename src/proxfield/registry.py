@@ -33,7 +33,9 @@ def make_rule(rule: str | Rule | type[Rule], params: dict[str, Any] | None = Non
     """
     if isinstance(rule, Rule):
         if params:
-            raise InputError("parameters go with a rule's name, not with a rule that has them already")
+            raise InputError(
+                "parameters go with a rule's name, not with a rule that has them already"
+            )
         return rule
     if isinstance(rule, str):
         if rule not in RULES:

@@ -34,7 +34,9 @@ class Status(Enum):
         "no labelling of positive probability was found, so the bound is -inf; "
         "raise max_iters, change the seed, or check the zeros of the model"
     )
-    INFEASIBLE = "no labelling has positive probability: the zeros of the model contradict each other"
+    INFEASIBLE = (
+        "no labelling has positive probability: the zeros of the model contradict each other"
+    )
 
     @property
     def converged(self) -> bool:
@@ -177,7 +179,9 @@ class Result:
             u = rng.random(layout.n_vars)
             # first entry of the variable whose running sum exceeds u
             passed = (cumulative - before[layout.owner]) <= u[layout.owner]
-            row[:] = np.minimum(layout.sum_by_variable(passed).astype(np.int64), layout.cardinalities - 1)
+            row[:] = np.minimum(
+                layout.sum_by_variable(passed).astype(np.int64), layout.cardinalities - 1
+            )
         return out
 
     def summary(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxfield.kernels import compile_program
-from proxfield.terms.base import Ints
+from proxfield.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
     from proxfield.result import Result
@@ -30,7 +30,7 @@ def round_marginals(result: Result) -> Ints:
     program = compile_program(lowered)
     offsets = lowered.layout.offsets
 
-    def improve(q: np.ndarray) -> Ints:  # type: ignore[type-arg]
+    def improve(q: Floats) -> Ints:
         hard = program.descend(q, SWEEPS)
         owners = np.flatnonzero(hard > 0.5)
         return np.asarray(owners - offsets[:-1], dtype=np.int64)

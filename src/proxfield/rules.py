@@ -64,7 +64,9 @@ class Rule:
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not good or not low < value or not (value <= high if closed else value < high):
             kind = "at most" if closed else "below"
-            raise InputError(f"{self.name}: {key}={value!r}, expected above {low:g} and {kind} {high:g}")
+            raise InputError(
+                f"{self.name}: {key}={value!r}, expected above {low:g} and {kind} {high:g}"
+            )
 
     def _nonnegative_below_one(self, key: str) -> None:
         value = getattr(self, key)
@@ -89,7 +91,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class FullParallel(Rule):
-    """d = 0 for all variables at once. Right for attractive fields; oscillates on repulsive ones."""
+    """d = 0 for all variables at once. Right for attractive fields, oscillates on others."""
 
     name = "full-parallel"
     summary = "all variables at once, undamped; fast where it converges, may oscillate"
@@ -160,7 +162,9 @@ class Adaptive(Rule):
 
     def plan(self, problem: Problem) -> Plan:
         step = problem.curvature.steps(self.step)
-        safe = step if str(self.step).startswith("certified") else problem.curvature.steps("certified")
+        safe = (
+            step if str(self.step).startswith("certified") else problem.curvature.steps("certified")
+        )
         return Update(Kind.PROXIMAL, step, adaptive=True, fallback=safe)
 
 

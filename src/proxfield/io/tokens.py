@@ -51,7 +51,7 @@ def _library(text: bytes, count: int) -> Floats:
     try:
         with warnings.catch_warnings():
             # Older versions of numpy only warn when they meet something that isn't a number.
-            # The count alone wouldn't tell: numpy 1.24 reads "x" as one number.
+            # The count alone wouldn't tell: numpy 1.24 makes [-1.0] of " x".
             warnings.simplefilter("error")
             found = np.fromstring(text, dtype=np.float64, sep=" ")
         if found.size == count:

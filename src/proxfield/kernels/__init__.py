@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 KERNELS: dict[str, tuple[str, str]] = {
     "reference": ("proxfield.kernels.reference", "ReferenceProgram"),
-    "cpu": ("proxfield.kernels.cpu", "compile_cpu"),
+    "cpu": ("proxfield.kernels.programs", "compile_cpu"),
 }
 
 

@@ -28,7 +28,9 @@ class Kind(IntEnum):
     MOMENTUM = 2  # u ← γu + (1−γ)(θ − θ*);  θ ← θ − s u
     MOMENTUM_PRINTED = 3  # u ← γu + (1−γ) θ*;  θ ← θ − s (θ − u)
     ADAM = 4  # moments of the centred θ − θ*;  θ ← θ − s u / (√v + ε)
-    ADAM_PRINTED = 5  # moments of the centred θ*, v's weights swapped;  θ ← θ − s (θ − u) / (√v + ε)
+    ADAM_PRINTED = (
+        5  # moments of the centred θ*, v's weights swapped;  θ ← θ − s (θ − u) / (√v + ε)
+    )
 
 
 @dataclass(frozen=True)

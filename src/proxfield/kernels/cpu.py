@@ -1,4 +1,4 @@
-"""The CPU kernel set: packs a field for numba and drives the compiled loops.
+"""Driving the compiled loops: what the CPU programs for binary and for any fields share.
 
 A small field runs many iterations inside one compiled call. A large one spreads blocks
 of variables over threads, one call an iteration. Sums are taken per block and then in
@@ -9,29 +9,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.kernels import binary, general
-from proxfield.kernels.base import Custom, Order, Plan, Program, Rows, State, Update, softmax
-from proxfield.kernels.binary import BinaryArrays, Motion
-from proxfield.kernels.general import GeneralArrays
+from proxfield.kernels import general
+from proxfield.kernels.base import Custom, Kind, Order, Plan, Program, Rows, State, Update
+from proxfield.kernels.binary import Motion
 from proxfield.kernels.jit import max_threads, thread_count
-from proxfield.kernels.pack import binary_constant, is_binary, pack_binary, pack_general
-from proxfield.kernels.reference import TINY, slack
+from proxfield.kernels.reference import slack
 from proxfield.lowering import Lowered
-from proxfield.terms.base import Floats, Ints, missing, offers
+from proxfield.terms.base import Floats, missing, offers
 
 PARALLEL_WORK = 150_000
 """Entries plus edge ends above which an iteration is worth spreading over threads."""
-
-
-def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = None) -> Program:
-    """The fastest CPU program for a field."""
-    return (BinaryProgram if is_binary(lowered) else GeneralProgram)(lowered, dtype, threads)
 
 
 @dataclass
@@ -43,6 +35,7 @@ class CpuState:
     entropy: float | None = None
     f_last: float = np.inf
     h: NDArray[np.float64] | None = None  # entropy of each variable, for sweeps
+    natural: bool = False  # do the natural parameters say all about the marginals?
     pending: bool = False  # do impossible labels still have weight (so that F is +inf)?
 
 
@@ -50,6 +43,7 @@ class CpuProgram(Program):
     """What the two CPU programs share: the three ways to advance."""
 
     kernels: Any  # the module: `binary` or `general`
+    sweeps: Any  # the module of its sweeps
     pack: Any
     sweep_pack: Any
     constant: float
@@ -123,14 +117,19 @@ class CpuProgram(Program):
         if s.pending and n > 1:  # the first update clears impossible labels; F exists from then on
             first = self.advance(state, plan, 1, tol, trace)
             rest = self.advance(state, plan, n - 1, tol, trace)
-            both = ((first.free_energy, rest.free_energy), (first.change, rest.change))
-            return Rows(*(np.concatenate(pair) for pair in both), period2=rest.period2)
+            return Rows(
+                np.concatenate([first.free_energy, rest.free_energy]),
+                np.concatenate([first.change, rest.change]),
+                rest.period2,
+            )
         with thread_count(self.threads):
             if isinstance(plan, Update):
                 s.h = None
+                s.natural = plan.kind != Kind.MEAN and n > 0
                 rows = self._advance_update(s, plan, n, tol, trace or plan.adaptive)
             else:
                 s.f_last = np.inf
+                s.natural = n > 0
                 if isinstance(plan, Order):
                     rows = self._advance_order(s, plan, n, tol)
                 else:
@@ -219,7 +218,9 @@ class CpuProgram(Program):
     def _fused(self, s: CpuState, motion: Motion, parts: NDArray[np.float64]) -> None:
         """Gradient and update of one parallel iteration."""
         self._gradient(s, parts)
-        self.kernels.update_parallel(self.pack, s.arrays, motion, s.phase, 1 - s.phase, False, parts)
+        self.kernels.update_parallel(
+            self.pack, s.arrays, motion, s.phase, 1 - s.phase, False, parts
+        )
 
     @abstractmethod
     def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
@@ -259,7 +260,7 @@ class CpuProgram(Program):
             order = plan.variables[None]
             if plan.shuffle is not None and n > 0:
                 order = np.stack([plan.shuffle.permutation(plan.variables) for _ in range(n)])
-            done, f = self.kernels.sweep(
+            done, f = self.sweeps.sweep(
                 self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, n, tol, False,
                 f, energies, changes,
             )  # fmt: skip
@@ -270,8 +271,8 @@ class CpuProgram(Program):
         assert plan.starts is not None
         delta, change = 0.0, 0.0
         for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True):
-            parts = np.zeros((-(-int(b - a) // 1024), 2))
-            self.kernels.color_parallel(
+            parts = np.zeros((-(-int(b - a) // self.sweeps.GROUP), 2))
+            self.sweeps.color_parallel(
                 self.sweep_pack, self._buffer(s), self._natural(s), s.h, plan.variables[a:b], parts
             )
             delta += float(parts[:, 0].sum())
@@ -319,124 +320,8 @@ class CpuProgram(Program):
         s.h = np.zeros(self.layout.n_vars)
         order = np.arange(self.layout.n_vars)[None]
         rows = np.zeros(sweeps)
-        self.kernels.sweep(
+        self.sweeps.sweep(
             self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, sweeps, 0.0, True,
             0.0, rows, rows.copy(),
         )  # fmt: skip
         return self.marginals(state)
-
-
-class BinaryProgram(CpuProgram):
-    """Binary variables and Ising couplings: one number per variable."""
-
-    kernels = binary
-
-    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
-        super().__init__(lowered, dtype, threads)
-        self.pack = pack_binary(lowered, self.dtype, rows_only=False)
-        self.constant = binary_constant(lowered)
-        self.n = self.layout.n_vars
-        self.n_blocks = -(-self.n // binary.BLOCK)
-        edges = 0 if lowered.ising is None else len(lowered.ising.edges)
-        self.work = self.n + 2 * edges
-
-    @cached_property
-    def sweep_pack(self) -> Any:  # type: ignore[override]
-        """The field with all edges in rows, under the same padding as ``pack``."""
-        if len(self.pack.distance) == 0:
-            return self.pack
-        return pack_binary(self.lowered, self.dtype, rows_only=True)
-
-    def start(self, q: Floats) -> State:
-        m = np.full((2, self.n + 2 * self.pack.pad), 0.5, dtype=self.dtype)
-        inside = m[:, self.pack.pad : self.pack.pad + self.n]
-        inside[:] = q[1::2]
-        a = (np.log(np.maximum(q[::2], TINY)) - np.log(np.maximum(q[1::2], TINY))).astype(self.dtype)
-        spare = [np.zeros(self.n, dtype=self.dtype) for _ in range(5)]
-        gone = np.isinf(self.lowered.unary)
-        return State(CpuState(BinaryArrays(m, a, *spare), pending=bool((q[gone] > TINY).any())))
-
-    def marginals(self, state: State) -> NDArray[np.float64]:
-        s: CpuState = state.arrays
-        m = self._buffer(s)[self.pack.pad : self.pack.pad + self.n].astype(np.float64)
-        if not s.pending:
-            m[self.pack.clamped] = self.pack.clamp < 0
-        return np.stack([1.0 - m, m], axis=1).ravel()
-
-    def _buffer(self, s: CpuState) -> Any:
-        return s.arrays.m[s.phase]
-
-    def _natural(self, s: CpuState) -> Any:
-        return s.arrays.a
-
-    def _entropies(self, s: CpuState) -> float:
-        return float(binary.entropies(self._buffer(s), self.pack.pad, s.h))
-
-    def _set(self, s: CpuState, theta: Floats) -> None:
-        s.arrays.a[:] = theta[1::2] - theta[::2]
-        q = softmax(self.layout.owner, self.layout.offsets, theta)
-        self._buffer(s)[self.pack.pad : self.pack.pad + self.n] = q[1::2]
-
-    def _theta(self, s: CpuState) -> NDArray[np.float64]:
-        return np.stack([np.zeros(self.n), s.arrays.a.astype(np.float64)], axis=1).ravel()
-
-    def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
-        pairs = self.lowered.unary.reshape(-1, 2)
-        mean, half = pairs.mean(axis=1), 0.5 * s.arrays.g.astype(np.float64)
-        return np.stack([mean - half, mean + half], axis=1).ravel()
-
-    def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
-        binary.gradient_parallel(self.pack, s.arrays, s.phase, parts)
-
-    def _fused(self, s: CpuState, motion: Motion, parts: NDArray[np.float64]) -> None:
-        binary.fused_parallel(self.pack, s.arrays, motion, s.phase, parts)
-
-
-class GeneralProgram(CpuProgram):
-    """Any field."""
-
-    kernels = general
-
-    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
-        super().__init__(lowered, dtype, threads)
-        self.pack, self.constant = pack_general(lowered, self.dtype)
-        self.sweep_pack = self.pack
-        self.n_blocks = len(self.pack.block) - 1
-        ends = len(self.pack.agree_column) + len(self.pack.table_column)
-        self.work = self.layout.size + ends + sum(f.degree * f.tables[0].size * len(f.scopes) for f in lowered.factors)
-
-    def start(self, q: Floats) -> State:
-        size = self.layout.size
-        both = np.stack([q, q]).astype(self.dtype)
-        theta = (-np.log(np.maximum(q, TINY))).astype(self.dtype)
-        g, u, v, theta_before, g_before = (np.zeros(size, dtype=self.dtype) for _ in range(5))
-        message = np.zeros(int(self.pack.slot_message[-1]), dtype=self.dtype)
-        arrays = GeneralArrays(both, theta, g, u, v, message, theta_before, g_before)
-        return State(CpuState(arrays))
-
-    def marginals(self, state: State) -> NDArray[np.float64]:
-        return self._buffer(state.arrays).astype(np.float64)
-
-    def _buffer(self, s: CpuState) -> Any:
-        return s.arrays.q[s.phase]
-
-    def _natural(self, s: CpuState) -> Any:
-        return s.arrays.theta
-
-    def _entropies(self, s: CpuState) -> float:
-        return float(general.entropies(self._buffer(s), self.layout.offsets, s.h))
-
-    def _set(self, s: CpuState, theta: Floats) -> None:
-        s.arrays.theta[:] = theta
-        self._buffer(s)[:] = softmax(self.layout.owner, self.layout.offsets, theta)
-
-    def _theta(self, s: CpuState) -> NDArray[np.float64]:
-        return s.arrays.theta.astype(np.float64)
-
-    def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
-        return s.arrays.g.astype(np.float64)
-
-    def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
-        if len(self.pack.factor_start):
-            general.messages_parallel(self.pack, s.arrays, s.phase)
-        general.gradient_parallel(self.pack, s.arrays, s.phase, parts)

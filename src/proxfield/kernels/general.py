@@ -29,7 +29,9 @@ class GeneralPack(NamedTuple):
     # pairwise tables
     table_row: Any  # (n + 1,)
     table_column: Any
-    table_start: Any  # position of the table; tables of transposed edges have sign flipped: −1 − start
+    table_start: (
+        Any  # position of the table; tables of transposed edges have sign flipped: −1 − start
+    )
     table: Any  # all energies, flat
     # tables over three or more variables
     factor_slot: Any  # first slot of each factor  # (n_factors + 1,)
@@ -250,7 +252,9 @@ def move_variable(motion: Any, st: Any, step: float, o: int, end: int) -> None:
 
 
 @inlined
-def update_block(pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1: int, redo: bool) -> Any:
+def update_block(
+    pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1: int, redo: bool
+) -> Any:
     """Move one block; returns its entropy, largest scaled change and difference from two before."""
     entropy, change, twice = 0.0, 0.0, 0.0
     for i in range(i0, i1):
@@ -295,8 +299,19 @@ def update_block(pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i
 
 
 @kernel
-def run(pack: Any, st: Any, motion: Any, n_iters: int, tol: float, phase: int, entropy: float,
-        constant: float, f_out: Any, change_out: Any, f_last: float) -> Any:
+def run(
+    pack: Any,
+    st: Any,
+    motion: Any,
+    n_iters: int,
+    tol: float,
+    phase: int,
+    entropy: float,
+    constant: float,
+    f_out: Any,
+    change_out: Any,
+    f_last: float,
+) -> Any:
     """Many iterations in one call; the same contract as the binary kernel's ``run``."""
     n_blocks = len(pack.block) - 1
     n_factors = len(pack.factor_start)
@@ -309,12 +324,16 @@ def run(pack: Any, st: Any, motion: Any, n_iters: int, tol: float, phase: int, e
             messages_of(pack, old, st.message, f, scratch)
         if motion.adaptive:
             for b in range(n_blocks):
-                energy += gradient_block(pack, old, st.message, st.g, pack.block[b], pack.block[b + 1])
+                energy += gradient_block(
+                    pack, old, st.message, st.g, pack.block[b], pack.block[b + 1]
+                )
             value = constant + energy - entropy
             if value > f_last + motion.slack:  # redo the last step from where it started, certified
                 entropy, energy = 0.0, 0.0
                 for b in range(n_blocks):
-                    hb, cb, tb = update_block(pack, motion, st, new, old, pack.block[b], pack.block[b + 1], True)
+                    hb, cb, tb = update_block(
+                        pack, motion, st, new, old, pack.block[b], pack.block[b + 1], True
+                    )
                     entropy += hb
                     change = max(change, cb)
                 if it > 0:
@@ -323,17 +342,25 @@ def run(pack: Any, st: Any, motion: Any, n_iters: int, tol: float, phase: int, e
                 for f in range(n_factors):
                     messages_of(pack, old, st.message, f, scratch)
                 for b in range(n_blocks):
-                    energy += gradient_block(pack, old, st.message, st.g, pack.block[b], pack.block[b + 1])
+                    energy += gradient_block(
+                        pack, old, st.message, st.g, pack.block[b], pack.block[b + 1]
+                    )
                 value = constant + energy - entropy
             for b in range(n_blocks):
-                hb, cb, tb = update_block(pack, motion, st, old, new, pack.block[b], pack.block[b + 1], False)
+                hb, cb, tb = update_block(
+                    pack, motion, st, old, new, pack.block[b], pack.block[b + 1], False
+                )
                 h += hb
                 change = max(change, cb)
                 twice = max(twice, tb)
         else:
             for b in range(n_blocks):
-                energy += gradient_block(pack, old, st.message, st.g, pack.block[b], pack.block[b + 1])
-                hb, cb, tb = update_block(pack, motion, st, old, new, pack.block[b], pack.block[b + 1], False)
+                energy += gradient_block(
+                    pack, old, st.message, st.g, pack.block[b], pack.block[b + 1]
+                )
+                hb, cb, tb = update_block(
+                    pack, motion, st, old, new, pack.block[b], pack.block[b + 1], False
+                )
                 h += hb
                 change = max(change, cb)
                 twice = max(twice, tb)
@@ -397,7 +424,9 @@ def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
 
 
 @parallel_kernel
-def update_parallel(pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool, parts: Any) -> None:
+def update_parallel(
+    pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool, parts: Any
+) -> None:
     """The update, blocks over threads."""
     for b in numba.prange(len(parts)):
         h, c, t = update_block(
@@ -406,112 +435,3 @@ def update_parallel(pack: Any, st: Any, motion: Any, old: int, new: int, redo: b
         parts[b, 1] = h
         parts[b, 2] = c
         parts[b, 3] = t
-
-
-@inlined
-def visit(pack: Any, q: Any, theta: Any, h: Any, i: int, greedy: bool, g: Any, scratch: Any) -> Any:
-    """Minimise F (or, if greedy, E) over one variable; returns (change of F, change of q)."""
-    o, end = pack.offset[i], pack.offset[i + 1]
-    c = end - o
-    mine = q[o:end]
-    out = g[:c]
-    for l in range(c):
-        out[l] = pack.unary[o + l]
-    pairwise_into(pack, q, i, out)
-    message = g[c : 2 * c]
-    for k in range(pack.slot_row[i], pack.slot_row[i + 1]):
-        s = pack.slot_list[k]
-        f = pack.slot_factor[s]
-        contract(pack, q, f, s - pack.factor_slot[f], scratch, message)
-        for l in range(c):
-            out[l] += message[l]
-    local, best = 0.0, 0
-    for l in range(c):
-        if mine[l] > 0.0:
-            local += mine[l] * out[l]
-        if out[l] < out[best]:
-            best = l
-    if out[best] == np.inf:
-        return 0.0, 0.0
-    moved = 0.0
-    if greedy:
-        for l in range(c):  # an equally good label that is held stays
-            if mine[l] == 1.0 and out[l] <= out[best]:
-                best = l
-        for l in range(c):
-            value = 1.0 if l == best else 0.0
-            moved = max(moved, abs(value - mine[l]))
-            mine[l] = value
-        return out[best] - local, moved
-    low = out[best]
-    total, new_h = 0.0, 0.0
-    for l in range(c):
-        theta[o + l] = out[l] - low
-        message[l] = exp_negative(low - out[l])
-        total += message[l]
-    for l in range(c):
-        value = message[l] / total
-        if value > 0.0:
-            new_h -= value * np.log(value)
-        moved = max(moved, abs(value - mine[l]))
-        mine[l] = value
-    new_local = low - np.log(total)  # min of ⟨q, g⟩ − H(q)
-    delta = new_local - (local - h[i])
-    h[i] = new_h
-    return delta, moved
-
-
-@kernel
-def sweep(pack: Any, q: Any, theta: Any, h: Any, order: Any, n_iters: int, tol: float, greedy: bool,
-          f: float, f_out: Any, change_out: Any) -> Any:
-    """Whole sweeps in the given order(s), one row of ``order`` each; returns (sweeps done, F)."""
-    scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
-    g = np.empty(2 * widest(pack))
-    for it in range(n_iters):
-        f_out[it] = f
-        change = 0.0
-        row = order[it % len(order)]
-        for k in range(len(row)):
-            delta, c = visit(pack, q, theta, h, row[k], greedy, g, scratch)
-            f += delta
-            change = max(change, c)
-        change_out[it] = change
-        if change <= tol:
-            return it + 1, f
-    return n_iters, f
-
-
-@inlined
-def widest(pack: Any) -> int:
-    """Most labels of a variable."""
-    c = 1
-    for i in range(len(pack.offset) - 1):
-        c = max(c, pack.offset[i + 1] - pack.offset[i])
-    return c
-
-
-@parallel_kernel
-def color_parallel(pack: Any, q: Any, theta: Any, h: Any, members: Any, parts: Any) -> None:
-    """One colour: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
-    n = len(members)
-    wide = widest(pack)
-    for b in numba.prange(len(parts)):
-        scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
-        g = np.empty(2 * wide)
-        delta, change = 0.0, 0.0
-        for k in range(b * 1024, min(n, b * 1024 + 1024)):
-            d, c = visit(pack, q, theta, h, members[k], False, g, scratch)
-            delta += d
-            change = max(change, c)
-        parts[b, 0] = delta
-        parts[b, 1] = change
-
-
-@kernel
-def entropies(q: Any, offset: Any, h: Any) -> float:
-    """Entropy of every variable into ``h``; returns the sum."""
-    total = 0.0
-    for i in range(len(h)):
-        h[i] = entropy_of(q[offset[i] : offset[i + 1]])
-        total += h[i]
-    return total

@@ -66,12 +66,13 @@ def kernel_cache() -> Path:
 @contextmanager
 def _numba_cache_dir() -> Any:
     """numba reads its cache folder when a function is decorated; leave the user's alone."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(kernel_cache())
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(kernel_cache())
     try:
         yield
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -93,13 +94,13 @@ def inlined(function: Callable[..., Any]) -> Any:
     return numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
 
 
-class _Listener(event.Listener):  # type: ignore[misc]
+class _Listener(event.Listener):
     def __init__(self, notify: Callable[[], None]) -> None:
-        self.notify: Callable[[], None] | None = notify
+        self.pending: Callable[[], None] | None = notify
 
     def on_start(self, event: Any) -> None:
-        if self.notify is not None:
-            call, self.notify = self.notify, None
+        if self.pending is not None:
+            call, self.pending = self.pending, None
             call()
 
     def on_end(self, event: Any) -> None:
@@ -110,18 +111,20 @@ class _Listener(event.Listener):  # type: ignore[misc]
 def when_compiling(notify: Callable[[], None]) -> Any:
     """Call ``notify`` once, when a kernel is really compiled rather than loaded."""
     listener = _Listener(notify)
-    event.register("numba:compile", listener)
+    register: Any = event.register
+    unregister: Any = event.unregister
+    register("numba:compile", listener)
     try:
         yield
     finally:
-        event.unregister("numba:compile", listener)
+        unregister("numba:compile", listener)
 
 
 @contextmanager
 def thread_count(threads: int) -> Any:
     """Run with this many threads, and put the old number back."""
     before = numba.get_num_threads()
-    numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
+    numba.set_num_threads(max(1, min(threads, max_threads())))
     try:
         yield
     finally:
@@ -130,4 +133,5 @@ def thread_count(threads: int) -> Any:
 
 def max_threads() -> int:
     """Threads that can be used at all."""
-    return int(numba.config.NUMBA_NUM_THREADS)
+    config: Any = numba.config
+    return int(config.NUMBA_NUM_THREADS)

@@ -22,8 +22,7 @@ FLOOR = -700.0
 """exp below this would be subnormal; such a probability is 0 for every purpose."""
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _as_float(typing_context: Any, x: Any) -> Any:
+def _as_float_typed(typing_context: Any, x: Any) -> Any:
     """Reinterpret 64 bits as a float."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -32,9 +31,9 @@ def _as_float(typing_context: Any, x: Any) -> Any:
     return types.float64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def as_bits(typing_context: Any, x: Any) -> Any:
-    """Reinterpret a float as 64 bits; floats ≥ 0 keep their order, and integers' maximum vectorises."""
+def _as_bits_typed(typing_context: Any, x: Any) -> Any:
+    """Reinterpret a float as 64 bits. Floats ≥ 0 keep their order as integers, whose maximum
+    vectorises (that of floats doesn't, because of NaN)."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(64))
@@ -42,10 +41,14 @@ def as_bits(typing_context: Any, x: Any) -> Any:
     return types.int64(types.float64), generate
 
 
+_as_float: Any = intrinsic(_as_float_typed)
+as_bits: Any = intrinsic(_as_bits_typed)
+
+
 @inlined
-def from_bits(x: int) -> float:
+def from_bits(x: int) -> Any:
     """The inverse of `as_bits`."""
-    return _as_float(x)  # type: ignore[no-any-return, call-arg]
+    return _as_float(x)
 
 
 @inlined
@@ -62,7 +65,7 @@ def exp_ratio(x: float) -> tuple[float, float]:
     rr = r * r
     even = (30.0 * rr + 3360.0) * rr + 30240.0
     odd = r * ((rr + 420.0) * rr + 15120.0)
-    scale = _as_float((np.int64(np.int32(k)) + 1023) << 52)  # type: ignore[call-arg]
+    scale = _as_float((np.int64(np.int32(k)) + 1023) << 52)
     return (even + odd) * scale, even - odd
 
 
@@ -93,9 +96,3 @@ def log1m(t: float) -> float:
     p = p * z + 0.6666666666668257
     p = p * z + 2.0
     return p * s
-
-
-@inlined
-def binary_entropy(t: float, gap: float) -> float:
-    """Entropy of (t, 1 − t), t ≤ ½, whose energies differ by gap = log((1 − t)/t) ≥ 0."""
-    return log1m(t) + gap * t if t > 0.0 else 0.0

@@ -9,7 +9,6 @@ from proxfield.kernels.base import Custom, Kind, Order, Plan, Program, Rows, Sta
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, expectation
 
-
 TINY = 1e-30
 """A marginal of 0 in a start would stay 0 under damping; it counts as this instead."""
 
@@ -37,10 +36,10 @@ class ReferenceProgram(Program):
         return State(ReferenceState(q, self.dtype))
 
     def marginals(self, state: State) -> NDArray[np.float64]:
-        return state.arrays.q.astype(np.float64)
+        return np.array(state.arrays.q, dtype=np.float64)
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
-        g = self.lowered.unary.copy()
+        g = np.array(self.lowered.unary)
         for term in self.lowered.terms:
             term.add_gradient(self.layout, q, g)
         return g
@@ -67,6 +66,7 @@ class ReferenceProgram(Program):
         for _ in range(n):
             energies.append(self._free_energy(s.q))
             old = s.q.copy()
+            scale: Floats | float
             if isinstance(plan, Update):
                 scale = self._parallel(s, plan, energies[-1])
             elif isinstance(plan, Order):
@@ -83,7 +83,7 @@ class ReferenceProgram(Program):
 
     def _parallel(self, s: ReferenceState, plan: Update, f: float) -> Floats:
         owner = self.layout.owner
-        target = plan.inverse_temperature * self.gradient(s.q)
+        target: Floats = plan.inverse_temperature * self.gradient(s.q)
         step = plan.step[owner]
         if plan.adaptive:
             spread = np.maximum.reduceat(4 * s.q * (1 - s.q), self.layout.offsets[:-1])

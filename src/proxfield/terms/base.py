@@ -83,9 +83,10 @@ class Layout:
             return flat.reshape(self.n_vars, self.common)
         return np.split(flat, self.offsets[1:-1]) if self.n_vars else []
 
-    def sum_by_variable(self, flat: Floats) -> Floats:
+    def sum_by_variable(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Sum each variable's entries.  # (n_vars,)"""
-        return np.bincount(self.owner, weights=flat, minlength=self.n_vars)
+        total = np.bincount(self.owner, weights=flat, minlength=self.n_vars)
+        return total.astype(np.float64)
 
     def centre(self, flat: Floats) -> Floats:
         """Subtract each variable's mean: the projection P of the design."""

@@ -117,7 +117,7 @@ class Factor(Term):
         at = (self.index, *labels[self.scopes].T)
         return float(self.tables[at].sum())
 
-    def _rows(self) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    def _rows(self) -> Iterator[tuple[slice, Floats]]:
         """Slices of scopes with their tables expanded, a bounded amount at a time."""
         per = max(1, CHUNK // max(1, int(np.prod(self.shape))))
         for start in range(0, len(self.scopes), per):
@@ -131,9 +131,7 @@ class Factor(Term):
         """
         k = self.degree
         letters = string.ascii_letters[1 : k + 1]
-        spec = ",".join(
-            ["a" + letters, *(f"a{letters[p]}" for p in range(k) if p != position)]
-        )
+        spec = ",".join(["a" + letters, *(f"a{letters[p]}" for p in range(k) if p != position)])
         spec += f"->a{letters[position]}"
         out = np.empty((len(self.scopes), self.shape[position]))
         for rows, tables in self._rows():

@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.errors import InputError
-from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices, check_scopes
+from proxfield.terms.base import (
+    Floats,
+    Ints,
+    Layout,
+    Tables,
+    Term,
+    as_floats,
+    as_indices,
+    check_scopes,
+)
 from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:

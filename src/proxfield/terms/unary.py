@@ -38,7 +38,9 @@ class Constant(Term):
     value: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", float(as_floats(self.value, "a constant", allow_inf=True)))
+        object.__setattr__(
+            self, "value", float(as_floats(self.value, "a constant", allow_inf=True))
+        )
 
     def validate(self, layout: Layout) -> None:
         pass
@@ -92,7 +94,9 @@ class Unary(Term):
     def __init__(self, energies: ArrayLike, variables: ArrayLike | None = None) -> None:
         table = as_floats(energies, "unary energies", allow_inf=True)
         if table.ndim != 2:
-            raise InputError(f"unary energies must have shape (variables, labels), not {table.shape}")
+            raise InputError(
+                f"unary energies must have shape (variables, labels), not {table.shape}"
+            )
         which = np.arange(len(table)) if variables is None else variables
         object.__setattr__(self, "energies", table)
         object.__setattr__(self, "variables", as_indices(which, "variables", 1))

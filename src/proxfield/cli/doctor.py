@@ -1,0 +1,160 @@
+"""``proxfield doctor``: is this installation sound, and what does it run on?"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from proxfield.cli.options import json_option
+
+PACKAGES = ("numpy", "scipy", "numba", "llvmlite", "matplotlib")
+TOLERANCE = 1e-9
+
+
+@click.command()
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Check this installation: versions, threads, cache, memory, and a tiny field by brute force.
+
+    Exits with 1 if the check fails.
+    """
+    from proxfield.cli.progress import Display
+    from proxfield.cli.shared import print_json, print_pairs
+
+    with Display() as display:
+        display.phase("checking")
+        with display.announcing_compilation():
+            problem = check_tiny_field()
+        data = {
+            "versions": versions(),
+            **processors(),
+            **cache(),
+            "memory_available": memory(),
+            "check": "ok" if problem is None else problem,
+        }
+    if as_json:
+        print_json(data)
+    else:
+        print_pairs(describe(data))
+    if problem is not None:
+        from proxfield.cli.main import BUG, report
+
+        report(f"the tiny field came out wrong: {problem}; please report this")
+        ctx.exit(BUG)
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of everything that matters; None for what isn't installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from proxfield._version import __version__
+
+    def installed(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    own = {"python": platform.python_version(), "proxfield": __version__}
+    return {**own, **{name: installed(name) for name in PACKAGES}}
+
+
+def processors() -> dict[str, Any]:
+    """Cores and threads. Call it after an inference: numba picks its threading layer late."""
+    from numba.np.ufunc import parallel
+
+    from proxfield.kernels.jit import max_threads
+
+    ask: Callable[[], str] = parallel.threading_layer
+    try:
+        layer = ask()
+    except ValueError:
+        layer = "unknown"
+    return {
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": max_threads(),
+        "threading_layer": layer,
+    }
+
+
+def cache() -> dict[str, Any]:
+    """Where compiled kernels are kept."""
+    from proxfield.kernels.jit import cache_root, kernel_cache
+
+    folder = kernel_cache()
+    return {
+        "cache_folder": str(cache_root()),
+        "kernel_folder": str(folder),
+        "cache_bytes": sum(size(f) for f in cache_root().rglob("*")),
+        "cache_writable": folder.is_relative_to(cache_root()) and os.access(folder, os.W_OK),
+    }
+
+
+def size(path: Path) -> int:
+    """Bytes of a file; 0 for anything else, also if it vanished meanwhile."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+
+
+def memory() -> int | None:
+    """Bytes that can still be had."""
+    from proxfield.memory import available_memory
+
+    return available_memory()
+
+
+def check_tiny_field() -> str | None:
+    """Compare with brute force on a field of 64 labellings; None if all is well."""
+    import numpy as np
+
+    from proxfield.generate import grid
+    from proxfield.inference import infer
+
+    # without couplings mean field is exact, with them it is a bound and F has a slow twin
+    for strength in (0.0, 1.5):
+        field = grid(2, 3, strength=strength, seed=1)
+        labellings = np.array(list(np.ndindex(*field.cardinalities)))
+        energies = np.array([field.energy(x) for x in labellings])
+        low = float(energies.min())
+        log_z = -low + float(np.log(np.exp(low - energies).sum()))
+        result = infer(field, "fixed", threads=2)
+        if not result.converged:
+            return f"status {result.status.label}, expected converged"
+        if abs(result.free_energy - field.free_energy(result.marginals)) > TOLERANCE:
+            return f"F {result.free_energy!r}, expected {field.free_energy(result.marginals)!r}"
+        if result.log_z_bound > log_z + TOLERANCE:
+            return f"log Z bound {result.log_z_bound!r} above the exact {log_z!r}"
+        if strength == 0 and abs(result.log_z_bound - log_z) > TOLERANCE:
+            return f"log Z {result.log_z_bound!r}, expected {log_z!r}"
+        if strength == 0 and abs(result.map_energy - low) > TOLERANCE:
+            return f"MAP energy {result.map_energy!r}, expected {low!r}"
+    return None
+
+
+def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same for people."""
+    from proxfield.memory import human_bytes
+
+    left = data["memory_available"]
+    hint = {"matplotlib": 'missing: pip install "proxfield[plot]"'}
+    writable = "writable"
+    if not data["cache_writable"]:
+        writable = f"not writable: kernels go to {data['kernel_folder']}; set PROXFIELD_CACHE_DIR"
+    return [
+        *((name, v or hint.get(name, "missing")) for name, v in data["versions"].items()),
+        ("platform", data["platform"]),
+        ("cores", str(data["cores"])),
+        ("threads", f"{data['threads']} (numba threading layer: {data['threading_layer']})"),
+        ("cache", f"{data['cache_folder']}, {human_bytes(data['cache_bytes'])}, {writable}"),
+        ("memory available", "unknown" if left is None else human_bytes(left)),
+        ("tiny field", data["check"]),
+    ]

@@ -1,0 +1,180 @@
+"""``proxfield info``: what a model is made of, and which steps are certified for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxfield.cli.options import json_option, model_options
+
+if TYPE_CHECKING:
+    from proxfield.cli.shared import Loaded
+    from proxfield.field import Field
+    from proxfield.lowering import Lowered
+
+
+@click.command()
+@model_options
+@json_option
+def command(model: str, evidence: str | None, evidence_base: str, as_json: bool) -> None:
+    """Show MODEL's size, the structure that inference will use, and its certified steps."""
+    from proxfield.cli.progress import Display
+    from proxfield.cli.shared import load, print_json, print_pairs
+
+    with Display() as display:
+        display.phase(f"reading {model}")
+        loaded = load(model, evidence, evidence_base)
+        display.phase("lowering")
+        lowered = loaded.field.lower()
+        data = {**sizes(loaded), "structure": structure(lowered)}
+        display.phase("curvature")
+        with display.announcing_compilation():
+            data["curvature"] = curvature(loaded.field, lowered)
+    if as_json:
+        print_json(data)
+    else:
+        print_pairs(describe(data))
+
+
+def sizes(loaded: Loaded) -> dict[str, Any]:
+    """The model as it was given."""
+    field = loaded.field
+    cards = field.cardinalities
+    scopes: Counter[int] = Counter()
+    for term in field.terms:
+        for table_scopes, *_ in term.as_tables(field.layout):
+            scopes[table_scopes.shape[1]] += len(table_scopes)
+    return {
+        "model": loaded.name,
+        "n_vars": field.n_vars,
+        "n_observed": loaded.n_observed,
+        "labels_min": int(cards.min(initial=0 if len(cards) == 0 else cards[0])),
+        "labels_max": int(cards.max(initial=0)),
+        "n_factors": sum(scopes.values()),
+        "factors_by_arity": {str(k): scopes[k] for k in sorted(scopes)},
+        "model_bytes": sum(t.nbytes for t in field.terms),
+        "inference_bytes": field.memory_estimate(),
+        "load_seconds": loaded.seconds,
+    }
+
+
+def structure(lowered: Lowered) -> dict[str, Any]:
+    """What lowering made of it."""
+    import numpy as np
+
+    pairs = [f for f in lowered.factors if f.degree == 2]
+    larger: Counter[int] = Counter()
+    for f in lowered.factors:
+        if f.degree > 2:
+            larger[f.degree] += len(f.scopes)
+    forbidden = sum(
+        int(np.isinf(f.tables).reshape(len(f.tables), -1).sum(axis=1)[f.index].sum())
+        for f in lowered.factors
+    )
+    return {
+        "n_vars": lowered.layout.n_vars,
+        "n_entries": lowered.layout.size,
+        "ising_edges": 0 if lowered.ising is None else len(lowered.ising.edges),
+        "diagonals": diagonals(lowered),
+        "potts_edges": 0 if lowered.potts is None else len(lowered.potts.edges),
+        "pair_tables": sum(len(f.scopes) for f in pairs),
+        "distinct_pair_tables": sum(len(f.tables) for f in pairs),
+        "larger_tables_by_arity": {str(k): larger[k] for k in sorted(larger)},
+        "other_terms": [type(t).__name__ for t in lowered.extras],
+        "forbidden_labels": int(np.isinf(lowered.unary).sum())
+        + int((~lowered.reduction.keep & free_of_evidence(lowered)).sum()),
+        "forbidden_configurations": forbidden,
+        "infeasible": lowered.infeasible,
+    }
+
+
+def free_of_evidence(lowered: Lowered) -> Any:
+    """Entries whose variables weren't decided altogether: a label gone there was impossible."""
+    reduction = lowered.reduction
+    return (reduction.counts > 1)[reduction.full.owner]
+
+
+def diagonals(lowered: Lowered) -> int:
+    """On how many diagonals the Ising edges run; 0 if they run edge by edge."""
+    if lowered.ising is None or lowered.infeasible:
+        return 0
+    import numpy as np
+
+    from proxfield.kernels.pack import is_binary, pack_binary
+
+    if not is_binary(lowered):
+        return 0
+    return len(pack_binary(lowered, np.dtype(np.float64), rows_only=False).distance)
+
+
+def curvature(field: Field, lowered: Lowered) -> dict[str, Any] | None:
+    """λ, μ, L and the steps they certify; None where no labelling is possible."""
+    if lowered.infeasible:
+        return None
+    from proxfield.curvature import Curvature, damping_for
+
+    c = Curvature(lowered, field)
+    damping = float(damping_for(c.largest))
+    local = damping_for(c.local)
+    return {
+        "lambda": c.largest,
+        "mu": c.smallest,
+        "lipschitz": c.lipschitz,
+        "certified_damping": damping,
+        "certified_step": 1 / (1 + damping),
+        "local_step_min": float(1 / (1 + local.max(initial=0.0))),
+        "local_step_max": float(1 / (1 + (local.min() if len(local) else 0.0))),
+    }
+
+
+def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same for people: what is absent isn't mentioned."""
+    from proxfield.cli.shared import number
+    from proxfield.memory import human_bytes
+
+    low, high = data["labels_min"], data["labels_max"]
+    s, c = data["structure"], data["curvature"]
+    observed = f", {data['n_observed']} observed" if data["n_observed"] else ""
+    arities = ", ".join(f"{n} over {k}" for k, n in data["factors_by_arity"].items())
+    model, more = human_bytes(data["model_bytes"]), human_bytes(data["inference_bytes"])
+    rows = [
+        ("model", data["model"]),
+        ("variables", f"{data['n_vars']}{observed}"),
+        ("labels", str(low) if low == high else f"{low} to {high}"),
+        ("factors", f"{data['n_factors']} ({arities} variables)" if arities else "0"),
+        ("memory", f"{model}, and at most {more} to infer"),
+    ]
+    if s["infeasible"]:
+        why = "no labelling has positive probability: the zeros of the model contradict each other"
+        return [*rows, ("feasible", f"no: {why}")]
+    rows.append(("left to infer", f"{s['n_vars']} variables with {s['n_entries']} labels in all"))
+    if s["ising_edges"]:
+        how = f"along {s['diagonals']} diagonals" if s["diagonals"] else "edge by edge"
+        rows.append(("Ising edges", f"{s['ising_edges']}, run {how}"))
+    if s["potts_edges"]:
+        rows.append(("Potts edges", str(s["potts_edges"])))
+    if s["pair_tables"]:
+        rows.append(("pair tables", f"{s['pair_tables']}, {s['distinct_pair_tables']} distinct"))
+    for k, n in s["larger_tables_by_arity"].items():
+        rows.append((f"tables over {k}", str(n)))
+    if s["other_terms"]:
+        rows.append(("other terms", ", ".join(s["other_terms"])))
+    if s["forbidden_labels"]:
+        rows.append(("forbidden labels", str(s["forbidden_labels"])))
+    if s["forbidden_configurations"]:
+        rows.append(("forbidden configurations", str(s["forbidden_configurations"])))
+    if c["lambda"] == float("inf"):
+        why = "none while tables forbid configurations; inference uses finite penalties first, "
+        return [*rows, ("certified step", f"{why}then exact coordinate descent")]
+    steps = f"{number(c['local_step_min'], 4)} to {number(c['local_step_max'], 4)}"
+    return [
+        *rows,
+        ("λ, largest curvature", number(c["lambda"], 6)),
+        ("μ, minus the smallest", number(c["mu"], 6)),
+        ("L of the paper", number(c["lipschitz"], 6)),
+        ("certified damping", number(c["certified_damping"], 6)),
+        ("certified step", number(c["certified_step"], 6)),
+        ("certified-local steps", steps),
+    ]

@@ -1,0 +1,158 @@
+"""The entry point: finds subcommands lazily and turns every failure into one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from proxfield._version import __version__
+from proxfield.errors import ProxfieldError
+
+BAD_INPUT = 2
+BUG = 1
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell reports for a program that SIGPIPE ended."""
+
+COMMANDS = {
+    "solve": "Infer marginals, a labelling and a bound on log Z.",
+    "compare": "Run several rules on one model; print a table and draw a picture.",
+    "info": "Show a model's size, structure and certified steps.",
+    "make": "Make a seeded random model.",
+    "doctor": "Check this installation.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when it is called, not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"proxfield.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, COMMANDS, n=1)
+            known = ", ".join(COMMANDS)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of: {known}"
+            raise click.UsageError(f"no such command {name!r}, {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Handle what click would handle in its own way."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # here, so that a reader who left shows as an error we know
+            return result
+        except KeyboardInterrupt:
+            report("interrupted before there was a result", kind="")
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            silence(sys.stdout)
+            ctx.exit(BROKEN_PIPE)
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Run, and leave with an exit code; no failure shows a traceback."""
+        extra["standalone_mode"] = False
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            try:
+                code = super().main(args, *rest, **extra)
+            except click.Abort:
+                code = INTERRUPTED
+            except click.ClickException as error:
+                code = report(error.format_message(), error)
+            except (ProxfieldError, OSError, MemoryError) as error:
+                code = report(describe(error), error)
+            except Exception as error:
+                code = report_bug(error)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def describe(error: BaseException) -> str:
+    """An error as a message, also for those that come without one."""
+    if isinstance(error, MemoryError) and not str(error):
+        return "out of memory; try a smaller model or --dtype float32"
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, ProxfieldError):
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def report(message: str, error: BaseException | None = None, *, kind: str = "error: ") -> int:
+    """Print one line on stderr; returns the exit code for bad input."""
+    line = " ".join(message.split())
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        line = f"{line.rstrip('.')} (see: {error.ctx.command_path} --help)"
+    click.echo(f"proxfield: {kind}{line}", err=True)
+    return BAD_INPUT
+
+
+def report_bug(error: Exception) -> int:
+    """One line for a failure that nobody foresaw, or its traceback if that is asked for."""
+    if os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(type(error), error, error.__traceback__)
+        return BUG
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    report(f"{what}; this is a bug, please rerun with PROXFIELD_DEBUG=1 and report what it shows")
+    return BUG
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Warnings in the same form as errors, on one line."""
+    report(str(message), kind="warning: ")
+
+
+def silence(stream: Any) -> None:
+    """Send what is still to be flushed nowhere: Python would complain about it at its exit."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Data goes to stdout, progress to stderr. Exit codes: 0 fine, 2 bad input, "
+    "3 not converged under --strict, 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="proxfield", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Mean-field inference in discrete random fields, with updates that provably converge.
+
+    Models are UAI files (MARKOV or BAYES), plain or compressed (.gz, .xz, .bz2).
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """The console script."""
+    cli.main()

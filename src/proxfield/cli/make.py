@@ -1,0 +1,136 @@
+"""``proxfield make``: seeded random models in UAI form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxfield.cli.options import stack
+
+if TYPE_CHECKING:
+    from proxfield.field import Field
+
+seed_and_output = stack(
+    click.option("--seed", metavar="S", type=click.IntRange(min=0), default=0, show_default=True),
+    click.option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="-",
+        help="Where to write; .gz, .xz and .bz2 names are compressed. stdout by default.",
+    ),
+)
+
+
+@click.group(no_args_is_help=False)
+def command() -> None:
+    """Make a seeded random model: the same options always give the same file."""
+
+
+def count(name: str, what: str, default: int) -> Callable[[Any], Any]:
+    """An option that counts things."""
+    return click.option(
+        name, metavar="N", type=click.IntRange(min=1), default=default, show_default=True, help=what
+    )
+
+
+def strength(default: float, what: str) -> Callable[[Any], Any]:
+    """The option for the size of couplings."""
+    return click.option(
+        "--strength", metavar="F", type=float, default=default, show_default=True, help=what
+    )
+
+
+@command.command()
+@count("--rows", "Rows.", 20)
+@count("--cols", "Columns.", 20)
+@strength(1.0, "Couplings are uniform in [-F, F].")
+@click.option(
+    "--labels",
+    metavar="L",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="2 gives spins (Ising), more give Potts weights.",
+)
+@click.option("--wrap", is_flag=True, help="Join opposite borders.")
+@click.option("--attractive", "sign", flag_value="attractive", help="Neighbours want to agree.")
+@click.option("--repulsive", "sign", flag_value="repulsive", help="Neighbours want to differ.")
+@seed_and_output
+def grid(
+    rows: int,
+    cols: int,
+    strength: float,
+    labels: int,
+    wrap: bool,
+    sign: str | None,
+    seed: int,
+    output: str,
+) -> None:
+    """A grid with random couplings, of both signs unless told otherwise."""
+    check(output)
+    from proxfield import generate
+
+    field = generate.grid(
+        rows,
+        cols,
+        strength=strength,
+        labels=labels,
+        wrap=wrap,
+        sign=sign or "mixed",
+        seed=seed,
+    )
+    write(field, output)
+
+
+@command.command()
+@count("--visible", "Spins of the first layer.", 100)
+@count("--hidden", "Spins of the second layer.", 50)
+@strength(0.2, "Couplings are uniform in [-F, F].")
+@seed_and_output
+def rbm(visible: int, hidden: int, strength: float, seed: int, output: str) -> None:
+    """A restricted Boltzmann machine: two fully connected layers of spins."""
+    check(output)
+    from proxfield import generate
+
+    write(generate.rbm(visible, hidden, strength=strength, seed=seed), output)
+
+
+@command.command()
+@count("--regions", "Superpixels, hence variables.", 500)
+@strength(1.0, "Scale of the attraction between regions that touch.")
+@click.option(
+    "--noise",
+    metavar="X",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Standard deviation of the noise of the unary energies.",
+)
+@seed_and_output
+def segmentation(regions: int, strength: float, noise: float, seed: int, output: str) -> None:
+    """Two regions of a synthetic picture, over superpixels."""
+    check(output)
+    from proxfield import generate
+
+    write(generate.segmentation(regions, strength=strength, noise=noise, seed=seed), output)
+
+
+def check(output: str) -> None:
+    """Refuse a target that can't be written before making the model."""
+    if output != "-":
+        from proxfield.cli.shared import check_target
+
+        check_target(output, "-o")
+
+
+def write(field: Field, output: str) -> None:
+    """The model as text, to a file or to stdout."""
+    from proxfield.io.uai_write import format_model, write_model
+
+    if output == "-":
+        click.echo(format_model(field), nl=False)
+    else:
+        write_model(field, output)

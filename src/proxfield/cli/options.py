@@ -1,0 +1,148 @@
+"""Options that several subcommands share, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_ITERS = 1000
+TOL = 1e-6
+"""The defaults of `proxfield.infer`, repeated here so that help needn't import it."""
+INITS = ("uniform", "possible", "unary", "random")
+
+
+def stack(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several decorators as one; help lists the options in this order."""
+
+    def apply(function: F) -> F:
+        for decorate in reversed(decorators):
+            function = decorate(function)
+        return function
+
+    return apply
+
+
+model_options = stack(
+    click.argument("model"),
+    click.option("--evidence", metavar="FILE", help="UAI evidence file: observed variables."),
+    click.option(
+        "--evidence-base",
+        type=click.Choice(["0", "1"]),
+        default="0",
+        show_default=True,
+        help="Does the evidence file count variables from 0 or from 1?",
+    ),
+)
+
+limit_options = stack(
+    click.option(
+        "--max-iters",
+        metavar="N",
+        type=click.IntRange(min=0),
+        default=MAX_ITERS,
+        show_default=True,
+        help="Most updates of all variables.",
+    ),
+    click.option(
+        "--tol",
+        metavar="X",
+        type=float,
+        default=TOL,
+        show_default=True,
+        help="Stop when no marginal changes by more, divided by the step.",
+    ),
+    click.option(
+        "--budget",
+        metavar="SECONDS",
+        type=float,
+        help="Most seconds of iterating, without loading and compiling.",
+    ),
+    click.option(
+        "--seed",
+        metavar="S",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Of everything random.",
+    ),
+    click.option(
+        "--threads",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Most threads; all cores by default.",
+    ),
+)
+
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object instead; numbers that aren't finite are null.",
+)
+
+
+class CommandWithRules(click.Command):
+    """A command whose help ends with the rules and their parameters.
+
+    The list is read from the registry when help is shown, so it can't grow stale.
+    """
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from proxfield.registry import RULES
+
+        with formatter.section("Rules"):
+            formatter.write_dl([(name, _about(rule)) for name, rule in RULES.items()])
+        super().format_epilog(ctx, formatter)
+
+
+def _about(rule: Any) -> str:
+    from dataclasses import fields
+
+    keys = [f"{f.name}={f.default}" for f in fields(rule) if f.default is not None]
+    keys += [f.name for f in fields(rule) if f.default is None]
+    return f"{rule.summary} [{', '.join(keys)}]" if keys else str(rule.summary)
+
+
+def parse_settings(items: tuple[str, ...]) -> dict[str, Any]:
+    """``key=value`` options as a dictionary: numbers where they read as numbers, else text.
+
+    Example:
+        >>> parse_settings(("gamma=0.9", "variant=printed"))
+        {'gamma': 0.9, 'variant': 'printed'}
+    """
+    settings: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        key, text = key.strip().replace("-", "_"), text.strip()
+        if not key or not equals or not text:
+            raise click.UsageError(f"--set {item!r}, expected key=value")
+        if key in settings:
+            raise click.UsageError(f"--set gives {key!r} twice, expected one value")
+        settings[key] = number_or_text(text)
+    return settings
+
+
+def number_or_text(text: str) -> int | float | str:
+    """A whole number, a number, or the text itself."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def default_rule() -> str:
+    """The rule that `proxfield.infer` takes when none is named."""
+    from inspect import signature
+
+    from proxfield.inference import infer
+
+    rule = signature(infer).parameters["rule"].default
+    return rule if isinstance(rule, str) else str(rule.name)

@@ -1,0 +1,64 @@
+"""One inference for the command line: early checks, progress, errors in plain words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxfield.cli.progress import Display
+
+if TYPE_CHECKING:
+    from proxfield.field import Field
+    from proxfield.result import Result
+    from proxfield.rules import Rule
+
+NOT_CONVERGED = 3
+
+
+def prepare_rule(name: str | None, settings: dict[str, Any]) -> Rule:
+    """The rule by name (that of `proxfield.infer` by default), its parameters checked."""
+    from proxfield.cli.options import default_rule
+    from proxfield.registry import make_rule
+
+    return make_rule(name or default_rule(), settings)
+
+
+def check_limits(
+    max_iters: int, tol: float, budget: float | None, threads: int | None
+) -> float | None:
+    """Refuse limits that make no sense before a model is read; returns the budget to use."""
+    from proxfield.inference import check_limits as check
+
+    check(max_iters, tol, budget, threads)
+    return None if budget == float("inf") else budget  # no limit, said in another way
+
+
+def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
+    """Infer with a live display; announces compilation."""
+    from proxfield.inference import infer
+
+    display.phase(rule.name)
+    with display.announcing_compilation():
+        try:
+            result = infer(field, rule, callback=display.update, **options)
+        except TypeError as error:
+            # the engine says so when a named step can't be had for a field
+            if isinstance(rule.params.get("step"), str):
+                step = rule.params["step"]
+                raise click.UsageError(f"{rule.name}: step={step} won't do here: {error}") from None
+            raise
+        if result.free_energy == float("inf"):
+            # no feasible labelling is known: clever rounding has nothing to go by
+            result.__dict__["map_labels"] = result.labels
+        _ = result.map_energy  # rounding may compile too: now, while that is announced
+    return result
+
+
+def threads_used(threads: int | None, kernels: str) -> int:
+    """Threads that an inference may use."""
+    if kernels != "cpu":
+        return 1
+    from proxfield.kernels.jit import max_threads
+
+    return max_threads() if threads is None else min(threads, max_threads())

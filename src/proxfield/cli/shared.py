@@ -1,0 +1,158 @@
+"""What subcommands do alike: load a model, check targets, format numbers, print JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxfield.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from proxfield.field import Field
+    from proxfield.result import Status
+
+REMEDIES = {
+    "MAX_ITERS": "raise --max-iters or --tol",
+    "BUDGET": "raise --budget or --tol",
+    "OSCILLATING": "use --rule fixed or adaptive, which can't oscillate, or a smaller step",
+    "INTERRUPTED": "this is the best so far",
+    "NO_FEASIBLE": "no labelling of positive probability was found; raise --max-iters, "
+    "change --seed, or check the zeros of the model",
+}
+"""The remedies of `Status` in the words of the command line."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model as it was read."""
+
+    name: str
+    field: Field
+    n_observed: int
+    seconds: float
+
+
+def load(model: str, evidence: str | None, evidence_base: str) -> Loaded:
+    """Read a model and its evidence; ``-`` is standard input."""
+    if model == "-" and evidence == "-":
+        raise click.UsageError("the model and the evidence can't both come from standard input")
+    start = time.perf_counter()
+    from proxfield.io.evidence import read_evidence
+    from proxfield.io.uai import read_model
+
+    field = read_model(model)
+    observed: dict[int, int] = {}
+    if evidence is not None:
+        observed = read_evidence(evidence, field.cardinalities, base=int(evidence_base))
+        field = field.condition(observed)
+    name = "<stdin>" if model == "-" else model
+    return Loaded(name, field, len(observed), time.perf_counter() - start)
+
+
+def check_target(path: str, option: str) -> None:
+    """Refuse a target that can't be written, before anything is computed."""
+    from proxfield.io.files import display_name
+
+    def refuse(message: str) -> InputError:
+        return InputError(f"{option}: can't write, {message}", path=display_name(path))
+
+    if path in ("", "-"):
+        raise click.UsageError(f"{option} {path!r}, expected a file name")
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise refuse("is a directory, expected a file name")
+        if target.exists():
+            if not os.access(target, os.W_OK):
+                raise refuse("permission denied, expected a writable file")
+            if not target.is_file():  # a device or a pipe: written directly
+                return
+        folder = Path(os.path.realpath(target)).parent
+        if not folder.is_dir():
+            raise refuse("its folder doesn't exist, expected an existing folder (try mkdir -p)")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise refuse("permission denied, expected a writable folder")
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise refuse(f"{getattr(error, 'strerror', None) or error}") from None
+
+
+def check_distinct(targets: dict[str, str | None]) -> None:
+    """Two outputs (or an output and an input) may not be the same file."""
+    seen: dict[str, str] = {}
+    for option, path in targets.items():
+        if path is None or path == "-" or path.startswith("/dev/"):
+            continue
+        other = seen.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise click.UsageError(f"{other} and {option} name the same file {path!r}")
+
+
+def finite(value: Any) -> Any:
+    """The same data with null for numbers that JSON doesn't have, and plain Python types.
+
+    Example:
+        >>> finite({"f": float("inf"), "n": [1, 2.5]})
+        {'f': None, 'n': [1, 2.5]}
+    """
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    if isinstance(value, (str, bool, int)) or value is None:
+        return value
+    if hasattr(value, "item"):
+        return finite(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """One JSON object on one line."""
+    # escaped to ASCII, so that it prints in every locale
+    click.echo(json.dumps(finite(data), allow_nan=False))
+
+
+def number(value: float, digits: int = 8) -> str:
+    """A number for people.
+
+    Example:
+        >>> number(-1451.3990), number(float("inf")), number(3)
+        ('-1451.399', 'inf', '3')
+    """
+    return f"{value + 0.0:.{digits}g}"  # + 0.0 turns -0 into 0
+
+
+def status_line(status: Status) -> str:
+    """A status in words, with the remedy where there is one."""
+    if status.converged:
+        return status.label
+    return f"{status.label} ({REMEDIES.get(status.name, status.value)})"
+
+
+def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+    """Two aligned columns: what and how much."""
+    rows = list(pairs)
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        click.echo(f"{name:<{width}}  {value}".rstrip())
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> None:
+    """A plain table; the columns in ``left`` are aligned to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    for row in (header, *rows):
+        pairs = enumerate(zip(row, widths, strict=True))
+        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in pairs]
+        click.echo("  ".join(cells).rstrip())

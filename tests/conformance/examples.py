@@ -1,0 +1,351 @@
+"""Small fields, one or several per registered term; every kernel set must agree on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from helpers import grid_edges
+
+import proxfield as pf
+
+INF = np.inf
+
+
+@dataclass(frozen=True)
+class Example:
+    """A field by name, and which registered terms it shows."""
+
+    build: Callable[[np.random.Generator], pf.Field]
+    terms: tuple[str, ...]
+
+    def field(self) -> pf.Field:
+        """The field; the same every time."""
+        return self.build(np.random.default_rng(20160627))
+
+
+SOFT: dict[str, Example] = {}
+"""Finite energies."""
+HARD_LABELS: dict[str, Example] = {}
+"""+inf in unary energies only."""
+HARD_TABLES: dict[str, Example] = {}
+"""+inf in tables, with at least one possible labelling."""
+CONTRADICTIONS: dict[str, Example] = {}
+"""No labelling is possible."""
+
+Build = Callable[[np.random.Generator], pf.Field]
+
+
+def example(group: dict[str, Example], *terms: str) -> Callable[[Build], Build]:
+    """Register a builder under its name."""
+
+    def add(build: Build) -> Build:
+        group[build.__name__.replace("_", "-")] = Example(build, terms)
+        return build
+
+    return add
+
+
+# ---- one term at a time ----
+
+
+@example(SOFT, "constant")
+def constant(rng: np.random.Generator) -> pf.Field:
+    return pf.Field([2, 3], terms=[pf.Constant(1.7)])
+
+
+@example(SOFT, "unary")
+def unary(rng: np.random.Generator) -> pf.Field:
+    rows = pf.Unary(rng.normal(size=(4, 3)))
+    again = pf.Unary(rng.normal(size=(3, 3)), [2, 0, 2])
+    return pf.Field(4, labels=3, terms=[rows, again])
+
+
+@example(SOFT, "pairwise")
+def pairwise_own(rng: np.random.Generator) -> pf.Field:
+    edges = [[0, 1], [2, 1], [3, 2], [0, 3], [1, 3]]
+    return pf.Field(4, labels=3, terms=[pf.Pairwise(edges, rng.normal(size=(5, 3, 3)))])
+
+
+@example(SOFT, "pairwise")
+def pairwise_shared(rng: np.random.Generator) -> pf.Field:
+    edges = [[0, 1], [1, 2], [2, 3], [4, 3]]
+    tables = pf.Pairwise(edges, rng.normal(size=(2, 3, 3)), [0, 1, 0, 0])
+    return pf.Field(5, labels=3, terms=[tables, pf.Unary(rng.normal(size=(5, 3)))])
+
+
+@example(SOFT, "pairwise")
+def pairwise_nonsquare(rng: np.random.Generator) -> pf.Field:
+    return pf.Field(
+        [2, 3, 4, 2],
+        terms=[
+            pf.Pairwise([[0, 1], [3, 1]], rng.normal(size=(2, 2, 3))),
+            pf.Pairwise([[2, 1]], rng.normal(size=(4, 3))),
+            pf.Pairwise([[2, 0], [2, 3]], rng.normal(size=(4, 2))),
+        ],
+    )
+
+
+@example(SOFT, "pairwise")
+def pairwise_binary(rng: np.random.Generator) -> pf.Field:
+    edges = [[0, 1], [2, 1], [3, 2], [0, 3], [4, 1]]
+    return pf.Field(5, labels=2, terms=[pf.Pairwise(edges, rng.normal(size=(5, 2, 2)))])
+
+
+@example(SOFT, "potts")
+def potts_mixed_cardinalities(rng: np.random.Generator) -> pf.Field:
+    edges = [[0, 1], [2, 1], [2, 3], [3, 4], [0, 4], [1, 4]]
+    potts = pf.Potts(edges, [0.8, -1.3, 0.5, -0.4, 1.1, -0.9])
+    field = pf.Field([2, 3, 4, 3, 2], terms=[potts])
+    return field.add(pf.Unary(rng.normal(size=(2, 3)), [1, 3]))
+
+
+@example(SOFT, "potts")
+def potts_both_signs(rng: np.random.Generator) -> pf.Field:
+    edges = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]]
+    potts = pf.Potts(edges, rng.normal(size=5))
+    return pf.Field(4, labels=3, terms=[potts, pf.Unary(rng.normal(size=(4, 3)))])
+
+
+@example(SOFT, "potts")
+def potts_binary(rng: np.random.Generator) -> pf.Field:
+    potts = pf.Potts(grid_edges(2, 3), rng.normal(size=7))
+    return pf.Field(6, labels=2, terms=[potts, pf.Unary(rng.normal(size=(6, 2)))])
+
+
+@example(SOFT, "ising")
+def ising_grid(rng: np.random.Generator) -> pf.Field:
+    ising = pf.Ising(grid_edges(3, 3), rng.normal(scale=0.7, size=12))
+    return pf.Field(9, labels=2, terms=[ising, pf.Unary(rng.normal(size=(9, 2)))])
+
+
+@example(SOFT, "ising")
+def ising_scattered(rng: np.random.Generator) -> pf.Field:
+    """Edges of many distances: compressed rows instead of diagonals."""
+    ising = pf.Ising([[0, 8], [3, 1], [7, 2], [4, 8]], rng.normal(size=4))
+    return pf.Field(9, labels=2, terms=[ising, pf.Unary(rng.normal(size=(9, 2)))])
+
+
+@example(SOFT, "ising")
+def ising_among_more_labels(rng: np.random.Generator) -> pf.Field:
+    ising = pf.Ising([[0, 2], [2, 3]], [0.7, -1.2])
+    return pf.Field(
+        [2, 3, 2, 2], terms=[ising, pf.Pairwise([[1, 2]], rng.normal(size=(3, 2)))]
+    )
+
+
+@example(SOFT, "factor")
+def factor_arity_3(rng: np.random.Generator) -> pf.Field:
+    scopes = [[0, 1, 2], [3, 1, 0], [2, 4, 3]]
+    return pf.Field(5, labels=2, terms=[pf.Factor(scopes, rng.normal(size=(3, 2, 2, 2)))])
+
+
+@example(SOFT, "factor")
+def factor_arity_4(rng: np.random.Generator) -> pf.Field:
+    factor = pf.Factor([[0, 1, 2, 3], [4, 3, 2, 1]], rng.normal(size=(1, 2, 2, 2, 2)))
+    return pf.Field(5, labels=2, terms=[factor, pf.Unary(rng.normal(size=(5, 2)))])
+
+
+@example(SOFT, "factor")
+def factor_arity_5(rng: np.random.Generator) -> pf.Field:
+    factor = pf.Factor([[0, 1, 2, 3, 4], [5, 3, 1, 4, 2]], rng.normal(size=(2, *[2] * 5)))
+    return pf.Field(6, labels=2, terms=[factor])
+
+
+@example(SOFT, "factor")
+def factor_mixed_shapes(rng: np.random.Generator) -> pf.Field:
+    return pf.Field(
+        [2, 3, 4, 3, 2],
+        terms=[
+            pf.Factor([2, 0, 1], rng.normal(size=(4, 2, 3))),
+            pf.Factor([[0, 1, 3, 4], [4, 3, 1, 0]], rng.normal(size=(2, 2, 3, 3, 2))),
+            pf.Factor([[1], [3]], rng.normal(size=(2, 3))),
+            pf.Factor([[4, 2]], rng.normal(size=(2, 4))),
+        ],
+    )
+
+
+# ---- together, and at the edges ----
+
+
+def add_all_terms(field: pf.Field, rng: np.random.Generator) -> pf.Field:
+    """One of each registered term over five variables with 2, 3, 2, 3, 2 labels."""
+    return (
+        field.add(pf.Constant(-2.5))
+        .add(pf.Unary(rng.normal(size=(3, 2)), [0, 2, 4]))
+        .add(pf.Pairwise([[1, 3]], rng.normal(size=(3, 3))))
+        .add(pf.Pairwise([[0, 1], [4, 1]], rng.normal(size=(2, 3))))
+        .add(pf.Potts([[1, 3], [2, 3], [0, 4]], [0.9, -1.4, 0.6]))
+        .add(pf.Ising([[0, 2], [4, 2]], [-0.8, 1.1]))
+        .add(pf.Factor([0, 1, 2, 3], rng.normal(size=(2, 3, 2, 3))))
+    )
+
+
+ALL_TERMS = ("constant", "unary", "pairwise", "potts", "ising", "factor")
+
+
+@example(SOFT, *ALL_TERMS)
+def all_terms(rng: np.random.Generator) -> pf.Field:
+    return add_all_terms(pf.Field([2, 3, 2, 3, 2]), rng)
+
+
+@example(SOFT, *ALL_TERMS)
+def all_terms_with_evidence(rng: np.random.Generator) -> pf.Field:
+    return all_terms(rng).condition({1: 2, 4: 0})
+
+
+@example(SOFT, *ALL_TERMS)
+def all_observed(rng: np.random.Generator) -> pf.Field:
+    return all_terms(rng).condition({0: 1, 1: 2, 2: 0, 3: 0, 4: 1})
+
+
+@example(SOFT, "ising", "unary")
+def binary_evidence(rng: np.random.Generator) -> pf.Field:
+    return ising_grid(rng).condition({4: 1, 0: 0})
+
+
+@example(SOFT, "unary", "pairwise", "potts", "factor")
+def one_label_variables(rng: np.random.Generator) -> pf.Field:
+    return pf.Field(
+        [1, 2, 1, 3, 2],
+        terms=[
+            pf.Unary([[0.7], [-1.1]], [0, 2]),
+            pf.Pairwise([[0, 1], [2, 4]], rng.normal(size=(2, 1, 2))),
+            pf.Potts([[1, 2], [3, 0], [3, 4]], [1.3, -0.7, 0.9]),
+            pf.Factor([1, 2, 3], rng.normal(size=(2, 1, 3))),
+        ],
+    )
+
+
+@example(SOFT, "unary", "potts")
+def isolated_variables(rng: np.random.Generator) -> pf.Field:
+    field = pf.Field([3, 2, 3, 4, 3], terms=[pf.Potts([[0, 2]], [-1.2])])
+    return field.add(pf.Unary(rng.normal(size=(1, 4)), [3]))
+
+
+@example(SOFT, "pairwise", "potts", "ising", "factor")
+def repeated_scopes(rng: np.random.Generator) -> pf.Field:
+    return pf.Field(
+        [2, 3, 2, 3],
+        terms=[
+            pf.Pairwise([[0, 2], [2, 0], [0, 2]], rng.normal(size=(3, 2, 2))),
+            pf.Ising([[0, 2], [2, 0]], [0.4, -0.9]),
+            pf.Potts([[1, 3], [3, 1]], [0.8, 0.5]),
+            pf.Pairwise([[3, 1], [1, 3]], rng.normal(size=(2, 3, 3))),
+            pf.Factor([[0, 1, 2], [0, 1, 2], [2, 1, 0]], rng.normal(size=(3, 2, 3, 2))),
+        ],
+    )
+
+
+# ---- impossible labels and configurations ----
+
+
+@example(HARD_LABELS, "unary", "ising")
+def inf_unary_binary(rng: np.random.Generator) -> pf.Field:
+    rows = rng.normal(size=(5, 2))
+    rows[1, 0] = rows[3, 1] = INF
+    ising = pf.Ising([[0, 1], [1, 2], [2, 3], [3, 4]], rng.normal(size=4))
+    return pf.Field(5, labels=2, terms=[pf.Unary(rows), ising])
+
+
+@example(HARD_LABELS, "unary", "pairwise")
+def inf_unary(rng: np.random.Generator) -> pf.Field:
+    rows = rng.normal(size=(4, 3))
+    rows[0, 1] = rows[2, 0] = rows[2, 2] = INF
+    tables = pf.Pairwise([[0, 1], [1, 2], [3, 2]], rng.normal(size=(3, 3, 3)))
+    return pf.Field(4, labels=3, terms=[pf.Unary(rows), tables])
+
+
+@example(HARD_LABELS, *ALL_TERMS)
+def inf_unary_all_terms(rng: np.random.Generator) -> pf.Field:
+    return all_terms(rng).add(pf.Unary([[0.3, INF, -0.2]], [1])).add(pf.Unary([[INF, 0.0]], [2]))
+
+
+@example(HARD_TABLES, "pairwise")
+def inf_pairwise_binary(rng: np.random.Generator) -> pf.Field:
+    tables = rng.normal(size=(4, 2, 2))
+    tables[[0, 2], [0, 1], [1, 1]] = INF
+    pairs = pf.Pairwise([[0, 1], [1, 2], [3, 2], [0, 3]], tables)
+    return pf.Field(4, labels=2, terms=[pairs, pf.Unary(rng.normal(size=(4, 2)))])
+
+
+@example(HARD_TABLES, "pairwise")
+def inf_pairwise_coloring(rng: np.random.Generator) -> pf.Field:
+    different = np.where(np.eye(3, dtype=bool), INF, 0.0)
+    edges = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]]
+    field = pf.Field(4, labels=3, terms=[pf.Pairwise(edges, different)])
+    return field.add(pf.Unary(rng.normal(size=(4, 3))))
+
+
+@example(HARD_TABLES, "factor")
+def inf_factor(rng: np.random.Generator) -> pf.Field:
+    """Parity checks, and a mixed table with a few zeros of probability."""
+    odd = np.where(np.indices((2, 2, 2)).sum(axis=0) % 2 == 1, 0.0, INF)
+    mixed = rng.normal(size=(2, 3, 2))
+    mixed[0, 1, :] = mixed[1, 0, 1] = INF
+    return pf.Field(
+        [2, 2, 2, 3, 2],
+        terms=[
+            pf.Factor([[0, 1, 2], [1, 2, 4]], odd),
+            pf.Factor([0, 3, 4], mixed),
+            pf.Unary(rng.normal(size=(4, 2)), [0, 1, 2, 4]),
+        ],
+    )
+
+
+@example(HARD_TABLES, "unary", "pairwise", "factor")
+def inf_everywhere(rng: np.random.Generator) -> pf.Field:
+    tables = rng.normal(size=(3, 3))
+    tables[0, 0] = tables[2, 1] = INF
+    factor = rng.normal(size=(3, 2, 3))
+    factor[0, 1, 2] = factor[1, 0, 0] = INF
+    return pf.Field(
+        [3, 2, 3, 3],
+        terms=[
+            pf.Unary([[0.1, INF, 0.4]], [3]),
+            pf.Pairwise([[0, 2], [3, 0]], tables),
+            pf.Factor([0, 1, 2], factor),
+            pf.Potts([[2, 3]], [-0.8]),
+        ],
+    )
+
+
+@example(HARD_TABLES, "pairwise")
+def inf_decides_all(rng: np.random.Generator) -> pf.Field:
+    """Equality along a chain with one end fixed: propagation alone solves it."""
+    same = np.where(np.eye(3, dtype=bool), 0.5, INF)
+    field = pf.Field(3, labels=3, terms=[pf.Pairwise([[0, 1], [2, 1]], same)])
+    return field.add(pf.Unary([[INF, 1.0, INF]], [0]))
+
+
+@example(CONTRADICTIONS, "unary")
+def no_label(rng: np.random.Generator) -> pf.Field:
+    return pf.Field([2, 3], terms=[pf.Unary([[INF, INF]], [0])])
+
+
+@example(CONTRADICTIONS, "constant")
+def no_constant(rng: np.random.Generator) -> pf.Field:
+    return pf.Field([2, 3], terms=[pf.Constant(INF)])
+
+
+@example(CONTRADICTIONS, "pairwise")
+def no_pair(rng: np.random.Generator) -> pf.Field:
+    """x = y and x ≠ y; evidence makes propagation see it."""
+    same = np.where(np.eye(2, dtype=bool), 0.0, INF)
+    field = pf.Field([2, 2, 2], terms=[pf.Pairwise([[0, 1]], same)])
+    return field.add(pf.Pairwise([[0, 1]], same[::-1])).condition({0: 1})
+
+
+@example(CONTRADICTIONS, "factor")
+def no_table(rng: np.random.Generator) -> pf.Field:
+    return pf.Field(3, labels=2, terms=[pf.Factor([0, 1, 2], np.full((2, 2, 2), INF))])
+
+
+@example(CONTRADICTIONS, "unary")
+def no_evidence(rng: np.random.Generator) -> pf.Field:
+    return pf.Field(2, labels=2, terms=[pf.Unary([[0.0, INF], [0.0, 1.0]])]).condition({0: 1})
+
+
+POSSIBLE = {**SOFT, **HARD_LABELS, **HARD_TABLES}
+FINITE_TABLES = {**SOFT, **HARD_LABELS}
