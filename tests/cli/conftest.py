@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from proxfield.cli.main import cli
 from proxfield.generate import grid
+from proxfield.inference import infer
 from proxfield.io import write_model
 
 SRC = Path(__file__).parents[2] / "src"
@@ -52,9 +54,21 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
 
 
 @pytest.fixture
+def replace_infer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+    """Put something else in the place of `proxfield.infer`; its signature stays."""
+
+    def replace(function: Callable[..., Any]) -> None:
+        monkeypatch.setattr("proxfield.inference.infer", functools.wraps(infer)(function))
+
+    return replace
+
+
+@pytest.fixture
 def environment() -> dict[str, str]:
-    """The environment for a process of its own."""
-    return {**os.environ, "PYTHONPATH": str(SRC), "PYTHONIOENCODING": "utf-8"}
+    """The environment for a process of its own, without Python's own switches."""
+    # unbuffered, for one, Python doesn't notice a pipe that breaks in the middle of a write
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    return {**plain, "PYTHONPATH": str(SRC), "PYTHONIOENCODING": "utf-8"}
 
 
 @pytest.fixture

@@ -200,11 +200,12 @@ def test_unwritable_targets_are_found_before_the_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     option: str,
+    replace_infer: Callable[..., None],
 ) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the run began")
 
-    monkeypatch.setattr("proxfield.inference.infer", never)
+    replace_infer(never)
     monkeypatch.setattr("proxfield.io.uai.read_model", never)
     task = ("--task", "MAR") if option == "-o" else ()
 
@@ -246,25 +247,28 @@ def test_a_failed_write_leaves_the_old_file(
 def test_failures_of_the_machine(
     refuse: Callable[..., str],
     models: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    replace_infer: Callable[..., None],
     error: Exception,
     words: str,
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("proxfield.inference.infer", fail)
+    replace_infer(fail)
     assert words in refuse("solve", models / "grid.uai")
 
 
 def test_bugs_are_one_line_or_a_traceback(
-    invoke: Callable[..., Any], models: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Callable[..., Any],
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replace_infer: Callable[..., None],
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("not\nforeseen")
 
     monkeypatch.delenv("PROXFIELD_DEBUG", raising=False)
-    monkeypatch.setattr("proxfield.inference.infer", fail)
+    replace_infer(fail)
     result = invoke("solve", models / "grid.uai")
     assert result.exit_code == 1
     assert result.stderr.startswith(f"{PREFIX}ZeroDivisionError: not foreseen; this is a bug")
@@ -277,7 +281,7 @@ def test_bugs_are_one_line_or_a_traceback(
 
 
 def test_warnings_are_one_line(
-    invoke: Callable[..., Any], models: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Callable[..., Any], models: Path, replace_infer: Callable[..., None]
 ) -> None:
     import warnings
 
@@ -288,5 +292,5 @@ def test_warnings_are_one_line(
         warnings.warn("look\nout", stacklevel=1)
         return infer(*args, **options)
 
-    monkeypatch.setattr("proxfield.inference.infer", warn)
+    replace_infer(warn)
     assert invoke("solve", models / "grid.uai").stderr == "proxfield: warning: look out\n"

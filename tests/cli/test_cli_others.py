@@ -228,7 +228,7 @@ def test_doctor(invoke: Callable[..., Any]) -> None:
 
 
 def test_doctor_notices_a_wrong_answer(
-    invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    invoke: Callable[..., Any], replace_infer: Callable[..., None]
 ) -> None:
     from proxfield.inference import infer
 
@@ -237,7 +237,7 @@ def test_doctor_notices_a_wrong_answer(
         result.free_energy -= 1e-3
         return result
 
-    monkeypatch.setattr("proxfield.inference.infer", wrong)
+    replace_infer(wrong)
     result = invoke("doctor")
     assert result.exit_code == 1
     assert "came out wrong" in result.stderr

@@ -279,12 +279,12 @@ def test_ctrl_c_keeps_the_best_so_far(
 
 
 def test_ctrl_c_before_a_result(
-    invoke: Callable[..., Any], models: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Callable[..., Any], models: Path, replace_infer: Callable[..., None]
 ) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("proxfield.inference.infer", interrupt)
+    replace_infer(interrupt)
     result = invoke("solve", models / "grid.uai")
     assert result.exit_code == 130
     assert result.stdout == ""

@@ -110,18 +110,23 @@ def diagonals(lowered: Lowered) -> int:
 
 
 def curvature(field: Field, lowered: Lowered) -> dict[str, Any] | None:
-    """λ, μ, L and the steps they certify; None where no labelling is possible."""
+    """λ, μ, L and the steps they certify; None where no labelling is possible.
+
+    Where tables forbid configurations the curvature is infinite and no step is certified.
+    """
     if lowered.infeasible:
         return None
     from proxfield.curvature import Curvature, damping_for
 
     c = Curvature(lowered, field)
+    numbers = {"lambda": c.largest, "mu": c.smallest, "lipschitz": c.lipschitz}
+    if c.largest == float("inf"):
+        steps = ("certified_damping", "certified_step", "local_step_min", "local_step_max")
+        return {**numbers, **dict.fromkeys(steps)}
     damping = float(damping_for(c.largest))
     local = damping_for(c.local)
     return {
-        "lambda": c.largest,
-        "mu": c.smallest,
-        "lipschitz": c.lipschitz,
+        **numbers,
         "certified_damping": damping,
         "certified_step": 1 / (1 + damping),
         "local_step_min": float(1 / (1 + local.max(initial=0.0))),
