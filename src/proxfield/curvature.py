@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.errors import UnsupportedError
 from proxfield.kernels import compile_program
 from proxfield.lowering import Lowered, lower
 from proxfield.terms.base import Floats
@@ -91,9 +92,12 @@ class Curvature:
 
     @cached_property
     def lipschitz(self) -> float:
-        """L of the paper: ‖H‖₂ of the tables as they were given, without projection."""
+        """L of the paper: ‖H‖₂ of the tables as they were given, without projection.
+
+        Without the field as it was given, ‖P H P‖₂ (which does as well on the simplices).
+        """
         if self.field is None:
-            raise TypeError("the Lipschitz constant needs the field as it was given")
+            return max(self.largest, self.smallest)
         raw = lower(self.field.layout, self.field.terms, self.field.evidence, plain=True)
         larger = [t for t in raw.terms if t.degree != 2]
         pairs = [t for t in raw.terms if t.degree == 2]
@@ -117,7 +121,9 @@ class Curvature:
         else:
             return np.full(n, float(step))
         if not np.isfinite(d).all():
-            raise TypeError("no step can be certified while tables hold +inf; soften them first")
+            raise UnsupportedError(
+                f"step={step!r} needs finite tables, but configurations are forbidden"
+            )
         return np.asarray(1.0 / (1.0 + d))
 
 

@@ -35,5 +35,9 @@ class MemoryLimitError(ProxfieldError, MemoryError):
     """A field that would not fit in memory, found out before allocating."""
 
 
+class UnsupportedError(ProxfieldError, TypeError):
+    """A rule or a tool needs something that a term or a field doesn't offer."""
+
+
 class MissingDependencyError(ProxfieldError, ImportError):
     """An optional package is needed; the message says how to install it."""

@@ -76,7 +76,8 @@ def solve_hard(
     if labels is None and stopped is not Status.INTERRUPTED:
         labels = search(lowered, steep, q, seed)
     if labels is None:
-        return Outcome(q, np.inf, Status.NO_FEASIBLE)
+        interrupted = stopped is Status.INTERRUPTED
+        return Outcome(q, np.inf, Status.INTERRUPTED if interrupted else Status.NO_FEASIBLE)
     return descend_exactly(loop, labels, kernels, dtype, threads, seed, stopped)
 
 
@@ -90,7 +91,7 @@ def better(lowered: Lowered, a: Ints | None, b: Ints | None) -> Ints | None:
 def round_to_feasible(lowered: Lowered, steep: Program, q: Floats) -> Ints | None:
     """Round under a steep penalty; None if a violation is left."""
     hot = steep.descend(q, 50)
-    labels = np.asarray(np.flatnonzero(hot > 0.5) - lowered.layout.offsets[:-1])
+    labels = lowered.layout.best_labels(hot)
     return labels if np.isfinite(lowered.energy(labels)) else None
 
 

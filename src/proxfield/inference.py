@@ -227,6 +227,8 @@ def infer(
     check_limits(max_iters, tol, budget, threads)
     if keep not in ("last", "best"):
         raise InputError(f"keep={keep!r}, expected last or best")
+    if budget is not None and np.isinf(budget):
+        budget = None
     lowered = field.lower()
     loop = Loop(lowered, max_iters, tol, budget, callback, trace)
     if lowered.infeasible:

@@ -137,10 +137,7 @@ class Result:
     @cached_property
     def labels(self) -> Ints:
         """The most probable label of each variable by itself (plain rounding).  # (n_vars,)"""
-        layout = self.field.layout
-        if layout.common is not None:
-            return np.asarray(self.q.reshape(-1, layout.common).argmax(axis=1))
-        return np.array([int(row.argmax()) for row in self.marginals], dtype=np.int64)
+        return self.field.layout.best_labels(self.q)
 
     @cached_property
     def map_labels(self) -> Ints:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from proxfield.kernels import compile_program
 from proxfield.terms.base import Floats, Ints
 
@@ -28,12 +26,9 @@ def round_marginals(result: Result) -> Ints:
         return result.labels
     reduction = lowered.reduction
     program = compile_program(lowered)
-    offsets = lowered.layout.offsets
 
     def improve(q: Floats) -> Ints:
-        hard = program.descend(q, SWEEPS)
-        owners = np.flatnonzero(hard > 0.5)
-        return np.asarray(owners - offsets[:-1], dtype=np.int64)
+        return lowered.layout.best_labels(program.descend(q, SWEEPS))
 
     start = reduction.restrict(result.q)
     found = [improve(start)]

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from proxfield.cli.main import cli
+from proxfield.cli.progress import COMPILING
 from proxfield.generate import grid
 from proxfield.inference import infer
 from proxfield.io import write_model
@@ -38,17 +40,32 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@dataclass
+class Outcome:
+    """What a call came to."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    exception: BaseException | None
+
+
 @pytest.fixture
-def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Call the command in this process, in an empty folder."""
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Call the command in this process, in an empty folder.
+
+    Whether kernels are compiled depends on what ran before, so that notice is dropped.
+    """
     monkeypatch.chdir(tmp_path)
     try:
         runner = CliRunner(mix_stderr=False)  # click before 8.2
     except TypeError:
         runner = CliRunner()
 
-    def call(*args: Any, **options: Any) -> Result:
-        return runner.invoke(cli, [str(a) for a in args], **options)
+    def call(*args: Any, **options: Any) -> Outcome:
+        result = runner.invoke(cli, [str(a) for a in args], **options)
+        stderr = result.stderr.replace(f"{COMPILING}\n", "", 1)
+        return Outcome(result.exit_code, result.stdout, stderr, result.exception)
 
     return call
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import proxfield as pf
 from proxfield import generate
+from proxfield.cli.progress import COMPILING, Display
 from proxfield.curvature import Curvature, damping_for
 from proxfield.io import format_model
 
@@ -106,6 +108,22 @@ def test_compare_of_strange_models(invoke: Callable[..., Any], models: Path, nam
     result = invoke("compare", models / f"{name}.uai")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 1 + len(pf.RULES)
+
+
+def test_compilation_is_announced_once_in_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def compile_at_once(notify: Callable[[], None]) -> Iterator[None]:
+        notify()
+        yield
+
+    monkeypatch.setattr("proxfield.kernels.jit.when_compiling", compile_at_once)
+    with Display() as display:
+        for _ in range(3):
+            with display.announcing_compilation():
+                pass
+    assert capsys.readouterr().err == f"{COMPILING}\n"
 
 
 # ---- info ----

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from proxfield.cli.progress import Display
 
 if TYPE_CHECKING:
@@ -40,17 +38,7 @@ def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
 
     display.phase(rule.name)
     with display.announcing_compilation():
-        try:
-            result = infer(field, rule, callback=display.update, **options)
-        except TypeError as error:
-            # the engine says so when a named step can't be had for a field
-            if isinstance(rule.params.get("step"), str):
-                step = rule.params["step"]
-                raise click.UsageError(f"{rule.name}: step={step} won't do here: {error}") from None
-            raise
-        if result.free_energy == float("inf"):
-            # no feasible labelling is known: clever rounding has nothing to go by
-            result.__dict__["map_labels"] = result.labels
+        result = infer(field, rule, callback=display.update, **options)
         _ = result.map_energy  # rounding may compile too: now, while that is announced
     return result
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.errors import UnsupportedError
 from proxfield.kernels import general
 from proxfield.kernels.base import Custom, Kind, Order, Plan, Program, Rows, State, Update
 from proxfield.kernels.binary import Motion
@@ -284,7 +285,7 @@ class CpuProgram(Program):
             if not offers(term, "neighbours"):
                 raise missing(term, "neighbours", "sweep, colored and rounding")
         if self.lowered.extras:
-            raise TypeError("sweep, colored and rounding need every term lowered to tables")
+            raise UnsupportedError("sweep, colored and rounding need every term lowered to tables")
 
     def _advance_custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
         s: CpuState = state.arrays

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from proxfield.lowering import Builder
@@ -83,6 +83,17 @@ class Layout:
             return flat.reshape(self.n_vars, self.common)
         return np.split(flat, self.offsets[1:-1]) if self.n_vars else []
 
+    def best_labels(self, flat: Floats) -> Ints:
+        """The label with the largest entry of each variable (the first of equals).  # (n_vars,)"""
+        if self.common is not None:
+            return np.asarray(flat.reshape(-1, self.common).argmax(axis=1), dtype=np.int64)
+        top = np.full(self.n_vars, -np.inf)
+        np.maximum.at(top, self.owner, flat)
+        at = np.flatnonzero(flat == top[self.owner])
+        out = np.zeros(self.n_vars, dtype=np.int64)
+        out[self.owner[at[::-1]]] = self.label[at[::-1]]
+        return out
+
     def sum_by_variable(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Sum each variable's entries.  # (n_vars,)"""
         total = np.bincount(self.owner, weights=flat, minlength=self.n_vars)
@@ -98,7 +109,7 @@ class Term(ABC):
 
     A subclass must be able to validate itself, give the energy of a labelling, and
     add its gradient. The methods below the line are optional: a rule or a tool that
-    needs one a term doesn't offer raises a ``TypeError`` that names it.
+    needs one a term doesn't offer raises an `UnsupportedError` (a TypeError) that names it.
     """
 
     name: ClassVar[str]
@@ -168,9 +179,9 @@ def offers(term: Term, method: str) -> bool:
     return getattr(type(term), method) is not getattr(Term, method)
 
 
-def missing(term: Term, method: str, who: str) -> TypeError:
+def missing(term: Term, method: str, who: str) -> UnsupportedError:
     """The error for a method that a term doesn't offer."""
-    return TypeError(f"{type(term).__name__} has no method {method!r}, which {who} needs")
+    return UnsupportedError(f"{type(term).__name__} has no method {method!r}, which {who} needs")
 
 
 def expectation(q: Floats, g: Floats) -> float:
