@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,11 @@ def labellings(field: pf.Field) -> Array:
 
 def energies(field: pf.Field) -> Array:
     """The energy of each of `labellings`, one call at a time.  # (count,)"""
+    return _energies(field, len(field.terms))
+
+
+@lru_cache(maxsize=256)
+def _energies(field: pf.Field, n_terms: int) -> Array:
     return np.array([field.energy(x) for x in labellings(field)])
 
 
@@ -203,10 +209,14 @@ def grid_edges(height: int, width: int) -> Array:
     return np.concatenate([across, down])
 
 
-def repulsive_grid(side: int = 6, weight: float = 3.0, seed: int = 0) -> pf.Field:
-    """A binary grid whose neighbours want to differ, with weak unaries."""
-    rng = np.random.default_rng(seed)
-    unary = pf.Unary(rng.normal(scale=0.3, size=(side * side, 2)))
+def repulsive_grid(side: int = 6, weight: float = 3.0, bias: float = 0.0) -> pf.Field:
+    """A binary grid whose neighbours want to differ, with weak unaries.
+
+    A common bias makes undamped parallel updates flip all variables at once.
+    """
+    rng = np.random.default_rng(0)
+    noise = rng.normal(scale=0.3, size=(side * side, 2))
+    unary = pf.Unary(noise + np.array([0.0, bias]))
     return pf.Field(side * side, labels=2, terms=[unary, pf.Potts(grid_edges(side, side), -weight)])
 
 

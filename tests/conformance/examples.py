@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
-from helpers import grid_edges
 
 import proxfield as pf
+from helpers import grid_edges, repulsive_grid
 
 INF = np.inf
 
@@ -20,8 +21,9 @@ class Example:
     build: Callable[[np.random.Generator], pf.Field]
     terms: tuple[str, ...]
 
+    @cache  # noqa: B019 - examples live as long as the tests
     def field(self) -> pf.Field:
-        """The field; the same every time."""
+        """The field; the same every time, and not to be changed."""
         return self.build(np.random.default_rng(20160627))
 
 
@@ -130,9 +132,19 @@ def ising_scattered(rng: np.random.Generator) -> pf.Field:
 @example(SOFT, "ising")
 def ising_among_more_labels(rng: np.random.Generator) -> pf.Field:
     ising = pf.Ising([[0, 2], [2, 3]], [0.7, -1.2])
-    return pf.Field(
-        [2, 3, 2, 2], terms=[ising, pf.Pairwise([[1, 2]], rng.normal(size=(3, 2)))]
-    )
+    return pf.Field([2, 3, 2, 2], terms=[ising, pf.Pairwise([[1, 2]], rng.normal(size=(3, 2)))])
+
+
+@example(SOFT, "potts")
+def strong_repulsion_binary(rng: np.random.Generator) -> pf.Field:
+    """Undamped steps raise F here, so that a safeguard has something to do."""
+    return repulsive_grid(3, weight=6.0, bias=1.0)
+
+
+@example(SOFT, "potts")
+def strong_repulsion(rng: np.random.Generator) -> pf.Field:
+    potts = pf.Potts([[0, 1], [1, 2], [2, 0], [2, 3]], -9.0)
+    return pf.Field(4, labels=3, terms=[potts, pf.Unary(rng.normal(scale=0.5, size=(4, 3)))])
 
 
 @example(SOFT, "factor")

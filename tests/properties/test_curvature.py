@@ -6,6 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
+
+import proxfield as pf
 from helpers import (
     KERNELS,
     Array,
@@ -16,8 +18,6 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-
-import proxfield as pf
 from proxfield.curvature import DENSE, Curvature, damping_for
 from proxfield.terms.factor import spectral_norms
 
@@ -96,6 +96,19 @@ def test_larger_factors_are_bounded(seed: int) -> None:
         assert curvature.smallest >= -small - 1e-9
         norm = np.linalg.norm(exact_hessian(wide, random_marginals(wide.layout, rng)), 2)
         assert lipschitz >= norm - 1e-9
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("n", [12, 60])
+def test_fields_without_pairs(n: int, kernels: str) -> None:
+    """Tables over three variables alone: the pairwise operator is 0, at any size."""
+    scopes = np.random.default_rng(n).permutation(n).reshape(-1, 3)
+    tables = np.random.default_rng(n).normal(size=(len(scopes), 2, 2, 2))
+    field = pf.Field(n, labels=2, terms=[pf.Factor(scopes, tables)])
+    curvature = curvature_of(field, kernels)
+    assert 0 < curvature.largest <= curvature.local.max()
+    assert curvature.lipschitz > 0
+    assert pf.infer(field, "fixed", kernels=kernels).converged
 
 
 @pytest.mark.parametrize("seed", range(400, 440))

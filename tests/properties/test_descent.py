@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import proxfield as pf
 from helpers import (
     MONOTONE,
     VARIANTS,
@@ -17,14 +21,10 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-import proxfield as pf
 
 BATCH = 50
-BATCHES = 40
-"""Seeds 0 to 1999, in batches so that processes can share them."""
+BATCHES = 60
+"""Seeds 0 to 2999, in batches so that processes can share them."""
 
 
 def assert_never_rises(result: pf.Result, what: str) -> None:
@@ -169,7 +169,9 @@ def test_small_steps_do_not_fake_convergence() -> None:
     ],
     ids=str,
 )
-def test_converged_means_near_a_fixed_point(rule: str, params: dict[str, float], kernels: str) -> None:
+def test_converged_means_near_a_fixed_point(
+    rule: str, params: dict[str, float], kernels: str
+) -> None:
     """q* = softmax(−gradient) is within a few tol of q, whatever the damping."""
     field, tol = repulsive_grid(4, weight=1.5), 1e-4
     result = pf.infer(field, rule, tol=tol, max_iters=20_000, kernels=kernels, **params)
