@@ -36,6 +36,8 @@ ROUND_SECONDS = 0.02
 GRACE_SECONDS = 0.002
 DRAWN = 0.9
 """Share of chains that sample labels; the others cool marginals."""
+PATIENCE = 2000
+"""Sweeps without a better F after which a run without limits may end."""
 VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
 POLISH = 30
@@ -61,9 +63,8 @@ class Auto(Rule):
     def default_iterations(self, problem: Problem) -> int:
         """As many sweeps as take some tenths of a second."""
         lowered = problem.lowered
-        ends = sum(
-            len(t.neighbours(lowered.layout)) for t in lowered.terms if offers(t, "neighbours")
-        )
+        known = [t for t in lowered.terms if offers(t, "neighbours")]
+        ends = sum(len(t.neighbours(lowered.layout)) for t in known)
         return int(np.clip(VISITS / max(1, lowered.layout.size + 2 * ends), 200, 20_000))
 
     def solve(self, session: Session) -> Outcome:
@@ -104,6 +105,7 @@ class Search:
     """Sweeps a second, by the number of threads."""
     chains_made: int = 0
     rounds: int = 0
+    improved_at: int = 0
 
     def run(self, start: NDArray[np.float64], f: float) -> Outcome:
         """Explore until the limits leave just enough to polish."""
@@ -117,6 +119,9 @@ class Search:
         try:
             while (chains := self._next()) is not None:
                 self._round(chains)
+                quiet = loop.iterations - self.improved_at
+                if not session.limited and quiet > max(PATIENCE, self.improved_at):
+                    break
                 if loop.report(self.best_f, self.best_q):
                     halted = Status.STOPPED
                     break
@@ -214,6 +219,8 @@ class Search:
         self.rounds += 1
         winner = int(ended.free_energy.argmin())
         if ended.free_energy[winner] < self.best_f:
+            if ended.free_energy[winner] < self.best_f - 1e-6 * (1 + abs(self.best_f)):
+                self.improved_at = loop.iterations + made
             self.best_f, self.best_q = float(ended.free_energy[winner]), ended.q[winner]
             kind = "drawn" if chains.drawn[winner] else "cooled"
             loop.member = f"{kind} from T={chains.hot[winner]:.3g}, {chains.sweeps[winner]} sweeps"

@@ -80,6 +80,7 @@ def infer(
         budget = None
     lowered = field.lower()
     problem = Problem(lowered, Curvature(lowered, field, kernels), seed)
+    limited = max_iters is not None or budget is not None
     if max_iters is None:
         max_iters = chosen.default_iterations(problem) if budget is None else UNLIMITED
     loop = Loop(lowered, max_iters, tol, budget, callback, trace)
@@ -94,6 +95,7 @@ def infer(
         dtype=dtype,
         threads=threads,
         keep=keep,
+        limited=limited,
     )
     if lowered.hard:
         from proxfield.hard import solve_hard

@@ -56,6 +56,8 @@ class Session:
     dtype: str = "float64"
     threads: int | None = None
     keep: str = "last"
+    limited: bool = True
+    """Did the user limit iterations or seconds?"""
 
     @cached_property
     def program(self) -> Program:
