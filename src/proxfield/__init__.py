@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
     from proxfield.field import Field as Field
-    from proxfield.inference import Progress as Progress
     from proxfield.inference import infer as infer
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
+    from proxfield.loop import Progress as Progress
     from proxfield.registry import RULES as RULES
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
@@ -43,7 +43,7 @@ _HOME = {
     "MemoryLimitError": "errors",
     "ProxfieldError": "errors",
     "Field": "field",
-    "Progress": "inference",
+    "Progress": "loop",
     "infer": "inference",
     "read_evidence": "io.evidence",
     "RULES": "registry",

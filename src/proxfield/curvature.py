@@ -53,6 +53,12 @@ class Curvature:
     field: Field | None = None
     kernels: str = "cpu"
 
+    def prepare(self) -> None:
+        """Compile and import what the numbers need, so that asking for them can be timed."""
+        import scipy.sparse.linalg  # noqa: F401
+
+        pairwise_operator(self.lowered, self.kernels)
+
     @cached_property
     def local(self) -> NDArray[np.float64]:
         """λ_i, from the tables.  # (n_vars,)"""

@@ -9,18 +9,17 @@ fails, by search; and exact coordinate descent from it lowers the true F, which 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.curvature import Curvature
-from proxfield.inference import Loop
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Order, Program
 from proxfield.lowering import Lowered
 from proxfield.result import Status, one_hot
-from proxfield.rules import Problem, Rule
+from proxfield.rules import Rule
+from proxfield.session import Outcome, Problem, Session
 from proxfield.terms.base import Floats, Ints
 
 FIRST_PENALTY = 2.0
@@ -34,36 +33,18 @@ STEEP = 1e6
 """Penalty for rounding: no saving elsewhere makes up for a violation."""
 
 
-@dataclass
-class Outcome:
-    """Marginals of the lowered field, the true F, a status, a feasible labelling if found."""
-
-    q: NDArray[np.float64]
-    free_energy: float
-    status: Status
-    labels: Ints | None = None
-
-
-def solve_hard(
-    loop: Loop,
-    rule: Rule,
-    q: NDArray[np.float64],
-    *,
-    seed: int,
-    kernels: str,
-    dtype: str,
-    threads: int | None,
-) -> Outcome:
+def solve_hard(session: Session, rule: Rule) -> Outcome:
     """Infer in a field whose tables hold +inf; see the module's text."""
-    lowered = loop.lowered
-    steep = compile_program(lowered.soften(STEEP), kernels)
+    loop, lowered, seed = session.loop, session.problem.lowered, session.problem.seed
+    steep = compile_program(lowered.soften(STEEP), session.kernels)
+    q = session.start
     labels: Ints | None = None
     stopped: Status | None = None
     penalty = FIRST_PENALTY
     while penalty <= LAST_PENALTY and stopped is None:
         soft = lowered.soften(penalty)
-        program = compile_program(soft, kernels, dtype, threads)
-        plan = rule.plan(Problem(soft, Curvature(soft, None, kernels), seed))
+        program = session.compile(soft)
+        plan = rule.plan(Problem(soft, Curvature(soft, None, session.kernels), seed))
         state = program.start(q)
         status = loop.run(program, plan, state, limit=STAGE_ITERATIONS, visible=False)
         q = program.marginals(state)
@@ -78,7 +59,8 @@ def solve_hard(
     if labels is None:
         interrupted = stopped is Status.INTERRUPTED
         return Outcome(q, np.inf, Status.INTERRUPTED if interrupted else Status.NO_FEASIBLE)
-    return descend_exactly(loop, labels, kernels, dtype, threads, seed, stopped)
+    outcome = descend_exactly(session, labels, stopped)
+    return rule.improve(session, outcome) if stopped is None else outcome
 
 
 def better(lowered: Lowered, a: Ints | None, b: Ints | None) -> Ints | None:
@@ -139,31 +121,21 @@ def backtrack(lowered: Lowered, q: Floats, deadline: float) -> Ints | None:
     return None
 
 
-def descend_exactly(
-    loop: Loop,
-    labels: Ints,
-    kernels: str,
-    dtype: str,
-    threads: int | None,
-    seed: int,
-    stopped: Status | None,
-) -> Outcome:
+def descend_exactly(session: Session, labels: Ints, stopped: Status | None) -> Outcome:
     """Coordinate descent on the true F from a feasible labelling, in several orders.
 
     From a point of finite F each exact update keeps F finite: the label that was held
     stays possible. What the first variables gain in entropy the others lose, so the
     order matters and several are tried.
     """
-    lowered = loop.lowered
-    program = compile_program(lowered, kernels, dtype, threads)
-    start = one_hot(lowered.layout.offsets, labels)
-    rng = np.random.default_rng(seed)
+    program, loop = session.program, session.loop
+    layout = session.problem.lowered.layout
+    start = one_hot(layout.offsets, labels)
+    rng = np.random.default_rng(session.problem.seed)
     best: Outcome | None = None
-    n = lowered.layout.n_vars
     for attempt in range(ORDERS):
-        order = np.arange(n) if attempt == 0 else rng.permutation(n)
+        order = np.arange(layout.n_vars) if attempt == 0 else rng.permutation(layout.n_vars)
         state = program.start(start)
-        status = Status.MAX_ITERS
         if attempt == 0 and stopped is None:
             status = loop.run(program, Order(order), state)
         else:  # further orders, and a last polish at a limit, aren't iterations of the rule
@@ -173,8 +145,7 @@ def descend_exactly(
         if best is None or f < best.free_energy:
             best = Outcome(program.marginals(state), f, status, labels)
         if stopped is not None:
+            best.status = stopped
             break
     assert best is not None
-    if stopped is not None:
-        best.status = stopped
     return best

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from proxfield.anneal import Anneal
+from proxfield.auto import Auto
 from proxfield.errors import InputError
+from proxfield.portfolio import Portfolio, Restarts
 from proxfield.rules import Adam, Adaptive, AdHoc, Fixed, FullParallel, Momentum, Rule
 from proxfield.schedules import Colored, Sweep
 
@@ -20,6 +23,10 @@ RULES: dict[str, type[Rule]] = {
         Adaptive,
         Momentum,
         Adam,
+        Anneal,
+        Restarts,
+        Portfolio,
+        Auto,
     )
 }
 

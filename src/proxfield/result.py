@@ -58,12 +58,15 @@ class Trace:
         seconds: Time since the start (within a batch of iterations: interpolated).
         free_energy: F; +inf while q still gives weight to a forbidden configuration.
         change: Largest change of q by update t, divided by the step; NaN in row 0.
+        member: For rules that run several others: which of them a row belongs to, and
+            there rows may stand for many iterations and show the best F so far.
     """
 
     iteration: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     free_energy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     change: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    member: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.iteration)

@@ -13,26 +13,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxfield.curvature import Curvature
 from proxfield.errors import InputError
 from proxfield.kernels.base import Custom, Kind, Plan, Update, UpdateFunction
-from proxfield.lowering import Lowered
+from proxfield.session import Outcome, Problem, Session
 
 STEPS = ("certified", "certified-local", "lipschitz")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a rule may look at when it makes its plan."""
-
-    lowered: Lowered
-    curvature: Curvature
-    seed: int = 0
-
-    @property
-    def n_vars(self) -> int:
-        """Variables that are left to infer."""
-        return self.lowered.layout.n_vars
 
 
 @dataclass(frozen=True)
@@ -53,6 +38,21 @@ class Rule:
     def plan(self, problem: Problem) -> Plan:
         """How the state moves."""
         raise NotImplementedError
+
+    def default_iterations(self, problem: Problem) -> int:
+        """Most iterations where the user limits neither these nor the seconds."""
+        return 1000
+
+    def solve(self, session: Session) -> Outcome:
+        """Infer. Most rules iterate their plan; rules that run others override this."""
+        session.problem.curvature.prepare()
+        with session.loop.clock():  # finding a certified step is part of the work
+            plan = self.plan(session.problem)
+        return session.run_plan(self, plan, session.start)
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        """Look further from a feasible point of a field with forbidden configurations."""
+        return outcome
 
     @property
     def params(self) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy as np
 from proxfield.errors import InputError
 from proxfield.kernels.base import Order, Plan
 from proxfield.lowering import Lowered
-from proxfield.rules import Problem, Rule
+from proxfield.rules import Rule
+from proxfield.session import Problem
 from proxfield.terms.base import Ints
 
 

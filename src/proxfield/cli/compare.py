@@ -34,7 +34,7 @@ def command(
     evidence: str | None,
     evidence_base: str,
     rules: str | None,
-    max_iters: int,
+    max_iters: int | None,
     tol: float,
     budget: float | None,
     threads: int | None,

@@ -9,9 +9,8 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MAX_ITERS = 1000
 TOL = 1e-6
-"""The defaults of `proxfield.infer`, repeated here so that help needn't import it."""
+"""The default of `proxfield.infer`, repeated here so that help needn't import it."""
 INITS = ("uniform", "possible", "unary", "random")
 
 
@@ -43,9 +42,8 @@ limit_options = stack(
         "--max-iters",
         metavar="N",
         type=click.IntRange(min=0),
-        default=MAX_ITERS,
-        show_default=True,
-        help="Most updates of all variables.",
+        help="Most updates of all variables.  [default: no limit with --budget, "
+        "else what the rule finds fit: 1000 for most]",
     ),
     click.option(
         "--tol",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from proxfield.inference import Progress
+    from proxfield.loop import Progress
 
 COMPILING = "compiling kernels, once; about 15 s…"
 

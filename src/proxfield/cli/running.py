@@ -23,7 +23,7 @@ def prepare_rule(name: str | None, settings: dict[str, Any]) -> Rule:
 
 
 def check_limits(
-    max_iters: int, tol: float, budget: float | None, threads: int | None
+    max_iters: int | None, tol: float, budget: float | None, threads: int | None
 ) -> float | None:
     """Refuse limits that make no sense before a model is read; returns the budget to use."""
     from proxfield.inference import check_limits as check

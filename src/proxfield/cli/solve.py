@@ -97,7 +97,7 @@ def command(
     evidence_base: str,
     rule: str | None,
     settings: tuple[str, ...],
-    max_iters: int,
+    max_iters: int | None,
     tol: float,
     budget: float | None,
     threads: int | None,

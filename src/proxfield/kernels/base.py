@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, Ints
@@ -68,11 +68,13 @@ class Order:
         starts: Bounds of groups whose members don't interact and may move together
             (graph colours), or None.  # (n_groups + 1,)
         shuffle: A generator: take a new random order before each sweep.
+        inverse_temperature: Minimise E − H/β instead of F.
     """
 
     variables: Ints
     starts: Ints | None = None
     shuffle: np.random.Generator | None = None
+    inverse_temperature: float = 1.0
 
 
 UpdateFunction = Callable[[Floats, Floats, Floats, dict[str, Any]], Floats]
@@ -121,10 +123,77 @@ class State:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Chains:
+    """Independent chains to run together; see `Program.explore`.
+
+    Args:
+        starts: Marginals that each chain starts from.  # (chains, layout.size)
+        hot: Temperature at which each starts; all cool geometrically to 1.  # (chains,)
+        sweeps: Sweeps of each while cooling.  # (chains,)
+        seeds: Of each chain's random numbers.  # (chains,)
+        drawn: Does a chain sample labels (heat bath), or cool marginals?  # (chains,)
+        polish: Most sweeps at temperature 1 afterwards.
+        tol: Polishing ends when no marginal changes by more than this.
+    """
+
+    starts: NDArray[np.float64]
+    hot: NDArray[np.float64]
+    sweeps: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+    drawn: NDArray[np.bool_]
+    polish: int = 50
+    tol: float = 1e-3
+
+    @classmethod
+    def make(
+        cls,
+        starts: NDArray[np.float64],
+        *,
+        hot: ArrayLike = 1.0,
+        sweeps: ArrayLike = 0,
+        seeds: ArrayLike = 0,
+        drawn: ArrayLike = False,
+        polish: int = 50,
+        tol: float = 1e-3,
+    ) -> Chains:
+        """Chains from values for each, or one for all."""
+        count = len(starts)
+
+        def each(value: ArrayLike, kind: str) -> NDArray[Any]:
+            return np.broadcast_to(np.asarray(value), count).astype(kind)
+
+        return cls(
+            np.ascontiguousarray(starts),
+            each(hot, "f8"),
+            each(sweeps, "i8"),
+            each(seeds, "u8"),
+            each(drawn, "?"),
+            polish,
+            tol,
+        )
+
+
+@dataclass(frozen=True)
+class Explored:
+    """Where chains ended.
+
+    Attributes:
+        q: Marginals.  # (chains, layout.size)
+        free_energy: F.  # (chains,)
+        sweeps: Sweeps made, polishing included.  # (chains,)
+    """
+
+    q: NDArray[np.float64]
+    free_energy: NDArray[np.float64]
+    sweeps: NDArray[np.int64]
+
+
 class Program(ABC):
     """A lowered field, packed for one kernel set and one floating-point type."""
 
     lowered: Lowered
+    threads: int = 1
 
     @abstractmethod
     def start(self, q: Floats) -> State:
@@ -152,6 +221,20 @@ class Program(ABC):
 
         Takes and returns marginals (one-hot in the end): the expected energy never rises.
         """
+
+    @abstractmethod
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        """Run independent cooling chains, each polished into a local minimum of F."""
+
+    @property
+    def sweepable(self) -> bool:
+        """Can single variables be visited? Not while a term is only iterated as a whole."""
+        return not self.lowered.extras
+
+    @property
+    def parallel(self) -> bool:
+        """Does one iteration spread over threads?"""
+        return False
 
 
 def softmax(layout_owner: Ints, offsets: Ints, theta: Floats) -> NDArray[np.float64]:

@@ -16,8 +16,8 @@ GROUP = 1024
 
 
 @inlined
-def visit(pack: Any, v: Any, a: Any, h: Any, i: int, greedy: bool) -> Any:
-    """Minimise F (or, if greedy, E) over one variable; returns (change of F, change of v)."""
+def visit(pack: Any, v: Any, a: Any, h: Any, i: int, beta: float, greedy: bool) -> Any:
+    """Minimise E − H/β (or, if greedy, E) over one variable; returns (change of F, of v)."""
     here = pack.pad + i
     before = np.float64(v[here])
     if len(pack.clamped) > 0:
@@ -34,13 +34,13 @@ def visit(pack: Any, v: Any, a: Any, h: Any, i: int, greedy: bool) -> Any:
         value = before if x == 0.0 and abs(before) == 0.5 else (-0.5 if x > 0 else 0.5)
         v[here] = value
         return x * (value - before), abs(value - before)
-    num, den = exp_ratio(-abs(x))
+    num, den = exp_ratio(-abs(beta * x))
     small = num / (num + den)
     value = small - 0.5 if x > 0 else 0.5 - small
-    new_h = log1m(small) + abs(x) * small
+    new_h = log1m(small) + abs(beta * x) * small
     delta = x * (value - before) - (new_h - h[i])
     v[here] = value
-    a[i] = x
+    a[i] = beta * x
     h[i] = new_h
     return delta, abs(np.float64(v[here]) - before)
 
@@ -54,6 +54,7 @@ def sweep(
     order: Any,
     n_iters: int,
     tol: float,
+    beta: float,
     greedy: bool,
     f: float,
     f_out: Any,
@@ -65,7 +66,7 @@ def sweep(
         change = 0.0
         row = order[it % len(order)]
         for k in range(len(row)):
-            delta, c = visit(pack, v, a, h, row[k], greedy)
+            delta, c = visit(pack, v, a, h, row[k], beta, greedy)
             f += delta
             change = max(change, c)
         change_out[it] = change
@@ -75,13 +76,15 @@ def sweep(
 
 
 @parallel_kernel
-def color_parallel(pack: Any, v: Any, a: Any, h: Any, members: Any, parts: Any) -> None:
+def color_parallel(
+    pack: Any, v: Any, a: Any, h: Any, members: Any, beta: float, parts: Any
+) -> None:
     """One colour: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
     n = len(members)
     for b in numba.prange(len(parts)):
         delta, change = 0.0, 0.0
         for k in range(b * GROUP, min(n, b * GROUP + GROUP)):
-            d, c = visit(pack, v, a, h, members[k], False)
+            d, c = visit(pack, v, a, h, members[k], beta, False)
             delta += d
             change = max(change, c)
         parts[b, 0] = delta

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from proxfield.errors import UnsupportedError
 from proxfield.kernels import general
-from proxfield.kernels.base import Custom, Kind, Order, Plan, Program, Rows, State, Update
+from proxfield.kernels.base import (
+    Chains,
+    Custom,
+    Explored,
+    Kind,
+    Order,
+    Plan,
+    Program,
+    Rows,
+    State,
+    Update,
+)
 from proxfield.kernels.binary import Motion
 from proxfield.kernels.jit import max_threads, thread_count
 from proxfield.kernels.reference import slack
@@ -45,6 +56,7 @@ class CpuProgram(Program):
 
     kernels: Any  # the module: `binary` or `general`
     sweeps: Any  # the module of its sweeps
+    chains: Any  # the kernel for cooling chains
     pack: Any
     sweep_pack: Any
     constant: float
@@ -262,8 +274,8 @@ class CpuProgram(Program):
             if plan.shuffle is not None and n > 0:
                 order = np.stack([plan.shuffle.permutation(plan.variables) for _ in range(n)])
             done, f = self.sweeps.sweep(
-                self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, n, tol, False,
-                f, energies, changes,
+                self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, n, tol,
+                plan.inverse_temperature, False, f, energies, changes,
             )  # fmt: skip
         s.entropy = float(s.h.sum())
         return Rows(energies[:done], changes[:done])
@@ -274,8 +286,9 @@ class CpuProgram(Program):
         for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True):
             parts = np.zeros((-(-int(b - a) // self.sweeps.GROUP), 2))
             self.sweeps.color_parallel(
-                self.sweep_pack, self._buffer(s), self._natural(s), s.h, plan.variables[a:b], parts
-            )
+                self.sweep_pack, self._buffer(s), self._natural(s), s.h, plan.variables[a:b],
+                plan.inverse_temperature, parts,
+            )  # fmt: skip
             delta += float(parts[:, 0].sum())
             change = max(change, float(parts[:, 1].max(initial=0.0)))
         return delta, change
@@ -314,6 +327,26 @@ class CpuProgram(Program):
         self._evaluate(state.arrays)
         return self._flat_gradient(state.arrays)
 
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        self._need_neighbours()
+        count = len(chains.hot)
+        arrays, natural = self._chain_arrays(chains.starts)
+        f, polished = np.zeros(count), np.zeros(count, dtype=np.int64)
+        with thread_count(threads or self.threads):
+            self.chains(
+                self.sweep_pack, arrays, natural, chains.hot, chains.sweeps, chains.seeds,
+                chains.drawn, chains.polish, chains.tol, f, polished,
+            )  # fmt: skip
+        return Explored(self._chain_marginals(arrays), self.constant + f, chains.sweeps + polished)
+
+    @abstractmethod
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+        """Marginals and room for natural parameters of many chains, in the kernels' layout."""
+
+    @abstractmethod
+    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+        """The other way: flat marginals.  # (chains, size)"""
+
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
         self._need_neighbours()
         state = self.start(labels)
@@ -322,7 +355,7 @@ class CpuProgram(Program):
         order = np.arange(self.layout.n_vars)[None]
         rows = np.zeros(sweeps)
         self.sweeps.sweep(
-            self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, sweeps, 0.0, True,
-            0.0, rows, rows.copy(),
+            self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, sweeps, 0.0, 1.0,
+            True, 0.0, rows, rows.copy(),
         )  # fmt: skip
         return self.marginals(state)

@@ -16,22 +16,31 @@ GROUP = 1024
 
 
 @inlined
-def visit(pack: Any, q: Any, theta: Any, h: Any, i: int, greedy: bool, g: Any, scratch: Any) -> Any:
-    """Minimise F (or, if greedy, E) over one variable; returns (change of F, change of q)."""
+def target_of(pack: Any, q: Any, i: int, g: Any, scratch: Any) -> None:
+    """The gradient of one variable, into the first entries of ``g`` (the next hold messages)."""
     o, end = pack.offset[i], pack.offset[i + 1]
     c = end - o
-    mine = q[o:end]
-    out = g[:c]
+    out, message = g[:c], g[c : 2 * c]
     for l in range(c):
         out[l] = pack.unary[o + l]
     pairwise_into(pack, q, i, out)
-    message = g[c : 2 * c]
     for k in range(pack.slot_row[i], pack.slot_row[i + 1]):
         s = pack.slot_list[k]
         f = pack.slot_factor[s]
         contract(pack, q, f, s - pack.factor_slot[f], scratch, message)
         for l in range(c):
             out[l] += message[l]
+
+
+@inlined
+def visit(
+    pack: Any, q: Any, theta: Any, h: Any, i: int, beta: float, greedy: bool, g: Any, scratch: Any
+) -> Any:
+    """Minimise E − H/β (or, if greedy, E) over one variable; returns (change of F, of q)."""
+    o, end = pack.offset[i], pack.offset[i + 1]
+    c = end - o
+    mine, out, message = q[o:end], g[:c], g[c : 2 * c]
+    target_of(pack, q, i, g, scratch)
     local, best = 0.0, 0
     for l in range(c):
         if mine[l] > 0.0:
@@ -51,19 +60,19 @@ def visit(pack: Any, q: Any, theta: Any, h: Any, i: int, greedy: bool, g: Any, s
             mine[l] = value
         return out[best] - local, moved
     low = out[best]
-    total, new_h = 0.0, 0.0
+    total, new_h, new_local = 0.0, 0.0, 0.0
     for l in range(c):
-        theta[o + l] = out[l] - low
-        message[l] = exp_negative(low - out[l])
+        theta[o + l] = beta * (out[l] - low)
+        message[l] = exp_negative(beta * (low - out[l]))
         total += message[l]
     for l in range(c):
         value = message[l] / total
         if value > 0.0:
             new_h -= value * np.log(value)
+            new_local += value * out[l]
         moved = max(moved, abs(value - mine[l]))
         mine[l] = value
-    new_local = low - np.log(total)  # min of ⟨q, g⟩ − H(q)
-    delta = new_local - (local - h[i])
+    delta = (new_local - new_h) - (local - h[i])
     h[i] = new_h
     return delta, moved
 
@@ -77,6 +86,7 @@ def sweep(
     order: Any,
     n_iters: int,
     tol: float,
+    beta: float,
     greedy: bool,
     f: float,
     f_out: Any,
@@ -90,7 +100,7 @@ def sweep(
         change = 0.0
         row = order[it % len(order)]
         for k in range(len(row)):
-            delta, c = visit(pack, q, theta, h, row[k], greedy, g, scratch)
+            delta, c = visit(pack, q, theta, h, row[k], beta, greedy, g, scratch)
             f += delta
             change = max(change, c)
         change_out[it] = change
@@ -109,7 +119,9 @@ def widest(pack: Any) -> int:
 
 
 @parallel_kernel
-def color_parallel(pack: Any, q: Any, theta: Any, h: Any, members: Any, parts: Any) -> None:
+def color_parallel(
+    pack: Any, q: Any, theta: Any, h: Any, members: Any, beta: float, parts: Any
+) -> None:
     """One colour: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
     n = len(members)
     wide = widest(pack)
@@ -118,7 +130,7 @@ def color_parallel(pack: Any, q: Any, theta: Any, h: Any, members: Any, parts: A
         g = np.empty(2 * wide)
         delta, change = 0.0, 0.0
         for k in range(b * GROUP, min(n, b * GROUP + GROUP)):
-            d, c = visit(pack, q, theta, h, members[k], False, g, scratch)
+            d, c = visit(pack, q, theta, h, members[k], beta, False, g, scratch)
             delta += d
             change = max(change, c)
         parts[b, 0] = delta

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.kernels import binary, binary_sweep, general, general_sweep
+from proxfield.kernels import binary, binary_sweep, chains, general, general_sweep
 from proxfield.kernels.base import Program, State, softmax
 from proxfield.kernels.binary import BinaryArrays, Motion
 from proxfield.kernels.cpu import CpuProgram, CpuState
@@ -29,6 +29,7 @@ class BinaryProgram(CpuProgram):
 
     kernels = binary
     sweeps = binary_sweep
+    chains = staticmethod(chains.binary_chains)
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -100,6 +101,15 @@ class BinaryProgram(CpuProgram):
         mean, half = pairs.mean(axis=1), 0.5 * s.arrays.g.astype(np.float64)
         return np.stack([mean - half, mean + half], axis=1).ravel()
 
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+        v = np.zeros((len(starts), self.n + 2 * self.pack.pad), dtype=self.dtype)
+        v[:, self._inside] = starts[:, 1::2] - 0.5
+        return v, np.zeros((len(starts), self.n), dtype=self.dtype)
+
+    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+        one = arrays[:, self._inside].astype(np.float64) + 0.5
+        return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
+
     def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
         binary.gradient_parallel(self.pack, s.arrays, s.phase, parts)
 
@@ -112,6 +122,7 @@ class GeneralProgram(CpuProgram):
 
     kernels = general
     sweeps = general_sweep
+    chains = staticmethod(chains.general_chains)
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -155,6 +166,12 @@ class GeneralProgram(CpuProgram):
 
     def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
         return np.array(s.arrays.g, dtype=np.float64)
+
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+        return starts.astype(self.dtype), np.zeros(starts.shape, dtype=self.dtype)
+
+    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+        return np.array(arrays, dtype=np.float64)
 
     def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
         if len(self.pack.factor_start):

@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.kernels.base import Custom, Kind, Order, Plan, Program, Rows, State, Update, softmax
+from proxfield.kernels.base import (
+    Chains,
+    Custom,
+    Explored,
+    Kind,
+    Order,
+    Plan,
+    Program,
+    Rows,
+    State,
+    Update,
+    softmax,
+)
+from proxfield.kernels.random import uniforms
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, expectation
 
@@ -129,7 +142,7 @@ class ReferenceProgram(Program):
             variables = plan.shuffle.permutation(variables)
         for i in variables:
             at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
-            g = self.gradient(s.q)[at]
+            g = plan.inverse_temperature * self.gradient(s.q)[at]
             if np.isinf(g).all():
                 continue
             e = np.exp(g.min() - g)
@@ -158,6 +171,45 @@ class ReferenceProgram(Program):
             if not changed:
                 break
         return q
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        ends = [self._chain(chains, b) for b in range(len(chains.hot))]
+        q = np.stack([end[0] for end in ends])
+        f = np.array([self._free_energy(row) for row in q])
+        return Explored(q, f, chains.sweeps + np.array([end[1] for end in ends]))
+
+    def _chain(self, chains: Chains, b: int) -> tuple[NDArray[np.float64], int]:
+        """One chain; returns its marginals and the sweeps of polish."""
+        n, offsets = self.layout.n_vars, self.layout.offsets
+        seed, drawn, sweeps = int(chains.seeds[b]), bool(chains.drawn[b]), int(chains.sweeps[b])
+        q = chains.starts[b].astype(np.float64)
+        gone = np.isinf(self.lowered.unary)  # impossible labels go first
+        q[gone] = 0.0
+        q /= self.layout.sum_by_variable(q)[self.layout.owner]
+
+        def draw(at: slice, counter: int) -> None:
+            u = float(uniforms(seed, np.array([counter]))[0])
+            q[at] = np.arange(at.stop - at.start) == np.searchsorted(np.cumsum(q[at]), u, "right")
+
+        slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in range(n)]
+        if drawn:
+            for i, at in enumerate(slices):
+                draw(at, i)
+        for t in range(sweeps):
+            beta = float(chains.hot[b]) ** ((t / (sweeps - 1) if sweeps > 1 else 1.0) - 1.0)
+            for i, at in enumerate(slices):
+                g = beta * self.gradient(q)[at]
+                e = np.exp(g.min() - g)
+                q[at] = e / e.sum()
+                if drawn:
+                    draw(at, n * (t + 1) + i)
+        s = ReferenceState(q, np.dtype(np.float64))
+        for t in range(chains.polish):
+            old = s.q.copy()
+            self._sweep(s, Order(np.arange(n)))
+            if np.abs(s.q - old).max(initial=0.0) <= chains.tol:
+                return s.q, t + 1
+        return s.q, chains.polish
 
 
 def slack(f: float, dtype: np.dtype[np.floating]) -> float:

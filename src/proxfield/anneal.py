@@ -1,0 +1,93 @@
+"""Annealing: a temperature schedule around any rule.
+
+At temperature T the objective E − T·H is convex as soon as T ≥ μ/2, where −μ is the smallest
+eigenvalue of the projected Hessian: there the minimum is unique and doesn't depend on
+the start. From there T falls geometrically to 1, with the step certified for each T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from proxfield.curvature import damping_for
+from proxfield.errors import InputError
+from proxfield.kernels.base import Custom, Order, Plan, Update
+from proxfield.result import Status
+from proxfield.rules import Rule
+from proxfield.session import Outcome, Problem, Session
+
+COOLING = 0.8
+"""Share of the iterations or of the budget that goes into cooling; the rest polishes at T = 1."""
+
+
+@dataclass(frozen=True)
+class Anneal(Rule):
+    """Cool down from a temperature at which the objective is convex.
+
+    Args:
+        rule: The rule that moves the state: any named one.
+        hot: The temperature to start at; μ/2 by default (at least 1).
+        levels: Temperatures on the way, spaced geometrically.
+    """
+
+    name = "anneal"
+    summary = "cools down from a convex objective, around any rule; good minima, no randomness"
+    rule: str = "fixed"
+    hot: float | None = None
+    levels: int = 100
+
+    def check(self) -> None:
+        from proxfield.registry import make_rule
+
+        if self.hot is not None:
+            self._number("hot", 0.0, np.inf, closed=False)
+        if not isinstance(self.levels, int) or self.levels < 1:
+            raise InputError(f"anneal: levels={self.levels!r}, expected a whole number above 0")
+        inner = make_rule(self.rule)
+        if type(inner).solve is not Rule.solve:
+            raise InputError(
+                f"anneal: rule={self.rule!r} runs other rules itself; name a plain one"
+            )
+
+    def _inner(self) -> Rule:
+        from proxfield.registry import make_rule
+
+        return make_rule(self.rule)
+
+    def plan(self, problem: Problem) -> Plan:
+        return self._inner().plan(problem)
+
+    def solve(self, session: Session) -> Outcome:
+        loop, program = session.loop, session.program
+        plan = self.plan(session.problem)
+        hot = self.hot or max(1.0, session.problem.curvature.smallest / 2)
+        state = program.start(session.start)
+        levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
+        begun_at, begun = loop.iterations, loop.elapsed
+        for k in range(levels):
+            temperature = hot ** (1.0 - k / max(1, levels - 1))
+            share = COOLING * (k + 1) / levels
+            limit = max(1, int(share * (loop.max_iters - begun_at)) - (loop.iterations - begun_at))
+            until = None if loop.budget is None else begun + share * (loop.budget - begun)
+            cooled = at_temperature(plan, temperature, session.problem)
+            status = loop.run(program, cooled, state, limit=limit, until=until, tol=-1.0)
+            if status in (Status.INTERRUPTED, Status.STOPPED):
+                return Outcome(program.marginals(state), program.free_energy(state), status)
+        return session.run_plan(self._inner(), plan, program.marginals(state))
+
+
+def at_temperature(plan: Plan, temperature: float, problem: Problem) -> Plan:
+    """A plan for E − T·H: targets divided by T, and the step certified for λ/T."""
+    if isinstance(plan, Custom):
+        raise InputError("a custom rule can't be annealed: its function doesn't know temperatures")
+    if isinstance(plan, Order):
+        return replace(plan, inverse_temperature=1.0 / temperature)
+    if not (plan.step < 1.0).any():
+        return replace(plan, inverse_temperature=1.0 / temperature)
+    certified = 1.0 / (1.0 + damping_for(problem.curvature.largest / temperature))
+    step = np.maximum(plan.step, certified)
+    return Update(
+        plan.kind, step, plan.gamma1, plan.gamma2, plan.epsilon, inverse_temperature=1 / temperature
+    )

@@ -1,0 +1,154 @@
+"""Several runs in one budget: from several starts, or by several rules. The best F wins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.errors import InputError
+from proxfield.kernels.base import Chains, Plan
+from proxfield.result import Status
+from proxfield.rules import Rule
+from proxfield.session import Outcome, Problem, Session
+from proxfield.terms.base import Layout
+
+HALTED = (Status.INTERRUPTED, Status.STOPPED)
+
+
+def perturbed(
+    q: NDArray[np.float64], layout: Layout, noise: float, seed: int
+) -> NDArray[np.float64]:
+    """Marginals with their log-odds shaken by Gaussian noise.  # (size,)"""
+    shaken = np.log(np.maximum(q, 1e-12))
+    shaken = shaken + noise * np.random.default_rng(seed).normal(size=layout.size)
+    top = np.full(layout.n_vars, -np.inf)
+    np.maximum.at(top, layout.owner, shaken)
+    weight = np.exp(shaken - top[layout.owner])
+    return np.asarray(weight / layout.sum_by_variable(weight)[layout.owner])
+
+
+def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]]]) -> Outcome:
+    """Run members one after another, each with an equal share of what is left; keep the best."""
+    loop = session.loop
+    whole_iters, whole_budget = loop.max_iters, loop.budget
+    best: Outcome | None = None
+    for k, (label, rule, start) in enumerate(members):
+        left = len(members) - k
+        loop.member = label
+        loop.max_iters = loop.iterations + max(1, (whole_iters - loop.iterations) // left)
+        if whole_budget is not None:
+            loop.budget = loop.elapsed + max(0.0, whole_budget - loop.elapsed) / left
+        outcome = rule.solve(session.restarted(start))
+        if best is None or outcome.free_energy < best.free_energy:
+            best = outcome
+        if outcome.status in HALTED:
+            best.status = outcome.status
+            break
+    loop.max_iters, loop.budget = whole_iters, whole_budget
+    assert best is not None
+    return best
+
+
+@dataclass(frozen=True)
+class Restarts(Rule):
+    """One rule from several starts: the given one, then seeded perturbations of it.
+
+    Sweeps from many starts advance together in one compiled call, over all threads.
+
+    Args:
+        rule: The rule to restart.
+        count: How many starts.
+        noise: Standard deviation of the noise on the start's log-odds.
+    """
+
+    name = "restarts"
+    summary = "one rule from several perturbed starts; the best F is kept"
+    rule: str = "sweep"
+    count: int = 8
+    noise: float = 1.0
+
+    def check(self) -> None:
+        from proxfield.registry import make_rule
+
+        if not isinstance(self.count, int) or self.count < 1:
+            raise InputError(f"restarts: count={self.count!r}, expected a whole number above 0")
+        self._number("noise", 0.0, np.inf, closed=False)
+        make_rule(self.rule)
+
+    def plan(self, problem: Problem) -> Plan:
+        from proxfield.registry import make_rule
+
+        return make_rule(self.rule).plan(problem)
+
+    def _starts(self, session: Session) -> Iterator[NDArray[np.float64]]:
+        layout, seed = session.problem.lowered.layout, session.problem.seed
+        yield session.start
+        for k in range(1, self.count):
+            yield perturbed(session.start, layout, self.noise, seed + k)
+
+    def solve(self, session: Session) -> Outcome:
+        from proxfield.registry import make_rule
+
+        starts = list(self._starts(session))
+        if self.rule == "sweep" and session.program.sweepable:
+            return self._together(session, np.stack(starts))
+        inner = make_rule(self.rule)
+        return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
+
+    def _together(self, session: Session, starts: NDArray[np.float64]) -> Outcome:
+        """All starts in one batch, a bounded number of sweeps a call; then polish the best."""
+        loop, program = session.loop, session.program
+        each = max(1, min(20, loop.max_iters // (2 * len(starts))))
+        program.explore(Chains.make(starts[:1], polish=0))  # compile outside the clock
+        begun, base = time.perf_counter(), loop.elapsed
+        ended = program.explore(Chains.make(starts, polish=each, tol=loop.tol))
+        winner = int(ended.free_energy.argmin())
+        loop.member = f"start {winner}"
+        loop.note(
+            int(ended.sweeps.sum()),
+            base + time.perf_counter() - begun,
+            float(ended.free_energy[winner]),
+        )
+        return make_sweep(session, ended.q[winner])
+
+
+def make_sweep(session: Session, q: NDArray[np.float64]) -> Outcome:
+    """Sweep to the tolerance."""
+    from proxfield.schedules import Sweep
+
+    sweep = Sweep()
+    return session.run_plan(sweep, sweep.plan(session.problem), q)
+
+
+@dataclass(frozen=True)
+class Portfolio(Rule):
+    """Several rules one after another, each with an equal share; the best F is kept.
+
+    Args:
+        rules: Names of rules, separated by commas.
+    """
+
+    name = "portfolio"
+    summary = "several rules in one budget; the best F is kept"
+    rules: str = "anneal,momentum,adam,sweep"
+
+    def _members(self) -> list[Rule]:
+        from proxfield.registry import make_rule
+
+        names = [name.strip() for name in self.rules.split(",") if name.strip()]
+        if not names:
+            raise InputError("portfolio: rules is empty, expected names separated by commas")
+        return [make_rule(name) for name in names]
+
+    def check(self) -> None:
+        self._members()
+
+    def plan(self, problem: Problem) -> Plan:
+        return self._members()[0].plan(problem)
+
+    def solve(self, session: Session) -> Outcome:
+        return best_of(session, [(r.name, r, session.start) for r in self._members()])
