@@ -41,6 +41,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Every rule, with the parameters that change which code runs."""
 
+SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "anneal": ("anneal", {}),
+    "anneal-sweep": ("anneal", {"inner": "sweep", "levels": 5}),
+    "anneal-adam": ("anneal", {"inner": "adam", "hot": 3.0}),
+    "restarts": ("restarts", {}),
+    "restarts-adam": ("restarts", {"inner": "adam", "count": 3, "noise": 0.5}),
+    "portfolio": ("portfolio", {}),
+    "auto": ("auto", {}),
+}
+"""Rules that run others."""
+
 MONOTONE = (
     "sweep",
     "sweep-random",
@@ -56,7 +67,7 @@ MONOTONE = (
 
 def infer(field: pf.Field, variant: str, **options: Any) -> pf.Result:
     """`proxfield.infer` with a rule from `VARIANTS`."""
-    rule, params = VARIANTS[variant]
+    rule, params = {**VARIANTS, **SOLVERS}[variant]
     return pf.infer(field, rule, **params, **options)
 
 

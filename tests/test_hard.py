@@ -154,27 +154,30 @@ def test_backtracking_finds_what_exists() -> None:
     field = coloring(grid_edges(3, 3), 9, 2)
     lowered = field.lower()
     q = np.full(lowered.layout.size, 0.5)
-    labels = hard.backtrack(lowered, q, time.monotonic() + 5)
+    labels, _ = hard.backtrack(lowered, q, time.monotonic() + 5)
     assert np.isfinite(lowered.energy(labels))
-    assert hard.backtrack(complete(4, 3).lower(), np.full(12, 1 / 3), time.monotonic() + 5) is None
+    impossible = complete(4, 3).lower()
+    found = hard.backtrack(impossible, np.full(12, 1 / 3), time.monotonic() + 5)
+    assert found == (None, True)  # and that is a proof
 
 
 def test_backtracking_prefers_likely_labels() -> None:
     lowered = coloring([[0, 1]], 2, 3).lower()
     q = np.array([0.1, 0.2, 0.7, 0.1, 0.6, 0.3])
-    assert hard.backtrack(lowered, q, time.monotonic() + 5).tolist() == [2, 1]
+    labels, _ = hard.backtrack(lowered, q, time.monotonic() + 5)
+    assert labels.tolist() == [2, 1]
 
 
 def test_backtracking_respects_its_deadline() -> None:
     lowered = complete(4, 4).lower()
-    assert hard.backtrack(lowered, np.full(16, 0.25), time.monotonic() - 1) is None
+    assert hard.backtrack(lowered, np.full(16, 0.25), time.monotonic() - 1) == (None, False)
 
 
 def test_search_repairs_bad_marginals() -> None:
     lowered = coloring(grid_edges(4, 4), 16, 2).lower()
     q = np.tile([1.0, 0.0], 16)
     steep = compile_program(lowered.soften(hard.STEEP))
-    labels = hard.search(lowered, steep, q, seed=0)
+    labels, _ = hard.search(lowered, steep, q, seed=0)
     assert np.isfinite(lowered.energy(labels))
 
 

@@ -79,9 +79,9 @@ def test_stops_at_the_budget(kernels: str) -> None:
 
 def test_budget_leaves_compiling_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warming up may take as long as it wants."""
-    from proxfield.inference import Loop
+    from proxfield.loop import Loop
 
-    warm_up = Loop._warm_up
+    warm_up = Loop.warm_up
 
     def slowly(*args: Any) -> None:
         import time
@@ -89,7 +89,7 @@ def test_budget_leaves_compiling_out(monkeypatch: pytest.MonkeyPatch) -> None:
         warm_up(*args)
         time.sleep(0.3)
 
-    monkeypatch.setattr(Loop, "_warm_up", slowly)
+    monkeypatch.setattr(Loop, "warm_up", slowly)
     result = pf.infer(repulsive_grid(), "fixed", budget=0.2, tol=1e-4)
     assert result.converged
     assert result.seconds < 0.2
@@ -110,11 +110,11 @@ def test_budget_leaves_compiling_out(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kernels": "gpu"}, "unknown kernels 'gpu', expected one of: reference, cpu"),
         ({"dtype": "float16"}, "unknown dtype 'float16'"),
         ({"rule": "fast"}, "unknown rule 'fast', expected one of: sweep"),
-        ({"step": 0.0}, "fixed: step=0.0, expected above 0 and at most 2"),
-        ({"step": 3}, "fixed: step=3"),
-        ({"step": True}, "fixed: step=True"),
-        ({"step": "big"}, "step='big', expected a number or one of: certified"),
-        ({"eta": 0.5}, "fixed has no parameter 'eta', expected one of: step"),
+        ({"rule": "fixed", "step": 0.0}, "fixed: step=0.0, expected above 0 and at most 2"),
+        ({"rule": "fixed", "step": 3}, "fixed: step=3"),
+        ({"rule": "fixed", "step": True}, "fixed: step=True"),
+        ({"rule": "fixed", "step": "big"}, "step='big', expected a number or one of: certified"),
+        ({"rule": "fixed", "eta": 0.5}, "fixed has no parameter 'eta', expected one of: step"),
         (
             {"rule": "full-parallel", "eta": 0.5},
             "no parameter 'eta', it has none",
@@ -232,7 +232,7 @@ def test_callback_sees_progress_and_stops(kernels: str) -> None:
     assert result.status is pf.Status.STOPPED
     assert len(seen) == 3
     assert result.iterations == seen[-1].iteration
-    assert [p.max_iters for p in seen] == [1000] * 3
+    assert min(p.max_iters for p in seen) > 10**9  # a budget, so no limit on iterations
     assert [p.budget for p in seen] == [60] * 3
     assert np.diff([p.iteration for p in seen]).min() > 0
     assert np.diff([p.seconds for p in seen]).min() >= 0
@@ -352,15 +352,12 @@ def test_a_rule_that_oscillates_is_told(kernels: str) -> None:
 @pytest.mark.parametrize("cards", [[2, 2], [3, 2]])
 def test_nan_is_never_called_converged(cards: list[int], kernels: str) -> None:
     """The printed ADAM divides by the size of the gradient, which is 0 here: it blows up."""
-    try:
-        result = pf.infer(
-            pf.Field(cards), "adam", variant="printed", init="random", kernels=kernels
-        )
-    except FloatingPointError as error:
-        assert "NaN" in str(error)
-    else:
-        assert np.isfinite(result.q).all()
-        assert not np.isnan(result.trace.free_energy).any()
+    result = pf.infer(pf.Field(cards), "adam", variant="printed", init="random", kernels=kernels)
+    assert result.status is pf.Status.DIVERGED
+    assert np.isfinite(result.q).all()
+    assert np.isfinite(result.free_energy)
+    assert not np.isnan(result.trace.free_energy).any()
+    assert result.trace.iteration[-1] == result.iterations
 
 
 # ---- the trace ----

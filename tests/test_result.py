@@ -151,7 +151,7 @@ def test_status_names() -> None:
     assert Status.CONVERGED.converged
     assert {s.label for s in Status} == {
         "converged", "max-iters", "budget", "oscillating", "interrupted", "stopped",
-        "no-feasible", "infeasible",
+        "diverged", "no-feasible", "infeasible",
     }  # fmt: skip
 
 

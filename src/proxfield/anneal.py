@@ -27,14 +27,14 @@ class Anneal(Rule):
     """Cool down from a temperature at which the objective is convex.
 
     Args:
-        rule: The rule that moves the state: any named one.
+        inner: The rule that moves the state: any named one.
         hot: The temperature to start at; μ/2 by default (at least 1).
         levels: Temperatures on the way, spaced geometrically.
     """
 
     name = "anneal"
     summary = "cools down from a convex objective, around any rule; good minima, no randomness"
-    rule: str = "fixed"
+    inner: str = "fixed"
     hot: float | None = None
     levels: int = 100
 
@@ -45,16 +45,15 @@ class Anneal(Rule):
             self._number("hot", 0.0, np.inf, closed=False)
         if not isinstance(self.levels, int) or self.levels < 1:
             raise InputError(f"anneal: levels={self.levels!r}, expected a whole number above 0")
-        inner = make_rule(self.rule)
-        if type(inner).solve is not Rule.solve:
+        if type(make_rule(self.inner)).solve is not Rule.solve:
             raise InputError(
-                f"anneal: rule={self.rule!r} runs other rules itself; name a plain one"
+                f"anneal: inner={self.inner!r} runs other rules itself; name a plain one"
             )
 
     def _inner(self) -> Rule:
         from proxfield.registry import make_rule
 
-        return make_rule(self.rule)
+        return make_rule(self.inner)
 
     def plan(self, problem: Problem) -> Plan:
         return self._inner().plan(problem)

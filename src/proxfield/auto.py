@@ -36,7 +36,7 @@ ROUND_SECONDS = 0.02
 GRACE_SECONDS = 0.002
 DRAWN = 0.9
 """Share of chains that sample labels; the others cool marginals."""
-PATIENCE = 2000
+PATIENCE = 5000
 """Sweeps without a better F after which a run without limits may end."""
 VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
@@ -78,9 +78,13 @@ class Auto(Rule):
             scale <= 2.0
         ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
             return polish(session, session.start)
+        if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
+            return polish(session, session.start)
         return Search(session, scale).run(session.start, np.inf)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
+            return outcome
         found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
         better = found if found.free_energy < outcome.free_energy else outcome
         better.labels = outcome.labels
@@ -120,7 +124,7 @@ class Search:
             while (chains := self._next()) is not None:
                 self._round(chains)
                 quiet = loop.iterations - self.improved_at
-                if not session.limited and quiet > max(PATIENCE, self.improved_at):
+                if not session.limited and quiet > max(PATIENCE, 2 * self.improved_at):
                     break
                 if loop.report(self.best_f, self.best_q):
                     halted = Status.STOPPED
@@ -181,19 +185,22 @@ class Search:
         if count == 0:
             return None
         if self.rounds == 1:  # plain sweeps, a plain cooling and drawn ones, all from the start
+            number = np.arange(min(LANES, max(2, count)))
             cooling = int(np.clip(0.2 * most, FEW_SWEEPS, LENGTHS[2]))
-            starts = np.repeat(self.start[None], LANES, axis=0)
-            number = np.arange(LANES)
             sweeps = np.where(number == 0, 0, cooling)
-            return self._chains(starts, self.scale / 3, sweeps, number > 1, POLISH)
+            starts = np.repeat(self.start[None], len(number), axis=0)
+            finish = max(1, min(POLISH, most - cooling))
+            return self._chains(starts, self.scale / 3, sweeps, number > 1, finish)
         fitting = [n for n in LENGTHS if n <= max(LENGTHS[0], most / 4)]
         sweeps = np.minimum(self.rng.choice(fitting, size=count), max(1, most - POLISH // 2))
         hot = self.scale * self.rng.choice(REHEAT, size=count)
         drawn = self.rng.random(count) < DRAWN
-        return self._chains(np.repeat(self.best_q[None], count, axis=0), hot, sweeps, drawn, POLISH)
+        starts = np.repeat(self.best_q[None], count, axis=0)
+        finish = max(1, min(POLISH, most - int(sweeps.max())))
+        return self._chains(starts, hot, sweeps, drawn, finish)
 
     def _chains(
-        self, starts: NDArray[np.float64], hot: Any, sweeps: Any, drawn: Any, polish: int
+        self, starts: NDArray[np.float64], hot: Any, sweeps: Any, drawn: Any, finish: int
     ) -> Chains:
         return Chains.make(
             starts,
@@ -201,7 +208,7 @@ class Search:
             sweeps=sweeps,
             seeds=self._seeds(len(starts)),
             drawn=drawn,
-            polish=polish,
+            polish=finish,
         )
 
     def _seeds(self, count: int) -> NDArray[np.uint64]:

@@ -79,6 +79,8 @@ class Curvature:
             return -bound, bound
         larger = [t for t in low.terms if t.degree != 2]
         rest = float(self._local_of(larger).max(initial=0.0))
+        if len(larger) == len(list(low.terms)):
+            return -rest, rest
         centre = low.layout.centre
         apply = pairwise_operator(low, self.kernels)
         small, big = extreme_eigenvalues(
@@ -174,13 +176,13 @@ def extreme_eigenvalues(
         dense = np.stack([apply(e) for e in np.eye(size)])
         values = np.linalg.eigvalsh((dense + dense.T) / 2)
         return float(values[0]) * (1 + 1e-12), float(values[-1]) * (1 + 1e-12)
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
     operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
     start = project(np.random.default_rng(0).normal(size=size))
     try:
         ends = eigsh(operator, k=2, which="BE", v0=start, tol=MARGIN / 4, return_eigenvectors=False)
-    except ArpackNoConvergence:
+    except ArpackError:  # not converged, or an operator that is 0
         return -bound, bound
     pad = MARGIN * float(np.abs(ends).max())
     return float(ends.min()) - pad, float(ends.max()) + pad

@@ -54,11 +54,12 @@ def solve_hard(session: Session, rule: Rule) -> Outcome:
         elif loop.iterations >= loop.max_iters:
             stopped = Status.MAX_ITERS
         penalty *= 2.0
+    proved = False
     if labels is None and stopped is not Status.INTERRUPTED:
-        labels = search(lowered, steep, q, seed)
+        labels, proved = search(lowered, steep, q, seed)
     if labels is None:
-        interrupted = stopped is Status.INTERRUPTED
-        return Outcome(q, np.inf, Status.INTERRUPTED if interrupted else Status.NO_FEASIBLE)
+        status = Status.INFEASIBLE if proved else Status.NO_FEASIBLE
+        return Outcome(q, np.inf, stopped if stopped is Status.INTERRUPTED else status)
     outcome = descend_exactly(session, labels, stopped)
     return rule.improve(session, outcome) if stopped is None else outcome
 
@@ -77,8 +78,11 @@ def round_to_feasible(lowered: Lowered, steep: Program, q: Floats) -> Ints | Non
     return labels if np.isfinite(lowered.energy(labels)) else None
 
 
-def search(lowered: Lowered, steep: Program, q: Floats, seed: int) -> Ints | None:
-    """Repair random roundings; if none works, backtrack with propagation."""
+def search(lowered: Lowered, steep: Program, q: Floats, seed: int) -> tuple[Ints | None, bool]:
+    """Repair random roundings; if none works, backtrack with propagation.
+
+    Returns a labelling or None, and whether it is proved that there is none.
+    """
     rng = np.random.default_rng(seed)
     layout = lowered.layout
     for _ in range(RESTARTS):
@@ -88,12 +92,15 @@ def search(lowered: Lowered, steep: Program, q: Floats, seed: int) -> Ints | Non
         start = (noise == best[layout.owner]).astype(np.float64)
         found = round_to_feasible(lowered, steep, start)
         if found is not None:
-            return found
+            return found, False
     return backtrack(lowered, q, time.monotonic() + SEARCH_SECONDS)
 
 
-def backtrack(lowered: Lowered, q: Floats, deadline: float) -> Ints | None:
-    """Depth-first search with arc consistency; smallest domain and likeliest label first."""
+def backtrack(lowered: Lowered, q: Floats, deadline: float) -> tuple[Ints | None, bool]:
+    """Depth-first search with arc consistency; smallest domain and likeliest label first.
+
+    Returns as `search` does: a search that runs out of places proves that there is none.
+    """
     layout = lowered.layout
     factors = [f for f in lowered.factors if f.hard]
 
@@ -110,7 +117,7 @@ def backtrack(lowered: Lowered, q: Floats, deadline: float) -> Ints | None:
         sizes = layout.sum_by_variable(kept)
         open_ = np.flatnonzero(sizes > 1)
         if len(open_) == 0:
-            return np.asarray(np.flatnonzero(kept) - layout.offsets[:-1])
+            return np.asarray(np.flatnonzero(kept) - layout.offsets[:-1]), False
         i = int(open_[sizes[open_].argmin()])
         at = np.arange(layout.offsets[i], layout.offsets[i + 1])
         for entry in sorted(at[kept[at]], key=lambda e: q[e]):  # the last pushed is tried first
@@ -118,7 +125,7 @@ def backtrack(lowered: Lowered, q: Floats, deadline: float) -> Ints | None:
             child[at] = False
             child[entry] = True
             stack.append(child)
-    return None
+    return None, not stack
 
 
 def descend_exactly(session: Session, labels: Ints, stopped: Status | None) -> Outcome:

@@ -145,10 +145,8 @@ def starting_point(
     layout = field.layout if full else lowered.layout
     uniform = 1.0 / layout.cardinalities[layout.owner]
     if isinstance(init, Result):
-        if init.field.layout.size != field.layout.size:
-            raise InputError(
-                f"init has {init.field.layout.size} entries, expected {field.layout.size}"
-            )
+        if not np.array_equal(init.field.cardinalities, field.cardinalities):
+            raise InputError("init is a result for variables with other numbers of labels")
         return lowered.reduction.restrict(init.q)
     if not isinstance(init, str):
         return lowered.reduction.restrict(field.flatten(init))

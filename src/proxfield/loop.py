@@ -147,7 +147,7 @@ class Loop:
         program.free_energy(scratch)
 
     def _remember(self, f: float, q: NDArray[np.float64]) -> None:
-        if self.best is None or f < self.best[0]:
+        if np.isfinite(f) and (self.best is None or f < self.best[0]):
             self.best = (f, q)
 
     def _append(
@@ -162,15 +162,22 @@ class Loop:
         f = np.concatenate([np.zeros(0), *(rows.free_energy for rows in batches), [last]])
         if not visible:
             f[:] = np.inf
+        change = np.concatenate([np.zeros(0), *(rows.change for rows in batches)])
+        seconds = np.concatenate([np.zeros(0), *moments])
+        if len(change) and np.isnan(change[-1]):  # updates that diverged leave no state
+            lost = np.isnan(change) | (np.isnan(f[1:]) & self.trace)
+            good = int(lost.argmax())
+            self.iterations -= len(change) - good
+            f, change, seconds = f[: good + 1], change[:good], seconds[:good]
         if not self.pieces:
             self._row(0, 0.0, float(f[0]), np.nan)
         k = len(f) - 1
         self.pieces.append(
             Trace(
                 first + 1 + np.arange(k),
-                np.concatenate([np.zeros(0), *moments]),
+                seconds,
                 f[1:],
-                np.concatenate([np.zeros(0), *(rows.change for rows in batches)]),
+                change,
                 [self.member] * k,
             )
         )
@@ -190,7 +197,7 @@ class Loop:
         if change <= tol:
             return Status.CONVERGED
         if np.isnan(change):
-            raise FloatingPointError("the iteration produced NaN; please report this field")
+            return Status.DIVERGED
         if self.callback is not None:
             progress = Progress(
                 iteration=self.iterations,

@@ -101,8 +101,8 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
         return Lowered(reduction, np.inf, np.zeros(reduction.layout.size))
     extras = [t for t in terms if not offers(t, "lower")]
     if extras:
-        reduction = Reduction(layout, np.ones(layout.size, dtype=bool))
-    elif not any(isinstance(t, Factor) and t.hard for t in terms):
+        reduction = Reduction(layout, np.ones(layout.size, dtype=bool), whole=True)
+    elif not any(isinstance(t, Factor) and t.degree > 1 and t.hard for t in terms):
         reduction = Reduction(layout, possible(layout, [], evidence))
     builder = Builder(reduction, plain)
     for term in terms:
@@ -279,7 +279,7 @@ class Builder:
             take = (finite & like.all(axis=(1, 2)))[index]
             which = index[take]
             self.constant += float(on[which].sum())
-            self.potts.append((scopes[take], (off - on)[which]))
+            self.potts.append((scopes[take], off[which] - on[which]))
         else:
             return scopes, tables, index
         return scopes[~take], tables, index[~take]

@@ -60,14 +60,14 @@ class Restarts(Rule):
     Sweeps from many starts advance together in one compiled call, over all threads.
 
     Args:
-        rule: The rule to restart.
+        inner: The rule to restart.
         count: How many starts.
         noise: Standard deviation of the noise on the start's log-odds.
     """
 
     name = "restarts"
     summary = "one rule from several perturbed starts; the best F is kept"
-    rule: str = "sweep"
+    inner: str = "sweep"
     count: int = 8
     noise: float = 1.0
 
@@ -77,12 +77,12 @@ class Restarts(Rule):
         if not isinstance(self.count, int) or self.count < 1:
             raise InputError(f"restarts: count={self.count!r}, expected a whole number above 0")
         self._number("noise", 0.0, np.inf, closed=False)
-        make_rule(self.rule)
+        make_rule(self.inner)
 
     def plan(self, problem: Problem) -> Plan:
         from proxfield.registry import make_rule
 
-        return make_rule(self.rule).plan(problem)
+        return make_rule(self.inner).plan(problem)
 
     def _starts(self, session: Session) -> Iterator[NDArray[np.float64]]:
         layout, seed = session.problem.lowered.layout, session.problem.seed
@@ -94,9 +94,9 @@ class Restarts(Rule):
         from proxfield.registry import make_rule
 
         starts = list(self._starts(session))
-        if self.rule == "sweep" and session.program.sweepable:
+        if self.inner == "sweep" and session.program.sweepable:
             return self._together(session, np.stack(starts))
-        inner = make_rule(self.rule)
+        inner = make_rule(self.inner)
         return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
 
     def _together(self, session: Session, starts: NDArray[np.float64]) -> Outcome:

@@ -23,10 +23,12 @@ class Reduction:
     Args:
         full: The user's layout.
         keep: Which entries are possible; every variable needs at least one.  # (full.size,)
+        whole: Take nothing out, not even variables with one label.
     """
 
     full: Layout
     keep: NDArray[np.bool_]
+    whole: bool = False
 
     @cached_property
     def counts(self) -> Ints:
@@ -43,7 +45,7 @@ class Reduction:
     @cached_property
     def free(self) -> Ints:
         """Variables that stay: those with two or more possible labels."""
-        return np.flatnonzero(self.counts > 1)
+        return np.flatnonzero((self.counts > 1) | self.whole)
 
     @cached_property
     def layout(self) -> Layout:
@@ -53,7 +55,8 @@ class Reduction:
     @cached_property
     def untouched(self) -> NDArray[np.bool_]:
         """Variables that stay with all their labels.  # (full.n_vars,)"""
-        return np.asarray((self.counts == self.full.cardinalities) & (self.counts > 1))
+        stays = (self.counts > 1) | self.whole
+        return np.asarray((self.counts == self.full.cardinalities) & stays)
 
     @cached_property
     def new_variable(self) -> Ints:
@@ -65,7 +68,7 @@ class Reduction:
     @cached_property
     def new_entry(self) -> Ints:
         """New flat position of each entry, -1 if it is gone.  # (full.size,)"""
-        stays = self.keep & (self.counts > 1)[self.full.owner]
+        stays = self.keep & ((self.counts > 1) | self.whole)[self.full.owner]
         out = np.full(self.full.size, -1, dtype=np.int64)
         out[stays] = np.arange(int(stays.sum()))
         return out

@@ -28,6 +28,10 @@ class Status(Enum):
         "q oscillates and won't converge with this rule; use rule='fixed' or 'adaptive', "
         "which can't oscillate, or a smaller step"
     )
+    DIVERGED = (
+        "the iteration left the range of numbers; this is the last good state; "
+        "use a smaller step, or rule='fixed' or 'adaptive'"
+    )
     INTERRUPTED = "interrupted; this is the best so far, continue with init=result"
     STOPPED = "the callback asked to stop"
     NO_FEASIBLE = (

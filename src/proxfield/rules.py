@@ -55,6 +55,11 @@ class Rule:
         return outcome
 
     @property
+    def never_rises(self) -> bool:
+        """Is F certain never to rise with these parameters?"""
+        return self.monotone
+
+    @property
     def params(self) -> dict[str, Any]:
         """The parameters, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -135,6 +140,10 @@ class Fixed(Rule):
 
     def check(self) -> None:
         self._step()
+
+    @property
+    def never_rises(self) -> bool:
+        return isinstance(self.step, str)
 
     def plan(self, problem: Problem) -> Plan:
         return Update(Kind.PROXIMAL, problem.curvature.steps(self.step))

@@ -79,13 +79,17 @@ class Session:
         program, loop = self.program, self.loop
         state = program.start(start)
         loop.best = None
-        look_back = self.keep == "best" or not rule.monotone
+        look_back = self.keep == "best" or not rule.never_rises
+        trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
         status = loop.run(program, plan, state, keep_best=look_back)
+        loop.trace = trace
         q, f = program.marginals(state), program.free_energy(state)
+        if status is Status.DIVERGED:
+            f, q = loop.best or (program.free_energy(program.start(start)), start)
         wanted = self.keep == "best" or status is Status.INTERRUPTED
         if wanted and loop.best is not None and loop.best[0] < f:
             f, q = loop.best
-        if status in (Status.MAX_ITERS, Status.BUDGET) and not rule.monotone:
+        if status in (Status.MAX_ITERS, Status.BUDGET) and not rule.never_rises:
             status = name_oscillation(loop, status)
         return Outcome(q, f, status)
 

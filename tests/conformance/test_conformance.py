@@ -19,6 +19,7 @@ from examples import (
 import proxfield as pf
 from helpers import (
     KERNELS,
+    SOLVERS,
     VARIANTS,
     Array,
     energies,
@@ -78,7 +79,7 @@ def test_examples_hold_the_terms_they_name(name: str) -> None:
 
 
 def test_every_rule_has_a_variant() -> None:
-    assert {rule for rule, _ in VARIANTS.values()} == set(pf.RULES)
+    assert {rule for rule, _ in [*VARIANTS.values(), *SOLVERS.values()]} == set(pf.RULES)
 
 
 # ---- (a) gradients ----

@@ -104,7 +104,7 @@ class Rows:
     Attributes:
         free_energy: F before each update (NaN where it wasn't asked for).  # (k,)
         change: Largest change of q over the step, by each update.  # (k,)
-        period2: Largest difference from two updates before, the last time (inf if unknown).
+        period2: Largest difference from two updates before, over the step (inf if unknown).
     """
 
     free_energy: NDArray[np.float64]

@@ -62,7 +62,7 @@ class Motion(NamedTuple):
     adaptive: bool
     beta: float
     trace: bool
-    slack: float
+    slack: float  # relative to 1 + |F|
 
 
 @inlined
@@ -181,13 +181,14 @@ def mean_block(pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1:
     """q ← (1 − s) q + s q* for one block; returns as `update_block` does."""
     a, g, step, inverse = st.a[i0:i1], st.g[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
     entropy, change, twice = 0.0, 0, 0
+    clamp_block(pack, st.g, i0, i1)  # whose target is where they are: no change
     for k in range(i1 - i0):
         x = motion.beta * g[k]
         a[k] = x
         num, den = exp_ratio(-abs(x))
         half = 0.5 - num / (num + den)
         value = (1.0 - step[k]) * old[k] + step[k] * (-half if x > 0 else half)
-        d2 = as_bits(abs(np.float64(value) - new[k]))
+        d2 = as_bits(abs(np.float64(value) - new[k]) * inverse[k])
         d1 = as_bits(abs(np.float64(value) - old[k]) * inverse[k])
         twice = d2 if d2 > twice else twice
         change = d1 if d1 > change else change
@@ -195,7 +196,10 @@ def mean_block(pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1:
     if len(pack.clamped) > 0:
         clamp_block(pack, st.a, i0, i1)
         for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
-            new[pack.clamped[c] - i0] = -0.5 if pack.clamp[c] > 0 else 0.5
+            k = pack.clamped[c] - i0
+            new[k] = -0.5 if pack.clamp[c] > 0 else 0.5
+            d1 = as_bits(abs(np.float64(new[k]) - old[k]) * inverse[k])
+            change = d1 if d1 > change else change
     if motion.trace:
         for k in range(i1 - i0):
             entropy += entropy_of(np.float64(new[k]))
@@ -232,14 +236,16 @@ def update_block(
             a[k] = x
             value = centred_logistic(x)
             d1 = as_bits(abs(value - before[k]) * scale[k])
-            d2 = as_bits(abs(value - after[k]))
+            d2 = as_bits(abs(value - after[k]) * scale[k])
             change = d1 if d1 > change else change
             twice = d2 if d2 > twice else twice
             after[k] = value
     else:
-        if redo:
+        if redo:  # again from where the last step started
+            a_before, g_before = st.a_before[i0:i1], st.g_before[i0:i1]
             for k in range(n):
-                a[k] -= motion.fallback[i0 + k] * (a[k] - motion.beta * g[k])
+                x = a_before[k]
+                a[k] = x - motion.fallback[i0 + k] * (x - motion.beta * g_before[k])
         elif motion.kind == 0 and not motion.adaptive:
             for k in range(n):
                 a[k] -= motion.step[i0 + k] * (a[k] - motion.beta * g[k])
@@ -254,7 +260,7 @@ def update_block(
         for k in range(n):
             value = centred_logistic(np.float64(a[k]))
             d1 = as_bits(abs(value - before[k]) * scale[k])
-            d2 = as_bits(abs(value - after[k]))
+            d2 = as_bits(abs(value - after[k]) * scale[k])
             change = d1 if d1 > change else change
             twice = d2 if d2 > twice else twice
             after[k] = value
@@ -293,12 +299,14 @@ def run(
     constant: float,
     f_out: Any,
     change_out: Any,
-    f_last: float,
+    f: float,
 ) -> Any:
     """Many iterations in one call.
 
+    ``f`` is F of the state it starts from; the adaptive rule also needs its gradient in ``g``,
+    and leaves that of the state it ends in, because it looks at F after each step.
     Returns (iterations done, buffer in use, its entropy, difference from two updates
-    before, F of the last state seen).
+    before, its F if adaptive).
     """
     n = len(pack.bias)
     twice = np.inf
@@ -306,48 +314,35 @@ def run(
         old, new = st.v[phase], st.v[1 - phase]
         energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
         if motion.adaptive:
-            for i0 in range(0, n, BLOCK):
-                energy += gradient_block(pack, old, st.g, i0, min(n, i0 + BLOCK), True)
-            f = constant + energy - entropy
-            if f > f_last + motion.slack:  # redo the last step from where it started, certified
-                h = 0.0
+            f_out[it] = f
+            for redo in (False, True):
+                energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
                 for i0 in range(0, n, BLOCK):
                     i1 = min(n, i0 + BLOCK)
-                    for k in range(i0, i1):
-                        st.a[k] = st.a_before[k]
-                        st.g[k] = st.g_before[k]
-                    hb, cb, tb = update_block(pack, motion, st, new, old, i0, i1, True)
+                    hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, redo)
                     h += hb
-                    change = max(change, cb)
-                entropy, energy, h = h, 0.0, 0.0
-                if it > 0:
-                    change_out[it - 1] = change
-                change = 0.0
+                    change = cb if cb > change or cb != cb else change
+                    twice = max(twice, tb)
                 for i0 in range(0, n, BLOCK):
-                    energy += gradient_block(pack, old, st.g, i0, min(n, i0 + BLOCK), True)
-                f = constant + energy - entropy
-            for i0 in range(0, n, BLOCK):
-                hb, cb, tb = update_block(pack, motion, st, old, new, i0, min(n, i0 + BLOCK), False)
-                h += hb
-                change = max(change, cb)
-                twice = max(twice, tb)
+                    energy += gradient_block(pack, new, st.g, i0, min(n, i0 + BLOCK), True)
+                if not constant + energy - h > f + motion.slack * (1.0 + abs(f)):
+                    break  # F did not rise; otherwise again with the certified step
+            f = constant + energy - h
         else:
             for i0 in range(0, n, BLOCK):
                 i1 = min(n, i0 + BLOCK)
                 energy += gradient_block(pack, old, st.g, i0, i1, motion.trace)
                 hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, False)
                 h += hb
-                change = max(change, cb)
+                change = cb if cb > change or cb != cb else change
                 twice = max(twice, tb)
-            f = constant + energy - entropy
-        f_last = f
-        f_out[it] = f
+            f_out[it] = constant + energy - entropy
         change_out[it] = change
         entropy = h
         phase = 1 - phase
-        if change <= tol:
-            return it + 1, phase, entropy, twice, f_last
-    return n_iters, phase, entropy, twice, f_last
+        if not change > tol:  # NaN ends it too
+            return it + 1, phase, entropy, twice, f
+    return n_iters, phase, entropy, twice, f
 
 
 @kernel
@@ -399,10 +394,6 @@ def update_parallel(
     for b in numba.prange(len(parts)):
         i0 = b * BLOCK
         i1 = min(n, i0 + BLOCK)
-        if redo:
-            for k in range(i0, i1):
-                st.a[k] = st.a_before[k]
-                st.g[k] = st.g_before[k]
         h, c, t = update_block(pack, motion, st, st.v[old], st.v[new], i0, i1, redo)
         parts[b, 1] = h
         parts[b, 2] = c

@@ -45,8 +45,9 @@ class CpuState:
     arrays: Any
     phase: int = 0
     entropy: float | None = None
-    f_last: float = np.inf
+    known_f: float | None = None  # F, if the gradient in ``g`` is the present one too
     h: NDArray[np.float64] | None = None  # entropy of each variable, for sweeps
+    order_f: float | None = None  # F as sweeps have carried it on
     natural: bool = False  # do the natural parameters say all about the marginals?
     pending: bool = False  # do impossible labels still have weight (so that F is +inf)?
 
@@ -138,23 +139,24 @@ class CpuProgram(Program):
         with thread_count(self.threads):
             if isinstance(plan, Update):
                 s.h = None
+                s.order_f = None
                 s.natural = plan.kind != Kind.MEAN and n > 0
                 rows = self._advance_update(s, plan, n, tol, trace or plan.adaptive)
             else:
-                s.f_last = np.inf
+                s.known_f = None
                 s.natural = n > 0
                 if isinstance(plan, Order):
                     rows = self._advance_order(s, plan, n, tol)
                 else:
-                    s.h = None
+                    s.h = s.order_f = None
                     rows = self._advance_custom(state, plan, n, tol)
         if s.pending and n > 0:
             rows.free_energy[:] = np.inf
             s.pending = False
-            s.entropy, s.f_last = None, np.inf
+            s.entropy = s.known_f = s.order_f = None
         return rows
 
-    def _motion(self, plan: Update, trace: bool, f: float) -> Motion:
+    def _motion(self, plan: Update, trace: bool) -> Motion:
         step = plan.step.astype(self.dtype)
         return Motion(
             kind=int(plan.kind),
@@ -167,99 +169,118 @@ class CpuProgram(Program):
             adaptive=plan.adaptive,
             beta=plan.inverse_temperature,
             trace=trace,
-            slack=slack(f, self.dtype),
+            slack=slack(0.0, self.dtype),
         )
 
     def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
-        if s.entropy is None:
-            s.f_last = np.inf
-            f = self._evaluate(s)
-        else:
-            f = s.f_last if np.isfinite(s.f_last) else 1.0
-        motion = self._motion(plan, trace, f)
+        if s.entropy is None or (plan.adaptive and s.known_f is None):
+            s.known_f = self._evaluate(s)
+        f, s.known_f = s.known_f, None
+        motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
-        done = 0
         if not (self.parallel or self.lowered.extras):
-            done, s.phase, entropy, twice, s.f_last = self.kernels.run(
+            done, s.phase, entropy, twice, f = self.kernels.run(
                 self.pack, s.arrays, motion, n, tol, s.phase, s.entropy, self.constant,
-                energies, changes, s.f_last,
+                energies, changes, 0.0 if f is None else f,
             )  # fmt: skip
+        elif plan.adaptive:
+            assert f is not None
+            done, entropy, twice, f = self._adaptive_steps(s, motion, tol, f, energies, changes)
         else:
-            parts = np.zeros((self.n_blocks, 4))
-            entropy, twice = s.entropy or 0.0, np.inf
-            for done in range(1, n + 1):
-                step = self._parallel_step if not self.lowered.extras else self._extra_step
-                f, entropy, change, twice = step(s, motion, entropy, parts, changes, done)
-                energies[done - 1], changes[done - 1], s.f_last = f, change, f
-                s.phase = 1 - s.phase
-                if change <= tol:
-                    break
+            done, entropy, twice = self._plain_steps(s, motion, tol, energies, changes)
+        s.known_f = f if plan.adaptive else None
         s.entropy = entropy if trace else None
         return Rows(energies[:done] if trace else np.full(done, np.nan), changes[:done], twice)
+
+    def _plain_steps(
+        self, s: CpuState, motion: Motion, tol: float,
+        energies: NDArray[np.float64], changes: NDArray[np.float64],
+    ) -> tuple[int, float, float]:  # fmt: skip
+        """One call an iteration: returns (iterations done, entropy, difference from two before)."""
+        parts = np.zeros((self.n_blocks, 4))
+        entropy, twice = s.entropy or 0.0, np.inf
+        for k in range(len(changes)):
+            if self.lowered.extras:
+                energies[k] = self._evaluate(s)
+                entropy, changes[k], twice = self._move(s, motion, False, parts)
+            else:
+                self._fused(s, motion, parts)
+                energy, h, changes[k], twice = self._totals(parts)
+                energies[k] = self.constant + energy - entropy
+                entropy = h
+            s.phase = 1 - s.phase
+            if not changes[k] > tol:
+                return k + 1, entropy, twice
+        return len(changes), entropy, twice
+
+    def _adaptive_steps(
+        self, s: CpuState, motion: Motion, tol: float, f: float,
+        energies: NDArray[np.float64], changes: NDArray[np.float64],
+    ) -> tuple[int, float, float, float]:  # fmt: skip
+        """The same for the adaptive rule, which looks at F after each step; returns F too."""
+        parts = np.zeros((self.n_blocks, 4))
+        entropy, twice = s.entropy or 0.0, np.inf
+        for k in range(len(changes)):
+            energies[k] = f
+            for redo in (False, True):
+                entropy, changes[k], twice = self._move(s, motion, redo, parts)
+                s.phase = 1 - s.phase
+                new = self._look(s, entropy, parts)
+                if redo or not new > f + motion.slack * (1.0 + abs(f)):
+                    break
+                s.phase = 1 - s.phase  # F rose: again with the certified step
+            f = new
+            if not changes[k] > tol:
+                return k + 1, entropy, twice, f
+        return len(changes), entropy, twice, f
 
     def _totals(self, parts: NDArray[np.float64]) -> tuple[float, float, float, float]:
         if len(parts) == 0:
             return 0.0, 0.0, 0.0, 0.0
+        h = float(parts[:, 1].sum())
+        change = float(parts[:, 2].max())
         return (
-            float(parts[:, 0].sum()), float(parts[:, 1].sum()),
-            float(parts[:, 2].max()), float(parts[:, 3].max()),
-        )  # fmt: skip
+            float(parts[:, 0].sum()),
+            h,
+            np.nan if np.isnan(h) else change,
+            float(parts[:, 3].max()),
+        )
 
-    def _parallel_step(
-        self, s: CpuState, motion: Motion, entropy: float, parts: NDArray[np.float64],
-        changes: NDArray[np.float64], done: int,
-    ) -> tuple[float, float, float, float]:  # fmt: skip
-        """One iteration over threads: (F before it, entropy after it, change, difference)."""
-        k, st, old, new = self.kernels, s.arrays, s.phase, 1 - s.phase
-        if not motion.adaptive:
-            self._fused(s, motion, parts)
-            energy, h, change, twice = self._totals(parts)
-            return self.constant + energy - entropy, h, change, twice
+    def _move(
+        self, s: CpuState, motion: Motion, redo: bool, parts: NDArray[np.float64]
+    ) -> tuple[float, float, float]:
+        """Update from ``g`` into the other buffer: (entropy, change, difference)."""
+        old, new = s.phase, 1 - s.phase
+        if self.lowered.extras:
+            h, change, twice = general.update_only(self.pack, s.arrays, motion, old, new, redo)
+            return float(h), np.nan if np.isnan(h) else float(change), float(twice)
+        self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, redo, parts)
+        return self._totals(parts)[1:]
+
+    def _look(self, s: CpuState, entropy: float, parts: NDArray[np.float64]) -> float:
+        """F of the buffer in use, whose entropy is known; its gradient is left in ``g``."""
+        if self.lowered.extras:
+            return self._evaluate(s)
         self._gradient(s, parts)
-        f = self.constant + self._totals(parts)[0] - entropy
-        if f > s.f_last + motion.slack:
-            k.update_parallel(self.pack, st, motion, new, old, True, parts)
-            _, entropy, change, _ = self._totals(parts)
-            if done > 1:
-                changes[done - 2] = change
-            self._gradient(s, parts)
-            f = self.constant + self._totals(parts)[0] - entropy
-        k.update_parallel(self.pack, st, motion, old, new, False, parts)
-        _, h, change, twice = self._totals(parts)
-        return f, h, change, twice
+        return self.constant + self._totals(parts)[0] - entropy
 
     def _fused(self, s: CpuState, motion: Motion, parts: NDArray[np.float64]) -> None:
         """Gradient and update of one parallel iteration."""
         self._gradient(s, parts)
-        self.kernels.update_parallel(
-            self.pack, s.arrays, motion, s.phase, 1 - s.phase, False, parts
-        )
+        old, new = s.phase, 1 - s.phase
+        self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, False, parts)
 
     @abstractmethod
     def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
         """The gradient of the buffer in use, over threads."""
 
-    def _extra_step(
-        self, s: CpuState, motion: Motion, entropy: float, parts: NDArray[np.float64],
-        changes: NDArray[np.float64], done: int,
-    ) -> tuple[float, float, float, float]:  # fmt: skip
-        """One iteration of a field with terms that have no kernel."""
-        st, old, new = s.arrays, s.phase, 1 - s.phase
-        f = self._evaluate(s)
-        if motion.adaptive and f > s.f_last + motion.slack:
-            _, change, _ = general.update_only(self.pack, st, motion, new, old, True)
-            if done > 1:
-                changes[done - 2] = change
-            f = self._evaluate(s)
-        h, change, twice = general.update_only(self.pack, st, motion, old, new, False)
-        return f, float(h), float(change), float(twice)
-
     def _advance_order(self, s: CpuState, plan: Order, n: int, tol: float) -> Rows:
         self._need_neighbours()
-        f = self._evaluate(s)
-        if s.h is None:
+        if s.h is None or s.order_f is None:
+            s.order_f = self._evaluate(s)
             s.h = np.zeros(self.layout.n_vars)
-        self._entropies(s)
+            self._entropies(s)
+        f = s.order_f  # carried on, not evaluated anew: chunks must not show in the bits
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
         done = 0
         if plan.starts is not None and self.parallel:
@@ -277,7 +298,7 @@ class CpuProgram(Program):
                 self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, n, tol,
                 plan.inverse_temperature, False, f, energies, changes,
             )  # fmt: skip
-        s.entropy = float(s.h.sum())
+        s.entropy, s.order_f = float(s.h.sum()), float(f)
         return Rows(energies[:done], changes[:done])
 
     def _color_sweep(self, s: CpuState, plan: Order) -> tuple[float, float]:
@@ -310,10 +331,12 @@ class CpuProgram(Program):
             theta = plan.function(self._theta(s), q, self._flat_gradient(s), state.memory)
             self._set(s, theta)
             new = self.marginals(state)
-            changes.append(float(np.abs(new - q).max(initial=0.0)) / plan.step)
-            period2 = np.inf if earlier is None else float(np.abs(new - earlier).max(initial=0.0))
+            moved = float(np.abs(new - q).max(initial=0.0)) / plan.step
+            changes.append(moved if np.isfinite(new).all() else np.nan)
+            back = np.inf if earlier is None else float(np.abs(new - earlier).max(initial=0.0))
+            period2 = back / plan.step
             earlier = q
-            if changes[-1] <= tol:
+            if not changes[-1] > tol:
                 break
         s.entropy = None
         return Rows(np.array(energies), np.array(changes), period2)

@@ -291,7 +291,7 @@ def update_block(
             p = np.float64(g[l]) / total if total > 0.0 else np.float64(q[l])
             p = ((1.0 - mix) * q[l] + mix * p) / whole if theta[l] < np.inf or total == 0.0 else 0.0
             moved = max(moved, abs(p - q[l]))
-            twice = max(twice, abs(p - out[l]))
+            twice = max(twice, abs(p - out[l]) / step)
             out[l] = p
         entropy += h if mix == 1.0 else entropy_of(out)
         change = max(change, moved / step)
@@ -310,7 +310,7 @@ def run(
     constant: float,
     f_out: Any,
     change_out: Any,
-    f_last: float,
+    f: float,
 ) -> Any:
     """Many iterations in one call; the same contract as the binary kernel's ``run``."""
     n_blocks = len(pack.block) - 1
@@ -320,59 +320,42 @@ def run(
     for it in range(n_iters):
         old, new = st.q[phase], st.q[1 - phase]
         energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
-        for f in range(n_factors):
-            messages_of(pack, old, st.message, f, scratch)
         if motion.adaptive:
-            for b in range(n_blocks):
-                energy += gradient_block(
-                    pack, old, st.message, st.g, pack.block[b], pack.block[b + 1]
-                )
-            value = constant + energy - entropy
-            if value > f_last + motion.slack:  # redo the last step from where it started, certified
-                entropy, energy = 0.0, 0.0
+            f_out[it] = f
+            for redo in (False, True):
+                energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
                 for b in range(n_blocks):
-                    hb, cb, tb = update_block(
-                        pack, motion, st, new, old, pack.block[b], pack.block[b + 1], True
-                    )
-                    entropy += hb
+                    i0, i1 = pack.block[b], pack.block[b + 1]
+                    hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, redo)
+                    h += hb
                     change = max(change, cb)
-                if it > 0:
-                    change_out[it - 1] = change
-                change = 0.0
-                for f in range(n_factors):
-                    messages_of(pack, old, st.message, f, scratch)
+                    twice = max(twice, tb)
+                for k in range(n_factors):
+                    messages_of(pack, new, st.message, k, scratch)
                 for b in range(n_blocks):
-                    energy += gradient_block(
-                        pack, old, st.message, st.g, pack.block[b], pack.block[b + 1]
-                    )
-                value = constant + energy - entropy
-            for b in range(n_blocks):
-                hb, cb, tb = update_block(
-                    pack, motion, st, old, new, pack.block[b], pack.block[b + 1], False
-                )
-                h += hb
-                change = max(change, cb)
-                twice = max(twice, tb)
+                    i0, i1 = pack.block[b], pack.block[b + 1]
+                    energy += gradient_block(pack, new, st.message, st.g, i0, i1)
+                if not constant + energy - h > f + motion.slack * (1.0 + abs(f)):
+                    break  # F did not rise; otherwise again with the certified step
+            f = constant + energy - h
         else:
+            for k in range(n_factors):
+                messages_of(pack, old, st.message, k, scratch)
             for b in range(n_blocks):
-                energy += gradient_block(
-                    pack, old, st.message, st.g, pack.block[b], pack.block[b + 1]
-                )
-                hb, cb, tb = update_block(
-                    pack, motion, st, old, new, pack.block[b], pack.block[b + 1], False
-                )
+                i0, i1 = pack.block[b], pack.block[b + 1]
+                energy += gradient_block(pack, old, st.message, st.g, i0, i1)
+                hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, False)
                 h += hb
                 change = max(change, cb)
                 twice = max(twice, tb)
-            value = constant + energy - entropy
-        f_last = value
-        f_out[it] = value
+            f_out[it] = constant + energy - entropy
+        change = change if h == h else np.nan
         change_out[it] = change
         entropy = h
         phase = 1 - phase
-        if change <= tol:
-            return it + 1, phase, entropy, twice, f_last
-    return n_iters, phase, entropy, twice, f_last
+        if not change > tol:  # NaN ends it too
+            return it + 1, phase, entropy, twice, f
+    return n_iters, phase, entropy, twice, f
 
 
 @kernel

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from proxfield.kernels.jit import inlined
+from proxfield.kernels.jit import exact, inlined
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH = 6.93147180369123816490e-01
@@ -33,10 +33,12 @@ def _as_float_typed(typing_context: Any, x: Any) -> Any:
 
 def _as_bits_typed(typing_context: Any, x: Any) -> Any:
     """Reinterpret a float as 64 bits. Floats ≥ 0 keep their order as integers, whose maximum
-    vectorises (that of floats doesn't, because of NaN)."""
+    vectorises (that of floats doesn't, because of NaN). The sign is dropped, so that every
+    NaN is larger than every number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(64))
+        bits = builder.bitcast(args[0], ir.IntType(64))
+        return builder.and_(bits, ir.Constant(ir.IntType(64), 2**63 - 1))
 
     return types.int64(types.float64), generate
 
@@ -51,14 +53,14 @@ def from_bits(x: int) -> Any:
     return _as_float(x)
 
 
-@inlined
+@exact
 def exp_ratio(x: float) -> tuple[float, float]:
     """Two positive numbers (N, D) with exp(x) = N / D, for x ≤ 0.
 
     x = k·ln 2 + r with |r| ≤ ln 2 / 2, and the [5/5] Padé approximant of exp(r), whose
     error there is below 1e-15. A caller that divides anyway saves one division.
     """
-    x = x if x > FLOOR else FLOOR
+    x = FLOOR if x < FLOOR else x  # this way round NaN stays NaN
     k = np.floor(x * LOG2_E + 0.5)
     r = x - k * LN2_HIGH
     r = r - k * LN2_LOW
@@ -73,7 +75,7 @@ def exp_ratio(x: float) -> tuple[float, float]:
 def exp_negative(x: float) -> float:
     """exp(x) for x ≤ 0; 0 below -700."""
     n, d = exp_ratio(x)
-    return n / d if x > FLOOR else 0.0
+    return 0.0 if x <= FLOOR else n / d
 
 
 @inlined

@@ -143,7 +143,8 @@ class GeneralProgram(CpuProgram):
         g, u, v, theta_before, g_before = (np.zeros(size, dtype=self.dtype) for _ in range(5))
         message = np.zeros(int(self.pack.slot_message[-1]), dtype=self.dtype)
         arrays = GeneralArrays(both, theta, g, u, v, message, theta_before, g_before)
-        return State(CpuState(arrays))
+        gone = np.isinf(self.lowered.unary)
+        return State(CpuState(arrays, pending=bool((q[gone] > TINY).any())))
 
     def marginals(self, state: State) -> NDArray[np.float64]:
         return np.array(self._buffer(state.arrays), dtype=np.float64)

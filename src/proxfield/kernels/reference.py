@@ -81,60 +81,80 @@ class ReferenceProgram(Program):
             old = s.q.copy()
             scale: Floats | float
             if isinstance(plan, Update):
-                scale = self._parallel(s, plan, energies[-1])
+                with np.errstate(over="ignore", invalid="ignore"):  # a rule may diverge
+                    scale = self._parallel(s, plan, energies[-1])
             elif isinstance(plan, Order):
                 scale = self._sweep(s, plan)
             else:
                 scale = self._custom(s, plan, state)
             moved = np.abs(s.q - old) / scale
-            changes.append(float(moved.max(initial=0.0)))
-            period2 = float(np.abs(s.q - s.before).max(initial=0.0))
+            lost = not np.isfinite(s.q).all()
+            changes.append(np.nan if lost else float(moved.max(initial=0.0)))
+            period2 = float((np.abs(s.q - s.before) / scale).max(initial=0.0))
             s.before = old
-            if changes[-1] <= tol:
+            if not changes[-1] > tol:  # NaN ends it too
                 break
         return Rows(np.array(energies), np.array(changes), period2)
 
     def _parallel(self, s: ReferenceState, plan: Update, f: float) -> Floats:
         owner = self.layout.owner
         target: Floats = plan.inverse_temperature * self.gradient(s.q)
+        impossible = np.isinf(target)  # θ = +inf, q = 0 from here on
+        target = np.where(impossible, 0.0, target)
+        theta = np.where(impossible | np.isinf(s.theta), target, s.theta)
         step = plan.step[owner]
         if plan.adaptive:
             spread = np.maximum.reduceat(4 * s.q * (1 - s.q), self.layout.offsets[:-1])
             step = 1 / (1 + (1 / step - 1) * spread[owner])
-            q = self._softmax(s.theta - step * (s.theta - target))
-            if self._free_energy(q) > f + slack(f, self.dtype):
+            trial = np.where(impossible, np.inf, theta - step * (theta - target))
+            if self._free_energy(self._softmax(trial)) > f + slack(f, self.dtype):
                 step = plan.step if plan.fallback is None else plan.fallback
                 step = step[owner]  # the certified step can't fail
-        g1, g2, eps = plan.gamma1, plan.gamma2, plan.epsilon
-        impossible = np.isinf(target)  # only ever in an extra term's field; θ = +inf, q = 0
-        target = np.where(impossible, 0.0, target)
-        s.theta = np.where(impossible, 0.0, np.where(np.isinf(s.theta), target, s.theta))
-        residual = s.theta - target
         if plan.kind == Kind.MEAN:
             s.theta = np.where(impossible, np.inf, target)
             mixed = np.where(impossible, 0.0, (1 - step) * s.q + step * self._softmax(s.theta))
             s.q = (mixed / self.layout.sum_by_variable(mixed)[owner]).astype(self.dtype)
             return step
-        if plan.kind == Kind.PROXIMAL:
-            move = residual
-        elif plan.kind == Kind.MOMENTUM:
-            move = s.u = g1 * s.u + (1 - g1) * residual
-        elif plan.kind == Kind.MOMENTUM_PRINTED:
-            s.u = g1 * s.u + (1 - g1) * target
-            move = s.theta - s.u
-        elif plan.kind == Kind.ADAM:
-            residual = self.layout.centre(residual)
-            s.u = g1 * s.u + (1 - g1) * residual
-            s.v = g2 * s.v + (1 - g2) * residual**2
-            move = s.u / (np.sqrt(s.v) + eps)
-        else:
-            target = self.layout.centre(target)
-            s.u = g1 * s.u + (1 - g1) * target
-            s.v = (1 - g2) * s.v + g2 * target**2
-            move = (self.layout.centre(s.theta) - s.u) / (np.sqrt(s.v) + eps)
-        s.theta = np.where(impossible, np.inf, s.theta - step * move).astype(self.dtype)
+        move = self._average(s, plan, theta, target, ~impossible)
+        s.theta = np.where(impossible, np.inf, theta - step * move).astype(self.dtype)
         s.q = self._softmax(s.theta)
         return step
+
+    def _average(
+        self,
+        s: ReferenceState,
+        plan: Update,
+        theta: Floats,
+        target: Floats,
+        possible: NDArray[np.bool_],
+    ) -> Floats:
+        """What a rule moves θ along: its residual or an average over time."""
+        g1, g2, eps = plan.gamma1, plan.gamma2, plan.epsilon
+
+        def centre(x: Floats) -> Floats:
+            """Subtract the mean over possible labels."""
+            count = np.maximum(1.0, self.layout.sum_by_variable(possible))
+            mean = self.layout.sum_by_variable(np.where(possible, x, 0.0)) / count
+            return np.asarray(x - mean[self.layout.owner])
+
+        residual: Floats = theta - target
+        if plan.kind == Kind.PROXIMAL:
+            return residual
+        if plan.kind == Kind.MOMENTUM:
+            s.u = g1 * s.u + (1 - g1) * residual
+            return s.u
+        if plan.kind == Kind.MOMENTUM_PRINTED:
+            s.u = g1 * s.u + (1 - g1) * target
+            return theta - s.u
+        if plan.kind == Kind.ADAM:
+            residual = centre(residual)
+            s.u = g1 * s.u + (1 - g1) * residual
+            s.v = g2 * s.v + (1 - g2) * residual**2
+            return s.u / (np.sqrt(s.v) + eps)
+        target = centre(target)
+        s.u = g1 * s.u + (1 - g1) * target
+        s.v = (1 - g2) * s.v + g2 * target**2
+        return (centre(theta) - s.u) / (np.sqrt(s.v) + eps)
 
     def _sweep(self, s: ReferenceState, plan: Order) -> float:
         variables = plan.variables
