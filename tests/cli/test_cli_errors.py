@@ -113,7 +113,7 @@ def test_evidence_counted_from_1_has_no_0(refuse: Callable[..., str], models: Pa
         (("--set", "step"), "expected key=value"),
         (("--set", "=1"), "expected key=value"),
         (("--set", "step=1", "--set", "step=0.5"), "twice"),
-        (("--set", "step=huge"), "step='huge'"),
+        (("--rule", "fixed", "--set", "step=huge"), "step='huge'"),
         (("--budget", "0"), "budget=0.0"),
         (("--budget", "-1"), "budget=-1.0"),
         (("--budget", "nan"), "budget=nan"),
