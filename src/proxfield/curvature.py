@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,9 @@ class Curvature:
         """Compile and import what the numbers need, so that asking for them can be timed."""
         import scipy.sparse.linalg  # noqa: F401
 
-        pairwise_operator(self.lowered, self.kernels)
+        if any(t.degree == 2 for t in self.lowered.terms) and not self.lowered.hard:
+            apply, size = self._projected
+            apply(np.zeros(size))
 
     @cached_property
     def local(self) -> NDArray[np.float64]:
@@ -71,32 +73,41 @@ class Curvature:
         return total
 
     @cached_property
-    def _ends(self) -> tuple[float, float]:
-        """Smallest and largest eigenvalue of P H P (bounds: rounded outwards)."""
+    def largest(self) -> float:
+        """λ: the largest signed eigenvalue of P H P, at least 0 (a bound: rounded up)."""
+        return self._end(+1)
+
+    @cached_property
+    def smallest(self) -> float:
+        """μ: minus the smallest eigenvalue of P H P, at least 0 (a bound: rounded up)."""
+        return self._end(-1)
+
+    def _end(self, sign: int) -> float:
+        """The largest eigenvalue of sign · P H P."""
         low = self.lowered
         bound = float(self.local.max(initial=0.0))
         if bound == 0.0 or not np.isfinite(bound):
-            return -bound, bound
+            return bound
         larger = [t for t in low.terms if t.degree != 2]
         rest = float(self._local_of(larger).max(initial=0.0))
         if len(larger) == len(list(low.terms)):
-            return -rest, rest
+            return rest
+        apply, size = self._projected
+        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound)
+        return min(bound, max(0.0, top) + rest)
+
+    @cached_property
+    def _projected(self) -> tuple[Callable[[Floats], Floats], int]:
+        """P H P of the pairwise part, and its size."""
+        low = self.lowered
+        if not (low.potts or low.factors or low.extras) and low.ising is not None:
+            # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
+            program: Any = compile_program(low, self.kernels)
+            if hasattr(program, "couple"):
+                return lambda v: 0.5 * program.couple(v), low.layout.n_vars
         centre = low.layout.centre
         apply = pairwise_operator(low, self.kernels)
-        small, big = extreme_eigenvalues(
-            lambda v: centre(apply(centre(v))), low.layout.size, bound, centre
-        )
-        return max(-bound, small - rest), min(bound, big + rest)
-
-    @property
-    def largest(self) -> float:
-        """λ: the largest signed eigenvalue of P H P, at least 0."""
-        return max(0.0, self._ends[1])
-
-    @property
-    def smallest(self) -> float:
-        """μ: minus the smallest eigenvalue of P H P, at least 0."""
-        return max(0.0, -self._ends[0])
+        return lambda v: centre(apply(centre(v))), low.layout.size
 
     @cached_property
     def lipschitz(self) -> float:
@@ -114,8 +125,10 @@ class Curvature:
         if bound == 0.0 or not np.isfinite(bound + rest):
             return float(bound + rest)
         apply = pairwise_operator(raw, self.kernels)
-        small, big = extreme_eigenvalues(apply, raw.layout.size, bound, lambda v: v)
-        return float(min(bound, max(-small, big)) + rest)
+        size = raw.layout.size
+        up = largest_eigenvalue(apply, size, bound)
+        down = largest_eigenvalue(lambda v: -apply(v), size, bound)
+        return float(min(bound, max(up, down)) + rest)
 
     def steps(self, step: float | str) -> NDArray[np.float64]:
         """A rule's ``step`` as one number per variable.  # (n_vars,)"""
@@ -158,31 +171,26 @@ def pairwise_operator(lowered: Lowered, kernels: str) -> Callable[[Floats], Floa
     return apply
 
 
-def extreme_eigenvalues(
-    apply: Callable[[Floats], Floats],
-    size: int,
-    bound: float,
-    project: Callable[[Floats], Floats],
-) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of a symmetric operator, rounded outwards.
+def largest_eigenvalue(apply: Callable[[Floats], Floats], size: int, bound: float) -> float:
+    """The largest eigenvalue of a symmetric operator, rounded up.
 
     Args:
         apply: The operator.
         size: Its dimension.
         bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge.
-        project: Applied to the random start.
     """
     if size <= DENSE:
         dense = np.stack([apply(e) for e in np.eye(size)])
-        values = np.linalg.eigvalsh((dense + dense.T) / 2)
-        return float(values[0]) * (1 + 1e-12), float(values[-1]) * (1 + 1e-12)
+        top = float(np.linalg.eigvalsh((dense + dense.T) / 2)[-1])
+        return top + 1e-12 * abs(top)
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
     operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
-    start = project(np.random.default_rng(0).normal(size=size))
+    start = np.random.default_rng(0).normal(size=size)
     try:
-        ends = eigsh(operator, k=2, which="BE", v0=start, tol=MARGIN / 4, return_eigenvectors=False)
+        top = float(
+            eigsh(operator, k=1, which="LA", v0=start, tol=MARGIN / 2, return_eigenvectors=False)[0]
+        )
     except ArpackError:  # not converged, or an operator that is 0
-        return -bound, bound
-    pad = MARGIN * float(np.abs(ends).max())
-    return float(ends.min()) - pad, float(ends.max()) + pad
+        return bound
+    return top + MARGIN * abs(top)

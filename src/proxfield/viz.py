@@ -32,11 +32,6 @@ FINEST = 1e-5
 FIRST_SECONDS = 1e-5
 """Where the axis of seconds begins at the earliest."""
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without the pale yellow;
-# dashes tell a second round of them apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8B5E3C")
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
-
 
 def convergence_figure(results: Mapping[str, Result], title: str | None = None) -> Figure:
     """How F falls, against iterations and against seconds, for one or more results.
@@ -83,12 +78,13 @@ def convergence_figure(results: Mapping[str, Result], title: str | None = None) 
         return figure
     ends: list[tuple[str, float, Any]] = []
     for k, (name, result) in enumerate(results.items()):
-        style = {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k // len(COLOURS) % 3]}
+        look = rule_style(name, k)
+        style = {"color": look.colour, "linestyle": look.line_style}
         iteration, seconds, gap = _curve(result.trace, lowest)
         if len(gap) == 0:
             continue
         for axes, x in ((left, iteration), (right, seconds)):
-            axes.plot(x, gap, linewidth=1.4, solid_joinstyle="round", **style)
+            axes.plot(x, gap, linewidth=0.8 * look.width, solid_joinstyle="round", **style)
             axes.plot(x[-1:], gap[-1:], "o", markersize=4.5, color=style["color"])
         ends.append((name, float(gap[-1]), style))
     left.set_xlim(left=0.9)

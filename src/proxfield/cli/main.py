@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": "Run several rules on one model; print a table and draw a picture.",
     "info": "Show a model's size, structure and certified steps.",
     "make": "Make a seeded random model.",
+    "bench": "Run the paper's benchmark; print its table and write a report.",
     "doctor": "Check this installation.",
 }
 

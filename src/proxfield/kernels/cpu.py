@@ -34,7 +34,7 @@ from proxfield.kernels.reference import slack
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, missing, offers
 
-PARALLEL_WORK = 150_000
+PARALLEL_WORK = 500_000
 """Entries plus edge ends above which an iteration is worth spreading over threads."""
 
 

@@ -37,6 +37,7 @@ class BinaryProgram(CpuProgram):
         self.constant = binary_constant(lowered)
         self.n = self.layout.n_vars
         self.n_blocks = -(-self.n // binary.BLOCK)
+        self._coupling: Any = None
         edges = 0 if lowered.ising is None else len(lowered.ising.edges)
         self.work = self.n + 2 * edges
 
@@ -100,6 +101,16 @@ class BinaryProgram(CpuProgram):
         pairs = self.lowered.unary.reshape(-1, 2)
         mean, half = pairs.mean(axis=1), 0.5 * s.arrays.g.astype(np.float64)
         return np.stack([mean - half, mean + half], axis=1).ravel()
+
+    def couple(self, v: Floats) -> NDArray[np.float64]:
+        """W v, without the bias: what curvature needs.  # (n,)"""
+        if self._coupling is None:
+            pack = self.pack._replace(bias=np.zeros_like(self.pack.bias))
+            self._coupling = pack, CpuState(self.start(np.full(2 * self.n, 0.5)).arrays.arrays)
+        pack, s = self._coupling
+        s.arrays.v[0, self._inside] = v
+        binary.evaluate(pack, s.arrays, 0)
+        return np.array(s.arrays.g, dtype=np.float64)
 
     def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
         v = np.zeros((len(starts), self.n + 2 * self.pack.pad), dtype=self.dtype)

@@ -1,0 +1,84 @@
+"""Where results come from: the machine, the versions, the command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from proxfield._version import __version__
+
+PACKAGES = ("numpy", "scipy", "numba")
+
+
+def metadata(data: str | None, threads: int) -> dict[str, Any]:
+    """What the first line of a results file says.
+
+    Args:
+        data: The folder of the instances; None if they are generated.
+        threads: Threads that inference may use.
+    """
+    return {
+        "when": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": command_line(),
+        "data": "generated" if data is None else data,
+        "threads": threads,
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "memory_gib": memory_gib(),
+            "system": f"{platform.system()} {platform.release()}",
+        },
+        "versions": {
+            "proxfield": __version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+        },
+        "load_average": _load_average(),
+    }
+
+
+def command_line() -> str:
+    """The command as a user would type it."""
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    known = program in ("proxfield", "__main__.py")
+    return shlex.join(["proxfield", *sys.argv[1:]]) if known else "proxfield bench (from Python)"
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def memory_gib() -> float | None:
+    """Memory of the machine in GiB, None where the system doesn't tell."""
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _load_average() -> float | None:
+    """Processes that compete for the cores: timings are worth little when it is high."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,60 @@
+"""What the paper published: Table 1 of Baqué, Bagautdinov, Fleuret and Fua (CVPR 2016).
+
+The paper's "KL" is F(q), without log Z, averaged over the instances of a set.
+"""
+
+from __future__ import annotations
+
+SUITES = ("DBN", "GRID", "SEG")
+BUDGETS = (0.05, 0.3, 1.0)
+PAPER_RULES = ("sweep", "full-parallel", "adhoc", "fixed", "adaptive", "momentum", "adam")
+
+_DBN_GRID_SEG = {
+    "sweep": "-112.94 -2088.07 -2138.13 -5540.59 -16675.55 -18592.26 78.81 75.50 75.50",
+    "full-parallel": "-1952.52 -1951.54 -1942.86 -2564.39 -2777.33 -2439.08 75.66 75.66 75.66",
+    "adhoc": "-2047.31 -2047.31 -2047.31 -18345.42 -18348.80 -18349.03 76.10 75.66 75.66",
+    "fixed": "-2081.91 -2081.91 -2081.91 -18213.81 -18219.42 -18219.45 77.17 75.61 75.61",
+    "adaptive": "-2125.48 -2130.61 -2130.61 -18245.93 -18252.48 -18252.48 77.68 75.64 75.61",
+    "momentum": "-2260.98 -2362.14 -2374.51 -18143.48 -19074.45 -19184.37 74.35 73.75 73.75",
+    "adam": "-2107.98 -2107.93 -2107.93 -18617.06 -18732.59 -18740.36 72.37 72.32 72.32",
+}
+PUBLISHED: dict[tuple[str, str, float], float] = {
+    (rule, suite, budget): float(text)
+    for rule, row in _DBN_GRID_SEG.items()
+    for (suite, budget), text in zip(
+        [(s, b) for s in SUITES for b in BUDGETS], row.split(), strict=True
+    )
+}
+"""F by rule, suite and budget in seconds."""
+
+FULL_NAMES = {
+    "DBN": "deep belief networks",
+    "GRID": "grids of spins",
+    "SEG": "segmentation",
+}
+ABOUT = {
+    "DBN": "Models of small pictures: 28×28 = 784 binary pixels joined to three layers of hidden "
+    "units. Every unit is coupled to every unit of the next layer, with both signs.",
+    "GRID": "Grids of 20×20, 40×40 and 80×80 spins. Neighbours attract or repel each other at "
+    "random, with couplings up to 15: frustrated, and full of bad local minima.",
+    "SEG": "Foreground and background of photographs, over about 230 superpixels. Neighbours "
+    "attract each other, so these are the easy ones.",
+}
+"""The suites for a reader who hasn't seen the paper."""
+
+DIGESTS = {
+    "DBN": "21fdcbd03fd92d34",
+    "GRID": "911a3db50d495656",
+    "SEG": "6f6f02befea63f9a",
+}
+"""What `suites.suite_digest` gives for the paper's own instances."""
+
+
+def published(rule: str, suite: str, budget: float) -> float | None:
+    """The published F, or None where the paper has none.
+
+    Example:
+        >>> published("adam", "SEG", 0.3), published("auto", "SEG", 0.3)
+        (72.32, None)
+    """
+    return PUBLISHED.get((rule, suite, budget))

@@ -1,0 +1,246 @@
+"""Doing the work: tasks, each done once and stored; what is stored isn't done again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from proxfield import inference
+from proxfield._version import __version__
+from proxfield.bench.store import Record, Store, plain
+from proxfield.bench.suites import Instance
+from proxfield.errors import ProxfieldError
+
+if TYPE_CHECKING:
+    from proxfield.bench.progress import Watcher
+    from proxfield.field import Field
+    from proxfield.result import Result, Trace
+    from proxfield.rules import Rule
+
+UNLIMITED = 10**9
+"""Iterations that no budget gets to."""
+TRACE_POINTS = 300
+"""Points kept of a trace."""
+EXACT_ITERS = 1000
+FAILURES = (ProxfieldError, FloatingPointError, MemoryError)
+"""What one rule may fail with on one field; the benchmark goes on."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all tasks of a session share."""
+
+    tol: float
+    threads: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work.
+
+    Attributes:
+        kind: "run" (timed), "trace" (F of every state), "exact" (gap to the exact log Z) or
+            "curvature" (L and the certified damping).
+        instance: The model.
+        rule: The rule, where one is needed.
+        budget: Seconds of iterating.
+        repeat: Which repetition of a timed run.
+    """
+
+    kind: str
+    instance: Instance
+    rule: Rule | None = None
+    budget: float | None = None
+    repeat: int | None = None
+
+    def identity(self, settings: Settings) -> Record:
+        """What tells this task from others in a results file."""
+        out: Record = {
+            "kind": self.kind,
+            "suite": self.instance.suite,
+            "instance": self.instance.name,
+            "digest": self.instance.digest,
+            "weight": self.instance.weight,
+            "version": __version__,
+        }
+        if self.rule is not None:
+            params = {k: v for k, v in self.rule.params.items() if not callable(v)}
+            out |= {"rule": self.rule.name, "params": plain(params)}
+            out |= {"tol": settings.tol, "threads": settings.threads}
+        if self.budget is not None:
+            out["budget"] = self.budget
+        if self.repeat is not None:
+            out["repeat"] = self.repeat
+        return out
+
+    @property
+    def cost(self) -> float:
+        """Seconds that it takes at most, roughly."""
+        return (self.budget or 0.1) + 0.01
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A task that couldn't be done, and why."""
+
+    task: Task
+    why: str
+
+
+def run_tasks(
+    tasks: Sequence[Task], store: Store, settings: Settings, watcher: Watcher
+) -> list[Failure]:
+    """Do what isn't stored yet, instance by instance.
+
+    Args:
+        tasks: The tasks; those of one instance should follow each other.
+        store: Where results are and go.
+        settings: What all tasks share.
+        watcher: Is told how it goes.
+
+    Returns:
+        What couldn't be done: it is in no file, so the next session tries again.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C; everything finished before is stored.
+        InputError: If a model can't be read, before anything is run.
+    """
+    pending = [t for t in tasks if store.find(t.identity(settings)) is None]
+    fields = _read_all(pending, watcher)
+    watcher.begin(sum(t.cost for t in pending), len(tasks), len(tasks) - len(pending))
+    warm: set[tuple[str, str]] = set()
+    failures: list[Failure] = []
+    for instance, group in groupby(pending, key=lambda t: t.instance):
+        field = fields[instance]
+        for task in group:
+            watcher.working(task)
+            try:
+                _warm_up(task, field, settings, warm)
+                found = WORK[task.kind](task, field, settings)
+                store.add({**task.identity(settings), **found})
+            except FAILURES as error:
+                if _is_stores_own(error, store):
+                    raise
+                failures.append(Failure(task, str(error) or type(error).__name__))
+            watcher.done(task)
+    return failures
+
+
+def _is_stores_own(error: BaseException, store: Store) -> bool:
+    """Is it the results file that failed? Then going on would lose everything that follows."""
+    from proxfield.io.files import display_name
+
+    return getattr(error, "path", None) == display_name(store.path)
+
+
+def _read_all(pending: Iterable[Task], watcher: Watcher) -> dict[Instance, Field]:
+    """All fields that are needed, so that a bad model shows before a long run."""
+    out: dict[Instance, Field] = {}
+    for instance in dict.fromkeys(t.instance for t in pending):
+        watcher.reading(instance)
+        out[instance] = instance.make()
+        if instance.reference is not None:
+            instance.reference()
+    return out
+
+
+def _warm_up(task: Task, field: Field, settings: Settings, warm: set[tuple[str, str]]) -> None:
+    """One short run of each rule on each family, so that nothing is timed for the first time."""
+    if task.kind != "run" or task.rule is None:
+        return
+    family = (task.instance.suite, task.rule.name)
+    if family not in warm:
+        warm.add(family)
+        inference.infer(
+            field, task.rule, max_iters=3, tol=settings.tol, threads=settings.threads, trace=False
+        )
+
+
+def _infer(task: Task, field: Field, settings: Settings, **options: Any) -> Result:
+    """Run the task's rule from uniform marginals; Ctrl-C is passed on."""
+    assert task.rule is not None
+    result = inference.infer(
+        field, task.rule, tol=settings.tol, threads=settings.threads, **options
+    )
+    if result.status.name == "INTERRUPTED":
+        raise KeyboardInterrupt
+    return result
+
+
+def _do_run(task: Task, field: Field, settings: Settings) -> Record:
+    """A timed run. The clock is `infer`'s own: F of the end is evaluated after it has stopped."""
+    begun = time.perf_counter()
+    result = _infer(task, field, settings, budget=task.budget, max_iters=UNLIMITED, trace=False)
+    whole = time.perf_counter() - begun
+    return {
+        "free_energy": result.free_energy,
+        "iterations": result.iterations,
+        "seconds": round(result.seconds, 6),
+        "setup_seconds": round(whole - result.seconds, 6),
+        "status": result.status.label,
+    }
+
+
+def _do_trace(task: Task, field: Field, settings: Settings) -> Record:
+    """F of every state, in a run of its own because that costs time."""
+    result = _infer(task, field, settings, budget=task.budget, max_iters=UNLIMITED, trace=True)
+    rows = thin_out(result.trace)
+    return {
+        "n_vars": field.n_vars,
+        "status": result.status.label,
+        "iteration": result.trace.iteration[rows],
+        "trace_seconds": [float(f"{s:.4g}") for s in result.trace.seconds[rows]],
+        "trace_free_energy": [float(f"{f:.11g}") for f in result.trace.free_energy[rows]],
+    }
+
+
+def thin_out(trace: Trace) -> Any:
+    """Rows to keep: the start, and states spread evenly over a logarithmic axis."""
+    if len(trace) <= TRACE_POINTS:
+        return np.arange(len(trace))
+    at = np.geomspace(1, len(trace) - 1, TRACE_POINTS).round().astype(np.int64)
+    return np.unique(np.concatenate([[0], at]))
+
+
+def _do_exact(task: Task, field: Field, settings: Settings) -> Record:
+    """How far the bound is from the exact log Z, and the marginals from the exact ones."""
+    assert task.instance.reference is not None
+    reference = task.instance.reference()
+    result = _infer(task, field, settings, max_iters=EXACT_ITERS, trace=False)
+    exact = reference.marginals
+    error = None if exact is None or len(exact) != len(result.q) else np.abs(result.q - exact)
+    return {
+        "free_energy": result.free_energy,
+        "log_z": reference.log_z,
+        "error": None if error is None else float(error.mean()),
+        "status": result.status.label,
+    }
+
+
+def _do_curvature(task: Task, field: Field, settings: Settings) -> Record:
+    """The paper's d = L and the certified d."""
+    from proxfield.curvature import Curvature, damping_for
+
+    curvature = Curvature(field.lower(), field)
+    certified = float(damping_for(curvature.largest))
+    return {"lipschitz": curvature.lipschitz, "certified": certified}
+
+
+WORK: dict[str, Callable[[Task, Field, Settings], Record]] = {
+    "run": _do_run,
+    "trace": _do_trace,
+    "exact": _do_exact,
+    "curvature": _do_curvature,
+}
+
+
+def threads_of(threads: int | None) -> int:
+    """Threads that inference may use, as a number."""
+    from proxfield.kernels.jit import max_threads
+
+    return max_threads() if threads is None else min(threads, max_threads())

@@ -1,0 +1,313 @@
+"""Results as JSON lines: appended as they come, so that a stopped benchmark can go on.
+
+The first line says where the results come from (``"kind": "meta"``); another such line follows
+when a later session differs. Every other line is one finished piece of work. Nothing in a file
+is ever overwritten: a damaged one is kept aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+from proxfield.errors import InputError
+from proxfield.io.files import atomic_write, display_name
+
+Record = dict[str, Any]
+
+FORMAT = "proxfield-bench-1"
+IDENTITY = (
+    "kind",
+    "suite",
+    "instance",
+    "digest",
+    "rule",
+    "params",
+    "budget",
+    "repeat",
+    "tol",
+    "threads",
+    "version",
+)
+"""What two lines must have in common to be the same piece of work."""
+NEEDED = {
+    "run": ("free_energy", "iterations", "seconds", "status"),
+    "trace": ("iteration", "trace_seconds", "trace_free_energy"),
+    "exact": ("free_energy", "log_z"),
+    "curvature": ("lipschitz", "certified"),
+}
+"""Kinds of lines, and what each must hold beside its identity."""
+PASSING = ("when", "load_average")
+"""What may differ between two sessions that are otherwise alike."""
+
+
+def identity(record: Record) -> str:
+    """The part of a record that says what was done, as text."""
+    return json.dumps([record.get(key) for key in IDENTITY], sort_keys=True)
+
+
+def plain(value: Any) -> Any:
+    """The same data as JSON has it: null for numbers that aren't finite, lists, plain types.
+
+    Example:
+        >>> plain({"f": float("inf"), "n": (1, 2.5)})
+        {'f': None, 'n': [1, 2.5]}
+    """
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (str, bool, int)) or value is None:
+        return value
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value)
+
+
+def number_of(record: Record, key: str) -> float:
+    """A number of a record; null stands for +inf."""
+    value = record[key]
+    return math.inf if value is None else float(value)
+
+
+class Store:
+    """A results file, open for appending.
+
+    Args:
+        path: The file; made if it isn't there.
+        meta: Where the results of this session come from.
+
+    Attributes:
+        notes: What happened while opening, in lines for the user.
+
+    Raises:
+        InputError: If the file can't be read or written, or another benchmark has it open.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], meta: Record) -> None:
+        self.path = Path(path)
+        self.meta: Record = plain({"kind": "meta", "format": FORMAT, **meta})
+        self.notes: list[str] = []
+        self.metas: list[Record] = []
+        self._records: dict[str, Record] = {}
+        self._file: TextIO | None = None
+        self._open()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; what was added is there."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # every line was flushed already
+                self._file.close()
+            self._file = None
+
+    def records(self) -> list[Record]:
+        """All pieces of work, in the order of the file."""
+        return list(self._records.values())
+
+    def find(self, wanted: Record) -> Record | None:
+        """The finished piece of work with this identity, if there is one."""
+        return self._records.get(identity(wanted))
+
+    def add(self, record: Record) -> Record:
+        """Append one finished piece of work; returns it as it was written."""
+        record = plain(record)
+        if not self.metas or _lasting(self.metas[-1]) != _lasting(self.meta):
+            self._append(self.meta)
+            self.metas.append(self.meta)
+        self._append(record)
+        self._records[identity(record)] = record
+        return record
+
+    def _append(self, record: Record) -> None:
+        assert self._file is not None, "the store is closed"
+        try:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise InputError(
+                f"can't write ({error.strerror or error}), expected enough free space; what was "
+                "finished before is kept: the same command goes on from there",
+                path=display_name(self.path),
+            ) from None
+
+    def _open(self) -> None:
+        name = display_name(self.path)
+        try:
+            exists = self.path.exists()
+            if exists and not self.path.is_file():  # a device may never end
+                raise InputError("not a regular file, expected a results file", path=name)
+            content = self.path.read_bytes() if exists else b""
+        except InputError:
+            raise
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"can't read ({why}), expected a results file", path=name) from None
+        found = parse_lines(content)
+        self.metas = [r for r in found.good if r["kind"] == "meta"]
+        self._records = {identity(r): r for r in found.good if r["kind"] != "meta"}
+        if found.bad:
+            self._keep_aside(found.good, found.bad)
+        try:
+            self._file = self.path.open("a", encoding="utf-8", newline="\n")
+            self._lock()
+            if not found.bad and found.cut is not None:
+                self.notes.append(
+                    f"{name}: its last line was cut short; that piece of work is done again"
+                )
+                self._file.truncate(found.cut)
+            elif not found.bad and content and not content.endswith(b"\n"):
+                self._file.write("\n")
+        except OSError as error:
+            self.close()
+            why = error.strerror or error
+            raise InputError(f"can't write ({why}), expected a writable file", path=name) from None
+        if not self.metas:
+            self._append(self.meta)
+            self.metas.append(self.meta)
+        elif self.metas[-1].get("machine") != self.meta.get("machine"):
+            self.notes.append(
+                f"{name}: begun on another machine; its results are used, so timings are mixed "
+                "(--json NEW starts afresh)"
+            )
+
+    def _lock(self) -> None:
+        """Two benchmarks must not write to one file (where the system can tell)."""
+        try:
+            import fcntl
+        except ImportError:
+            return
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise InputError(
+                "another benchmark is writing to it, expected a file of its own (--json FILE)",
+                path=display_name(self.path),
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+
+    def _keep_aside(self, good: list[Record], bad: int) -> None:
+        """Rename a damaged file and write its good lines anew."""
+        aside = self.path.with_name(f"{self.path.name}.corrupt")
+        count = 1
+        while aside.exists():
+            count += 1
+            aside = self.path.with_name(f"{self.path.name}.corrupt.{count}")
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise InputError(
+                f"is damaged and can't be renamed ({error.strerror or error}), "
+                "expected a writable folder",
+                path=display_name(self.path),
+            ) from None
+        good = good if good and good[0]["kind"] == "meta" else [self.meta, *good]
+        atomic_write(self.path, "".join(json.dumps(r) + "\n" for r in good))
+        self.metas = [r for r in good if r["kind"] == "meta"]
+        lines = "line" if bad == 1 else "lines"
+        self.notes.append(
+            f"{display_name(self.path)}: {bad} damaged {lines}; the file is kept as "
+            f"{display_name(aside)}, its {len(self._records)} good results are used"
+        )
+
+
+class Lines:
+    """What the lines of a results file came to.
+
+    Attributes:
+        good: Records, meta lines included.
+        bad: How many lines are damaged, an unfinished last one not counted.
+        cut: Where an unfinished last line begins, None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.good: list[Record] = []
+        self.bad = 0
+        self.cut: int | None = None
+
+
+def parse_lines(content: bytes) -> Lines:
+    """Read JSON lines, telling damage apart from a last line that a crash cut short."""
+    out = Lines()
+    at = 0
+    for line in content.splitlines(keepends=True):
+        if line.strip():
+            record = _parse_record(line)
+            if record is not None and (out.good or record["kind"] == "meta" or out.bad):
+                out.good.append(record)
+            elif record is not None:  # results without the line that says where they come from
+                out.bad += 1
+                out.good.append(record)
+            elif not line.endswith(b"\n") and out.good:
+                out.cut = at
+            else:
+                out.bad += 1
+        at += len(line)
+    return out
+
+
+def _parse_record(line: bytes) -> Record | None:
+    """A line as a record; None if it isn't one."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    kind = record.get("kind")
+    if kind == "meta":
+        return record if record.get("format") == FORMAT else None
+    if kind not in NEEDED:
+        return None
+    named = all(isinstance(record.get(key), str) for key in ("suite", "instance", "digest"))
+    whole = all(key in record for key in NEEDED[kind])
+    numbers = (record.get(key) for key in ("free_energy", "seconds", "iterations"))
+    return record if named and whole and all(_is_number(x) for x in numbers) else None
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def _lasting(meta: Record) -> Record:
+    return {k: v for k, v in meta.items() if k not in PASSING}
+
+
+def read_records(path: str | os.PathLike[str]) -> tuple[list[Record], list[Record]]:
+    """The meta lines and the good results of a file, which stays as it is.
+
+    Raises:
+        InputError: If it can't be read or holds no results.
+    """
+    from proxfield.io.files import read_bytes
+
+    content, name = read_bytes(os.fspath(path))
+    found = parse_lines(content)
+    records = {identity(r): r for r in found.good if r["kind"] != "meta"}
+    if not records:
+        raise InputError("no results in it, expected a file that bench has written", path=name)
+    return [r for r in found.good if r["kind"] == "meta"], list(records.values())
+
+
+def merge_metas(*groups: Iterable[Record]) -> list[Record]:
+    """Meta lines that differ in more than their date, in order."""
+    out: list[Record] = []
+    for meta in (m for group in groups for m in group):
+        if all(_lasting(meta) != _lasting(other) for other in out):
+            out.append(meta)
+    return out

@@ -1,0 +1,352 @@
+"""``proxfield bench``: the paper's benchmark, its figure on damping, and a report of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxfield.cli.options import CommandWithRules, F, stack
+
+if TYPE_CHECKING:
+    from proxfield.bench.runner import Failure, Settings, Task
+    from proxfield.bench.session import Outputs
+    from proxfield.bench.store import Store
+
+BUSY = 0.5
+"""Load average per core above which timings are doubtful."""
+
+data_options = stack(
+    click.option(
+        "--data",
+        metavar="DIR",
+        help="A folder with DBN, GRID and SEG of UAI files; generated instances by default.",
+    ),
+    click.option("--suite", metavar="A,B,…", help="Of DBN, GRID and SEG; all by default."),
+)
+
+run_options = stack(
+    click.option(
+        "--threads",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Most threads; all cores by default.",
+    ),
+    click.option(
+        "--tol",
+        metavar="X",
+        type=float,
+        default=1e-6,
+        show_default=True,
+        help="Stop before the budget is used up when no marginal changes by more.",
+    ),
+)
+
+
+def output_options(results: str) -> Callable[[F], F]:
+    """Where things go."""
+    return stack(
+        click.option(
+            "--json",
+            "results",
+            metavar="FILE",
+            default=results,
+            show_default=True,
+            help="Results as JSON lines; what is in it already isn't run again.",
+        ),
+        click.option("--report", metavar="FILE.html", help="Write a report to read in a browser."),
+        click.option(
+            "--figures",
+            metavar="DIR",
+            help="Where pictures (.png, .svg) go; beside the report by default.",
+        ),
+    )
+
+
+@click.group(no_args_is_help=False)
+def command() -> None:
+    """Run the paper's benchmark: F that each rule reaches in a given time.
+
+    Ctrl-C stops it; the same command goes on where it stopped.
+    """
+
+
+@command.command(cls=CommandWithRules)
+@data_options
+@click.option(
+    "--budgets",
+    metavar="S,S,…",
+    default="0.05,0.3,1",
+    show_default=True,
+    help="Seconds of iterating.",
+)
+@click.option("--rules", metavar="A,B,…", help="The paper's seven and auto by default.")
+@click.option(
+    "--repeats",
+    metavar="R",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Runs of each kind; the median counts.",
+)
+@run_options
+@output_options("bench-paper.jsonl")
+@click.option(
+    "--exact",
+    metavar="DIR",
+    help="Models with exact answers (<family>/X.uai, X.uai.PR, …), for the report.",
+)
+@click.option(
+    "--sensitivity",
+    metavar="FILE",
+    help="Results of bench sensitivity, to be shown in the report, too.",
+)
+@click.pass_context
+def paper(ctx: click.Context, /, **options: Any) -> None:
+    """The paper's Table 1: mean F on three sets of models, at three budgets.
+
+    The table on stdout has the published value beside ours; a star marks the best of a column.
+
+    \b
+    Examples:
+      proxfield bench paper
+      proxfield bench paper --data DIR --threads 1 --repeats 3 --report paper.html
+    """
+    from proxfield.bench.session import default_rules, load_sensitivity, parse_numbers, split_names
+    from proxfield.bench.suites import is_the_papers, load_exact, load_suites
+    from proxfield.registry import make_rule
+
+    budgets = parse_numbers(options["budgets"], "--budgets")
+    chosen = options["rules"]
+    names = default_rules() if chosen is None else split_names(chosen, "--rules")
+    rules = [make_rule(name) for name in names]
+    outputs = prepare_outputs(
+        options, {"--sensitivity": options["sensitivity"]}, {"--exact": options["exact"]}
+    )
+    settings = make_settings(options)
+    suites = load_suites(options["data"], wanted_suites(options["suite"]))
+    figure = None if options["sensitivity"] is None else load_sensitivity(options["sensitivity"])
+
+    from proxfield.bench.exact import exact_tasks, make_gaps
+    from proxfield.bench.report import ReportData
+    from proxfield.bench.session import describe_failures, stored_curves, trace_tasks
+    from proxfield.bench.store import merge_metas
+    from proxfield.bench.table import make_table, overruns, paper_tasks
+
+    runs = paper_tasks(suites, rules, budgets, options["repeats"])
+    drawn = outputs.report is not None or outputs.figures is not None
+    traces = trace_tasks(suites, rules, max(budgets)) if drawn else []
+    exact = exact_tasks(load_exact(options["exact"]), rules) if options["exact"] else []
+    with open_store(outputs, options["data"], settings) as store:
+        failures = do(ctx, [*runs, *traces, *exact], store, settings)
+        table = make_table(suites, rules, budgets, options["repeats"], store, settings)
+        print_blocks(table)
+        found = [store.find(t.identity(settings)) for t in exact]
+        data = ReportData(
+            metas=merge_metas(store.metas, figure[0] if figure else []),
+            command=this_command(),
+            tol=settings.tol,
+            repeats=options["repeats"],
+            table=table,
+            papers_own={s: is_the_papers(s, instances) for s, instances in suites.items()},
+            curves=stored_curves(traces, store, settings),
+            sensitivity=figure[1] if figure else None,
+            gaps=make_gaps(found, [r.name for r in rules]) if exact else None,
+            failures=describe_failures(failures),
+            overruns=overruns(runs, store, settings),
+        )
+        if data.overruns:
+            note(data.overruns)
+        if not all(data.papers_own.values()):
+            note("not the paper's own instances, so the published values are no yardstick")
+        finish(outputs, data)
+
+
+@command.command()
+@data_options
+@click.option(
+    "--budgets",
+    metavar="S,S,…",
+    default="0.05,0.3",
+    show_default=True,
+    help="Seconds of iterating.",
+)
+@click.option("--etas", metavar="X,X,…", help="Values of η; 13 from 0.001 to 1 by default.")
+@run_options
+@output_options("bench-sensitivity.jsonl")
+@click.pass_context
+def sensitivity(ctx: click.Context, /, **options: Any) -> None:
+    """The paper's Figure 2: how mean F depends on the damping η = 1/(1+d).
+
+    For adhoc (eta=η), fixed (step=η) and adaptive (step=η).
+    """
+    from proxfield.bench.sensitivity import ETAS, make_sensitivity, sensitivity_tasks
+    from proxfield.bench.session import parse_numbers
+    from proxfield.bench.suites import load_suites
+
+    budgets = parse_numbers(options["budgets"], "--budgets")
+    given = options["etas"]
+    etas = list(ETAS) if given is None else parse_numbers(given, "--etas", highest=1.0)
+    outputs = prepare_outputs(options, {}, {})
+    settings = make_settings(options)
+    suites = load_suites(options["data"], wanted_suites(options["suite"]))
+
+    from proxfield.bench.report import ReportData
+    from proxfield.bench.session import describe_failures
+
+    tasks = sensitivity_tasks(suites, etas, budgets)
+    with open_store(outputs, options["data"], settings) as store:
+        failures = do(ctx, tasks, store, settings)
+        found = [store.find(t.identity(settings)) for t in tasks]
+        figure = make_sensitivity([r for r in found if r is not None])
+        print_sensitivity(figure)
+        data = ReportData(
+            metas=store.metas,
+            command=this_command(),
+            tol=settings.tol,
+            sensitivity=figure,
+            failures=describe_failures(failures),
+        )
+        finish(outputs, data)
+
+
+def wanted_suites(given: str | None) -> list[str] | None:
+    """The suites that were asked for, in capitals; None for all."""
+    from proxfield.bench.session import split_names
+
+    if given is None:
+        return None
+    return list(dict.fromkeys(name.upper() for name in split_names(given, "--suite")))
+
+
+def make_settings(options: dict[str, Any]) -> Settings:
+    """What all runs share, checked."""
+    from proxfield.bench.runner import Settings, threads_of
+    from proxfield.cli.running import check_limits
+
+    check_limits(1, options["tol"], None, options["threads"])
+    return Settings(options["tol"], threads_of(options["threads"]))
+
+
+def prepare_outputs(
+    options: dict[str, Any], inputs: dict[str, str | None], folders: dict[str, str | None]
+) -> Outputs:
+    """Where things go; refuses targets that can't be written or that name an input."""
+    from proxfield.bench.session import Outputs, check_outputs
+    from proxfield.cli.shared import check_distinct, check_target
+
+    outputs = Outputs(options["results"], options["report"], options["figures"])
+    check_target(outputs.results, "--json")
+    if outputs.report is not None:
+        check_target(outputs.report, "--report")
+    check_distinct(
+        {
+            "--data": options["data"],
+            "--json": outputs.results,
+            "--report": outputs.report,
+            "--figures": outputs.figures,
+            **inputs,
+            **folders,
+        }
+    )
+    check_outputs(outputs)
+    return outputs
+
+
+def open_store(outputs: Outputs, data: str | None, settings: Settings) -> Store:
+    """The results file; says what happened to it."""
+    import os
+
+    from proxfield.bench.machine import metadata
+    from proxfield.bench.store import Store
+
+    meta = metadata(data, settings.threads)
+    store = Store(outputs.results, meta)
+    for line in store.notes:
+        note(line)
+    load, cores = meta["load_average"], os.cpu_count() or 1
+    if load is not None and load > BUSY * cores:
+        note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
+    return store
+
+
+def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) -> list[Failure]:
+    """Do what isn't stored yet; leaves with 130 on Ctrl-C."""
+    from proxfield.bench.progress import Bar
+    from proxfield.bench.runner import run_tasks
+    from proxfield.bench.session import describe_failures
+
+    try:
+        with Bar() as bar:
+            failures = run_tasks(tasks, store, settings, bar)
+    except KeyboardInterrupt:
+        from proxfield.cli.main import INTERRUPTED
+
+        finished = sum(store.find(t.identity(settings)) is not None for t in tasks)
+        click.echo(
+            f"proxfield: interrupted: {finished} of {len(tasks)} runs are kept in {store.path}; "
+            "the same command goes on from there",
+            err=True,
+        )
+        store.close()
+        ctx.exit(INTERRUPTED)
+    for line in describe_failures(failures):
+        note(line)
+    return failures
+
+
+def print_blocks(table: Any) -> None:
+    """Table 1 on stdout, a block for each suite."""
+    from proxfield.bench.table import text_blocks
+    from proxfield.cli.shared import print_table
+
+    for k, (title, header, rows) in enumerate(text_blocks(table)):
+        if k:
+            click.echo()
+        click.echo(f"{title}; lower is better, * is best")
+        left = [0, *range(2, len(header), 3)]
+        print_table(header, rows, left=left)
+
+
+def print_sensitivity(figure: Any) -> None:
+    """Figure 2 as numbers on stdout."""
+    from proxfield.bench.sensitivity import PARAMETER
+    from proxfield.bench.table import budget_name, show
+    from proxfield.cli.shared import number, print_table
+
+    for k, suite in enumerate(figure.suites):
+        if k:
+            click.echo()
+        marks = [
+            f"{name} = {number(by[suite], 3)}"
+            for name, by in (("L", figure.lipschitz), ("certified d", figure.certified))
+            if suite in by
+        ]
+        click.echo(f"{suite}: mean F" + (f"; mean {', mean '.join(marks)}" if marks else ""))
+        keys = [(rule, budget) for budget in figure.budgets for rule in PARAMETER]
+        curves = [dict(figure.curves.get((suite, *key), [])) for key in keys]
+        etas = sorted({eta for curve in curves for eta in curve})
+        header = ["eta", *(f"{rule} {budget_name(budget)}" for rule, budget in keys)]
+        rows = [[f"{eta:g}", *(show(curve.get(eta)) for curve in curves)] for eta in etas]
+        print_table(header, rows, left=())
+
+
+def finish(outputs: Outputs, data: Any) -> None:
+    """Pictures and report, after everything else is safe."""
+    from proxfield.bench.session import write_outputs
+
+    for line in write_outputs(outputs, data):
+        click.echo(line, err=True)
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    click.echo(f"proxfield: note: {text}", err=True)
+
+
+def this_command() -> str:
+    """The command as it was typed."""
+    from proxfield.bench.machine import command_line
+
+    return command_line()
