@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.examples import CONTRADICTIONS, POSSIBLE, Example
-from helpers import SOLVERS, exact_log_z, infer, random_field, random_marginals, repulsive_grid
 
 import proxfield as pf
+from conformance.examples import CONTRADICTIONS, POSSIBLE, Example
+from helpers import SOLVERS, exact_log_z, infer, random_field, random_marginals, repulsive_grid
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Chains
 from proxfield.kernels.random import uniforms

@@ -39,13 +39,17 @@ class Rule:
         """How the state moves."""
         raise NotImplementedError
 
+    def prepare(self, problem: Problem) -> None:
+        """Compile and import what `plan` needs, so that making the plan can be timed."""
+        problem.curvature.prepare()
+
     def default_iterations(self, problem: Problem) -> int:
         """Most iterations where the user limits neither these nor the seconds."""
         return 1000
 
     def solve(self, session: Session) -> Outcome:
         """Infer. Most rules iterate their plan; rules that run others override this."""
-        session.problem.curvature.prepare()
+        self.prepare(session.problem)
         with session.loop.clock():  # finding a certified step is part of the work
             plan = self.plan(session.problem)
         return session.run_plan(self, plan, session.start)

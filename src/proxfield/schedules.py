@@ -31,6 +31,9 @@ class Sweep(Rule):
         if self.order not in ("natural", "random"):
             raise InputError(f"sweep: order={self.order!r}, expected natural or random")
 
+    def prepare(self, problem: Problem) -> None:
+        pass
+
     def plan(self, problem: Problem) -> Plan:
         shuffle = np.random.default_rng(problem.seed) if self.order == "random" else None
         return Order(np.arange(problem.n_vars), shuffle=shuffle)
@@ -46,6 +49,11 @@ class Colored(Rule):
     name = "colored"
     summary = "sweep in parallel by graph colour; monotone, best on sparse graphs"
     monotone = True
+
+    def prepare(self, problem: Problem) -> None:
+        from proxfield.kernels.coloring import greedy_colors
+
+        greedy_colors(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
     def plan(self, problem: Problem) -> Plan:
         colors = color_graph(problem.lowered)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import atomic_write
+from proxfield.style import rule_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,10 @@ import numpy as np
 
 from proxfield.bench.charts import Curves, damping_marks, sensitivity_range
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
-from proxfield.style import rule_style
 from proxfield.bench.table import budget_name
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import display_name
+from proxfield.style import rule_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

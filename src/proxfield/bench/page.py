@@ -11,8 +11,8 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-from proxfield.style import rule_style
 from proxfield.errors import MissingDependencyError
+from proxfield.style import rule_style
 
 REMEDY = 'pip install "proxfield[bench]"'
 
