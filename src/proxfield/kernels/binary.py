@@ -19,7 +19,7 @@ from proxfield.kernels.math import as_bits, exp_ratio, from_bits
 
 CLAMP = 1000.0
 """|a| of a variable with an impossible label: its probability underflows to nothing."""
-BLOCK = 2048
+BLOCK = 8192
 """Variables a block: small enough for the caches; the unit of parallel work and of sums."""
 
 
@@ -56,6 +56,7 @@ class Motion(NamedTuple):
     step: Any  # (n,)
     inverse: Any  # 1 / step = 1 + damping  # (n,)
     fallback: Any  # a certified step, for redoing one that raised F  # (n,)
+    flat: float  # the step if all are equal, else 0: saves reading two arrays
     gamma1: float
     gamma2: float
     epsilon: float
@@ -66,10 +67,9 @@ class Motion(NamedTuple):
 
 
 @inlined
-def gradient_block(pack: Any, v: Any, g: Any, i0: int, i1: int, energy_too: bool) -> float:
-    """g = bias + W v for one block; returns its share of the energy, Σ v (bias + g) / 2."""
+def gradient_block(pack: Any, v: Any, here: Any, i0: int, i1: int, energy_too: bool) -> float:
+    """g = bias + W v for one block, into ``here``; returns its energy, Σ v (bias + g) / 2."""
     pad = pack.pad
-    here = g[i0:i1]
     bias = pack.bias[i0:i1]
     mine = v[pad + i0 : pad + i1]
     n_diagonals = len(pack.distance)
@@ -122,13 +122,24 @@ def gradient_block(pack: Any, v: Any, g: Any, i0: int, i1: int, energy_too: bool
 
 
 @inlined
-def move_block(motion: Any, st: Any, old: Any, i0: int, i1: int) -> None:
-    """New ``a`` of one block by the rule (not for MEAN or plain PROXIMAL); ``old`` is its v."""
-    a, g, first, second = st.a[i0:i1], st.g[i0:i1], st.first[i0:i1], st.second[i0:i1]
+def move_block(motion: Any, st: Any, g: Any, old: Any, i0: int, i1: int, redo: bool) -> None:
+    """New ``a`` of one block by the rule (not for MEAN); ``g`` and ``old`` are the block's."""
+    a, first, second = st.a[i0:i1], st.first[i0:i1], st.second[i0:i1]
     step, inverse = motion.step[i0:i1], motion.inverse[i0:i1]
     kind, g1, g2, eps, beta = motion.kind, motion.gamma1, motion.gamma2, motion.epsilon, motion.beta
     n = i1 - i0
-    if kind == 0:  # adaptive
+    if redo:  # again from where the last step started
+        keep_a, keep_g, step = st.a_before[i0:i1], st.g_before[i0:i1], motion.fallback[i0:i1]
+        for k in range(n):
+            a[k] = keep_a[k] - step[k] * (keep_a[k] - beta * keep_g[k])
+    elif kind == 0 and not motion.adaptive and motion.flat > 0.0:
+        flat = motion.flat
+        for k in range(n):
+            a[k] -= flat * (a[k] - beta * g[k])
+    elif kind == 0 and not motion.adaptive:
+        for k in range(n):
+            a[k] -= step[k] * (a[k] - beta * g[k])
+    elif kind == 0:
         keep_a, keep_g = st.a_before[i0:i1], st.g_before[i0:i1]
         for k in range(n):
             keep_a[k] = a[k]
@@ -169,19 +180,21 @@ def entropy_of(v: float) -> Any:
 
 
 @inlined
-def clamp_block(pack: Any, a: Any, i0: int, i1: int) -> None:
-    """Variables with an impossible label don't move."""
+def clamp_block(pack: Any, values: Any, i0: int, i1: int) -> None:
+    """Variables with an impossible label don't move: their ``a`` (or target) in one block."""
     if len(pack.clamped) > 0:
         for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
-            a[pack.clamped[c]] = pack.clamp[c]
+            values[pack.clamped[c] - i0] = pack.clamp[c]
 
 
 @inlined
-def mean_block(pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1: int) -> Any:
+def mean_block(
+    pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int
+) -> Any:
     """q ← (1 − s) q + s q* for one block; returns as `update_block` does."""
-    a, g, step, inverse = st.a[i0:i1], st.g[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
+    a, step, inverse = st.a[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
     entropy, change, twice = 0.0, 0, 0
-    clamp_block(pack, st.g, i0, i1)  # whose target is where they are: no change
+    clamp_block(pack, g, i0, i1)  # whose target is where they are: no change
     for k in range(i1 - i0):
         x = motion.beta * g[k]
         a[k] = x
@@ -194,7 +207,7 @@ def mean_block(pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1:
         change = d1 if d1 > change else change
         new[k] = value
     if len(pack.clamped) > 0:
-        clamp_block(pack, st.a, i0, i1)
+        clamp_block(pack, a, i0, i1)
         for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
             k = pack.clamped[c] - i0
             new[k] = -0.5 if pack.clamp[c] > 0 else 0.5
@@ -216,54 +229,41 @@ def centred_logistic(x: float) -> Any:
 
 @inlined
 def update_block(
-    pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1: int, redo: bool
+    pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int, redo: bool
 ) -> Any:
     """Move one block; returns its entropy, largest scaled change and difference from two before."""
     n = i1 - i0
     pad = pack.pad
     before, after = old[pad + i0 : pad + i1], new[pad + i0 : pad + i1]
     if motion.kind == 1:
-        return mean_block(pack, motion, st, before, after, i0, i1)
+        return mean_block(pack, motion, st, g, before, after, i0, i1)
+    move_block(motion, st, g, before, i0, i1, redo)
     a = st.a[i0:i1]
-    g = st.g[i0:i1]
+    clamp_block(pack, a, i0, i1)
     scale = motion.inverse[i0:i1]
+    if redo or motion.adaptive:
+        scale = g  # the gradient has done its work; its place holds 1 / step
+        for k in range(n):
+            damping = (motion.inverse[i0 + k] - 1.0) * (1.0 - 4.0 * before[k] * before[k])
+            scale[k] = 1.0 / motion.fallback[i0 + k] if redo else 1.0 + damping
     change, twice = 0, 0
-    if motion.kind == 0 and not (motion.adaptive or redo) and len(pack.clamped) == 0:
-        step = motion.step[i0:i1]
-        beta = motion.beta
-        for k in range(n):  # the common case in one pass
-            x = np.float64(a[k] - step[k] * (a[k] - beta * g[k]))
-            a[k] = x
-            value = centred_logistic(x)
-            d1 = as_bits(abs(value - before[k]) * scale[k])
-            d2 = as_bits(abs(value - after[k]) * scale[k])
-            change = d1 if d1 > change else change
-            twice = d2 if d2 > twice else twice
-            after[k] = value
-    else:
-        if redo:  # again from where the last step started
-            a_before, g_before = st.a_before[i0:i1], st.g_before[i0:i1]
-            for k in range(n):
-                x = a_before[k]
-                a[k] = x - motion.fallback[i0 + k] * (x - motion.beta * g_before[k])
-        elif motion.kind == 0 and not motion.adaptive:
-            for k in range(n):
-                a[k] -= motion.step[i0 + k] * (a[k] - motion.beta * g[k])
-        else:
-            move_block(motion, st, before, i0, i1)
-        clamp_block(pack, st.a, i0, i1)
-        if redo or motion.adaptive:
-            scale = g  # the gradient has done its work; its place holds 1 / step
-            for k in range(n):
-                damping = (motion.inverse[i0 + k] - 1.0) * (1.0 - 4.0 * before[k] * before[k])
-                scale[k] = 1.0 / motion.fallback[i0 + k] if redo else 1.0 + damping
+    if motion.flat > 0.0 and not (redo or motion.adaptive):
         for k in range(n):
             value = centred_logistic(np.float64(a[k]))
-            d1 = as_bits(abs(value - before[k]) * scale[k])
-            d2 = as_bits(abs(value - after[k]) * scale[k])
+            d1 = as_bits(abs(value - before[k]))
+            d2 = as_bits(abs(value - after[k]))
             change = d1 if d1 > change else change
             twice = d2 if d2 > twice else twice
             after[k] = value
+        entropy = block_entropy(a, after) if motion.trace else 0.0
+        return entropy, from_bits(change) / motion.flat, from_bits(twice) / motion.flat
+    for k in range(n):
+        value = centred_logistic(np.float64(a[k]))
+        d1 = as_bits(abs(value - before[k]) * scale[k])
+        d2 = as_bits(abs(value - after[k]) * scale[k])
+        change = d1 if d1 > change else change
+        twice = d2 if d2 > twice else twice
+        after[k] = value
     entropy = block_entropy(a, after) if motion.trace else 0.0
     return entropy, from_bits(change), from_bits(twice)
 
@@ -319,20 +319,23 @@ def run(
                 energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
                 for i0 in range(0, n, BLOCK):
                     i1 = min(n, i0 + BLOCK)
-                    hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, redo)
+                    g = st.g[i0:i1]
+                    hb, cb, tb = update_block(pack, motion, st, g, old, new, i0, i1, redo)
                     h += hb
                     change = cb if cb > change or cb != cb else change
                     twice = max(twice, tb)
                 for i0 in range(0, n, BLOCK):
-                    energy += gradient_block(pack, new, st.g, i0, min(n, i0 + BLOCK), True)
+                    i1 = min(n, i0 + BLOCK)
+                    energy += gradient_block(pack, new, st.g[i0:i1], i0, i1, True)
                 if not constant + energy - h > f + motion.slack * (1.0 + abs(f)):
                     break  # F did not rise; otherwise again with the certified step
             f = constant + energy - h
         else:
             for i0 in range(0, n, BLOCK):
                 i1 = min(n, i0 + BLOCK)
-                energy += gradient_block(pack, old, st.g, i0, i1, motion.trace)
-                hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, False)
+                g = st.g[: i1 - i0]  # one block's room for all: it stays in the cache
+                energy += gradient_block(pack, old, g, i0, i1, motion.trace)
+                hb, cb, tb = update_block(pack, motion, st, g, old, new, i0, i1, False)
                 h += hb
                 change = cb if cb > change or cb != cb else change
                 twice = max(twice, tb)
@@ -352,7 +355,7 @@ def evaluate(pack: Any, st: Any, phase: int) -> Any:
     energy, entropy = 0.0, 0.0
     for i0 in range(0, n, BLOCK):
         i1 = min(n, i0 + BLOCK)
-        energy += gradient_block(pack, st.v[phase], st.g, i0, i1, True)
+        energy += gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
         h = 0.0
         for i in range(i0, i1):
             h += entropy_of(np.float64(st.v[phase, pack.pad + i]))
@@ -368,8 +371,9 @@ def fused_parallel(pack: Any, st: Any, motion: Any, phase: int, parts: Any) -> N
     for b in numba.prange(len(parts)):
         i0 = b * BLOCK
         i1 = min(n, i0 + BLOCK)
-        parts[b, 0] = gradient_block(pack, old, st.g, i0, i1, motion.trace)
-        h, c, t = update_block(pack, motion, st, old, new, i0, i1, False)
+        g = np.empty(i1 - i0, dtype=st.g.dtype)
+        parts[b, 0] = gradient_block(pack, old, g, i0, i1, motion.trace)
+        h, c, t = update_block(pack, motion, st, g, old, new, i0, i1, False)
         parts[b, 1] = h
         parts[b, 2] = c
         parts[b, 3] = t
@@ -380,9 +384,9 @@ def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
     """The gradient alone, for the safeguard."""
     n = len(pack.bias)
     for b in numba.prange(len(parts)):
-        parts[b, 0] = gradient_block(
-            pack, st.v[phase], st.g, b * BLOCK, min(n, b * BLOCK + BLOCK), True
-        )
+        i0 = b * BLOCK
+        i1 = min(n, i0 + BLOCK)
+        parts[b, 0] = gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
 
 
 @parallel_kernel
@@ -394,7 +398,8 @@ def update_parallel(
     for b in numba.prange(len(parts)):
         i0 = b * BLOCK
         i1 = min(n, i0 + BLOCK)
-        h, c, t = update_block(pack, motion, st, st.v[old], st.v[new], i0, i1, redo)
+        g = st.g[i0:i1]
+        h, c, t = update_block(pack, motion, st, g, st.v[old], st.v[new], i0, i1, redo)
         parts[b, 1] = h
         parts[b, 2] = c
         parts[b, 3] = t

@@ -163,6 +163,7 @@ class CpuProgram(Program):
             step=step,
             inverse=(1.0 / plan.step).astype(self.dtype),
             fallback=step if plan.fallback is None else plan.fallback.astype(self.dtype),
+            flat=float(plan.step[0]) if len(step) and (plan.step == plan.step[0]).all() else 0.0,
             gamma1=plan.gamma1,
             gamma2=plan.gamma2,
             epsilon=plan.epsilon,

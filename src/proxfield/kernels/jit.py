@@ -96,7 +96,9 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 def exact(function: Callable[..., Any]) -> Any:
     """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
-    return numba.njit(fastmath={"contract"}, error_model="numpy", nogil=True)(function)
+    return numba.njit(fastmath={"contract", "arcp", "nsz", "afn"}, error_model="numpy", nogil=True)(
+        function
+    )
 
 
 class _Listener(event.Listener):
