@@ -429,6 +429,12 @@ def large_general(seed: int = 0) -> pf.Field:
 LARGE = {"binary": large_binary(), "general": large_general()}
 
 
+@pytest.fixture(autouse=True)
+def threads_pay_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields of a size for tests count as large."""
+    monkeypatch.setattr(cpu, "PARALLEL_WORK", 150_000)
+
+
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_fields_are_large(kind: str) -> None:
     assert compile_program(LARGE[kind].lower()).work >= cpu.PARALLEL_WORK

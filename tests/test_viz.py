@@ -13,7 +13,8 @@ import proxfield as pf
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.generate import grid
 from proxfield.result import Trace
-from proxfield.viz import COLOURS, _spread, convergence_figure, save_figure
+from proxfield.style import rule_style
+from proxfield.viz import _spread, convergence_figure, save_figure
 
 pytest.importorskip("matplotlib")
 
@@ -39,7 +40,7 @@ def test_two_panels_with_a_curve_and_a_name_for_each(results: dict[str, pf.Resul
         assert len(axes.lines) == 2 * len(results)  # a curve and its last point
     assert [t.get_text() for t in right.texts] == list(results)
     colours = [t.get_color() for t in right.texts]
-    assert len(set(colours)) == min(len(results), len(COLOURS))
+    assert colours == [rule_style(name, k).colour for k, name in enumerate(results)]
 
 
 def test_heights_are_f_above_the_lowest(results: dict[str, pf.Result]) -> None:
