@@ -145,3 +145,16 @@ def test_compiling_is_announced_once() -> None:
     assert calls == [1]
     double(1)  # nobody listens any more
     assert calls == [1]
+
+
+def test_only_old_kernels_of_other_versions_are_forgotten(tmp_path: Path) -> None:
+    old, young, other = (tmp_path / name for name in ("kernels-old", "kernels-young", "notes"))
+    for folder in (old, young, other):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    month_ago = young.stat().st_mtime - 31 * 86400
+    os.utime(old, (month_ago, month_ago))
+    os.utime(other, (month_ago, month_ago))
+    jit._forget_old(tmp_path)
+    assert not old.exists()
+    assert young.exists() and other.exists()

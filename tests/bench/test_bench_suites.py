@@ -15,7 +15,7 @@ from proxfield.errors import InputError
 from proxfield.registry import RULES
 from proxfield.terms.pairwise import Ising, Potts
 
-PAPER = Path("/work/shared/data/uai/paper")
+PAPER = Path(__file__).resolve().parents[3] / "shared" / "data" / "uai" / "paper"
 
 
 def test_the_generated_grids_have_the_papers_sizes_and_ranges() -> None:

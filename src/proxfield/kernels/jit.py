@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,8 @@ def kernel_cache() -> Path:
     root = cache_root()
     name = f"kernels-{digest.hexdigest()[:12]}"
     try:
+        if not (root / name).exists():
+            _forget_old(root)
         (root / name).mkdir(parents=True, exist_ok=True)
         if not os.access(root / name, os.W_OK):
             raise PermissionError
@@ -61,6 +65,14 @@ def kernel_cache() -> Path:
         )
         spare.mkdir(parents=True, exist_ok=True)
         return spare
+
+
+def _forget_old(root: Path) -> None:
+    """Remove kernels of other versions that nobody has added to for a month."""
+    for other in root.glob("kernels-*"):
+        with suppress(OSError):
+            if time.time() - other.stat().st_mtime > 30 * 86400:
+                shutil.rmtree(other)
 
 
 @contextmanager
