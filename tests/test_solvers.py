@@ -271,3 +271,14 @@ def pf_grid(seed: int) -> pf.Field:
     from proxfield.generate import grid
 
     return grid(12, 12, strength=3.0, seed=seed)
+
+
+@pytest.mark.parametrize("rule", ["auto", "fixed"])
+def test_budgets_hold_on_fields_too_large_to_explore(rule: str) -> None:
+    """λ gives way to its bound from the tables, exploring to one descent."""
+    field = repulsive_grid(600, weight=1.0, bias=0.3)
+    pf.infer(field, rule, max_iters=2)
+    result = pf.infer(field, rule, budget=0.3)
+    assert result.iterations > 0
+    assert result.seconds < 0.6
+    assert (np.diff(result.trace.free_energy) <= 1e-9 * abs(result.free_energy)).all()

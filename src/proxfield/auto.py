@@ -24,7 +24,7 @@ from proxfield.kernels.base import Chains, Plan
 from proxfield.portfolio import best_of
 from proxfield.result import Status
 from proxfield.rules import Adam, Fixed, Momentum, Rule
-from proxfield.schedules import Colored, Sweep
+from proxfield.schedules import Sweep
 from proxfield.session import Outcome, Problem, Session
 from proxfield.terms.base import offers
 
@@ -42,6 +42,8 @@ VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
 POLISH = 30
 """Most sweeps that end a chain."""
+LOOKS = 250
+"""Evaluations of F that must fit into a budget for exploring to pay (a sweep takes a few)."""
 LANES = 4
 """Chains of a round where only iterations are limited."""
 FEW_SWEEPS = 8
@@ -92,9 +94,11 @@ class Auto(Rule):
 
 
 def polish(session: Session, q: NDArray[np.float64]) -> Outcome:
-    """Sweep to the tolerance, by colour where threads help."""
-    rule: Rule = Colored() if session.program.parallel else Sweep()
-    return session.run_plan(rule, rule.plan(session.problem), q)
+    """Sweep to the tolerance; a large field moves as a whole, by its certified local steps."""
+    rule: Rule = Fixed(step="certified-local") if session.program.parallel else Sweep()
+    with session.loop.clock():
+        plan = rule.plan(session.problem)
+    return session.run_plan(rule, plan, q)
 
 
 @dataclass
@@ -117,8 +121,14 @@ class Search:
         self.start, self.best_q, self.best_f = start, start, f
         self.rng = np.random.default_rng(session.problem.seed)
         program.explore(Chains.make(start[None], polish=0))  # compile outside the clock
+        program.free_energy(program.start(start))
+        begun = time.perf_counter()
+        first = program.free_energy(program.start(start))
+        look = time.perf_counter() - begun
         if f == np.inf:
-            loop.note(0, loop.elapsed, program.free_energy(program.start(start)))
+            loop.note(0, loop.elapsed + look, first)
+        if loop.budget is not None and loop.budget - loop.elapsed < LOOKS * look:
+            return polish(session, start)  # no time for more than a descent
         halted: Status | None = None
         try:
             while (chains := self._next()) is not None:

@@ -7,6 +7,7 @@ eigenvalue of P H P; the same holds per variable with λ_i = Σ_j ‖P H_ij P‖
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,11 +48,14 @@ class Curvature:
         lowered: The lowered field.
         field: The field itself, for L (which looks at the tables as they were given).
         kernels: The kernel set to multiply with.
+        seconds: Most seconds to spend on an eigenvalue; after that the bound from the tables
+            serves, which is certified too.
     """
 
     lowered: Lowered
     field: Field | None = None
     kernels: str = "cpu"
+    seconds: float = np.inf
 
     def prepare(self) -> None:
         """Compile and import what the numbers need, so that asking for them can be timed."""
@@ -93,7 +97,7 @@ class Curvature:
         if len(larger) == len(list(low.terms)):
             return rest
         apply, size = self._projected
-        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound)
+        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self.seconds)
         return min(bound, max(0.0, top) + rest)
 
     @cached_property
@@ -126,8 +130,8 @@ class Curvature:
             return float(bound + rest)
         apply = pairwise_operator(raw, self.kernels)
         size = raw.layout.size
-        up = largest_eigenvalue(apply, size, bound)
-        down = largest_eigenvalue(lambda v: -apply(v), size, bound)
+        up = largest_eigenvalue(apply, size, bound, self.seconds)
+        down = largest_eigenvalue(lambda v: -apply(v), size, bound, self.seconds)
         return float(min(bound, max(up, down)) + rest)
 
     def steps(self, step: float | str) -> NDArray[np.float64]:
@@ -171,13 +175,20 @@ def pairwise_operator(lowered: Lowered, kernels: str) -> Callable[[Floats], Floa
     return apply
 
 
-def largest_eigenvalue(apply: Callable[[Floats], Floats], size: int, bound: float) -> float:
+class _OutOfTimeError(Exception):
+    """Lanczos took longer than it may."""
+
+
+def largest_eigenvalue(
+    apply: Callable[[Floats], Floats], size: int, bound: float, seconds: float = np.inf
+) -> float:
     """The largest eigenvalue of a symmetric operator, rounded up.
 
     Args:
         apply: The operator.
         size: Its dimension.
-        bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge.
+        bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge in time.
+        seconds: The time it has.
     """
     if size <= DENSE:
         dense = np.stack([apply(e) for e in np.eye(size)])
@@ -185,12 +196,19 @@ def largest_eigenvalue(apply: Callable[[Floats], Floats], size: int, bound: floa
         return top + 1e-12 * abs(top)
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    deadline = time.perf_counter() + seconds
+
+    def timed(v: Floats) -> Floats:
+        if time.perf_counter() > deadline:
+            raise _OutOfTimeError
+        return apply(v)
+
+    operator = LinearOperator((size, size), matvec=timed, dtype=np.float64)
     start = np.random.default_rng(0).normal(size=size)
     try:
         top = float(
             eigsh(operator, k=1, which="LA", v0=start, tol=MARGIN / 2, return_eigenvectors=False)[0]
         )
-    except ArpackError:  # not converged, or an operator that is 0
+    except (ArpackError, _OutOfTimeError):  # not converged, an operator that is 0, or too slow
         return bound
     return top + MARGIN * abs(top)

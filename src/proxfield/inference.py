@@ -19,6 +19,8 @@ from proxfield.rules import Rule
 from proxfield.session import Outcome, Problem, Session
 
 UNLIMITED = 2**62
+CURVATURE_SHARE = 0.2
+"""Of the budget, for finding λ; where that isn't enough the bound from the tables serves."""
 
 
 def infer(
@@ -79,7 +81,8 @@ def infer(
     if budget is not None and np.isinf(budget):
         budget = None
     lowered = field.lower()
-    problem = Problem(lowered, Curvature(lowered, field, kernels), seed)
+    hurry = np.inf if budget is None else CURVATURE_SHARE * budget
+    problem = Problem(lowered, Curvature(lowered, field, kernels, hurry), seed)
     limited = max_iters is not None or budget is not None
     if max_iters is None:
         max_iters = chosen.default_iterations(problem) if budget is None else UNLIMITED

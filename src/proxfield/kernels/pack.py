@@ -38,7 +38,7 @@ def compressed_rows(
     """
     here = np.concatenate([ends[:, 0], ends[:, 1]])
     there = np.concatenate([ends[:, 1], ends[:, 0]])
-    order = np.lexsort((there, here))
+    order = np.argsort(here, kind="stable")
     row = np.zeros(n + 1, dtype=np.int64)
     np.cumsum(np.bincount(here, minlength=n), out=row[1:])
     return row, there[order].astype(np.int32), [v[order] for v in values]
