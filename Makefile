@@ -21,7 +21,7 @@ demo: $(STAMP)
 	@mkdir -p out
 	$(BIN)/proxfield make grid --rows 40 --cols 40 --strength 3 --repulsive --seed 1 -o out/grid.uai
 	$(BIN)/proxfield info out/grid.uai
-	$(BIN)/proxfield compare out/grid.uai --max-iters 500 --plot out/convergence.png
+	$(BIN)/proxfield compare out/grid.uai --max-iters 2000 --plot out/convergence.png
 	@echo "The picture is in out/convergence.png"
 
 test: $(STAMP)

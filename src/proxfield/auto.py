@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.anneal import Anneal
+from proxfield.errors import UnsupportedError
 from proxfield.kernels.base import Chains, Plan
 from proxfield.portfolio import best_of
 from proxfield.result import Status
@@ -73,7 +74,10 @@ class Auto(Rule):
         if not session.program.sweepable:
             members: list[Rule] = [Anneal(), Adam(), Momentum()]
             best = best_of(session, [(rule.name, rule, session.start) for rule in members])
-            return Fixed().solve(session.restarted(best.q))
+            try:
+                return Fixed().solve(session.restarted(best.q))
+            except UnsupportedError:  # a term without curvature: no certified step to end with
+                return best
         with session.loop.clock():
             scale = float(session.problem.curvature.local.max(initial=0.0))
         if (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class Field:
                 raise InputError(f"a field can't have {n} variables")
             check_memory(8 * n * (2 + STATE_ARRAYS * max(1, int(labels))), f"{n:,} variables")
             cardinalities = np.full(n, int(labels))
+        if labels is None and np.ndim(cardinalities) == 0:
+            raise InputError("Field(n) needs labels=, the number of labels of every variable")
         cards = as_indices(cardinalities, "cardinalities", 1)
         if (cards < 1).any():
             v = int(np.flatnonzero(cards < 1)[0])
@@ -104,7 +107,13 @@ class Field:
         out = Field(self.cardinalities)
         out.terms = list(self.terms)
         out.evidence = self.evidence.copy()
-        for v, label in evidence.items():
+        if not isinstance(evidence, Mapping):
+            raise InputError("evidence must be a dictionary from variables to labels")
+        for key, value in evidence.items():
+            try:
+                v, label = index(key), index(value)
+            except TypeError:
+                raise InputError(f"evidence {key!r}: {value!r}, expected whole numbers") from None
             if not 0 <= v < self.n_vars:
                 raise InputError(f"evidence names variable {v}, expected 0 to {self.n_vars - 1}")
             if not 0 <= label < self.cardinalities[v]:
@@ -134,7 +143,8 @@ class Field:
         if isinstance(marginals, np.ndarray) and marginals.ndim <= 2:
             flat = marginals.astype(np.float64).ravel()
         else:
-            flat = np.concatenate([np.asarray(row, dtype=np.float64).ravel() for row in marginals])
+            rows = [np.asarray(row, dtype=np.float64).ravel() for row in marginals]
+            flat = np.concatenate([np.zeros(0), *rows])
         if len(flat) != self.layout.size:
             raise InputError(f"marginals have {len(flat)} entries, expected {self.layout.size}")
         if not np.isfinite(flat).all() or (flat < 0).any():

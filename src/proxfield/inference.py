@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from proxfield.curvature import Curvature
 from proxfield.errors import InputError
 from proxfield.field import Field
+from proxfield.kernels import compile_program
 from proxfield.kernels.base import softmax
 from proxfield.loop import Callback, Loop
 from proxfield.lowering import Lowered
@@ -74,8 +76,13 @@ def infer(
         >>> result.converged, result.map_labels.sum()
         (True, np.int64(2))
     """
+    if not isinstance(field, Field):
+        raise TypeError(f"infer takes a Field, not {type(field).__name__}")
     chosen = make_rule(rule, params)
     check_limits(max_iters, tol, budget, threads)
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InputError(f"seed={seed!r}, expected a whole number, 0 or more")
+    dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if keep not in ("last", "best"):
         raise InputError(f"keep={keep!r}, expected last or best")
     if budget is not None and np.isinf(budget):
@@ -106,7 +113,17 @@ def infer(
         outcome = solve_hard(session, chosen)
     else:
         outcome = chosen.solve(session)
+    if dtype == "float32" and np.isfinite(outcome.free_energy):
+        outcome = in_double(outcome, lowered, kernels)
     return _result(field, loop, chosen, lowered.reduction.expand(outcome.q), outcome)
+
+
+def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
+    """The same marginals, normalised in float64, and F of exactly these: a bound must be one."""
+    layout = lowered.layout
+    q = outcome.q / layout.sum_by_variable(outcome.q)[layout.owner]
+    program = compile_program(lowered, kernels)
+    return replace(outcome, q=q, free_energy=program.free_energy(program.start(q)))
 
 
 def _result(

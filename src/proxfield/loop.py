@@ -141,7 +141,7 @@ class Loop:
         """Compile (or load) what the plan needs, outside the clock."""
         if isinstance(plan, Order):
             plan = Order(plan.variables, plan.starts)  # don't draw from the generator
-        once = 1 if getattr(program, "parallel", False) else 0
+        once = 1 if program.parallel or not program.sweepable else 0
         scratch = program.start(q)
         program.advance(scratch, plan, once, 0.0, self.trace)
         program.free_energy(scratch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, UnsupportedError
 from proxfield.kernels.base import Chains, Plan
 from proxfield.result import Status
 from proxfield.rules import Rule
@@ -36,20 +36,29 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
     loop = session.loop
     whole_iters, whole_budget = loop.max_iters, loop.budget
     best: Outcome | None = None
+    winner = ""
+    unsupported: UnsupportedError | None = None
     for k, (label, rule, start) in enumerate(members):
         left = len(members) - k
         loop.member = label
         loop.max_iters = loop.iterations + max(1, (whole_iters - loop.iterations) // left)
         if whole_budget is not None:
             loop.budget = loop.elapsed + max(0.0, whole_budget - loop.elapsed) / left
-        outcome = rule.solve(session.restarted(start))
+        try:
+            outcome = rule.solve(session.restarted(start))
+        except UnsupportedError as error:  # this field has no such member; others may do
+            unsupported = error
+            continue
         if best is None or outcome.free_energy < best.free_energy:
-            best = outcome
+            best, winner = outcome, label
         if outcome.status in HALTED:
             best.status = outcome.status
             break
     loop.max_iters, loop.budget = whole_iters, whole_budget
-    assert best is not None
+    if best is None:
+        raise unsupported or UnsupportedError("no member to run")
+    loop.member = winner
+    loop.note(0, loop.elapsed, best.free_energy)  # the trace ends where the result is
     return best
 
 
@@ -100,20 +109,27 @@ class Restarts(Rule):
         return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
 
     def _together(self, session: Session, starts: NDArray[np.float64]) -> Outcome:
-        """All starts in one batch, a bounded number of sweeps a call; then polish the best."""
+        """All starts in one batch, a few sweeps at a time; then polish the best."""
         loop, program = session.loop, session.program
         each = max(1, min(20, loop.max_iters // (2 * len(starts))))
         program.explore(Chains.make(starts[:1], polish=0))  # compile outside the clock
-        begun, base = time.perf_counter(), loop.elapsed
-        ended = program.explore(Chains.make(starts, polish=each, tol=loop.tol))
-        winner = int(ended.free_energy.argmin())
-        loop.member = f"start {winner}"
-        loop.note(
-            int(ended.sweeps.sum()),
-            base + time.perf_counter() - begun,
-            float(ended.free_energy[winner]),
-        )
-        return make_sweep(session, ended.q[winner])
+        done, step, q = 0, 1, starts
+        while done < each:
+            begun, base = time.perf_counter(), loop.elapsed
+            ended = program.explore(Chains.make(q, polish=step, tol=loop.tol))
+            spent, q = time.perf_counter() - begun, ended.q
+            done += step
+            winner = int(ended.free_energy.argmin())
+            loop.member = f"start {winner}"
+            f = float(ended.free_energy[winner])
+            loop.note(int(ended.sweeps.sum()), base + spent, f)
+            if loop.budget is not None:  # half of the budget is for the polish
+                fits = (loop.budget / 2 - loop.elapsed) * step / max(spent, 1e-9)
+                if fits < 1:
+                    break
+                step = max(1, min(2 * step, int(fits)))
+            step = min(step if loop.budget is not None else each, max(1, each - done))
+        return make_sweep(session, q[winner])
 
 
 def make_sweep(session: Session, q: NDArray[np.float64]) -> Outcome:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.errors import InputError
 from proxfield.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ class Result:
             >>> pf.infer(pf.Field([2]).add(pf.Unary([[0.0, 50.0]]))).sample(3)[:, 0]
             array([0, 0, 0])
         """
+        if count < 0:
+            raise InputError(f"count={count!r}, expected 0 or more")
         layout = self.field.layout
         rng = np.random.default_rng(seed)
         cumulative = np.cumsum(self.q)

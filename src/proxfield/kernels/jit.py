@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -57,7 +58,7 @@ def kernel_cache() -> Path:
             raise PermissionError
         return root / name
     except OSError:
-        spare = Path(tempfile.gettempdir()) / f"proxfield-{os.environ.get('USER', 'user')}" / name
+        spare = _private_folder() / name
         warnings.warn(
             f"can't write compiled kernels to {root}; using {spare} "
             "(set PROXFIELD_CACHE_DIR to a folder that lasts)",
@@ -67,11 +68,28 @@ def kernel_cache() -> Path:
         return spare
 
 
+def _private_folder() -> Path:
+    """A folder for temporary files that only this user can write to.
+
+    Compiled kernels are code: a folder that somebody else made or may write to won't do.
+    """
+    uid = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"proxfield-{uid}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+        own = stat.S_ISDIR(about.st_mode) and about.st_uid == uid and not about.st_mode & 0o022
+        if own or not hasattr(os, "getuid"):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="proxfield-"))
+
+
 def _forget_old(root: Path) -> None:
     """Remove kernels of other versions that nobody has added to for a month."""
     for other in root.glob("kernels-*"):
         with suppress(OSError):
-            if time.time() - other.stat().st_mtime > 30 * 86400:
+            newest = max(path.stat().st_mtime for path in [other, *other.rglob("*")])
+            if time.time() - newest > 30 * 86400:
                 shutil.rmtree(other)
 
 

@@ -181,7 +181,7 @@ def offers(term: Term, method: str) -> bool:
 
 def missing(term: Term, method: str, who: str) -> UnsupportedError:
     """The error for a method that a term doesn't offer."""
-    return UnsupportedError(f"{type(term).__name__} has no method {method!r}, which {who} needs")
+    return UnsupportedError(f"{type(term).__name__} has no method {method!r}, needed for {who}")
 
 
 def expectation(q: Floats, g: Floats) -> float:
@@ -194,8 +194,11 @@ def as_floats(values: ArrayLike, what: str, *, allow_inf: bool = False) -> NDArr
     """A float64 array without NaN or -inf (and without +inf unless allowed)."""
     try:
         out = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{what} must be numbers: {error}") from None
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{what} must be one rectangular array of numbers; "
+            "give variables with other numbers of labels a term of their own"
+        ) from None
     if np.isnan(out).any():
         raise InputError(f"{what} hold NaN")
     if (out == -np.inf).any():
