@@ -589,3 +589,35 @@ def test_kernel_sets_are_the_ones_tested() -> None:
     from proxfield import kernels
 
     assert tuple(kernels.KERNELS) == KERNELS
+
+
+@pytest.mark.parametrize("rule", ["fixed", "sweep", "adhoc", "auto"])
+def test_float32_bounds_are_bounds(rule: str) -> None:
+    """F is that of the marginals returned, in float64, whatever was iterated with."""
+    for seed in range(3):
+        u = 5 * np.random.default_rng(seed).normal(size=(200, 3))
+        field = pf.Field(200, labels=3).add(pf.Unary(u))
+        result = pf.infer(field, rule, dtype="float32", max_iters=50)
+        exact = float(np.log(np.exp(-u).sum(axis=1)).sum())
+        assert result.log_z_bound <= exact + 1e-10 * abs(exact)
+        assert result.free_energy == pytest.approx(field.free_energy(result.q), rel=1e-13)
+
+
+@pytest.mark.parametrize("rule", ["auto", "portfolio"])
+def test_terms_with_nothing_optional_still_run(rule: str) -> None:
+    class Zero(pf.Term):
+        name = "zero"
+        degree = 1
+
+        def validate(self, layout: Any) -> None:
+            pass
+
+        def labelling_energy(self, layout: Any, labels: Any) -> float:
+            return float((labels == 0).sum())
+
+        def add_gradient(self, layout: Any, q: Any, out: Any) -> None:
+            out[layout.offsets[:-1]] += 1
+
+    result = pf.infer(pf.Field(4, labels=2).add(Zero()), rule)
+    assert result.free_energy == pytest.approx(-4 * np.log(1 + np.exp(-1)), abs=1e-6)
+    assert result.trace.free_energy[-1] == pytest.approx(result.free_energy)

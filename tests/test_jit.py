@@ -153,8 +153,8 @@ def test_only_old_kernels_of_other_versions_are_forgotten(tmp_path: Path) -> Non
         folder.mkdir()
         (folder / "file").write_text("x")
     month_ago = young.stat().st_mtime - 31 * 86400
-    os.utime(old, (month_ago, month_ago))
-    os.utime(other, (month_ago, month_ago))
+    for path in (old / "file", old, other / "file", other, young):  # but not young / "file"
+        os.utime(path, (month_ago, month_ago))
     jit._forget_old(tmp_path)
     assert not old.exists()
     assert young.exists() and other.exists()

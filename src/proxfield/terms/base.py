@@ -196,7 +196,7 @@ def as_floats(values: ArrayLike, what: str, *, allow_inf: bool = False) -> NDArr
         out = np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputError(
-            f"{what} must be one rectangular array of numbers; "
+            f"{what} must be numbers in one rectangular array; "
             "give variables with other numbers of labels a term of their own"
         ) from None
     if np.isnan(out).any():
