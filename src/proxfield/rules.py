@@ -8,6 +8,7 @@ the space in which one averages.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ STEPS = ("certified", "certified-local", "lipschitz")
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(ABC):
     """Base class: parameters are dataclass fields, checked in ``check``."""
 
     name: ClassVar[str]
@@ -35,9 +36,9 @@ class Rule:
     def check(self) -> None:
         """Raise `InputError` for parameters that make no sense."""
 
+    @abstractmethod
     def plan(self, problem: Problem) -> Plan:
         """How the state moves."""
-        raise NotImplementedError
 
     def prepare(self, problem: Problem) -> None:
         """Compile and import what `plan` needs, so that making the plan can be timed."""
