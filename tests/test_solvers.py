@@ -114,8 +114,8 @@ def test_limits_are_kept(solver: str) -> None:
     infer(field, solver, budget=0.01)
     begun = time.perf_counter()
     result = infer(field, solver, budget=0.2)
-    assert result.seconds < 1.0
-    assert time.perf_counter() - begun < 5
+    assert result.seconds < 0.4
+    assert time.perf_counter() - begun < 1.5
 
 
 @every_solver
@@ -280,5 +280,5 @@ def test_budgets_hold_on_fields_too_large_to_explore(rule: str) -> None:
     pf.infer(field, rule, max_iters=2)
     result = pf.infer(field, rule, budget=0.3)
     assert result.iterations > 0
-    assert result.seconds < 1.5
+    assert result.seconds < 0.6
     assert (np.diff(result.trace.free_energy) <= 1e-9 * abs(result.free_energy)).all()
