@@ -33,7 +33,7 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         self.check()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (a hook; many rules need none)
         """Raise `InputError` for parameters that make no sense."""
 
     @abstractmethod
