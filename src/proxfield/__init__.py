@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from proxfield.terms import TERMS as TERMS
     from proxfield.terms import Constant as Constant
     from proxfield.terms import Factor as Factor
+    from proxfield.terms import Gaussian as Gaussian
     from proxfield.terms import Ising as Ising
     from proxfield.terms import Pairwise as Pairwise
     from proxfield.terms import Potts as Potts
@@ -54,6 +55,7 @@ _HOME = {
     "TERMS": "terms",
     "Constant": "terms",
     "Factor": "terms",
+    "Gaussian": "terms",
     "Ising": "terms",
     "Pairwise": "terms",
     "Potts": "terms",
@@ -71,6 +73,7 @@ __all__ = [
     "CustomRule",
     "Factor",
     "Field",
+    "Gaussian",
     "InputError",
     "Ising",
     "MemoryLimitError",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from proxfield.errors import UnsupportedError
 from proxfield.kernels import compile_program
 from proxfield.lowering import Lowered, lower
-from proxfield.terms.base import Floats
+from proxfield.terms.base import Floats, Term, offers
 
 if TYPE_CHECKING:
     from proxfield.field import Field
@@ -61,7 +61,7 @@ class Curvature:
         """Compile and import what the numbers need, so that asking for them can be timed."""
         import scipy.sparse.linalg  # noqa: F401
 
-        if any(t.degree == 2 for t in self.lowered.terms) and not self.lowered.hard:
+        if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
             apply, size = self._projected
             apply(np.zeros(size))
 
@@ -89,16 +89,22 @@ class Curvature:
     def _end(self, sign: int) -> float:
         """The largest eigenvalue of sign · P H P."""
         low = self.lowered
-        bound = float(self.local.max(initial=0.0))
+        known = [t for t in low.extras if offers(t, "spectrum")]
+        closed = 0.0  # what terms with a closed form add
+        for term in known:
+            smallest, largest = term.spectrum(low.layout)
+            closed += max(0.0, largest if sign > 0 else -smallest)
+        others = [t for t in low.terms if t not in known]
+        bound = float(self._local_of(others).max(initial=0.0))
         if bound == 0.0 or not np.isfinite(bound):
-            return bound
-        larger = [t for t in low.terms if t.degree != 2]
-        rest = float(self._local_of(larger).max(initial=0.0))
-        if len(larger) == len(list(low.terms)):
+            return closed + bound
+        larger = [t for t in others if not by_lanczos(t)]
+        rest = closed + float(self._local_of(larger).max(initial=0.0))
+        if len(larger) == len(others):
             return rest
         apply, size = self._projected
         top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self.seconds)
-        return min(bound, max(0.0, top) + rest)
+        return min(closed + bound, max(0.0, top) + rest)
 
     @cached_property
     def _projected(self) -> tuple[Callable[[Floats], Floats], int]:
@@ -122,8 +128,8 @@ class Curvature:
         if self.field is None:
             return max(self.largest, self.smallest)
         raw = lower(self.field.layout, self.field.terms, self.field.evidence, plain=True)
-        larger = [t for t in raw.terms if t.degree != 2]
-        pairs = [t for t in raw.terms if t.degree == 2]
+        pairs = [t for t in raw.terms if by_lanczos(t)]
+        larger = [t for t in raw.terms if not by_lanczos(t)]
         bound = sum(t.lipschitz(raw.layout) for t in pairs)
         rest = sum(t.lipschitz(raw.layout) for t in larger)
         if bound == 0.0 or not np.isfinite(bound + rest):
@@ -152,6 +158,11 @@ class Curvature:
         return np.asarray(1.0 / (1.0 + d))
 
 
+def by_lanczos(term: Term) -> bool:
+    """Is the term's H constant, and its spectrum not known in closed form?"""
+    return term.degree == 2 and not offers(term, "spectrum")
+
+
 def pairwise_operator(lowered: Lowered, kernels: str) -> Callable[[Floats], Floats]:
     """v ↦ H v for the pairwise part of a field, without forming H."""
     native = replace(
@@ -162,7 +173,7 @@ def pairwise_operator(lowered: Lowered, kernels: str) -> Callable[[Floats], Floa
     )
     program = compile_program(native, kernels)
     zero = program.gradient(np.zeros(lowered.layout.size))
-    extras = [t for t in lowered.extras if t.degree == 2]
+    extras = [t for t in lowered.extras if by_lanczos(t)]
     for term in extras:  # a term may be affine: what it gives at 0 isn't curvature
         term.add_gradient(lowered.layout, np.zeros(lowered.layout.size), zero)
 

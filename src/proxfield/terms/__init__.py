@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from proxfield.terms.base import Layout, Term
 from proxfield.terms.factor import Factor
+from proxfield.terms.gaussian import Gaussian
 from proxfield.terms.pairwise import Ising, Pairwise, Potts
 from proxfield.terms.unary import Constant, Unary
 
 TERMS: dict[str, type[Term]] = {
-    term.name: term for term in (Constant, Unary, Pairwise, Potts, Ising, Factor)
+    term.name: term for term in (Constant, Unary, Pairwise, Potts, Ising, Factor, Gaussian)
 }
 
 __all__ = [
     "TERMS",
     "Constant",
     "Factor",
+    "Gaussian",
     "Ising",
     "Layout",
     "Pairwise",

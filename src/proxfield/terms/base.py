@@ -150,6 +150,13 @@ class Term(ABC):
         """Per-variable bounds λ_i with ΔᵀHΔ ≤ Σ λ_i‖Δ_i‖² for centred Δ.  # (n_vars,)"""
         raise missing(self, "curvature", "a certified step")
 
+    def spectrum(self, layout: Layout) -> tuple[float, float]:
+        """Bounds on the smallest and the largest eigenvalue of P H P, anywhere on the simplices.
+
+        For terms that know them in closed form; others are found by Lanczos if their degree is 2.
+        """
+        raise missing(self, "spectrum", "a certified step without Lanczos")
+
     def lipschitz(self, layout: Layout) -> float:
         """A bound on ‖H‖₂ over the product of simplices, without the projection."""
         raise missing(self, "lipschitz", 'step="lipschitz"')

@@ -1,0 +1,33 @@
+"""Filters: ways to multiply with a Gaussian kernel matrix over many points."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from proxfield.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from proxfield.filters.base import Filter
+
+FILTERS: dict[str, tuple[str, str]] = {
+    "exact": ("proxfield.filters.exact", "ExactFilter"),
+    "lattice": ("proxfield.filters.lattice", "LatticeFilter"),
+}
+"""A new filter is one module and one entry here; nothing is imported before it is asked for."""
+
+EXACT_POINTS = 2000
+"""Points up to which ``filter="auto"`` computes every pair."""
+
+
+def make_filter(name: str, features: ArrayLike) -> Filter:
+    """A filter by name; "auto" is exact for few points and the lattice for many."""
+    if name == "auto":
+        name = "exact" if len(features) <= EXACT_POINTS else "lattice"  # type: ignore[arg-type]
+    if name not in FILTERS:
+        raise InputError(f"unknown filter {name!r}, expected auto, {', '.join(FILTERS)}")
+    module, kind = FILTERS[name]
+    made: Filter = getattr(import_module(module), kind)(features)
+    return made

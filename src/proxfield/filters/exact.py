@@ -1,0 +1,49 @@
+"""The exact filter: every pair of points, in blocks. The oracle, and right for small fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.filters.base import Filter, check_features
+
+BLOCK = 1 << 22
+"""Weights computed at a time."""
+
+
+class ExactFilter(Filter):
+    """K itself, without approximation: n² weights for each application.
+
+    Args:
+        features: One row a point, in units of standard deviations.  # (n, d)
+
+    Example:
+        >>> ExactFilter([[0.0], [1.0]]).apply(np.array([[1.0], [0.0]])).round(3)
+        array([[1.   ],
+               [0.607]])
+    """
+
+    name = "exact"
+
+    def __init__(self, features: ArrayLike) -> None:
+        self.features = check_features(features)
+
+    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+        from proxfield.kernels.gaussian import exact_filter
+
+        out = np.empty(values.shape, dtype=values.dtype)
+        exact_filter(self.features, np.ascontiguousarray(values), out)
+        return out
+
+    def matrix(self) -> NDArray[np.float64]:
+        """K as a dense array, in plain numpy.  # (n, n)"""
+        f = self.features
+        square = np.zeros((len(f), len(f)))
+        for column in f.T:  # differences, not norms and products: those cancel
+            square += (column[:, None] - column[None, :]) ** 2
+        return np.exp(-0.5 * square)
+
+    def diagonal(self) -> NDArray[np.float64]:
+        return np.ones(len(self.features))

@@ -1,0 +1,259 @@
+"""Fully connected Gaussian terms: every pair of points, weighted by how alike they are."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError
+from proxfield.filters import FILTERS, make_filter
+from proxfield.filters.base import Filter, check_features
+from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats
+
+NORMALIZATIONS = ("none", "before", "after", "symmetric")
+SMALLEST_MASS = 1e-20
+"""Added to a point's total weight before dividing by it."""
+
+
+class Gaussian(Term):
+    """Every pair of variables, weighted by a Gaussian of the distance of their features.
+
+    E(x) = Σ_{i<j} a_ij μ(x_i, x_j), where a is the kernel k_ij = exp(−½‖f_i − f_j‖²) after
+    normalisation by the total weights n_i = Σ_j k_ij:
+
+    - ``"symmetric"`` (default): k_ij / √(n_i n_j), eigenvalues at most 1;
+    - ``"none"``: k_ij;
+    - ``"before"`` and ``"after"``: k_ij / n_j and k_ij / n_i are not symmetric, so there is no
+      energy with them as its gradient; both stand for their symmetric part, ½ (k/n_i + k/n_j).
+
+    The operator is symmetric with both filters, so F is what the iteration descends on.
+
+    Args:
+        features: One row per variable, in units of standard deviations; up to 20 columns.
+            # (n, d)
+        weight: Scales the term.
+        compatibility: μ. None: Potts, μ = [x ≠ y], so that positive weights attract. A vector:
+            μ = diag(vector), paid where both variables have the label. A matrix: μ, symmetrised.
+            # None, (labels,) or (labels, labels)
+        normalization: One of the four above.
+        self_message: Keep the pair (i, i) in the sums of the update, as the published dense
+            CRFs and pydensecrf do. By default it is left out: then the energy is that of a
+            random field, multilinear, and −F bounds log Z whatever the compatibility. With it,
+            −F is a bound only where equal labels are never dearer than different ones (all
+            attractive compatibilities). It matters for points that few others resemble.
+        filter: "exact" (all pairs), "lattice" (permutohedral, for many points) or "auto" (exact
+            up to 2000 points).
+        first: Number of the first of the n consecutive variables.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(3, labels=2)
+        >>> field = field.add(Gaussian([[0.0], [0.0], [9.0]], 2.0, normalization="none"))
+        >>> field.energy([0, 1, 1]), field.energy([1, 1, 0]) < 1e-9
+        (2.0, True)
+    """
+
+    name = "gaussian"
+    degree = 2
+
+    def __init__(
+        self,
+        features: ArrayLike,
+        weight: float = 1.0,
+        compatibility: ArrayLike | None = None,
+        *,
+        normalization: str = "symmetric",
+        self_message: bool = False,
+        filter: str = "auto",
+        first: int = 0,
+    ) -> None:
+        if normalization not in NORMALIZATIONS:
+            raise InputError(
+                f"unknown normalization {normalization!r}, expected {', '.join(NORMALIZATIONS)}"
+            )
+        if filter not in ("auto", *FILTERS):
+            raise InputError(f"unknown filter {filter!r}, expected auto, {', '.join(FILTERS)}")
+        self.features = check_features(features)
+        self.weight = float(as_floats(weight, "the weight of a Gaussian term"))
+        self.normalization = normalization
+        self.self_message = bool(self_message)
+        self.filter_name = filter
+        self.first = int(first)
+        self.potts = compatibility is None
+        self.matrix: NDArray[np.float64] | None = None
+        """weight · μ, without the constant of Potts; None for Potts.  # (labels, labels)"""
+        if compatibility is not None:
+            table = as_floats(compatibility, "compatibilities")
+            if table.ndim == 1:
+                table = np.diag(table)
+            if table.ndim != 2 or table.shape[0] != table.shape[1]:
+                raise InputError(
+                    "a compatibility is a vector (labels,) or a square matrix (labels, labels), "
+                    f"not of shape {table.shape}"
+                )
+            self.matrix = self.weight * 0.5 * (table + table.T)
+
+    @property
+    def n_points(self) -> int:
+        """Variables in the block."""
+        return len(self.features)
+
+    def compatibility(self, labels: int) -> NDArray[np.float64]:
+        """weight · μ up to what is the same for all labels of a variable.  # (labels, labels)"""
+        return -self.weight * np.eye(labels) if self.matrix is None else self.matrix
+
+    # ---- the operator ----
+
+    @cached_property
+    def filter(self) -> Filter:
+        """The filter, built when first used."""
+        return make_filter(self.filter_name, self.features)
+
+    @cached_property
+    def mass(self) -> NDArray[np.float64]:
+        """n_i = Σ_j k_ij.  # (n,)"""
+        return np.asarray(self.filter.apply(np.ones((self.n_points, 1)))[:, 0]) + SMALLEST_MASS
+
+    @cached_property
+    def scales(self) -> list[tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]]:
+        """The operator as Σ diag(out) K diag(in): pairs (in, out), None for ones."""
+        if self.normalization == "none":
+            return [(None, None)]
+        if self.normalization == "symmetric":
+            root = 1.0 / np.sqrt(self.mass)
+            return [(root, root)]
+        return [(None, 0.5 / self.mass), (0.5 / self.mass, None)]
+
+    def operate(self, values: NDArray[Any]) -> NDArray[Any]:
+        """A @ values, with the self-message.  # (n, c) -> (n, c)"""
+        total: NDArray[Any] | None = None
+        for inward, outward in self.scales:
+            v = values if inward is None else values * inward[:, None].astype(values.dtype)
+            part = self.filter.apply(v)
+            if outward is not None:
+                part *= outward[:, None].astype(part.dtype)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    @cached_property
+    def own(self) -> NDArray[np.float64]:
+        """a_ii: the weight of the self-message.  # (n,)"""
+        out = np.zeros(self.n_points)
+        for inward, outward in self.scales:
+            part = self.filter.diagonal()
+            for scale in (inward, outward):
+                part = part if scale is None else part * scale
+            out += part
+        return out
+
+    @cached_property
+    def row_sums(self) -> NDArray[np.float64]:
+        """Σ_j a_ij over the pairs that count.  # (n,)"""
+        sums = np.asarray(self.operate(np.ones((self.n_points, 1)))[:, 0])
+        return sums if self.self_message else sums - self.own
+
+    # ---- Term ----
+
+    def validate(self, layout: Layout) -> None:
+        last = self.first + self.n_points
+        if self.first < 0 or last > layout.n_vars:
+            raise InputError(
+                f"a Gaussian term over variables {self.first} to {last - 1} needs as many rows of "
+                f"features as variables; the field has {layout.n_vars}"
+            )
+        if self.n_points == 0:
+            return
+        cards = layout.cardinalities[self.first : last]
+        if (cards != cards[0]).any():
+            raise InputError("a Gaussian term needs variables with equal numbers of labels")
+        if self.matrix is not None and len(self.matrix) != cards[0]:
+            raise InputError(
+                f"a compatibility for {len(self.matrix)} labels, but the variables have {cards[0]}"
+            )
+
+    def block(self, layout: Layout, flat: NDArray[Any]) -> NDArray[Any]:
+        """The term's part of a flat array, a view.  # (n, labels)"""
+        start = int(layout.offsets[self.first])
+        end = int(layout.offsets[self.first + self.n_points])
+        return flat[start:end].reshape(self.n_points, -1)
+
+    def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
+        if self.n_points == 0:
+            return
+        mine = self.block(layout, q)
+        seen = self.operate(mine)
+        if not self.self_message:
+            seen -= mine * self.own[:, None].astype(mine.dtype)
+        g = self.block(layout, out)
+        if self.matrix is None:
+            g += self.weight * (self.row_sums[:, None] - seen)
+        else:
+            g += seen @ self.matrix.astype(seen.dtype)
+
+    def labelling_energy(self, layout: Layout, labels: Ints) -> float:
+        if self.n_points == 0:
+            return 0.0
+        mine = labels[self.first : self.first + self.n_points]
+        count = int(layout.cardinalities[self.first])
+        hot = np.zeros((self.n_points, count))
+        hot[np.arange(self.n_points), mine] = 1.0
+        g = np.zeros(layout.size)
+        flat = np.zeros(layout.size)
+        self.block(layout, flat)[:] = hot
+        self.add_gradient(layout, flat, g)
+        return 0.5 * float((hot * self.block(layout, g)).sum())
+
+    def spectrum(self, layout: Layout) -> tuple[float, float]:
+        if self.n_points == 0:
+            return 0.0, 0.0
+        labels = int(layout.cardinalities[self.first])
+        centring = np.eye(labels) - 1.0 / labels
+        values = np.linalg.eigvalsh(centring @ self.compatibility(labels) @ centring)
+        low, high = self.kernel_range
+        ends = [k * m for k in (low, high) for m in (float(values[0]), float(values[-1]))]
+        return min(0.0, *ends), max(0.0, *ends)
+
+    @cached_property
+    def kernel_range(self) -> tuple[float, float]:
+        """Bounds on the eigenvalues of A, without the self-message if that is left out.
+
+        K has no negative eigenvalue; after symmetric normalisation none is above 1, else none is
+        above the largest row sum (A has no negative entry).
+        """
+        if self.normalization == "symmetric":
+            low, high = 0.0, 1.0
+        else:
+            high = float((self.row_sums + (0.0 if self.self_message else self.own)).max())
+            low = 0.0 if self.normalization == "none" else -high
+        if self.self_message:
+            return low, high
+        return low - float(self.own.max()), high - float(self.own.min())
+
+    def curvature(self, layout: Layout) -> Floats:
+        out = np.zeros(layout.n_vars)
+        out[self.first : self.first + self.n_points] = self.spectrum(layout)[1]
+        return out
+
+    def lipschitz(self, layout: Layout) -> float:
+        if self.n_points == 0:
+            return 0.0
+        labels = int(layout.cardinalities[self.first])
+        table = self.compatibility(labels) + (self.weight if self.matrix is None else 0.0)
+        return float(np.abs(np.linalg.eigvalsh(table)).max() * np.abs(self.kernel_range).max())
+
+    @property
+    def nbytes(self) -> int:
+        return self.features.nbytes
+
+    def as_tables(self, layout: Layout) -> Any:
+        """The term as explicit tables, one per pair: for small fields."""
+        a = self.operate(np.eye(self.n_points))
+        labels = int(layout.cardinalities[self.first]) if self.n_points else 1
+        i, j = np.triu_indices(self.n_points, 1)
+        table = self.compatibility(labels) + (self.weight if self.matrix is None else 0.0)
+        pairs = np.stack([i, j], axis=1) + self.first
+        yield pairs.astype(np.int64), a[i, j][:, None, None] * table, None
