@@ -41,6 +41,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Every rule, with the parameters that change which code runs."""
 
+SINGLE = ("sweep", "sweep-random", "colored")
+"""Variants that visit single variables."""
+
 SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "anneal": ("anneal", {}),
     "anneal-sweep": ("anneal", {"inner": "sweep", "levels": 5}),

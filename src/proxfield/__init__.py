@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 from proxfield._version import __version__
 
 if TYPE_CHECKING:
+    from proxfield.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.curvature import Curvature as Curvature
+    from proxfield.densecrf import DenseCRF as DenseCRF
+    from proxfield.densecrf import DenseResult as DenseResult
+    from proxfield.densecrf import refine_batch as refine_batch
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
     from proxfield.result import Trace as Trace
     from proxfield.rules import CustomRule as CustomRule
     from proxfield.terms import TERMS as TERMS
+    from proxfield.terms import Consistency as Consistency
     from proxfield.terms import Constant as Constant
+    from proxfield.terms import Cooccurrence as Cooccurrence
     from proxfield.terms import Factor as Factor
     from proxfield.terms import Gaussian as Gaussian
     from proxfield.terms import Ising as Ising
@@ -39,7 +45,11 @@ if TYPE_CHECKING:
     from proxfield.terms import Unary as Unary
 
 _HOME = {
+    "CooccurrenceStatistics": "cooccurrence",
     "Curvature": "curvature",
+    "DenseCRF": "densecrf",
+    "DenseResult": "densecrf",
+    "refine_batch": "densecrf",
     "InputError": "errors",
     "MemoryLimitError": "errors",
     "ProxfieldError": "errors",
@@ -53,7 +63,9 @@ _HOME = {
     "Trace": "result",
     "CustomRule": "rules",
     "TERMS": "terms",
+    "Consistency": "terms",
     "Constant": "terms",
+    "Cooccurrence": "terms",
     "Factor": "terms",
     "Gaussian": "terms",
     "Ising": "terms",
@@ -68,9 +80,14 @@ _HOME = {
 __all__ = [
     "RULES",
     "TERMS",
+    "Consistency",
     "Constant",
+    "Cooccurrence",
+    "CooccurrenceStatistics",
     "Curvature",
     "CustomRule",
+    "DenseCRF",
+    "DenseResult",
     "Factor",
     "Field",
     "Gaussian",
@@ -90,6 +107,7 @@ __all__ = [
     "infer",
     "read_evidence",
     "read_uai",
+    "refine_batch",
     "write_uai",
 ]
 

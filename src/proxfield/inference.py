@@ -19,8 +19,11 @@ from proxfield.registry import make_rule
 from proxfield.result import Result, Status
 from proxfield.rules import Rule
 from proxfield.session import Outcome, Problem, Session
+from proxfield.terms.base import Layout
 
 UNLIMITED = 2**62
+DOUBLE_CHECKED = 2**20
+"""Entries up to which F of a float32 result is evaluated again in float64."""
 CURVATURE_SHARE = 0.2
 """Of the budget, for finding λ; where that isn't enough the bound from the tables serves."""
 
@@ -113,15 +116,15 @@ def infer(
         outcome = solve_hard(session, chosen)
     else:
         outcome = chosen.solve(session)
-    if dtype == "float32" and np.isfinite(outcome.free_energy):
+    small = lowered.layout.size <= DOUBLE_CHECKED
+    if dtype == "float32" and small and np.isfinite(outcome.free_energy):
         outcome = in_double(outcome, lowered, kernels)
     return _result(field, loop, chosen, lowered.reduction.expand(outcome.q), outcome)
 
 
 def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
     """The same marginals, normalised in float64, and F of exactly these: a bound must be one."""
-    layout = lowered.layout
-    q = outcome.q / layout.sum_by_variable(outcome.q)[layout.owner]
+    q = lowered.layout.normalise(np.asarray(outcome.q, dtype=np.float64))
     program = compile_program(lowered, kernels)
     return replace(outcome, q=q, free_energy=program.free_energy(program.start(q)))
 
@@ -141,6 +144,17 @@ def _result(
         trace=loop.make_trace(),
         feasible=outcome.labels,
     )
+
+
+def softmax_of(layout: Layout, energies: NDArray[Any]) -> NDArray[Any]:
+    """q_i = softmax(−energies_i), in the energies' type where all variables are alike."""
+    if layout.common is None or layout.common == 1 or layout.size < 2**16:
+        return softmax(layout.owner, layout.offsets, energies)
+    from proxfield.kernels.dense import softmax_rows
+
+    out = np.empty_like(energies)
+    softmax_rows(energies, layout.common, out)
+    return out
 
 
 def check_limits(
@@ -163,7 +177,6 @@ def starting_point(
 ) -> NDArray[np.float64]:
     """Marginals to start from, over the lowered field (or the whole one).  # (size,)"""
     layout = field.layout if full else lowered.layout
-    uniform = 1.0 / layout.cardinalities[layout.owner]
     if isinstance(init, Result):
         if not np.array_equal(init.field.cardinalities, field.cardinalities):
             raise InputError("init is a result for variables with other numbers of labels")
@@ -171,15 +184,15 @@ def starting_point(
     if not isinstance(init, str):
         return lowered.reduction.restrict(field.flatten(init))
     if init == "uniform":
-        return uniform
+        return np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
     if init == "possible":
         weight = np.isfinite(lowered.unary).astype(np.float64)
-        return np.asarray(weight / layout.sum_by_variable(weight)[layout.owner])
+        return layout.normalise(weight)
     if init == "unary":
-        return softmax(layout.owner, layout.offsets, lowered.unary)
+        return softmax_of(layout, lowered.unary)
     if init == "random":
         noise = np.random.default_rng(seed).exponential(size=layout.size)
-        return np.asarray(noise / layout.sum_by_variable(noise)[layout.owner])
+        return layout.normalise(noise)
     raise InputError(
         f"init={init!r}, expected uniform, possible, unary, random, marginals or a Result"
     )

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from proxfield.kernels.base import Order, Plan, Program, Rows, State
 from proxfield.lowering import Lowered
 from proxfield.result import Status, Trace
-from proxfield.terms.base import Floats
 
 LOOK_SECONDS = 0.05
 """Aim of a look at the clock, the callback and Ctrl-C."""
@@ -90,7 +89,7 @@ class Loop:
             tol: Instead of the loop's own; a negative one never stops.
             until: Seconds (of the whole inference) at which this call ends.
         """
-        self.warm_up(program, plan, program.marginals(state))
+        self.warm_up(program, plan, state)
         tol = self.tol if tol is None else tol
         budget = min(x for x in (self.budget, until, np.inf) if x is not None)
         end = self.max_iters if limit is None else min(self.max_iters, self.iterations + limit)
@@ -137,14 +136,11 @@ class Loop:
         finally:
             self.elapsed += time.perf_counter() - begun
 
-    def warm_up(self, program: Program, plan: Plan, q: Floats) -> None:
+    def warm_up(self, program: Program, plan: Plan, state: State) -> None:
         """Compile (or load) what the plan needs, outside the clock."""
         if isinstance(plan, Order):
             plan = Order(plan.variables, plan.starts)  # don't draw from the generator
-        once = 1 if program.parallel or not program.sweepable else 0
-        scratch = program.start(q)
-        program.advance(scratch, plan, once, 0.0, self.trace)
-        program.free_energy(scratch)
+        program.warm_up(plan, state, self.trace)
 
     def _remember(self, f: float, q: NDArray[np.float64]) -> None:
         if np.isfinite(f) and (self.best is None or f < self.best[0]):

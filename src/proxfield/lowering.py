@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.reduction import Reduction, possible
+from proxfield.reduction import Reduction, Untouched, possible
 from proxfield.terms.base import Floats, Ints, Layout, Term, offers
 from proxfield.terms.factor import Factor
 from proxfield.terms.pairwise import Ising, Potts
@@ -29,7 +31,7 @@ class Lowered:
 
     reduction: Reduction
     constant: float
-    unary: NDArray[np.float64]  # (layout.size,)
+    unary: NDArray[Any]  # (layout.size,)
     ising: Ising | None = None
     potts: Potts | None = None
     factors: tuple[Factor, ...] = ()
@@ -95,11 +97,14 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     often makes the tables finite. A term that can't be lowered needs its variables as they
     are: then nothing is taken out, and what is impossible gets the energy +inf instead.
     """
+    extras = [t for t in terms if not offers(t, "lower")]
+    hard = any(isinstance(t, Factor) and t.hard for t in terms)
+    if extras and not hard and not (evidence >= 0).any():
+        return lower_untouched(layout, terms, plain)
     keep = possible(layout, terms, evidence)
     reduction = Reduction(layout, keep)
     if len(reduction.empty):  # no labelling at all: nothing to iterate on
         return Lowered(reduction, np.inf, np.zeros(reduction.layout.size))
-    extras = [t for t in terms if not offers(t, "lower")]
     if extras:
         reduction = Reduction(layout, np.ones(layout.size, dtype=bool), whole=True)
     elif not any(isinstance(t, Factor) and t.degree > 1 and t.hard for t in terms):
@@ -116,6 +121,22 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     return builder.finish()
 
 
+def lower_untouched(layout: Layout, terms: list[Term], plain: bool) -> Lowered:
+    """Lower a field of which nothing is taken out, lean enough for millions of pixels."""
+    builder = Builder(Untouched(layout), plain)
+    for term in terms:
+        if offers(term, "lower"):
+            term.lower(layout, builder)
+        else:
+            builder.add_extra(term)
+    lowered = builder.finish()
+    if lowered.unary.max(initial=0.0) == np.inf:
+        best = np.minimum.reduceat(lowered.unary, layout.offsets[:-1])
+        if (best == np.inf).any():
+            return replace(lowered, constant=np.inf)
+    return lowered
+
+
 @dataclass
 class Builder:
     """The words in which a term says its energy; everything in the user's numbering."""
@@ -124,15 +145,22 @@ class Builder:
     plain: bool = False
     """Keep every table as it was given: no Ising, no Potts."""
     constant: float = 0.0
-    unary: NDArray[np.float64] = field(init=False)
+    shared: NDArray[Any] | None = None
+    """Unary energies of all entries, still in the array that a term holds."""
     pairs: dict[tuple[int, int], list[tuple[Ints, Floats, Ints]]] = field(default_factory=dict)
     larger: dict[tuple[int, ...], list[tuple[Ints, Floats, Ints]]] = field(default_factory=dict)
     potts: list[tuple[Ints, Floats]] = field(default_factory=list)
     ising: list[tuple[Ints, Floats]] = field(default_factory=list)
     extras: list[Term] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.unary = np.zeros(self.reduction.layout.size)
+    @cached_property
+    def unary(self) -> NDArray[np.float64]:
+        """Unary energies of what stays; made when something is to be added up.  # (size,)"""
+        out = np.zeros(self.reduction.layout.size)
+        if self.shared is not None:
+            out += self.shared
+            self.shared = None
+        return out
 
     # ---- what terms call ----
 
@@ -148,6 +176,14 @@ class Builder:
         np.add.at(self.unary, new[stays], energies[stays])
         decided = ~stays & r.keep[entries]
         self.constant += float(energies[decided].sum())
+
+    def add_all_unary(self, energies: Floats) -> None:
+        """Energies of all entries of the user's flat layout, in order.  # (size,)"""
+        alone = self.shared is None and "unary" not in vars(self)
+        if alone and isinstance(self.reduction, Untouched):
+            self.shared = energies
+        else:
+            self.add_unary(np.arange(len(energies)), energies)
 
     def add_tables(self, scopes: Ints, tables: Floats, index: Ints) -> None:
         """Tables over the user's variables.  # (m, k), (T, c_1, …, c_k), (m,)"""
@@ -244,7 +280,7 @@ class Builder:
         return Lowered(
             reduction=self.reduction,
             constant=self.constant,
-            unary=self.unary,
+            unary=self.unary if self.shared is None else self.shared,
             ising=Ising(*ising) if ising else None,
             potts=Potts(*potts) if potts else None,
             factors=tuple(factors),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +99,42 @@ class Reduction:
         flat = np.flatnonzero(self.new_entry >= 0)  # new entry -> old entry
         first[self.free] = self.full.label[flat[self.layout.offsets[:-1] + labels]]
         return first
+
+
+class Untouched(Reduction):
+    """Everything stays: the same answers as `Reduction`, without its arrays of all entries."""
+
+    def __init__(self, full: Layout) -> None:
+        super().__init__(full, np.broadcast_to(np.True_, full.size), whole=True)
+
+    @property
+    def counts(self) -> Ints:  # type: ignore[override]
+        return self.full.cardinalities
+
+    @property
+    def layout(self) -> Layout:  # type: ignore[override]
+        return self.full
+
+    @cached_property
+    def untouched(self) -> NDArray[np.bool_]:
+        return np.ones(self.full.n_vars, dtype=bool)
+
+    @cached_property
+    def new_variable(self) -> Ints:
+        return np.arange(self.full.n_vars)
+
+    @cached_property
+    def new_entry(self) -> Ints:
+        return np.arange(self.full.size)
+
+    def expand(self, q: Floats) -> NDArray[Any]:
+        return q
+
+    def restrict(self, q: Floats) -> NDArray[Any]:
+        return self.full.normalise(q)
+
+    def expand_labels(self, labels: Ints) -> Ints:
+        return labels
 
 
 def possible(layout: Layout, terms: Iterable[Term], evidence: Ints) -> NDArray[np.bool_]:

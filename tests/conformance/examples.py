@@ -178,6 +178,95 @@ def factor_mixed_shapes(rng: np.random.Generator) -> pf.Field:
     )
 
 
+@example(SOFT, "consistency")
+def consistency(rng: np.random.Generator) -> pf.Field:
+    """Segments that overlap, one of a single variable, with a weight per label."""
+    segments = [[0, 1, 2], [3, 2], [4, 3, 1, 0], [4]]
+    term = pf.Consistency(segments, rng.exponential(size=(4, 3)), tables=True)
+    return pf.Field(5, labels=3, terms=[term, pf.Unary(rng.normal(size=(5, 3)))])
+
+
+@example(SOFT, "consistency")
+def consistency_binary(rng: np.random.Generator) -> pf.Field:
+    term = pf.Consistency([0, 1, 0, -1, 1, 0, 1], [1.7, 2.3])
+    return pf.Field(7, labels=2, terms=[term, pf.Unary(rng.normal(size=(7, 2)))])
+
+
+def class_presence(rng: np.random.Generator, *, tables: bool) -> pf.Field:
+    """Three pixels and the presence of two classes, with strangers around them.
+
+    The implicit form has no place here: its E(q) isn't an expectation over labellings.
+    """
+    counts = pf.CooccurrenceStatistics(9, [9, 5, 4], [[9, 5, 4], [5, 5, 1], [4, 1, 4]])
+    options = {"latent": "variables", "presence": 5, "kappa": 1.5, "beta": 1.2}
+    term = pf.Cooccurrence(counts, pixels=3, first=1, tables=tables, **options)
+    unary = pf.Unary(rng.normal(size=(3, 3)), [1, 2, 3])
+    return pf.Field([2, 3, 3, 3, 2, 2, 2], terms=[term, unary, pf.Potts([[0, 1], [4, 2]], 0.7)])
+
+
+@example(SOFT, "cooccurrence")
+def cooccurrence(rng: np.random.Generator) -> pf.Field:
+    return class_presence(rng, tables=False)
+
+
+@example(SOFT, "cooccurrence")
+def cooccurrence_in_tables(rng: np.random.Generator) -> pf.Field:
+    return class_presence(rng, tables=True)
+
+
+def gaussian_field(rng: np.random.Generator, labels: int, *kinds: dict[str, object]) -> pf.Field:
+    """Six points, seen by one Gaussian term or several."""
+    field = pf.Field(6, labels=labels).add(pf.Unary(rng.normal(size=(6, labels))))
+    for k, options in enumerate(kinds):
+        field.add(pf.Gaussian(rng.normal(size=(6, 2 + 3 * k)), **options))
+    return field
+
+
+@example(SOFT, "gaussian")
+def gaussian(rng: np.random.Generator) -> pf.Field:
+    return gaussian_field(rng, 3, {"weight": 2.0}, {"weight": 1.0, "normalization": "none"})
+
+
+@example(SOFT, "gaussian")
+def gaussian_repulsive(rng: np.random.Generator) -> pf.Field:
+    matrix = rng.normal(size=(3, 3))
+    return gaussian_field(rng, 3, {"weight": -4.0}, {"compatibility": matrix})
+
+
+@example(SOFT, "gaussian")
+def gaussian_lattice(rng: np.random.Generator) -> pf.Field:
+    other = {"weight": 1.0, "normalization": "after", "filter": "lattice"}
+    return gaussian_field(rng, 3, {"weight": 2.0, "filter": "lattice"}, other)
+
+
+@example(SOFT, "gaussian")
+def gaussian_lattice_repulsive(rng: np.random.Generator) -> pf.Field:
+    diagonal = {"compatibility": 3 * rng.normal(size=2), "filter": "lattice"}
+    return gaussian_field(rng, 2, {"weight": -9.0, "filter": "lattice"}, diagonal)
+
+
+@example(SOFT, "gaussian")
+def gaussian_lattice_and_others(rng: np.random.Generator) -> pf.Field:
+    """Both filters, and variables that no Gaussian term is about."""
+    points = rng.normal(size=(4, 2))
+    return pf.Field(
+        [3, 3, 3, 3, 2, 3],
+        terms=[
+            pf.Gaussian(points, 1.5, filter="lattice"),
+            pf.Gaussian(points[:3], -2.0, filter="exact", first=1),
+            pf.Unary(rng.normal(size=(4, 3)), [0, 2, 3, 5]),
+            pf.Unary(rng.normal(size=(1, 2)), [4]),
+        ],
+    )
+
+
+@example(SOFT, "gaussian")
+def gaussian_and_tables(rng: np.random.Generator) -> pf.Field:
+    """A Gaussian term beside edges: iterated by the general kernels."""
+    field = gaussian_field(rng, 3, {"weight": 2.0, "filter": "lattice"})
+    return field.add(pf.Potts([[0, 1], [2, 5]], [1.0, -2.0]))
+
+
 # ---- together, and at the edges ----
 
 
@@ -253,6 +342,16 @@ def repeated_scopes(rng: np.random.Generator) -> pf.Field:
 # ---- impossible labels and configurations ----
 
 
+@example(HARD_LABELS, "gaussian")
+def gaussian_lattice_with_impossible_labels(rng: np.random.Generator) -> pf.Field:
+    energies = rng.normal(size=(6, 3))
+    energies[[1, 1, 4], [0, 2, 1]] = INF
+    other = {"weight": -3.0, "filter": "lattice"}
+    return gaussian_field(rng, 3, {"weight": 2.0, "filter": "lattice"}, other).add(
+        pf.Unary(energies)
+    )
+
+
 @example(HARD_LABELS, "unary", "ising")
 def inf_unary_binary(rng: np.random.Generator) -> pf.Field:
     rows = rng.normal(size=(5, 2))
@@ -272,6 +371,22 @@ def inf_unary(rng: np.random.Generator) -> pf.Field:
 @example(HARD_LABELS, *ALL_TERMS)
 def inf_unary_all_terms(rng: np.random.Generator) -> pf.Field:
     return all_terms(rng).add(pf.Unary([[0.3, INF, -0.2]], [1])).add(pf.Unary([[INF, 0.0]], [2]))
+
+
+@example(HARD_LABELS, "unary", "consistency")
+def inf_unary_consistency(rng: np.random.Generator) -> pf.Field:
+    """A label that is impossible for one member takes away all pull towards it."""
+    rows = rng.normal(size=(5, 3))
+    rows[1, 2] = rows[4, 0] = INF
+    term = pf.Consistency([[0, 1, 2, 3], [3, 4]], [1.5, 0.8])
+    return pf.Field(5, labels=3, terms=[pf.Unary(rows), term])
+
+
+@example(HARD_LABELS, "unary", "cooccurrence")
+def inf_unary_cooccurrence(rng: np.random.Generator) -> pf.Field:
+    """A class that must be present, and one that a pixel can't show."""
+    field = class_presence(rng, tables=False).add(pf.Unary([[INF, 0.0]], [5]))
+    return field.add(pf.Unary([[0.0, 0.5, INF]], [2]))
 
 
 @example(HARD_TABLES, "pairwise")

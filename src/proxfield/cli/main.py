@@ -23,8 +23,10 @@ BROKEN_PIPE = 141
 COMMANDS = {
     "solve": "Infer marginals, a labelling and a bound on log Z.",
     "compare": "Run several rules on one model; print a table and draw a picture.",
+    "refine": "Refine segmentations of images by a dense CRF.",
     "info": "Show a model's size, structure and certified steps.",
     "make": "Make a seeded random model.",
+    "cooccurrence": "Count which classes occur together in label maps.",
     "bench": "Run the paper's benchmark; print its table and write a report.",
     "doctor": "Check this installation.",
 }

@@ -22,12 +22,19 @@ EXACT_POINTS = 2000
 """Points up to which ``filter="auto"`` computes every pair."""
 
 
-def make_filter(name: str, features: ArrayLike) -> Filter:
-    """A filter by name; "auto" is exact for few points and the lattice for many."""
+def choose(name: str, points: int) -> str:
+    """ "auto" resolved: every pair for few points, the lattice for many."""
     if name == "auto":
-        name = "exact" if len(features) <= EXACT_POINTS else "lattice"  # type: ignore[arg-type]
+        return "exact" if points <= EXACT_POINTS else "lattice"
     if name not in FILTERS:
         raise InputError(f"unknown filter {name!r}, expected auto, {', '.join(FILTERS)}")
+    return name
+
+
+def make_filter(name: str, features: ArrayLike) -> Filter:
+    """A filter by name ("exact" or "lattice")."""
+    if name not in FILTERS:
+        raise InputError(f"unknown filter {name!r}, expected {', '.join(FILTERS)}")
     module, kind = FILTERS[name]
     made: Filter = getattr(import_module(module), kind)(features)
     return made

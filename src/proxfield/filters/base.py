@@ -26,6 +26,8 @@ class Filter(ABC):
 
     name: ClassVar[str]
     features: NDArray[np.float64]  # (n, d)
+    precision: ClassVar[str] = "float64"
+    """Type in which total weights are worth computing."""
 
     @abstractmethod
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -9,10 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.filters.base import Filter, check_features
 
-BLOCK = 1 << 22
-"""Weights computed at a time."""
-
-
 class ExactFilter(Filter):
     """K itself, without approximation: n² weights for each application.
 
@@ -32,9 +28,11 @@ class ExactFilter(Filter):
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         from proxfield.kernels.gaussian import exact_filter
+        from proxfield.kernels.jit import threads_for
 
         out = np.empty(values.shape, dtype=values.dtype)
-        exact_filter(self.features, np.ascontiguousarray(values), out)
+        with threads_for(len(values) * values.size):
+            exact_filter(self.features, np.ascontiguousarray(values), out)
         return out
 
     def matrix(self) -> NDArray[np.float64]:

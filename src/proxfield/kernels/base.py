@@ -226,6 +226,13 @@ class Program(ABC):
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
         """Run independent cooling chains, each polished into a local minimum of F."""
 
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        """Compile (or load) what advancing needs, without changing the state."""
+        once = 1 if self.parallel or not self.sweepable else 0
+        scratch = self.start(self.marginals(state))
+        self.advance(scratch, plan, once, 0.0, trace)
+        self.free_energy(scratch)
+
     @property
     def sweepable(self) -> bool:
         """Can single variables be visited? Not while a term is only iterated as a whole."""

@@ -29,13 +29,11 @@ from proxfield.kernels.base import (
     Update,
 )
 from proxfield.kernels.binary import Motion
-from proxfield.kernels.jit import max_threads, thread_count
+from proxfield.kernels.jit import PARALLEL_WORK, max_threads, thread_count
 from proxfield.kernels.reference import slack
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, missing, offers
 
-PARALLEL_WORK = 500_000
-"""Entries plus edge ends above which an iteration is worth spreading over threads."""
 
 
 @dataclass
@@ -46,6 +44,7 @@ class CpuState:
     phase: int = 0
     entropy: float | None = None
     known_f: float | None = None  # F, if the gradient in ``g`` is the present one too
+    cached_f: float | None = None  # F, whether or not the gradient is kept
     h: NDArray[np.float64] | None = None  # entropy of each variable, for sweeps
     order_f: float | None = None  # F as sweeps have carried it on
     natural: bool = False  # do the natural parameters say all about the marginals?
@@ -103,9 +102,10 @@ class CpuProgram(Program):
         """F of the buffer in use; its gradient is left in ``g``."""
         energy, entropy = self.kernels.evaluate(self.pack, s.arrays, s.phase)
         s.entropy = entropy
+        extra = self._add_extras(s)  # their gradient counts whether or not F is finite
         if s.pending:
             return np.inf
-        return float(self.constant + energy + self._add_extras(s) - entropy)
+        return float(self.constant + energy + extra - entropy)
 
     def _add_extras(self, s: CpuState) -> float:
         """Add the gradient of terms without a kernel to ``g``; return their energy."""

@@ -210,11 +210,10 @@ def softmax_into(theta: Any, e: Any) -> Any:
 
 
 @inlined
-def move_variable(motion: Any, st: Any, step: float, o: int, end: int) -> None:
-    """New θ of one variable by the rule (not for MEAN)."""
-    theta, g, u, v = st.theta[o:end], st.g[o:end], st.u[o:end], st.v[o:end]
+def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) -> None:
+    """New θ of one variable by the rule (not for MEAN); all arrays are the variable's own."""
     beta, g1, g2, eps, kind = motion.beta, motion.gamma1, motion.gamma2, motion.epsilon, motion.kind
-    c = end - o
+    c = len(theta)
     # moments are of centred values, so that adding a constant to a variable changes nothing
     mean, centre, possible = 0.0, 0.0, 0
     if kind >= 4:
@@ -280,7 +279,7 @@ def update_block(
             for l in range(c):
                 theta[l] = motion.beta * g[l]
         else:
-            move_variable(motion, st, step, o, end)
+            move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
         total, h = softmax_into(theta, g)  # g has done its work and holds exp(−θ)
         moved, whole = 0.0, 1.0
         if mix < 1.0:  # weight that an impossible label still had goes to the others

@@ -24,6 +24,8 @@ from typing import Any
 import numba
 from numba.core import event
 
+PARALLEL_WORK = 500_000
+"""Entries plus edge ends (or the like) above which work is worth spreading over threads."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
 
@@ -166,6 +168,13 @@ def thread_count(threads: int) -> Any:
         yield
     finally:
         numba.set_num_threads(before)
+
+
+@contextmanager
+def threads_for(work: int) -> Any:
+    """Run on one thread unless there are ``PARALLEL_WORK`` operations to share."""
+    with thread_count(1 if work < PARALLEL_WORK else numba.get_num_threads()):
+        yield
 
 
 def max_threads() -> int:

@@ -21,6 +21,11 @@ from proxfield.terms.base import Floats
 
 def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = None) -> Program:
     """The fastest CPU program for a field."""
+    if lowered.extras:
+        from proxfield.kernels.dense_program import DenseProgram, is_dense
+
+        if is_dense(lowered):
+            return DenseProgram(lowered, dtype, threads)
     return (BinaryProgram if is_binary(lowered) else GeneralProgram)(lowered, dtype, threads)
 
 

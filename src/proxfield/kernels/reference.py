@@ -52,7 +52,7 @@ class ReferenceProgram(Program):
         return np.array(state.arrays.q, dtype=np.float64)
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
-        g = np.array(self.lowered.unary)
+        g = np.array(self.lowered.unary, dtype=np.float64)
         for term in self.lowered.terms:
             term.add_gradient(self.layout, q, g)
         return g

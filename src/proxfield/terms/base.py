@@ -96,8 +96,21 @@ class Layout:
 
     def sum_by_variable(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Sum each variable's entries.  # (n_vars,)"""
+        if self.common is not None:  # without the owner of each entry, which is a large array
+            return np.asarray(flat.reshape(-1, self.common).sum(axis=1, dtype=np.float64))
         total = np.bincount(self.owner, weights=flat, minlength=self.n_vars)
         return total.astype(np.float64)
+
+    def divide(self, flat: NDArray[Any], by: NDArray[Any]) -> NDArray[Any]:
+        """Divide each variable's entries by its own number.  # (size,), (n_vars,) -> (size,)"""
+        if self.common is not None:
+            rows = flat.reshape(-1, self.common)
+            return np.asarray(rows / by[:, None].astype(flat.dtype)).ravel()
+        return np.asarray(flat / by[self.owner])
+
+    def normalise(self, flat: NDArray[Any]) -> NDArray[Any]:
+        """Make each variable's entries sum to 1."""
+        return self.divide(flat, self.sum_by_variable(flat))
 
     def centre(self, flat: Floats) -> Floats:
         """Subtract each variable's mean: the projection P of the design."""
@@ -197,20 +210,28 @@ def expectation(q: Floats, g: Floats) -> float:
         return float(np.sum(np.where(q > 0, q * g, 0.0), dtype=np.float64))
 
 
-def as_floats(values: ArrayLike, what: str, *, allow_inf: bool = False) -> NDArray[np.float64]:
-    """A float64 array without NaN or -inf (and without +inf unless allowed)."""
+def as_floats(
+    values: ArrayLike, what: str, *, allow_inf: bool = False, share_single: bool = False
+) -> NDArray[Any]:
+    """A float64 array without NaN or -inf (and without +inf unless allowed).
+
+    With ``share_single`` a float32 array is taken as it is, not copied: for large ones.
+    """
     try:
-        out = np.array(values, dtype=np.float64)
+        given = np.asarray(values)
+        shared = share_single and given.dtype == np.float32
+        out = given if shared else np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputError(
             f"{what} must be numbers in one rectangular array; "
             "give variables with other numbers of labels a term of their own"
         ) from None
-    if np.isnan(out).any():
+    low, high = out.min(initial=np.inf), out.max(initial=-np.inf)  # both pass NaN on
+    if np.isnan(low):
         raise InputError(f"{what} hold NaN")
-    if (out == -np.inf).any():
+    if low == -np.inf:
         raise InputError(f"{what} hold -inf: an energy may be +inf (impossible), never -inf")
-    if not allow_inf and np.isinf(out).any():
+    if not allow_inf and high == np.inf:
         raise InputError(f"{what} hold +inf; use a table for hard constraints")
     return out
 

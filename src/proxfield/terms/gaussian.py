@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError
-from proxfield.filters import FILTERS, make_filter
+from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.base import Filter, check_features
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats
 
@@ -107,15 +107,21 @@ class Gaussian(Term):
 
     # ---- the operator ----
 
+    @property
+    def filter_kind(self) -> str:
+        """The name of the filter, "auto" resolved."""
+        return choose(self.filter_name, self.n_points)
+
     @cached_property
     def filter(self) -> Filter:
         """The filter, built when first used."""
-        return make_filter(self.filter_name, self.features)
+        return make_filter(self.filter_kind, self.features)
 
     @cached_property
     def mass(self) -> NDArray[np.float64]:
         """n_i = Σ_j k_ij.  # (n,)"""
-        return np.asarray(self.filter.apply(np.ones((self.n_points, 1)))[:, 0]) + SMALLEST_MASS
+        ones = np.ones((self.n_points, 1), dtype=self.filter.precision)
+        return self.filter.apply(ones)[:, 0].astype(np.float64) + SMALLEST_MASS
 
     @cached_property
     def scales(self) -> list[tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]]:
@@ -222,13 +228,18 @@ class Gaussian(Term):
         """Bounds on the eigenvalues of A, without the self-message if that is left out.
 
         K has no negative eigenvalue; after symmetric normalisation none is above 1, else none is
-        above the largest row sum (A has no negative entry).
+        above the largest row sum (A has no negative entry). The symmetric part of D⁻¹K, with
+        ‖K‖ ≤ M and the entries of D between m and M, has none below −(M − m)² / 8m(M + m)
+        (Strang 1962, eigenvalues of Jordan products).
         """
         if self.normalization == "symmetric":
             low, high = 0.0, 1.0
         else:
             high = float((self.row_sums + (0.0 if self.self_message else self.own)).max())
-            low = 0.0 if self.normalization == "none" else -high
+            low = 0.0
+            if self.normalization != "none":
+                least, most = float(self.mass.min()), float(self.mass.max())
+                low = -min(high, (most - least) ** 2 / (8 * least * (most + least)))
         if self.self_message:
             return low, high
         return low - float(self.own.max()), high - float(self.own.min())

@@ -75,7 +75,8 @@ class Unary(Term):
     """One energy per variable and label.
 
     Args:
-        energies: Energies of some variables, all with the same number of labels.  # (m, c)
+        energies: Energies of some variables, all with the same number of labels. A float32
+            array is kept as it is, not copied.  # (m, c)
         variables: Which variables; all of them, in order, by default. One that is
             named twice gets the sum.  # (m,)
 
@@ -92,7 +93,7 @@ class Unary(Term):
     variables: Ints
 
     def __init__(self, energies: ArrayLike, variables: ArrayLike | None = None) -> None:
-        table = as_floats(energies, "unary energies", allow_inf=True)
+        table = as_floats(energies, "unary energies", allow_inf=True, share_single=True)
         if table.ndim != 2:
             raise InputError(
                 f"unary energies must have shape (variables, labels), not {table.shape}"
@@ -114,6 +115,11 @@ class Unary(Term):
                 f"but its unary row has {self.energies.shape[1]}"
             )
 
+    def _covers(self, layout: Layout) -> bool:
+        """Is there one row for each of the first variables, in order, up to the last?"""
+        m = len(self.variables)
+        return m == layout.n_vars and bool((self.variables == np.arange(m)).all())
+
     def labelling_energy(self, layout: Layout, labels: Ints) -> float:
         return float(self.energies[np.arange(len(self.variables)), labels[self.variables]].sum())
 
@@ -134,6 +140,9 @@ class Unary(Term):
         return np.zeros((0, 2), dtype=np.int64)
 
     def lower(self, layout: Layout, builder: Builder) -> None:
+        if self._covers(layout):
+            builder.add_all_unary(self.energies.reshape(-1))
+            return
         at = layout.entries(self.variables, self.energies.shape[1])
         builder.add_unary(at.ravel(), self.energies.ravel())
 

@@ -1,0 +1,115 @@
+"""``proxfield cooccurrence``: which classes occur together in label maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from proxfield.cli.progress import Display
+    from proxfield.cooccurrence import CooccurrenceStatistics
+
+
+@click.command()
+@click.argument("label_maps", metavar="LABELMAP...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="-",
+    help="Where to write the JSON; .gz, .xz and .bz2 names are compressed. stdout by default.",
+)
+@click.option(
+    "--labels",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="The number of classes.  [default: one more than the largest label]",
+)
+@click.option(
+    "--ignore",
+    metavar="LABEL",
+    type=int,
+    multiple=True,
+    default=(255,),
+    show_default=True,
+    help="A label that stands for no class; may be given several times.",
+)
+@click.option(
+    "--min-pixels",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Pixels from which a class counts as present in an image.",
+)
+def command(
+    label_maps: tuple[str, ...],
+    output: str,
+    labels: int | None,
+    ignore: tuple[int, ...],
+    min_pixels: int,
+) -> None:
+    """Count in how many images each class, and each pair of classes, is present.
+
+    Each LABELMAP is a PNG (palette or grey) or a .npy file that holds a class number for
+    each pixel, or a folder of such files. The counts are what `proxfield.Cooccurrence` takes.
+    """
+    from proxfield.cli.progress import Display
+    from proxfield.cli.shared import check_distinct, check_target, print_pairs
+    from proxfield.cooccurrence import find_label_maps
+    from proxfield.io.files import atomic_write
+
+    files = find_label_maps(label_maps)
+    if output != "-":
+        check_target(output, "-o")
+        for file in files:
+            check_distinct({"LABELMAP": str(file), "-o": output})
+    with Display() as display:
+        found = count(files, labels, ignore, min_pixels, display)
+    atomic_write(output, found.to_json())
+    if output != "-":
+        print_pairs(describe(found))
+
+
+def count(
+    files: list[Path],
+    labels: int | None,
+    ignore: tuple[int, ...],
+    min_pixels: int,
+    display: Display,
+) -> CooccurrenceStatistics:
+    """Read and count; an error names the file it is about."""
+    from proxfield.cooccurrence import CooccurrenceStatistics
+    from proxfield.errors import InputError
+    from proxfield.io.files import display_name
+    from proxfield.io.images import read_labels
+
+    reading: list[str] = []
+
+    def maps() -> Iterator[Any]:
+        for number, file in enumerate(files, 1):
+            reading[:] = [display_name(file)]
+            display.phase(f"counting {number} of {len(files)} label maps")
+            yield read_labels(file)[0]
+        reading.clear()
+
+    try:
+        return CooccurrenceStatistics.from_label_maps(
+            maps(), labels, ignore=ignore, min_pixels=min_pixels
+        )
+    except InputError as error:
+        if error.path is not None or not reading:
+            raise
+        raise InputError(error.message, path=reading[0]) from None
+
+
+def describe(found: CooccurrenceStatistics) -> list[tuple[str, str]]:
+    """What was counted, for people."""
+    rows = [("images", str(found.images)), ("classes", str(found.labels))]
+    never = [str(c) for c in range(found.labels) if found.presence[c] == 0]
+    if never:
+        rows.append(("never present", ", ".join(never)))
+    return rows

@@ -1,0 +1,307 @@
+"""Images, probabilities and label maps in files. Pictures need Pillow; arrays need nothing.
+
+Pictures (PNG, JPEG, TIFF and what else Pillow reads) and numpy's ``.npy`` and ``.npz``. Every
+failure is one line that names the file; files are written aside and renamed.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError, MissingDependencyError
+from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+REMEDY = 'pip install "proxfield[images]"'
+ARRAYS = (".npy", ".npz")
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+KEYS = ("probabilities", "prob", "probs", "softmax")
+"""Names of the array to take from an ``.npz``; without any of these, the first."""
+
+_PLAIN = {"1": np.uint8, "L": np.uint8, "RGB": np.uint8, "I": np.int32, "F": np.float32}
+_BROKEN = (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, TypeError)
+"""What Pillow and numpy raise for files that are damaged or something else altogether."""
+
+
+def read_image(path: Target, notes: list[str] | None = None) -> NDArray[Any]:
+    """The pixels of an image.
+
+    Grey pictures come without a channel axis; 16-bit grey stays 16-bit (Pillow reads 16-bit colour
+    as 8-bit); palettes and other colour spaces become RGB; alpha is dropped. A TIFF of several
+    pages is a volume. The orientation that a camera noted isn't applied. Arrays come as stored.
+
+    Args:
+        path: A picture, ``.npy`` or ``.npz`` (its first array).
+        notes: Gets a line for what was dropped.
+
+    Returns:
+        The image.  # (height, width), (height, width, 3), or as stored
+
+    Raises:
+        InputError: If the file can't be read or is no whole image.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_labels(f"{folder}/x.png", np.eye(3, dtype=int))
+        ...     read_image(f"{folder}/x.png").dtype
+        dtype('uint8')
+    """
+    data, name = read_bytes(path)
+    if is_array(data):
+        return _load_array(data, name, ())
+    pages = [_pixels(page, name, notes) for page in _decode(data, name)]
+    return pages[0] if len(pages) == 1 else _stack(pages, name)
+
+
+def read_probabilities(path: Target) -> NDArray[Any]:
+    """Probabilities, stored as floats of any size or as whole numbers of 8 or 16 bits.
+
+    Whole numbers stand for shares of 255 or 65535; they are taken for that only if they sum to
+    about as much along the first or the last axis, and come normalised.
+
+    Args:
+        path: ``.npy``, or ``.npz`` with an array ``probabilities``, ``prob``, ``probs`` or
+            ``softmax``; else its first array counts.
+
+    Returns:
+        The array as it was stored, float16 as float32.
+
+    Raises:
+        InputError: If the file can't be read or holds something else.
+    """
+    data, name = read_bytes(path)
+    if not is_array(data):
+        raise InputError(
+            "is no numpy array, expected .npy or .npz with probabilities "
+            "(label maps are read as labels)",
+            path=name,
+        )
+    values = _load_array(data, name, KEYS)
+    if values.dtype.kind == "f":
+        return values.astype(np.float32) if values.dtype.itemsize < 4 else values
+    if values.dtype in (np.uint8, np.uint16) and values.ndim > 1:
+        full = np.iinfo(values.dtype).max
+        for axis in (0, values.ndim - 1):
+            sums = values.sum(axis=axis, dtype=np.int64, keepdims=True)
+            # rounding moves each share by up to one, cutting off or to the nearest
+            if (np.abs(sums - full) <= values.shape[axis]).all() and sums.all():
+                return np.asarray(values / sums.astype(np.float32))
+    raise InputError(
+        f"holds {values.dtype} of shape {values.shape}, expected probabilities as floats, or as "
+        "shares of 255 (uint8) or 65535 (uint16) that sum to as much for every pixel",
+        path=name,
+    )
+
+
+def read_labels(path: Target) -> tuple[NDArray[Any], list[int] | None]:
+    """A label map: the numbers of a palette or grey picture, or an array of whole numbers.
+
+    Returns:
+        The labels, and the palette as Pillow lists it (r, g, b, r, …), None without one.
+
+    Raises:
+        InputError: If the file can't be read or holds no labels.
+    """
+    data, name = read_bytes(path)
+    if is_array(data):
+        values = _load_array(data, name, ("labels",))
+        if values.dtype.kind not in "iub":
+            raise InputError(f"holds {values.dtype}, expected labels as whole numbers", path=name)
+        return values, None
+    pages = list(_decode(data, name))
+    for page in pages:
+        if page.mode not in ("1", "L", "P", "I") and not page.mode.startswith("I;16"):
+            raise InputError(
+                f"is a colour picture ({page.mode}), expected label numbers: a palette or grey",
+                path=name,
+            )
+    palette = pages[0].getpalette() if pages[0].mode == "P" else None
+    stored = [np.array(page) for page in pages]
+    return (stored[0] if len(stored) == 1 else _stack(stored, name)), palette
+
+
+def write_labels(
+    path: Target,
+    labels: ArrayLike,
+    n_labels: int | None = None,
+    *,
+    palette: list[int] | None = None,
+) -> None:
+    """Write a label map as ``.png`` (8 bits for up to 256 labels, else 16), ``.npy`` or ``.npz``.
+
+    Args:
+        path: Where to write.
+        labels: Whole numbers from 0; a picture needs two axes.
+        n_labels: How many labels there are, which decides on the size; by default one more
+            than the largest.
+        palette: Colours for an 8-bit picture, as from `read_labels`.
+
+    Raises:
+        InputError: If labels don't fit, or the file can't be written.
+    """
+    values = np.asarray(labels)
+    name = display_name(path)
+    if values.dtype.kind not in "iub" or (values.size and values.min() < 0):
+        raise InputError("labels must be whole numbers, 0 or more", path=name)
+    top = max(int(values.max(initial=0)), (n_labels or 1) - 1)
+    kind = np.uint8 if top < 256 else np.uint16 if top < 65536 else np.int64
+    values = values.astype(kind)
+    suffix = Path(path).suffix.lower()
+    if suffix in ARRAYS:
+        atomic_write(path, _array_bytes(values, suffix, "labels"))
+        return
+    if suffix != ".png":
+        raise InputError("labels are written as .png, .npy or .npz", path=name)
+    if values.ndim != 2 or kind is np.int64:
+        what = f"shape {values.shape}" if values.ndim != 2 else f"{top + 1} labels"
+        raise InputError(f"labels of {what} don't fit a picture, expected .npy", path=name)
+    picture = import_pillow().fromarray(values)
+    if palette is not None and kind is np.uint8:
+        picture.putpalette(palette)  # L becomes P
+    atomic_write(path, png_bytes(picture))
+
+
+def write_probabilities(path: Target, values: ArrayLike, *, dtype: str = "float32") -> None:
+    """Write probabilities as ``.npy`` or compressed ``.npz``, in float16 or float32."""
+    suffix = Path(path).suffix.lower()
+    name = display_name(path)
+    if suffix not in ARRAYS:
+        raise InputError("probabilities are written as .npy or .npz", path=name)
+    if dtype not in ("float16", "float32"):
+        raise InputError(f"dtype={dtype!r}, expected float16 or float32", path=name)
+    atomic_write(path, _array_bytes(np.asarray(values, dtype=dtype), suffix, "probabilities"))
+
+
+# ---- pictures ----
+
+
+def import_pillow() -> Any:
+    """Pillow's module ``Image``, or how to install it."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingDependencyError(f"pictures need Pillow: {REMEDY}") from None
+    return Image
+
+
+def _decode(data: bytes, name: str) -> list[Image]:
+    """All pages of a TIFF, the first of anything else; decoded, so that damage shows here."""
+    pillow = import_pillow()
+    pages: list[Image] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # size: memory decides; odd metadata: not ours
+        try:
+            with pillow.open(BytesIO(data)) as picture:
+                count = getattr(picture, "n_frames", 1) if picture.format == "TIFF" else 1
+                for k in range(count):
+                    picture.seek(k)
+                    picture.load()
+                    pages.append(picture.copy())
+        except pillow.UnidentifiedImageError:
+            what = "is empty" if not data else "is no image that Pillow knows"
+            raise InputError(f"{what}, expected PNG, JPEG, TIFF, .npy or .npz", path=name) from None
+        except pillow.DecompressionBombError:
+            raise InputError(
+                "has more pixels than Pillow reads, expected a smaller picture, or .npy", path=name
+            ) from None
+        except (*_BROKEN, zlib.error) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(
+                f"image is damaged or cut short ({reason}), expected a whole file", path=name
+            ) from None
+        except MemoryError:
+            raise InputError(
+                "image doesn't fit in memory, expected a smaller one", path=name
+            ) from None
+    return pages
+
+
+def _pixels(page: Image, name: str, notes: list[str] | None) -> NDArray[Any]:
+    """One page as an array."""
+    mode = page.mode
+    if mode.startswith("I;16"):
+        return np.array(page).astype(np.uint16)
+    alpha = mode in ("LA", "La", "RGBA", "RGBa", "PA") or "transparency" in page.info
+    if alpha and notes is not None:
+        notes.append(f"{name}: its alpha channel is dropped")
+    if mode in ("LA", "La"):
+        page = page.convert("LA").convert("L")
+    elif mode in ("P", "PA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"):
+        page = page.convert("RGBA").convert("RGB") if alpha else page.convert("RGB")
+    if page.mode not in _PLAIN:
+        raise InputError(f"has pixels of mode {mode}, expected grey or RGB", path=name)
+    values = np.array(page)
+    if mode == "1":
+        return values.astype(np.uint8) * 255
+    if mode == "I" and values.min() >= 0 and values.max() < 65536:
+        return values.astype(np.uint16)  # older Pillows read 16 bits like this
+    return values.astype(_PLAIN[page.mode])
+
+
+def _stack(pages: list[NDArray[Any]], name: str) -> NDArray[Any]:
+    """Pages as a volume."""
+    shapes = {(page.shape, page.dtype) for page in pages}
+    if len(shapes) > 1:
+        raise InputError(
+            f"has pages of different sizes, {pages[0].shape} for one, expected equal ones",
+            path=name,
+        )
+    return np.stack(pages)
+
+
+def png_bytes(picture: Image) -> bytes:
+    """A picture as a PNG file."""
+    out = BytesIO()
+    picture.save(out, format="PNG")
+    return out.getvalue()
+
+
+# ---- arrays ----
+
+
+def is_array(data: bytes) -> bool:
+    """Do these bytes begin like ``.npy`` or ``.npz``?"""
+    return data.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06"))
+
+
+def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> NDArray[Any]:
+    """An array from ``.npy``, or the one from ``.npz`` that a key names, else the first."""
+    try:
+        stored = np.load(BytesIO(data), allow_pickle=False)
+        if isinstance(stored, np.ndarray):
+            return stored
+        with stored:
+            names = list(stored.files)
+            if names:
+                value = stored[next((k for k in keys if k in names), names[0])]
+                if isinstance(value, np.ndarray):
+                    return value
+    except (*_BROKEN, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"array file is damaged or cut short ({reason}), expected a whole file", path=name
+        ) from None
+    except MemoryError:
+        raise InputError("array doesn't fit in memory, expected a smaller one", path=name) from None
+    raise InputError("holds no array, expected .npz with at least one", path=name)
+
+
+def _array_bytes(values: NDArray[Any], suffix: str, key: str) -> bytes:
+    out = BytesIO()
+    if suffix == ".npy":
+        np.save(out, values, allow_pickle=False)
+    else:
+        named: dict[str, Any] = {key: values}
+        np.savez_compressed(out, **named)
+    return out.getvalue()

@@ -1,0 +1,343 @@
+"""Eight numbers at a time: what the inner loops of dense fields are made of.
+
+A row of channels is padded to a multiple of `LANES`. LLVM does not turn short loops over two
+arrays into vector instructions, because the arrays might overlap; these intrinsics say it
+outright. All take flat arrays and positions; ``count`` says how many lanes of an unpadded
+array exist (a group at the end of a row has fewer than eight).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 8
+CONTRACT = ("contract",)
+
+
+def padded(channels: int) -> int:
+    """Channels rounded up to whole groups of lanes.
+
+    Example:
+        >>> padded(21)
+        24
+    """
+    return -(-channels // LANES) * LANES
+
+
+class Lanes:
+    """Writes vector instructions for one call of an intrinsic."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        self.context, self.builder, self.kinds, self.args = context, builder, signature.args, args
+        self.scalar = context.get_value_type(self.kinds[0].dtype)
+        self.vector = ir.VectorType(self.scalar, LANES)
+        self.bits = ir.VectorType(ir.IntType(1), LANES)
+        self.size = context.get_abi_sizeof(self.scalar)
+        self.suffix = "v8f32" if self.size == 4 else "v8f64"
+
+    def pointer(self, array: int, position: int | Any) -> Any:
+        """Argument ``array`` at argument ``position`` (or at a constant)."""
+        kind = self.kinds[array]
+        data = self.context.make_array(kind)(self.context, self.builder, self.args[array]).data
+        where = self.args[position] if isinstance(position, int) else position
+        item = self.builder.gep(data, [where])
+        return self.builder.bitcast(item, self.vector.as_pointer())
+
+    def load(self, array: int, position: int | Any) -> Any:
+        """Eight numbers."""
+        out = self.builder.load(self.pointer(array, position))
+        out.align = self.size
+        return out
+
+    def store(self, value: Any, array: int, position: int | Any) -> None:
+        """Eight numbers, the other way."""
+        self.builder.store(value, self.pointer(array, position), align=self.size)
+
+    def over_row(self, width: int, start: Any, step: Callable[[Any, Any], Any]) -> Any:
+        """Fold ``step(vector so far, offset)`` over the groups of argument ``width`` numbers."""
+        so_far = cgutils.alloca_once_value(self.builder, start)
+        one = ir.Constant(self.args[width].type, LANES)
+        groups = self.builder.sdiv(
+            self.builder.add(self.args[width], ir.Constant(one.type, LANES - 1)), one
+        )
+        with cgutils.for_range(self.builder, groups) as loop:
+            offset = self.builder.mul(loop.index, one)
+            self.builder.store(step(self.builder.load(so_far), offset), so_far)
+        return self.builder.load(so_far)
+
+    def plus(self, position: int, offset: Any) -> Any:
+        """Argument ``position`` moved on."""
+        return self.builder.add(self.args[position], offset)
+
+    def mask(self, count: int, offset: Any = None) -> Any:
+        """The lanes below argument ``count`` (from an offset on)."""
+        wide = self.args[count]
+        if offset is not None:
+            wide = self.builder.sub(wide, offset)
+        narrow = self.builder.trunc(wide, ir.IntType(32))
+        lanes = ir.VectorType(ir.IntType(32), LANES)
+        numbers = ir.Constant(lanes, list(range(LANES)))
+        return self.builder.icmp_signed("<", numbers, self.spread(narrow, lanes))
+
+    def load_masked(self, array: int, position: int | Any, mask: Any, other: Any) -> Any:
+        """Eight numbers, ``other`` in lanes outside the mask (which are not read)."""
+        pointer = self.pointer(array, position)
+        function = self.declare(
+            f"llvm.masked.load.{self.suffix}.p0{self.suffix}",
+            self.vector,
+            [pointer.type, ir.IntType(32), self.bits, self.vector],
+        )
+        align = ir.Constant(ir.IntType(32), self.size)
+        return self.builder.call(function, [pointer, align, mask, other])
+
+    def store_masked(self, value: Any, array: int, position: int, mask: Any) -> None:
+        """Lanes outside the mask are not written."""
+        pointer = self.pointer(array, position)
+        function = self.declare(
+            f"llvm.masked.store.{self.suffix}.p0{self.suffix}",
+            ir.VoidType(),
+            [self.vector, pointer.type, ir.IntType(32), self.bits],
+        )
+        align = ir.Constant(ir.IntType(32), self.size)
+        self.builder.call(function, [value, pointer, align, mask])
+
+    def declare(self, name: str, result: Any, parameters: list[Any]) -> Any:
+        """An LLVM intrinsic."""
+        kind = ir.FunctionType(result, parameters)
+        return self.builder.module.declare_intrinsic(name, fnty=kind)
+
+    def spread(self, value: Any, vector: Any = None) -> Any:
+        """One number in every lane."""
+        out = ir.Constant(vector or self.vector, ir.Undefined)
+        for lane in range(LANES):
+            out = self.builder.insert_element(out, value, ir.Constant(ir.IntType(32), lane))
+        return out
+
+    def constant(self, value: float) -> Any:
+        """The same, of a constant."""
+        return ir.Constant(self.vector, [value] * LANES)
+
+    def add(self, a: Any, b: Any) -> Any:
+        """a + b."""
+        return self.builder.fadd(a, b, flags=CONTRACT)
+
+    def subtract(self, a: Any, b: Any) -> Any:
+        """a − b."""
+        return self.builder.fsub(a, b, flags=CONTRACT)
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        """a · b."""
+        return self.builder.fmul(a, b, flags=CONTRACT)
+
+    def choose(self, test: str, a: Any, b: Any, yes: Any, no: Any) -> Any:
+        """yes where a ``test`` b, else no."""
+        return self.builder.select(self.builder.fcmp_ordered(test, a, b), yes, no)
+
+    def fold(self, combine: Callable[[Any, Any], Any], value: Any) -> Any:
+        """All lanes combined into one number, halves at a time."""
+        for half in (4, 2, 1):
+            order = [(lane + half) % LANES for lane in range(LANES)]
+            turned = self.builder.shuffle_vector(
+                value,
+                ir.Constant(self.vector, ir.Undefined),
+                ir.Constant(ir.VectorType(ir.IntType(32), LANES), order),
+            )
+            value = combine(value, turned)
+        return self.builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+
+def _void(*kinds: Any) -> Any:
+    return types.void(*kinds)
+
+
+def vectorised(result: bool, write: Callable[[Lanes], Any]) -> Callable[..., Any]:
+    """Code of an intrinsic from what ``write`` does with its `Lanes`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        out = write(Lanes(context, builder, signature, args))
+        return out if result else context.get_dummy_value()
+
+    return generate
+
+
+def _put_scaled(typing: Any, to: Any, at: Any, source: Any, where: Any, w: Any) -> Any:
+    def write(x: Lanes) -> None:
+        x.store(x.multiply(x.spread(x.args[4]), x.load(2, 3)), 0, 1)
+
+    return _void(to, types.intp, source, types.intp, to.dtype), vectorised(False, write)
+
+
+def _add_scaled(typing: Any, to: Any, at: Any, source: Any, where: Any, w: Any) -> Any:
+    def write(x: Lanes) -> None:
+        x.store(x.add(x.load(0, 1), x.multiply(x.spread(x.args[4]), x.load(2, 3))), 0, 1)
+
+    return _void(to, types.intp, source, types.intp, to.dtype), vectorised(False, write)
+
+
+def _blend(
+    typing: Any, to: Any, at: Any, source: Any, a: Any, b: Any, c: Any, m: Any, s: Any
+) -> Any:
+    def write(x: Lanes) -> None:
+        sides = x.multiply(x.spread(x.args[7]), x.add(x.load(2, 4), x.load(2, 5)))
+        x.store(x.add(x.multiply(x.spread(x.args[6]), x.load(2, 3)), sides), 0, 1)
+
+    n, f = types.intp, to.dtype
+    return _void(to, n, source, n, n, n, f, f), vectorised(False, write)
+
+
+def _add_masked(
+    typing: Any, to: Any, at: Any, source: Any, where: Any, count: Any, fill: Any
+) -> Any:
+    def write(x: Lanes) -> None:
+        mask = x.mask(4)
+        total = x.add(x.load(0, 1), x.load_masked(2, 3, mask, x.constant(0.0)))
+        x.store(x.builder.select(mask, total, x.spread(x.args[5])), 0, 1)
+
+    n = types.intp
+    return _void(to, n, source, n, n, to.dtype), vectorised(False, write)
+
+
+def _scale(typing: Any, to: Any, at: Any, factor: Any, plus: Any) -> Any:
+    def write(x: Lanes) -> None:
+        product = x.multiply(x.load(0, 1), x.spread(x.args[2]))
+        x.store(x.add(product, x.spread(x.args[3])), 0, 1)
+
+    return _void(to, types.intp, to.dtype, to.dtype), vectorised(False, write)
+
+
+def _least(typing: Any, array: Any, at: Any, width: Any) -> Any:
+    def write(x: Lanes) -> Any:
+        def smaller(a: Any, b: Any) -> Any:
+            return x.choose("<", a, b, a, b)
+
+        lanes = x.over_row(
+            2, x.constant(float("inf")), lambda low, k: smaller(low, x.load(0, x.plus(1, k)))
+        )
+        return x.fold(smaller, lanes)
+
+    return array.dtype(array, types.intp, types.intp), vectorised(True, write)
+
+
+def _total(typing: Any, array: Any, at: Any, width: Any) -> Any:
+    def write(x: Lanes) -> Any:
+        lanes = x.over_row(
+            2, x.constant(0.0), lambda so_far, k: x.add(so_far, x.load(0, x.plus(1, k)))
+        )
+        return x.fold(x.add, lanes)
+
+    return array.dtype(array, types.intp, types.intp), vectorised(True, write)
+
+
+def _replace_masked(
+    typing: Any, peak: Any, new: Any, at: Any, old: Any, before: Any, where: Any, count: Any
+) -> Any:
+    def write(x: Lanes) -> None:
+        mask, zero = x.mask(6), x.constant(0.0)
+        fresh = x.builder.select(mask, x.load(1, 2), zero)
+        for slot, source in enumerate((3, 4)):
+            gap = x.subtract(fresh, x.load_masked(source, 5, mask, zero))
+            gap = x.choose("<", gap, zero, x.subtract(zero, gap), gap)
+            first = ir.Constant(ir.IntType(64), slot * LANES)
+            seen = x.load(0, first)
+            # NaN loses every comparison: this way round it stays
+            kept = x.builder.select(x.builder.fcmp_unordered(">", gap, seen), gap, seen)
+            x.store(kept, 0, first)
+        x.store_masked(fresh, 4, 5, mask)
+
+    n = types.intp
+    return _void(peak, new, n, old, before, n, n), vectorised(False, write)
+
+
+def _expected(typing: Any, seen: Any, at: Any, q: Any, where: Any, unary: Any, n: Any) -> Any:
+    def write(x: Lanes) -> Any:
+        zero = x.constant(0.0)
+
+        def more(so_far: Any, k: Any) -> Any:
+            mask = x.mask(5, k)
+            q = x.load_masked(2, x.plus(3, k), mask, zero)
+            half = x.multiply(x.constant(0.5), x.load(0, x.plus(1, k)))
+            energy = x.multiply(q, x.add(x.load_masked(4, x.plus(3, k), mask, zero), half))
+            return x.add(so_far, x.choose(">", q, zero, energy, zero))  # 0 · inf is 0
+
+        return x.fold(x.add, x.over_row(5, zero, more))
+
+    i = types.intp
+    return seen.dtype(seen, i, q, i, unary, i), vectorised(True, write)
+
+
+def _weighted(typing: Any, e: Any, row: Any, at: Any, width: Any) -> Any:
+    def write(x: Lanes) -> Any:
+        zero = x.constant(0.0)
+
+        def more(so_far: Any, k: Any) -> Any:
+            e = x.load(0, x.plus(2, k))
+            product = x.multiply(e, x.load(1, x.plus(2, k)))
+            return x.add(so_far, x.choose(">", e, zero, product, zero))
+
+        return x.fold(x.add, x.over_row(3, zero, more))
+
+    i = types.intp
+    return e.dtype(e, row, i, i), vectorised(True, write)
+
+
+def _gather_row(
+    typing: Any, to: Any, at: Any, source: Any, width: Any, row: Any, weight: Any,
+    where: Any, corners: Any, begin: Any, factor: Any,
+) -> Any:  # fmt: skip
+    def write(x: Lanes) -> None:
+        b = x.builder
+
+        def number(array: int, k: Any) -> Any:
+            data = x.context.make_array(x.kinds[array])(x.context, b, x.args[array]).data
+            return b.load(b.gep(data, [b.add(x.args[6], k)]))
+
+        lanes = ir.Constant(x.args[3].type, LANES)
+        with cgutils.for_range(b, b.sdiv(x.args[3], lanes)) as group:
+            offset = b.mul(group.index, lanes)
+            so_far = cgutils.alloca_once_value(b, x.load(0, x.plus(1, offset)))
+            b.store(x.load(0, x.plus(1, offset)), so_far)
+            with cgutils.for_range(b, x.args[7]) as corner:
+                line = b.add(b.sext(number(4, corner.index), x.args[8].type), x.args[8])
+                here = b.add(b.mul(line, x.args[3]), offset)
+                w = number(5, corner.index)
+                if w.type != x.scalar:
+                    w = b.fpext(w, x.scalar)
+                w = b.fmul(w, x.args[9])
+                more = x.multiply(x.spread(w), x.load(2, here))
+                b.store(x.add(b.load(so_far), more), so_far)
+            x.store(b.load(so_far), 0, x.plus(1, offset))
+
+    n = types.intp
+    return _void(to, n, source, n, row, weight, n, n, n, to.dtype), vectorised(False, write)
+
+
+put_scaled: Any = intrinsic(_put_scaled)
+"""``put_scaled(to, at, source, where, w)``: to = w · source."""
+add_scaled: Any = intrinsic(_add_scaled)
+"""``add_scaled(to, at, source, where, w)``: to += w · source."""
+blend: Any = intrinsic(_blend)
+"""``blend(to, at, source, a, b, c, m, s)``: to = m · source[a] + s · (source[b] + source[c])."""
+add_masked: Any = intrinsic(_add_masked)
+"""``add_masked(to, at, source, where, count, fill)``: to += source in ``count`` lanes, else fill."""
+scale: Any = intrinsic(_scale)
+"""``scale(to, at, factor, plus)``: to = to · factor + plus."""
+least: Any = intrinsic(_least)
+"""``least(array, at, width)``: the smallest number of a row."""
+total: Any = intrinsic(_total)
+"""``total(array, at, width)``: the sum of a row."""
+replace_masked: Any = intrinsic(_replace_masked)
+"""``replace_masked(peak, new, at, old, before, where, count)``: before = new, in ``count`` lanes;
+peak[:8] and peak[8:] keep the largest |new − old| and |new − before|, lane by lane, and NaN."""
+expected: Any = intrinsic(_expected)
+"""``expected(seen, at, q, where, unary, n)``: Σ q · (unary + ½ seen) over a row, where q > 0."""
+weighted: Any = intrinsic(_weighted)
+"""``weighted(e, row, at, width)``: Σ e · row over a row, where e > 0."""
+gather_row: Any = intrinsic(_gather_row)
+"""``gather_row(to, at, source, width, row, weight, where, corners, begin, factor)``: to a row of
+``to`` add the rows begin + row[where + k] of ``source``, each times weight[where + k] · factor."""
