@@ -1,0 +1,391 @@
+"""`DenseCRF` and `DenseCRF2D` as pydensecrf has them, on proxfield's kernels."""
+
+from __future__ import annotations
+
+import warnings
+from enum import IntEnum
+from numbers import Number
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.compat.pydensecrf import _engine, eigen
+from proxfield.compat.pydensecrf.eigen import MatrixXf, as_matrix, check_float32
+from proxfield.terms import Gaussian
+
+__all__ = [
+    "CONST_KERNEL",
+    "DIAG_KERNEL",
+    "FULL_KERNEL",
+    "NORMALIZE_AFTER",
+    "NORMALIZE_BEFORE",
+    "NORMALIZE_SYMMETRIC",
+    "NO_NORMALIZATION",
+    "ConstUnary",
+    "DenseCRF",
+    "DenseCRF2D",
+    "KernelType",
+    "LogisticUnary",
+    "NormalizationType",
+    "Unary",
+    "eigen",
+]
+
+Self = TypeVar("Self", bound="DenseCRF")
+
+
+class KernelType(IntEnum):
+    """What the original could learn about a kernel; inference is the same with all three."""
+
+    CONST_KERNEL = 0
+    DIAG_KERNEL = 1
+    FULL_KERNEL = 2
+
+
+class NormalizationType(IntEnum):
+    """How a kernel is normalised. BEFORE and AFTER stand for their symmetric part."""
+
+    NO_NORMALIZATION = 0
+    NORMALIZE_BEFORE = 1
+    NORMALIZE_AFTER = 2
+    NORMALIZE_SYMMETRIC = 3
+
+
+CONST_KERNEL = KernelType.CONST_KERNEL
+DIAG_KERNEL = KernelType.DIAG_KERNEL
+FULL_KERNEL = KernelType.FULL_KERNEL
+NO_NORMALIZATION = NormalizationType.NO_NORMALIZATION
+NORMALIZE_BEFORE = NormalizationType.NORMALIZE_BEFORE
+NORMALIZE_AFTER = NormalizationType.NORMALIZE_AFTER
+NORMALIZE_SYMMETRIC = NormalizationType.NORMALIZE_SYMMETRIC
+
+NORMALIZATIONS = ("none", "before", "after", "symmetric")
+"""proxfield's words for `NormalizationType`."""
+
+
+class Unary:
+    """Unary energies; make a `ConstUnary` or a `LogisticUnary`."""
+
+    energies: NDArray[np.float32]  # (L, N)
+
+
+class ConstUnary(Unary):
+    """Energies as they are.
+
+    Args:
+        u: One energy per label and variable.  # (L, N)
+    """
+
+    def __init__(self, u: Any) -> None:
+        self.energies = as_float32(u, "u")
+
+
+class LogisticUnary(Unary):
+    """Energies that are linear in some features of each variable: L @ f.
+
+    Args:
+        L: Weights.  # (L, k)
+        f: Features.  # (k, N)
+    """
+
+    def __init__(self, L: Any, f: Any) -> None:
+        weights, features = as_float32(L, "L"), as_float32(f, "f")
+        if weights.ndim != 2 or features.ndim != 2 or weights.shape[1] != features.shape[0]:
+            raise ValueError(
+                "Bad shape for logistic unary (Need (L, k) and (k, N), "
+                f"got {weights.shape} and {features.shape})"
+            )
+        self.energies = weights @ features
+
+
+class DenseCRF:
+    """A fully connected field over variables that all have the same labels.
+
+    Args:
+        nvar: Number of variables, N.
+        nlabels: Number of labels, L.
+        *ignored: More arguments are for subclasses.
+
+    Example:
+        >>> crf = DenseCRF(3, 2)
+        >>> crf.setUnaryEnergy(np.array([[0, 1, 0], [1, 0.9, 1]], dtype=np.float32))
+        >>> crf.addPairwiseEnergy(np.zeros((1, 3), dtype=np.float32), compat=3)
+        >>> np.argmax(crf.inference(5), axis=0)
+        array([0, 0, 0])
+    """
+
+    # Set up in __new__, as the original is: a subclass needn't call __init__.
+    def __new__(cls: type[Self], nvar: int, nlabels: int, *ignored: Any) -> Self:
+        self = super().__new__(cls)
+        self._n, self._labels = int(nvar), int(nlabels)
+        if self._n < 0 or self._labels < 1:
+            raise ValueError(f"{nvar} variables with {nlabels} labels: expected 0 and 1 or more")
+        self._energies = np.zeros((self._labels, self._n), dtype=np.float32)
+        self._pairwise = []
+        self._compiled = None
+        return self
+
+    _n: int
+    _labels: int
+    _energies: NDArray[np.float32]  # (L, N)
+    _pairwise: list[Gaussian]
+    _compiled: _engine.Engine | None
+
+    # ---- the model ----
+
+    def setUnary(self, u: Unary) -> None:
+        """Take the energies of a `ConstUnary` or a `LogisticUnary`."""
+        if not isinstance(u, Unary):
+            raise TypeError(
+                f"Argument 'u' has incorrect type (expected {Unary.__name__}, "
+                f"got {type(u).__name__}); for an array there is setUnaryEnergy"
+            )
+        if not hasattr(u, "energies"):
+            raise TypeError("an empty Unary: make a ConstUnary or a LogisticUnary")
+        self.setUnaryEnergy(u.energies)
+
+    def setUnaryEnergy(self, u: Any, f: Any = None) -> None:
+        """Set the unary energies, −log of the probabilities.
+
+        Args:
+            u: One energy per label and variable; (L, h, w) does as well.  # (L, N)
+            f: With it, the energies are u @ f.  # (k, N), and u is (L, k)
+        """
+        energies = as_float32(u, "u") if f is None else LogisticUnary(u, f).energies
+        if energies.shape not in self._unary_shapes(energies):
+            raise ValueError(
+                f"Bad shape for unary energy (Need ({self._labels}, {self._n}), "
+                f"got {energies.shape})"
+            )
+        self._energies = np.array(energies.reshape(self._labels, self._n), order="C")
+        self._compiled = None
+
+    def _unary_shapes(self, energies: NDArray[np.float32]) -> list[tuple[int, ...]]:
+        """Shapes of unary energies that are welcome."""
+        flat = (self._labels, self._n)
+        rest = energies.shape[1:]
+        fits = energies.ndim > 2 and int(np.prod(rest)) == self._n
+        return [flat, (self._labels, *rest)] if fits else [flat]
+
+    def addPairwiseEnergy(
+        self,
+        features: Any,
+        compat: Any,
+        kernel: int = DIAG_KERNEL,
+        normalization: int = NORMALIZE_SYMMETRIC,
+    ) -> None:
+        """Join every pair of variables, weighted by a Gaussian of the distance of their features.
+
+        Args:
+            features: In units of standard deviations.  # (d, N)
+            compat: A number w: Potts, different labels cost w. A vector: what two variables of
+                the same label pay. A matrix: what each pair of labels pays, symmetrised.
+                # a number, float32 (L,) or float32 (L, L)
+            kernel: A `KernelType`; makes no difference here.
+            normalization: A `NormalizationType`.
+        """
+        rows = as_float32(features, "features")
+        if rows.ndim < 2 or int(np.prod(rows.shape[1:])) != self._n:
+            raise ValueError(
+                f"Bad shape for pairwise energy (Need (?, {self._n}), got {rows.shape})"
+            )
+        self._add(rows.reshape(len(rows), self._n).T, compat, kernel, normalization)
+
+    def _add(
+        self, features: NDArray[np.float32], compat: Any, kernel: int, normalization: int
+    ) -> None:
+        KernelType(int(kernel))  # ValueError for any other number
+        how = NORMALIZATIONS[NormalizationType(int(normalization))]
+        weight, table = read_compatibility(compat, self._labels)
+        term = Gaussian(
+            features,
+            weight,
+            table,
+            normalization=how,
+            self_message=True,
+            filter=_engine.FILTER,
+        )
+        self._pairwise.append(term)
+        self._compiled = None
+
+    # ---- inference ----
+
+    def _solver(self) -> _engine.Engine:
+        if self._compiled is None:
+            self._compiled = _engine.Engine(self._energies, self._pairwise)
+        return self._compiled
+
+    def inference(self, niter: int) -> MatrixXf:
+        """Marginals after some parallel updates, from softmax(−U); ``np.array`` reads them.
+
+        Args:
+            niter: Number of updates; 0 or less gives softmax(−U).
+
+        Returns:
+            Q, one column a variable.  # (L, N)
+        """
+        solver, n = self._solver(), int(niter)
+        q = solver.advance(solver.unary_only, n) if n > 0 else solver.unary_only.copy()
+        return as_matrix(q, self._labels)
+
+    def startInference(self) -> tuple[MatrixXf, MatrixXf, MatrixXf]:
+        """softmax(−U), and two matrices that `stepInference` takes and doesn't need."""
+        return self.inference(0), MatrixXf(), MatrixXf()
+
+    def stepInference(self, Q: MatrixXf, tmp1: Any = None, tmp2: Any = None) -> None:
+        """One update of Q, in place."""
+        flat = self._flat(Q)
+        flat[:] = self._solver().advance(flat, 1)
+
+    def klDivergence(self, Q: MatrixXf) -> float:
+        """What the original returns: Σ Q log Q + ⟨U, Q⟩ + Σ_k ⟨Q, μ_k K_k Q⟩.
+
+        This isn't a divergence, and can be negative: it counts every pair twice and lacks
+        log Z. Nor is it what the updates decrease. That is F, with half the last sum:
+        ``proxfield.infer(field).free_energy``, and −F is a lower bound on log Z.
+        """
+        return self._solver().divergence(self._flat(Q))
+
+    def _flat(self, Q: MatrixXf) -> NDArray[np.float32]:
+        """The memory of Q, variable by variable.  # (N · L,)"""
+        if not isinstance(Q, MatrixXf):
+            raise TypeError(
+                f"Argument 'Q' has incorrect type (expected MatrixXf, got {type(Q).__name__}); "
+                "make one with eigen.matrixXf"
+            )
+        plain = Q.plain()
+        if plain.shape != (self._labels, self._n):
+            raise ValueError(
+                f"Bad shape for Q (Need ({self._labels}, {self._n}), got {plain.shape})"
+            )
+        if plain.dtype != np.float32 or not plain.flags.f_contiguous:
+            raise ValueError("Q must be float32 and column-major, as eigen.matrixXf makes it")
+        return np.reshape(plain.T, -1)  # a view, since Q is column-major
+
+
+class DenseCRF2D(DenseCRF):
+    """A fully connected field over the pixels of an image, row by row.
+
+    Args:
+        w: Width of the image.
+        h: Height of the image.
+        nlabels: Number of labels.
+        *ignored: More arguments are for subclasses.
+    """
+
+    def __new__(cls: type[Self], w: int, h: int, nlabels: int, *ignored: Any) -> Self:
+        self = super().__new__(cls, int(w) * int(h), nlabels)  # type: ignore[misc]
+        self._w, self._h = int(w), int(h)
+        return self  # type: ignore[no-any-return]
+
+    _w: int
+    _h: int
+
+    def _unary_shapes(self, energies: NDArray[np.float32]) -> list[tuple[int, ...]]:
+        return [(self._labels, self._n), (self._labels, self._h, self._w)]
+
+    def addPairwiseGaussian(
+        self,
+        sxy: Any,
+        compat: Any,
+        kernel: int = DIAG_KERNEL,
+        normalization: int = NORMALIZE_SYMMETRIC,
+    ) -> None:
+        """Pixels that are close by should have the same label.
+
+        Args:
+            sxy: Standard deviation in pixels: a number, or one for x and one for y.
+            compat: As in `addPairwiseEnergy`.
+            kernel: As in `addPairwiseEnergy`.
+            normalization: As in `addPairwiseEnergy`.
+        """
+        self._add(self._positions(sxy).reshape(self._n, 2), compat, kernel, normalization)
+
+    def addPairwiseBilateral(
+        self,
+        sxy: Any,
+        srgb: Any,
+        rgbim: Any,
+        compat: Any,
+        kernel: int = DIAG_KERNEL,
+        normalization: int = NORMALIZE_SYMMETRIC,
+    ) -> None:
+        """Pixels that are close by and look alike should have the same label.
+
+        Args:
+            sxy: Standard deviation in pixels: a number, or one for x and one for y.
+            srgb: Standard deviation in the image's units: a number, or one for each channel.
+            rgbim: The image, of any real type.  # (h, w, 3), (h, w, channels) or (h, w)
+            compat: As in `addPairwiseEnergy`.
+            kernel: As in `addPairwiseEnergy`.
+            normalization: As in `addPairwiseEnergy`.
+        """
+        image = as_float32(rgbim, "rgbim")
+        if image.ndim not in (2, 3) or image.shape[:2] != (self._h, self._w):
+            turned = image.ndim > 1 and image.shape[:2] == (self._w, self._h)
+            raise ValueError(
+                f"Bad shape for pairwise bilateral (Need ({self._h}, {self._w}, 3), "
+                f"got {image.shape})"
+                + ("; DenseCRF2D takes the width before the height" if turned else "")
+            )
+        image = image.reshape(self._h, self._w, -1)
+        spread = deviations(srgb, image.shape[2], "srgb")
+        real = np.asarray(rgbim).dtype.kind == "f"
+        if real and image.size and 0 <= image.min() < image.max() <= 1 <= abs(spread).min():
+            warnings.warn(
+                f"the image's values are within 0 and 1, srgb={srgb} is in the same units: "
+                "colours make no difference",
+                stacklevel=2,
+            )
+        features = np.concatenate([self._positions(sxy), image / spread], axis=2)
+        self._add(features.reshape(self._n, -1), compat, kernel, normalization)
+
+    def _positions(self, sxy: Any) -> NDArray[np.float32]:
+        """Where each pixel is, x first.  # (h, w, 2)"""
+        sx, sy = deviations(sxy, 2, "sxy")
+        out = np.empty((self._h, self._w, 2), dtype=np.float32)
+        out[..., 0] = np.arange(self._w, dtype=np.float32) / sx
+        out[..., 1] = np.arange(self._h, dtype=np.float32)[:, None] / sy
+        return out
+
+
+def as_float32(value: Any, name: str) -> NDArray[np.float32]:
+    """Anything that numpy can read as real numbers, as float32."""
+    out = None if value is None else np.asarray(value)
+    if out is None or out.dtype.kind not in "fiub":
+        raise TypeError(f"Argument {name!r} must be an array of real numbers, not {value!r:.60}")
+    return out.astype(np.float32, copy=False)
+
+
+def deviations(value: Any, count: int, name: str) -> NDArray[np.float32]:
+    """Standard deviations from a number or (at least) as many as needed.  # (count,)"""
+    given = as_float32(value, name).ravel()
+    if np.ndim(value) == 0:
+        given = np.repeat(given, count)
+    if len(given) < count:
+        raise ValueError(f"{name} has {len(given)} values, expected a number or {count} of them")
+    out = given[:count]
+    if not np.isfinite(out).all() or not out.all():
+        raise ValueError(f"{name}={value!r}: standard deviations must be finite and not 0")
+    return out
+
+
+def read_compatibility(compat: Any, labels: int) -> tuple[float, NDArray[np.float32] | None]:
+    """A compatibility as proxfield's weight (for Potts) and table (otherwise)."""
+    if isinstance(compat, Number) or (isinstance(compat, np.ndarray) and compat.ndim == 0):
+        return float(compat), None  # type: ignore[arg-type]
+    try:
+        table = np.asarray(memoryview(compat))
+    except TypeError:
+        raise TypeError(
+            f"a compat is a number or a float32 array, not {type(compat).__name__}"
+        ) from None
+    check_float32(table)
+    if table.ndim > 2:
+        raise ValueError("LabelCompatibility of dimension >2 not meaningful.")
+    if table.shape != (labels,) * table.ndim:
+        raise ValueError(
+            f"Bad shape for compat (Need ({labels},) or ({labels}, {labels}), got {table.shape})"
+        )
+    return 1.0, table
