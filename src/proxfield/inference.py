@@ -151,9 +151,10 @@ def softmax_of(layout: Layout, energies: NDArray[Any]) -> NDArray[Any]:
     if layout.common is None or layout.common == 1 or layout.size < 2**16:
         return softmax(layout.owner, layout.offsets, energies)
     from proxfield.kernels.dense import softmax_rows
+    from proxfield.kernels.simd import padded
 
-    out = np.empty_like(energies)
-    softmax_rows(energies, layout.common, out)
+    out = np.zeros_like(energies)
+    softmax_rows(energies, layout.common, padded(layout.common), out)
     return out
 
 

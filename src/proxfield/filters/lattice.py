@@ -78,7 +78,7 @@ class LatticeFilter(Filter):
     def _build(self) -> None:
         n, d = self.features.shape
         factor = axis_scales(d)
-        code = np.random.default_rng(d).integers(-(2**62), 2**62, d) | 1
+        code = np.append(np.random.default_rng(d).integers(-(2**62), 2**62, d) | 1, 0)
         chunks = -(-n // CHUNK)
         together = 2 * max_threads()
         found = np.empty((together, min(n, CHUNK) * (d + 1)), dtype=np.int64)
@@ -103,9 +103,16 @@ class LatticeFilter(Filter):
         self.touched = int(count)
         """Vertices that points touch; the others come after them."""
         # a step along an axis: all coordinates + 1, that of the axis − (d + 1) more
-        stride = np.append(code.sum() - (d + 1) * code, code.sum())
-        self.next_to = kernels.connect(keys, numbers, count, stride, BRIDGE)
+        stride = code.sum() - (d + 1) * code
+        own = kernels.keys_in_order(keys, numbers, count)
+        near = np.full((d + 1, count, 2), -1, dtype=np.int32)
+        kernels.meet(keys, numbers, own, stride, near)
+        more, which, added = kernels.bridges(own, stride, near, BRIDGE)
+        self.next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
         """Neighbours along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
+        self.next_to[:, :count] = near
+        kernels.join(keys, numbers, more, which, added, stride, count, self.next_to)
+        self.next_to[self.next_to < 0] = self.next_to.shape[1]
         self.n_vertices = self.next_to.shape[1]
         self.member = np.argsort(self.vertex, kind="stable").astype(np.int32)
         """Rows, by vertex."""
@@ -137,8 +144,7 @@ class LatticeFilter(Filter):
         """
         here, there = spare
         kernels.collect(self.start, self.member, rows, here)
-        axes = len(self.next_to)
-        for axis in (*reversed(range(axes)), *range(axes)):
+        for axis in self._there_and_back:
             kernels.blur_axis(self.next_to[axis], SIDE, here, there)
             here, there = there, here
         kernels.distribute(self.vertex, here, table, rows)
@@ -151,7 +157,25 @@ class LatticeFilter(Filter):
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         with threads_for(self.row.size * values.shape[1]):
-            return self._apply(values)
+            return self._apply_one(values) if values.shape[1] == 1 else self._apply(values)
+
+    def _apply_one(self, values: NDArray[Any]) -> NDArray[Any]:
+        rows = np.empty(self.n_rows, dtype=values.dtype)
+        here, there = np.zeros((2, self.n_vertices + 1), dtype=values.dtype)
+        kernels.splat_one(self.points, values.reshape(-1), rows)
+        kernels.collect_one(self.start, self.member, rows, here)
+        for axis in self._there_and_back:
+            kernels.blur_axis_one(self.next_to[axis], SIDE, here, there)
+            here, there = there, here
+        out = np.empty_like(values)
+        kernels.slice_one(self.points, self.vertex, here, out.reshape(-1))
+        return out
+
+    @property
+    def _there_and_back(self) -> list[int]:
+        """Axes in the order of their blurs."""
+        axes = range(len(self.next_to))
+        return [*reversed(axes), *axes]
 
     def _apply(self, values: NDArray[Any]) -> NDArray[Any]:
         n, c = values.shape

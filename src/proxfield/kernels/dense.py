@@ -14,16 +14,18 @@ import numpy as np
 
 from proxfield.kernels.general import move_variable
 from proxfield.kernels.jit import inlined, parallel_kernel
-from proxfield.kernels.lattice import CHUNK, splat_point
+from proxfield.kernels.lattice import CHUNK
 from proxfield.kernels.math import exp_nonpositive
 from proxfield.kernels.simd import (
     LANES,
     add_masked,
+    clear,
     expected,
     gather_row,
     least,
-    replace_masked,
+    replace_row,
     scale,
+    scatter_row,
     total,
     weighted,
 )
@@ -72,8 +74,11 @@ def splat_tile(
     row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, e: Any
 ) -> None:
     """Spread pixels i0 to i1 over one lattice."""
+    corners = row.shape[1]
+    corner, w = row.reshape(-1), weight.reshape(-1)
     for i in range(i0, i1):
-        splat_point(row, weight, begin, e, (i - i0) * width, flat, width, i, factor[i])
+        at = (i - i0) * width
+        scatter_row(flat, e, at, width, corner, w, i * corners, corners, begin, factor[i])
 
 
 @inlined
@@ -197,13 +202,13 @@ def advance(
         energy, entropy, change, twice = 0.0, 0.0, 0.0, 0.0
         for t in range(len(row)):
             flat = fresh[t].reshape(-1)
-            for k in range(chunk[t][c] * width, chunk[t][c + 1] * width):
-                flat[k] = 0.0
+            for k in range(chunk[t][c] * width, chunk[t][c + 1] * width, LANES):
+                clear(flat, k)
         end = min(n, (c + 1) * CHUNK)
         for i0 in range(c * CHUNK, end, TILE):
             i1 = min(end, i0 + TILE)
-            for k in range((i1 - i0) * width):
-                g[k] = 0.0
+            for k in range(0, (i1 - i0) * width, LANES):
+                clear(g, k)
             for t in range(len(row)):
                 see_tile(
                     row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
@@ -231,8 +236,7 @@ def advance(
                         scale(e, at + l, 1.0 / whole, 0.0)
                     if kind == 1:
                         entropy += average(st, steps[i], labels, i, g, e, at)
-                for l in range(0, labels, LANES):
-                    replace_masked(peak, e, at + l, old, new, o + l, labels - l)
+                replace_row(peak, e, at, old, new, o, labels)
                 if flat_step == 0.0:  # steps differ: divide each variable's change by its own
                     for l in range(LANES):
                         change = max(change, np.float64(peak[l]) / steps[i])
@@ -274,8 +278,8 @@ def look(
         end = min(n, (c + 1) * CHUNK)
         for i0 in range(c * CHUNK, end, TILE):
             i1 = min(end, i0 + TILE)
-            for k in range((i1 - i0) * width):
-                seen[k] = 0.0
+            for k in range(0, (i1 - i0) * width, LANES):
+                clear(seen, k)
             for t in range(len(row)):
                 see_tile(
                     row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
@@ -296,26 +300,34 @@ def look(
 
 
 @parallel_kernel
-def softmax_rows(energies: Any, labels: int, out: Any) -> None:
-    """out_i = softmax(−energies_i) for rows of equal length; uniform where all are +inf."""
+def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
+    """out_i = softmax(−energies_i) for rows of equal length; uniform where all are +inf.
+
+    width: labels, padded to whole groups of lanes.
+    """
     n = len(energies) // labels
     for task in numba.prange((n + CHUNK - 1) // CHUNK):
-        for i in range(task * CHUNK, min(n, (task + 1) * CHUNK)):
-            o = i * labels
-            low = energies[o]
-            for l in range(1, labels):
-                low = min(low, energies[o + l])
-            if low == np.inf:
-                for l in range(labels):
-                    out[o + l] = 1.0 / labels
-                continue
-            for l in range(labels):
-                out[o + l] = exp_nonpositive(low - energies[o + l])
-            whole = 0.0
-            for l in range(labels):
-                whole += np.float64(out[o + l])
-            for l in range(labels):
-                out[o + l] = out[o + l] / whole
+        g = np.empty(TILE * width, dtype=out.dtype)
+        e = np.empty(TILE * width, dtype=out.dtype)
+        peak = np.zeros(2 * LANES, dtype=out.dtype)
+        none = out[:0]
+        end = min(n, (task + 1) * CHUNK)
+        for i0 in range(task * CHUNK, end, TILE):
+            i1 = min(end, i0 + TILE)
+            for k in range(0, (i1 - i0) * width, LANES):
+                clear(g, k)
+            add_unary(energies, none, labels, i0, i1, width, g)
+            exponentials(i1 - i0, width, g, e)
+            for i in range(i0, i1):
+                at = (i - i0) * width
+                whole = total(e, at, width)
+                if whole == 0:
+                    for l in range(labels):
+                        e[at + l] = 1.0 / labels
+                else:
+                    for l in range(0, width, LANES):
+                        scale(e, at + l, 1.0 / whole, 0.0)
+                replace_row(peak, e, at, out, out, i * labels, labels)
 
 
 @parallel_kernel

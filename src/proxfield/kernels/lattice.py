@@ -14,10 +14,12 @@ import numba
 import numpy as np
 
 from proxfield.kernels.jit import inlined, kernel, parallel_kernel
-from proxfield.kernels.simd import LANES, add_scaled, blend, gather_row, put_scaled
+from proxfield.kernels.simd import LANES, add_scaled, blend, gather_row, put_scaled, scatter_row
 
 CHUNK = 8192
 """Points of a chunk."""
+BATCH = 64
+"""Points that are put onto the lattice together."""
 VERTICES = 512
 """Vertices that a task blurs."""
 MIX = -7046029254386353131
@@ -42,44 +44,85 @@ class Points(NamedTuple):
 
 
 @inlined
-def locate(feature: Any, factor: Any, elevated: Any, corner: Any, rank: Any, weight: Any) -> None:
-    """The simplex a point lies in: its corner with remainder 0, the order of its coordinates,
-    and the barycentric weights of its d + 1 corners (Adams, Baek, Davis 2010)."""
-    d = len(feature)
-    total = 0.0
-    for k in range(d, 0, -1):
-        x = feature[k - 1] * factor[k - 1]
-        elevated[k] = total - k * x
-        total += x
-    elevated[0] = total
-    excess = 0
+def locate(
+    features: Any, factor: Any, code: Any, scale: float, elevated: Any, rank: Any, key: Any,
+    weight: Any,
+) -> None:  # fmt: skip
+    """The simplices that a few points lie in (Adams, Baek, Davis 2010).
+
+    Loops over the points are innermost, so that they become vector instructions.
+
+    Args:
+        features: (m, d), with m ≤ `BATCH`.
+        factor: Scales of the features.  # (d,)
+        code: What a coordinate counts in a key; the last one counts nothing.  # (d + 1,)
+        scale: Multiplies the weights.
+        elevated: Scratch.  # (d + 2, BATCH)
+        rank: Scratch.  # (d + 2, BATCH)
+        key: Keys of the d + 1 corners, out.  # (d + 1, BATCH)
+        weight: Their barycentric weights, out.  # (d + 2, BATCH)
+    """
+    m, d = features.shape
     inverse = 1.0 / (d + 1)
+    total, excess = elevated[d + 1], rank[d + 1]
+    for i in range(m):
+        total[i] = 0.0
+        excess[i] = 0
+    for k in range(d, 0, -1):
+        for i in range(m):
+            x = features[i, k - 1] * factor[k - 1]
+            elevated[k, i] = (total[i] - k * x) * inverse
+            total[i] += x
+    for i in range(m):
+        elevated[0, i] = total[i] * inverse
+        key[0, i] = 0
     for k in range(d + 1):
-        nearest = np.floor(elevated[k] * inverse + 0.5)
-        corner[k] = np.int64(nearest)
-        elevated[k] = elevated[k] * inverse - nearest  # what is left, in units of d + 1
-        excess += np.int64(nearest)
-        rank[k] = 0
-    for i in range(d):
-        x = elevated[i]
-        behind = 0
-        for j in range(i + 1, d + 1):
-            less = np.int64(x < elevated[j])
-            behind += less
-            rank[j] += 1 - less
-        rank[i] += behind
-    for k in range(d + 2):
-        weight[k] = 0.0
+        for i in range(m):
+            nearest = np.floor(elevated[k, i] + 0.5)
+            elevated[k, i] -= nearest  # what is left, in units of d + 1
+            whole = np.int64(nearest)
+            excess[i] += whole
+            key[0, i] += whole * code[k]
+            rank[k, i] = 0
+    for a in range(d):
+        for b in range(a + 1, d + 1):
+            for i in range(m):
+                less = np.int64(elevated[a, i] < elevated[b, i])
+                rank[a, i] += less
+                rank[b, i] += 1 - less
     for k in range(d + 1):  # the rounded point may lie off the plane: step back onto it
-        r = rank[k] + excess
-        turn = np.int64(r < 0) - np.int64(r > d)
-        r += turn * (d + 1)
-        corner[k] += turn
-        rank[k] = r
-        x = elevated[k] - turn
-        weight[d - r] += x
-        weight[d + 1 - r] -= x
-    weight[0] += 1.0 + weight[d + 1]
+        for i in range(m):
+            r = rank[k, i] + excess[i]
+            turn = np.int64(r < 0) - np.int64(r > d)
+            rank[k, i] = r + turn * (d + 1)
+            elevated[k, i] -= turn
+            key[0, i] += turn * code[k]
+    every = np.int64(0)
+    for k in range(d):
+        every += code[k]
+    for i in range(m):
+        key[0, i] *= d + 1
+    for c in range(1, d + 1):  # the next corner: all coordinates + 1, that of one rank − (d + 1)
+        for i in range(m):
+            key[c, i] = key[c - 1, i] + every
+        for k in range(d):
+            step = (d + 1) * code[k]
+            for i in range(m):
+                key[c, i] -= step if rank[k, i] == d + 1 - c else 0
+    for c in range(d + 2):
+        for i in range(m):
+            weight[c, i] = 0.0
+        for k in range(d + 1):
+            for i in range(m):
+                x = elevated[k, i]
+                weight[c, i] += (x if rank[k, i] == d - c else 0.0) - (
+                    x if rank[k, i] == d + 1 - c else 0.0
+                )
+    for i in range(m):
+        weight[0, i] += 1.0 + weight[d + 1, i]
+    for c in range(d + 1):
+        for i in range(m):
+            weight[c, i] *= scale
 
 
 @inlined
@@ -112,55 +155,36 @@ def place_chunk(
 ) -> int:
     """Rows and weights of one chunk's points; the keys of its rows; returns how many."""
     n, d = features.shape
-    keys = np.full(2048, NOTHING, dtype=np.int64)
-    numbers = np.empty(2048, dtype=np.int32)
-    elevated = np.empty(d + 1)
-    corner = np.empty(d + 1, dtype=np.int64)
-    rank = np.empty(d + 1, dtype=np.int64)
-    at_rank = np.empty(d + 1, dtype=np.int64)
-    last = np.zeros(d + 1, dtype=np.int64)
-    bary = np.empty(d + 2)
-    every = np.int64(0)
-    for j in range(d):
-        every += code[j]
-    last_key = np.int64(0)
+    keys = np.full(4096, NOTHING, dtype=np.int64)
+    numbers = np.empty(4096, dtype=np.int32)
+    elevated, bary = np.empty((d + 2, BATCH)), np.empty((d + 2, BATCH))
+    rank = np.empty((d + 2, BATCH), dtype=np.int64)
+    corner = np.empty((d + 1, BATCH), dtype=np.int64)
+    last_key = np.full(d + 1, NOTHING)
+    last_row = np.zeros(d + 1, dtype=np.int32)
     count = 0
-    for i in range(n):
-        locate(features[i], factor, elevated, corner, rank, bary)
-        key = np.int64(0)
-        for j in range(d):
-            key += corner[j] * code[j]
-        key *= d + 1
-        same = i > 0 and key == last_key
-        for k in range(d + 1):
-            at_rank[rank[k]] = k
-        for k in range(d + 1):
-            same = same and at_rank[k] == last[k]
-        last_key = key
-        for k in range(d + 1):
-            weight[i, k] = bary[k] * scale
-        if same:  # neighbours in an image often share their simplex
+    for first in range(0, n, BATCH):
+        m = min(BATCH, n - first)
+        locate(
+            features[first : first + m], factor, code, scale, elevated, rank, corner, bary
+        )
+        for i in range(m):
             for k in range(d + 1):
-                row[i, k] = row[i - 1, k]
-            continue
-        for k in range(d + 1):
-            last[k] = at_rank[k]
-        for k in range(d + 1):
-            if k > 0:  # on to the next corner: all coordinates + 1, that of this rank − (d + 1)
-                key += every
-                j = at_rank[d + 1 - k]
-                if j < d:
-                    key -= (d + 1) * code[j]
-            slot = find(key, keys)
-            if keys[slot] == NOTHING:
-                if 2 * count >= len(keys):
-                    keys, numbers = grown(keys, numbers)
+                weight[first + i, k] = bary[k, i]
+                key = corner[k, i]
+                if key != last_key[k]:  # neighbours in an image often share corners
                     slot = find(key, keys)
-                keys[slot] = key
-                numbers[slot] = count
-                out[count] = key
-                count += 1
-            row[i, k] = numbers[slot]
+                    if keys[slot] == NOTHING:
+                        if 3 * count >= len(keys):
+                            keys, numbers = grown(keys, numbers)
+                            slot = find(key, keys)
+                        keys[slot] = key
+                        numbers[slot] = count
+                        out[count] = key
+                        count += 1
+                    last_key[k] = key
+                    last_row[k] = numbers[slot]
+                row[first + i, k] = last_row[k]
     return count
 
 
@@ -185,7 +209,7 @@ def merge(keys: Any, numbers: Any, count: int, more: Any, vertex: Any) -> Any:
     for i in range(len(more)):
         slot = find(more[i], keys)
         if keys[slot] == NOTHING:
-            if 2 * count >= len(keys):
+            if 3 * count >= len(keys):
                 keys, numbers = grown(keys, numbers)
                 slot = find(more[i], keys)
             keys[slot] = more[i]
@@ -195,49 +219,47 @@ def merge(keys: Any, numbers: Any, count: int, more: Any, vertex: Any) -> Any:
     return keys, numbers, count
 
 
+@parallel_kernel
+def meet(keys: Any, numbers: Any, own: Any, stride: Any, near: Any) -> None:
+    """Neighbours of touched vertices among themselves.  # near: (axes, vertices, 2), −1 before"""
+    for task in numba.prange((len(own) + VERTICES - 1) // VERTICES):
+        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                slot = find(own[i] + stride[axis], keys)
+                if keys[slot] != NOTHING:
+                    near[axis, i, 1] = numbers[slot]
+                    near[axis, numbers[slot], 0] = i
+
+
 @kernel
-def connect(keys: Any, numbers: Any, count: int, stride: Any, least: int) -> Any:
-    """Neighbours of each vertex along each axis, with the vertices that fill gaps.
+def bridges(own: Any, stride: Any, near: Any, least: int) -> Any:
+    """Vertices that no point touches but that have at least ``least`` touched neighbours.
 
-    Mass that is blurred into a vertex that isn't there is lost. A vertex that no point touches
-    but that has at least ``least`` neighbours that are touched would pass it on: it is added.
-
-    Returns:
-        Neighbours (axes, vertices, 2); the number of vertices stands for none.
+    Mass that is blurred into a vertex that isn't there is lost; these pass it on. Returns a
+    table of them: keys, and numbers that go on after the touched ones (−1: too few neighbours),
+    and their keys in order.
     """
-    axes = len(stride)
-    own = np.empty(count, dtype=np.int64)
-    for slot in range(len(keys)):
-        if keys[slot] != NOTHING:
-            own[numbers[slot]] = keys[slot]
-    near = np.full((axes, count, 2), -1, dtype=np.int32)
-    for i in range(count):
-        for axis in range(axes):
-            slot = find(own[i] + stride[axis], keys)
-            if keys[slot] != NOTHING:
-                near[axis, i, 1] = numbers[slot]
-                near[axis, numbers[slot], 0] = i
-    # candidates, and how many neighbours each has
-    spare = np.full(4096, NOTHING, dtype=np.int64)
+    count = len(own)
+    keys = np.full(4096, NOTHING, dtype=np.int64)
     which = np.empty(4096, dtype=np.int32)
     seen = np.empty(1024, dtype=np.int32)
     used = 0
     for i in range(count):
-        for axis in range(axes):
+        for axis in range(len(stride)):
             for side in range(2):
                 if near[axis, i, side] >= 0:
                     continue
                 key = own[i] + (2 * side - 1) * stride[axis]
-                slot = find(key, spare)
-                if spare[slot] == NOTHING:
-                    if 2 * used >= len(spare):
-                        spare, which = grown(spare, which)
-                        slot = find(key, spare)
+                slot = find(key, keys)
+                if keys[slot] == NOTHING:
+                    if 3 * used >= len(keys):
+                        keys, which = grown(keys, which)
+                        slot = find(key, keys)
                     if used == len(seen):
                         longer = np.empty(2 * used, dtype=np.int32)
                         longer[:used] = seen
                         seen = longer
-                    spare[slot] = key
+                    keys[slot] = key
                     which[slot] = used
                     seen[used] = 0
                     used += 1
@@ -249,54 +271,56 @@ def connect(keys: Any, numbers: Any, count: int, stride: Any, least: int) -> Any
             total += 1
         else:
             seen[k] = -1
-    out = np.full((axes, total, 2), total, dtype=np.int32)
-    for axis in range(axes):
-        for i in range(count):
-            for side in range(2):
-                if near[axis, i, side] >= 0:
-                    out[axis, i, side] = near[axis, i, side]
     added = np.empty(total - count, dtype=np.int64)
-    for slot in range(len(spare)):
-        if spare[slot] != NOTHING and seen[which[slot]] >= 0:
-            added[seen[which[slot]] - count] = spare[slot]
-    for k in range(total - count):
-        for axis in range(axes):
-            for side in range(2):
-                key = added[k] + (2 * side - 1) * stride[axis]
-                j = -1
-                slot = find(key, keys)
-                if keys[slot] != NOTHING:
-                    j = numbers[slot]
-                else:
-                    slot = find(key, spare)
-                    if spare[slot] != NOTHING:
-                        j = seen[which[slot]]
-                if j >= 0:
-                    out[axis, count + k, side] = j
-                    out[axis, j, 1 - side] = count + k
+    for slot in range(len(keys)):
+        if keys[slot] != NOTHING:
+            which[slot] = seen[which[slot]]
+            if which[slot] >= 0:
+                added[which[slot] - count] = keys[slot]
+    return keys, which, added
+
+
+@parallel_kernel
+def join(
+    keys: Any, numbers: Any, more: Any, which: Any, added: Any, stride: Any, count: int, near: Any
+) -> None:
+    """Neighbours of added vertices.  # near: (axes, all vertices, 2), −1 before"""
+    for task in numba.prange((len(added) + VERTICES - 1) // VERTICES):
+        for k in range(task * VERTICES, min(len(added), (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                for side in range(2):
+                    key = added[k] + (2 * side - 1) * stride[axis]
+                    j = -1
+                    slot = find(key, keys)
+                    if keys[slot] != NOTHING:
+                        j = numbers[slot]
+                    else:
+                        slot = find(key, more)
+                        if more[slot] != NOTHING:
+                            j = which[slot]
+                    if j >= 0:
+                        near[axis, count + k, side] = j
+                        near[axis, j, 1 - side] = count + k
+
+
+@kernel
+def keys_in_order(keys: Any, numbers: Any, count: int) -> Any:
+    """The keys of a table by their numbers."""
+    out = np.empty(count, dtype=np.int64)
+    for slot in range(len(keys)):
+        if keys[slot] != NOTHING:
+            out[numbers[slot]] = keys[slot]
     return out
 
 
 # ---- filtering ----
 
 
-@inlined
-def splat_point(
-    row: Any, weight: Any, begin: int, values: Any, at: int, flat: Any, width: int, i: int, s: Any
-) -> None:
-    """Spread a point's values (padded, at ``values[at]``) times ``s`` over its rows."""
-    for k in range(row.shape[1]):
-        where = (begin + row[i, k]) * width
-        w = weight[i, k] * s
-        for l in range(0, width, LANES):
-            add_scaled(flat, where + l, values, at + l, w)
-
-
 @parallel_kernel
 def splat(points: Any, factor: Any, values: Any, stride: int, rows: Any) -> None:
     """Spread values, times each point's factor, over rows. values: flat, ``stride`` a point."""
-    row, weight, chunk = points.row, points.weight, points.chunk
-    n = len(row)
+    n, corners = points.row.shape
+    corner, weight, chunk = points.row.reshape(-1), points.weight.reshape(-1), points.chunk
     width = rows.shape[1]
     flat = rows.reshape(-1)
     for c in numba.prange(len(chunk) - 1):
@@ -307,7 +331,9 @@ def splat(points: Any, factor: Any, values: Any, stride: int, rows: Any) -> None
         for i in range(c * CHUNK, min(n, (c + 1) * CHUNK)):
             for l in range(stride):
                 mine[l] = values[i * stride + l]
-            splat_point(row, weight, begin, mine, 0, flat, width, i, factor[i])
+            scatter_row(
+                flat, mine, 0, width, corner, weight, i * corners, corners, begin, factor[i]
+            )
 
 
 @parallel_kernel
@@ -425,4 +451,58 @@ def self_weights(points: Any, vertex: Any, next_to: Any, side: float, out: Any) 
             for k in range(count):
                 total += here[live[k]] ** 2
                 here[live[k]] = 0.0
+            out[i] = total
+
+
+# ---- one channel: total weights ----
+
+
+@parallel_kernel
+def splat_one(points: Any, values: Any, rows: Any) -> None:
+    """`splat` for one number a point.  # rows: (n_rows,)"""
+    row, weight, chunk = points.row, points.weight, points.chunk
+    n, corners = row.shape
+    for c in numba.prange(len(chunk) - 1):
+        begin = chunk[c]
+        for r in range(begin, chunk[c + 1]):
+            rows[r] = 0.0
+        for i in range(c * CHUNK, min(n, (c + 1) * CHUNK)):
+            for k in range(corners):
+                rows[begin + row[i, k]] += weight[i, k] * values[i]
+
+
+@parallel_kernel
+def collect_one(start: Any, member: Any, rows: Any, vertices: Any) -> None:
+    """`collect` for one channel."""
+    n = len(start) - 1
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            total = 0.0
+            for r in range(start[v], start[v + 1]):
+                total += np.float64(rows[member[r]])
+            vertices[v] = total
+
+
+@parallel_kernel
+def blur_axis_one(next_to: Any, side: Any, source: Any, target: Any) -> None:
+    """`blur_axis` for one channel."""
+    n = len(next_to)
+    middle = 1.0 - 2.0 * side
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            both = source[next_to[v, 0]] + source[next_to[v, 1]]
+            target[v] = middle * source[v] + side * both
+
+
+@parallel_kernel
+def slice_one(points: Any, vertex: Any, vertices: Any, out: Any) -> None:
+    """What each point sees, straight from the vertices, for one channel.  # (n,)"""
+    row, weight, chunk = points.row, points.weight, points.chunk
+    n, corners = row.shape
+    for c in numba.prange(len(chunk) - 1):
+        begin = chunk[c]
+        for i in range(c * CHUNK, min(n, (c + 1) * CHUNK)):
+            total = 0.0
+            for k in range(corners):
+                total += weight[i, k] * np.float64(vertices[vertex[begin + row[i, k]]])
             out[i] = total

@@ -17,6 +17,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES = 8
+BLOCK = 4
+"""Groups of lanes that are kept in registers together."""
 CONTRACT = ("contract",)
 
 
@@ -96,7 +98,7 @@ class Lanes:
         align = ir.Constant(ir.IntType(32), self.size)
         return self.builder.call(function, [pointer, align, mask, other])
 
-    def store_masked(self, value: Any, array: int, position: int, mask: Any) -> None:
+    def store_masked(self, value: Any, array: int, position: int | Any, mask: Any) -> None:
         """Lanes outside the mask are not written."""
         pointer = self.pointer(array, position)
         function = self.declare(
@@ -164,6 +166,13 @@ def vectorised(result: bool, write: Callable[[Lanes], Any]) -> Callable[..., Any
         return out if result else context.get_dummy_value()
 
     return generate
+
+
+def _clear(typing: Any, to: Any, at: Any) -> Any:
+    def write(x: Lanes) -> None:
+        x.store(x.constant(0.0), 0, 1)
+
+    return _void(to, types.intp), vectorised(False, write)
 
 
 def _put_scaled(typing: Any, to: Any, at: Any, source: Any, where: Any, w: Any) -> Any:
@@ -234,24 +243,34 @@ def _total(typing: Any, array: Any, at: Any, width: Any) -> Any:
     return array.dtype(array, types.intp, types.intp), vectorised(True, write)
 
 
-def _replace_masked(
-    typing: Any, peak: Any, new: Any, at: Any, old: Any, before: Any, where: Any, count: Any
+def _replace_row(
+    typing: Any, peak: Any, new: Any, at: Any, old: Any, before: Any, where: Any, n: Any
 ) -> Any:
     def write(x: Lanes) -> None:
-        mask, zero = x.mask(6), x.constant(0.0)
-        fresh = x.builder.select(mask, x.load(1, 2), zero)
-        for slot, source in enumerate((3, 4)):
-            gap = x.subtract(fresh, x.load_masked(source, 5, mask, zero))
-            gap = x.choose("<", gap, zero, x.subtract(zero, gap), gap)
-            first = ir.Constant(ir.IntType(64), slot * LANES)
-            seen = x.load(0, first)
-            # NaN loses every comparison: this way round it stays
-            kept = x.builder.select(x.builder.fcmp_unordered(">", gap, seen), gap, seen)
-            x.store(kept, 0, first)
-        x.store_masked(fresh, 4, 5, mask)
+        b, zero = x.builder, x.constant(0.0)
+        firsts = [ir.Constant(ir.IntType(64), slot * LANES) for slot in range(2)]
+        peaks = [cgutils.alloca_once(b, x.vector) for _ in firsts]
+        for first, so_far in zip(firsts, peaks, strict=True):
+            b.store(x.load(0, first), so_far)
 
-    n = types.intp
-    return _void(peak, new, n, old, before, n, n), vectorised(False, write)
+        def more(_: Any, k: Any) -> Any:
+            mask = x.mask(6, k)
+            fresh = b.select(mask, x.load(1, x.plus(2, k)), zero)
+            for source, so_far in zip((3, 4), peaks, strict=True):
+                gap = x.subtract(fresh, x.load_masked(source, x.plus(5, k), mask, zero))
+                gap = x.choose("<", gap, zero, x.subtract(zero, gap), gap)
+                seen = b.load(so_far)
+                # NaN loses every comparison: this way round it stays
+                b.store(b.select(b.fcmp_unordered(">", gap, seen), gap, seen), so_far)
+            x.store_masked(fresh, 4, x.plus(5, k), mask)
+            return zero
+
+        x.over_row(6, zero, more)
+        for first, so_far in zip(firsts, peaks, strict=True):
+            x.store(b.load(so_far), 0, first)
+
+    i = types.intp
+    return _void(peak, new, i, old, before, i, i), vectorised(False, write)
 
 
 def _expected(typing: Any, seen: Any, at: Any, q: Any, where: Any, unary: Any, n: Any) -> Any:
@@ -286,6 +305,44 @@ def _weighted(typing: Any, e: Any, row: Any, at: Any, width: Any) -> Any:
     return e.dtype(e, row, i, i), vectorised(True, write)
 
 
+def _by_groups(x: Lanes, width: int, body: Callable[[int, Any], None]) -> None:
+    """Call ``body(groups, offset)`` for a row of argument ``width`` numbers: `BLOCK` groups at a
+    time, kept in registers, and what is left as one smaller block."""
+    b = x.builder
+    one = ir.Constant(x.args[width].type, LANES)
+    groups = b.sdiv(x.args[width], one)
+    blocks = b.sdiv(groups, ir.Constant(one.type, BLOCK))
+    with cgutils.for_range(b, blocks) as loop:
+        body(BLOCK, b.mul(loop.index, ir.Constant(one.type, BLOCK * LANES)))
+    done = b.mul(blocks, ir.Constant(one.type, BLOCK))
+    left = b.sub(groups, done)
+    for count in range(1, BLOCK):
+        with b.if_then(b.icmp_signed("==", left, ir.Constant(one.type, count))):
+            body(count, b.mul(done, one))
+
+
+def _corner(x: Lanes, row: int, where: int, k: Any) -> Any:
+    """Number k of a point's corners, from the flat array in argument ``row``."""
+    b = x.builder
+    data = x.context.make_array(x.kinds[row])(x.context, b, x.args[row]).data
+    return b.load(b.gep(data, [b.add(x.args[where], k)]))
+
+
+def _corner_weight(x: Lanes, weight: int, where: int, factor: int, k: Any) -> Any:
+    """Its weight times the point's factor, in every lane."""
+    b = x.builder
+    w = _corner(x, weight, where, k)
+    w = w if w.type == x.scalar else b.fpext(w, x.scalar)
+    return x.spread(b.fmul(w, x.args[factor]))
+
+
+def _corner_start(x: Lanes, row: int, where: int, begin: int, width: int, k: Any) -> Any:
+    """Where its row starts."""
+    b = x.builder
+    line = b.add(b.sext(_corner(x, row, where, k), x.args[begin].type), x.args[begin])
+    return b.mul(line, x.args[width])
+
+
 def _gather_row(
     typing: Any, to: Any, at: Any, source: Any, width: Any, row: Any, weight: Any,
     where: Any, corners: Any, begin: Any, factor: Any,
@@ -293,30 +350,51 @@ def _gather_row(
     def write(x: Lanes) -> None:
         b = x.builder
 
-        def number(array: int, k: Any) -> Any:
-            data = x.context.make_array(x.kinds[array])(x.context, b, x.args[array]).data
-            return b.load(b.gep(data, [b.add(x.args[6], k)]))
-
-        lanes = ir.Constant(x.args[3].type, LANES)
-        with cgutils.for_range(b, b.sdiv(x.args[3], lanes)) as group:
-            offset = b.mul(group.index, lanes)
-            so_far = cgutils.alloca_once_value(b, x.load(0, x.plus(1, offset)))
-            b.store(x.load(0, x.plus(1, offset)), so_far)
+        def body(groups: int, offset: Any) -> None:
+            spots = [b.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
+            sums = [cgutils.alloca_once(b, x.vector) for _ in spots]
+            for spot, so_far in zip(spots, sums, strict=True):
+                b.store(x.load(0, x.plus(1, spot)), so_far)
             with cgutils.for_range(b, x.args[7]) as corner:
-                line = b.add(b.sext(number(4, corner.index), x.args[8].type), x.args[8])
-                here = b.add(b.mul(line, x.args[3]), offset)
-                w = number(5, corner.index)
-                if w.type != x.scalar:
-                    w = b.fpext(w, x.scalar)
-                w = b.fmul(w, x.args[9])
-                more = x.multiply(x.spread(w), x.load(2, here))
-                b.store(x.add(b.load(so_far), more), so_far)
-            x.store(b.load(so_far), 0, x.plus(1, offset))
+                start = _corner_start(x, 4, 6, 8, 3, corner.index)
+                w = _corner_weight(x, 5, 6, 9, corner.index)
+                for spot, so_far in zip(spots, sums, strict=True):
+                    more = x.multiply(w, x.load(2, b.add(start, spot)))
+                    b.store(x.add(b.load(so_far), more), so_far)
+            for spot, so_far in zip(spots, sums, strict=True):
+                x.store(b.load(so_far), 0, x.plus(1, spot))
+
+        _by_groups(x, 3, body)
 
     n = types.intp
     return _void(to, n, source, n, row, weight, n, n, n, to.dtype), vectorised(False, write)
 
 
+def _scatter_row(
+    typing: Any, to: Any, source: Any, at: Any, width: Any, row: Any, weight: Any,
+    where: Any, corners: Any, begin: Any, factor: Any,
+) -> Any:  # fmt: skip
+    def write(x: Lanes) -> None:
+        b = x.builder
+
+        def body(groups: int, offset: Any) -> None:
+            spots = [b.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
+            values = [x.load(1, x.plus(2, spot)) for spot in spots]
+            with cgutils.for_range(b, x.args[7]) as corner:
+                start = _corner_start(x, 4, 6, 8, 3, corner.index)
+                w = _corner_weight(x, 5, 6, 9, corner.index)
+                for spot, value in zip(spots, values, strict=True):
+                    there = b.add(start, spot)
+                    x.store(x.add(x.load(0, there), x.multiply(w, value)), 0, there)
+
+        _by_groups(x, 3, body)
+
+    n = types.intp
+    return _void(to, source, n, n, row, weight, n, n, n, to.dtype), vectorised(False, write)
+
+
+clear: Any = intrinsic(_clear)
+"""``clear(to, at)``: to = 0."""
 put_scaled: Any = intrinsic(_put_scaled)
 """``put_scaled(to, at, source, where, w)``: to = w · source."""
 add_scaled: Any = intrinsic(_add_scaled)
@@ -331,9 +409,9 @@ least: Any = intrinsic(_least)
 """``least(array, at, width)``: the smallest number of a row."""
 total: Any = intrinsic(_total)
 """``total(array, at, width)``: the sum of a row."""
-replace_masked: Any = intrinsic(_replace_masked)
-"""``replace_masked(peak, new, at, old, before, where, count)``: before = new, in ``count`` lanes;
-peak[:8] and peak[8:] keep the largest |new − old| and |new − before|, lane by lane, and NaN."""
+replace_row: Any = intrinsic(_replace_row)
+"""``replace_row(peak, new, at, old, before, where, n)``: n numbers of ``before`` become those of
+``new``; peak[:8] and peak[8:] keep the largest |new − old| and |new − before|, and NaN."""
 expected: Any = intrinsic(_expected)
 """``expected(seen, at, q, where, unary, n)``: Σ q · (unary + ½ seen) over a row, where q > 0."""
 weighted: Any = intrinsic(_weighted)
@@ -341,3 +419,6 @@ weighted: Any = intrinsic(_weighted)
 gather_row: Any = intrinsic(_gather_row)
 """``gather_row(to, at, source, width, row, weight, where, corners, begin, factor)``: to a row of
 ``to`` add the rows begin + row[where + k] of ``source``, each times weight[where + k] · factor."""
+scatter_row: Any = intrinsic(_scatter_row)
+"""``scatter_row(to, source, at, width, row, weight, where, corners, begin, factor)``: the other way:
+add the row source[at:] to the rows begin + row[where + k], each times weight[where + k] · factor."""

@@ -1,0 +1,377 @@
+"""``proxfield refine``: segmentations of images, made to follow the image."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxfield.cli.options import (
+    INITS,
+    TOL,
+    CommandWithRules,
+    json_option,
+    parse_settings,
+    stack,
+)
+
+if TYPE_CHECKING:
+    from proxfield.cli.refine_run import Work
+
+FAILED = 1
+AXES = {"auto": "auto", "first": 0, "last": -1, "none": None}
+BUILD = (
+    *("spatial_sigma", "spatial_weight", "bilateral_sigma", "bilateral_color"),
+    *("bilateral_weight", "spacing", "filter"),
+)
+"""Options that go to `DenseCRF` as they are."""
+MAPS = ("n_labels", "confidence", "unsure")
+"""Options that go to `DenseCRF.from_labels` as they are."""
+
+
+def numbers(_: click.Context, __: click.Parameter, text: str | None) -> Any:
+    """A number, or several with commas between, all above 0."""
+    if text is None:
+        return None
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < x < float("inf") for x in found):
+        raise click.BadParameter(f"{text!r}, expected a number above 0, or several as 3,3,1")
+    return found[0] if len(found) == 1 else found
+
+
+input_options = stack(
+    click.argument("images", metavar="IMAGE...", nargs=-1, required=True),
+    click.option(
+        "--probs",
+        metavar="PATH",
+        help="Probabilities (.npy, .npz) of one image, or a folder of files named like the images.",
+    ),
+    click.option(
+        "--labels", metavar="PATH", help="Label maps (.png, .npy) instead, a file or a folder."
+    ),
+    click.option(
+        "--confidence",
+        metavar="P",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="Probability that a label is right.  [default: 0.7]",
+    ),
+    click.option(
+        "--n-labels",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Labels there are.  [default: one more than the largest in each map]",
+    ),
+    click.option("--unsure", metavar="V", type=int, help="A label that stands for unknown."),
+    click.option("--normalize", is_flag=True, help="Divide probabilities by their sum."),
+    click.option(
+        "--labels-axis",
+        type=click.Choice(["auto", "first", "last"]),
+        default="auto",
+        show_default=True,
+        help="Which axis of the probabilities are the labels?",
+    ),
+    click.option(
+        "--channel-axis",
+        type=click.Choice(list(AXES)),
+        default="auto",
+        show_default=True,
+        help="Which axis of an image are the channels?",
+    ),
+)
+
+output_options = stack(
+    click.option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        required=True,
+        help="A folder for the results (made if need be); for one image also a file.",
+    ),
+    click.option(
+        "--output-kind",
+        type=click.Choice(["labels", "probabilities"]),
+        default="labels",
+        show_default=True,
+        help="Label maps (.png; .npy for volumes) or probabilities (.npz).",
+    ),
+    click.option(
+        "--float16", is_flag=True, help="Store probabilities in half the space of float32."
+    ),
+    click.option(
+        "--overlay", metavar="PATH", help="Also write pictures of the labels over the images."
+    ),
+    click.option("--names", metavar="A,B,…", help="Names of the labels, for the overlays' legend."),
+    click.option("--force", is_flag=True, help="Redo images whose results are there."),
+)
+
+
+def length(name: str, unit: str, default: str | None, text: str) -> Any:
+    """An option that takes `numbers`."""
+    return click.option(
+        name, metavar=unit, default=default, show_default=True, help=text, callback=numbers
+    )
+
+
+def weight(name: str, default: float) -> Any:
+    """An option for the weight of a term."""
+    return click.option(
+        name,
+        metavar="W",
+        type=float,
+        default=default,
+        show_default=True,
+        help="Its weight; 0 leaves it out.",
+    )
+
+
+term_options = stack(
+    length("--spatial-sigma", "PX", "3", "Reach of the spatial term; 3,3,1 is one for each axis."),
+    weight("--spatial-weight", 3.0),
+    length("--bilateral-sigma", "PX", "80", "Reach of the bilateral term, likewise."),
+    length(
+        "--bilateral-color",
+        "X",
+        None,
+        "How far its colours may be apart, in the image's own units.  [default: 13 of 255]",
+    ),
+    weight("--bilateral-weight", 10.0),
+    length("--spacing", "X", "1", "Size of a pixel; 1,1,5 is one for each axis."),
+    click.option("--cooccurrence", metavar="FILE", help="Counts of classes that occur together."),
+    click.option(
+        "--filter",
+        type=click.Choice(["auto", "exact", "lattice"]),
+        default="auto",
+        show_default=True,
+        help="How Gaussians are computed; auto is exact for tiny images.",
+    ),
+)
+
+run_options = stack(
+    click.option(
+        "--rule",
+        metavar="NAME",
+        default="fixed",
+        show_default=True,
+        help="How the marginals move; see the list below.",
+    ),
+    click.option(
+        "--set",
+        "settings",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="A parameter of the rule; repeatable.",
+    ),
+    click.option(
+        "--init",
+        type=click.Choice(INITS),
+        default="unary",
+        show_default=True,
+        help="Where to start.",
+    ),
+    click.option(
+        "--max-iters",
+        metavar="N",
+        type=click.IntRange(min=0),
+        default=10,
+        show_default=True,
+        help="Most updates of all pixels.",
+    ),
+    click.option(
+        "--tol",
+        metavar="X",
+        type=float,
+        default=TOL,
+        show_default=True,
+        help="Stop when no probability changes by more, divided by the step.",
+    ),
+    click.option("--budget", metavar="SECONDS", type=float, help="Most seconds for an image."),
+    click.option(
+        "--seed",
+        metavar="S",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Of everything random.",
+    ),
+    click.option(
+        "--jobs",
+        metavar="N",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Images at once, each in a process of its own; fewer if memory is short.",
+    ),
+    click.option(
+        "--threads",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Most threads for each image; by default the jobs share all cores.",
+    ),
+)
+
+
+@click.command(cls=CommandWithRules)
+@input_options
+@output_options
+@term_options
+@run_options
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    images: tuple[str, ...],
+    output: str,
+    overlay: str | None,
+    output_kind: str,
+    force: bool,
+    jobs: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Refine segmentations by a dense CRF: labels that follow the edges of the image.
+
+    IMAGE is a picture (PNG, JPEG, TIFF), an array (.npy, .npz) or a folder of these. For several
+    images --probs and -o are folders, with files of the same names. Results that are there
+    are not made again, so that a run that was stopped goes on where it was (one file that -o
+    names is always written). A broken image is reported and passed over; the exit code is then 1.
+
+    \b
+    Examples:
+      proxfield refine photo.jpg --probs photo.npy -o photo.png
+      proxfield refine photos/ --probs probs/ -o refined/ --jobs 4 --overlay pictures/
+      proxfield refine photos/ --labels maps/ --n-labels 21 -o refined/
+    """
+    from proxfield.cli import refine_files as files
+    from proxfield.cli.refine_run import (
+        Counter,
+        LostWorkerError,
+        affordable_jobs,
+        check_packages,
+        run_all,
+    )
+
+    given, option, work = prepare(output_kind, options)
+    found = files.find_images(images)
+    partners = files.find_partners(found, given, option)
+    pairs = files.make_pairs(found, partners, output, overlay, output_kind)
+    check_packages(pairs, jobs)
+    todo = [p for p in pairs if force or files.is_file_name(output) or not p.finished]
+    for path, name in ((output, "-o"), (overlay, "--overlay")):
+        if path is not None and todo and not files.is_file_name(path):
+            files.make_folder(path, name)
+    jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
+    if jobs > 1 and work.run["threads"] is None:
+        work.run["threads"] = max(1, (os.cpu_count() or 1) // jobs)
+    start = time.perf_counter()
+    records: list[dict[str, Any]] = []
+    ending = ""
+    with Counter(len(todo)) as display:
+        if why:
+            display.note(f"proxfield: note: {why}")
+        try:
+            for record in run_all(todo, work, jobs, display):
+                records.append(record)
+                display.count()
+                if record["error"] is not None:
+                    display.note(f"proxfield: error: {record['error']}")
+        except KeyboardInterrupt:
+            ending = "interrupted"
+        except LostWorkerError:
+            ending = "a job was ended from outside, for lack of memory perhaps; try fewer --jobs"
+    failed = [r for r in records if r["error"] is not None]
+    summary = {
+        "images": len(pairs),
+        "refined": len(records) - len(failed),
+        "skipped": len(pairs) - len(todo),
+        "failed": len(failed),
+        "output": output,
+        "jobs": jobs,
+        "seconds": time.perf_counter() - start,
+    }
+    report_all(summary, records, as_json)
+    finish(ctx, summary, failed, ending)
+
+
+def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
+    """What is known about pixels, the option that says so, and the work; all checked."""
+    from proxfield.cli.refine_run import Work
+    from proxfield.cli.running import check_limits, prepare_rule
+
+    probs, labels = options["probs"], options["labels"]
+    if (probs is None) == (labels is None):
+        raise click.UsageError("expected --probs or --labels, one of them")
+    if probs is not None:
+        for name in MAPS:
+            if options[name] is not None:
+                raise click.UsageError(f"--{name.replace('_', '-')} goes with --labels only")
+    elif options["normalize"] or options["labels_axis"] != "auto":
+        raise click.UsageError("--normalize and --labels-axis go with --probs only")
+    rule = prepare_rule(options["rule"], parse_settings(options["settings"]))
+    threads = options["threads"]
+    budget = check_limits(options["max_iters"], options["tol"], options["budget"], threads)
+    build: dict[str, Any] = {name: options[name] for name in BUILD}
+    build["channel_axis"] = AXES[options["channel_axis"]]
+    for name in ("spatial_weight", "bilateral_weight"):
+        if not abs(build[name]) < float("inf"):
+            raise click.UsageError(f"--{name.replace('_', '-')} {build[name]}, expected a number")
+    if options["cooccurrence"] is not None:
+        from proxfield.cooccurrence import CooccurrenceStatistics
+
+        build["cooccurrence"] = CooccurrenceStatistics.load(options["cooccurrence"])
+    from_labels = None
+    if probs is None:
+        from_labels = {k: options[k] for k in MAPS if options[k] is not None}
+    else:
+        build["normalize"] = options["normalize"]
+        build["labels_axis"] = AXES[options["labels_axis"]]
+    run = {"rule": rule, "budget": budget, "threads": threads}
+    run.update({name: options[name] for name in ("init", "max_iters", "tol", "seed")})
+    names = None if options["names"] is None else tuple(options["names"].split(","))
+    dtype = "float16" if options["float16"] else "float32"
+    work = Work(kind, from_labels, build, run, dtype, names)
+    return (labels, "--labels", work) if probs is None else (probs, "--probs", work)
+
+
+def report_all(summary: dict[str, Any], records: list[dict[str, Any]], as_json: bool) -> None:
+    """What was done, on stdout."""
+    from proxfield.cli.shared import print_json, print_pairs
+
+    notes = [note for record in records for note in record["notes"]]
+    if notes:
+        more = f" (and {len(notes) - 1} more notes like this)" if len(notes) > 1 else ""
+        click.echo(f"proxfield: note: {notes[0]}{more}", err=True)
+    if as_json:
+        print_json({**summary, "files": records})
+        return
+    seconds = f"{summary['seconds']:.3g} s"
+    rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
+    if summary["skipped"]:
+        rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
+    if summary["failed"]:
+        rows.append(("failed", str(summary["failed"])))
+    print_pairs([*rows, ("results", summary["output"])])
+
+
+def finish(
+    ctx: click.Context, summary: dict[str, Any], failed: list[dict[str, Any]], ending: str
+) -> None:
+    """Leave with the right code, and the list of what failed."""
+    from proxfield.cli.main import INTERRUPTED, report
+    from proxfield.cli.refine_files import some
+
+    if ending:
+        left = summary["images"] - summary["refined"] - summary["skipped"] - summary["failed"]
+        report(f"{ending}; {left} images are left, run the same again to go on", kind="")
+    if failed:
+        names = some([record["image"] for record in failed])
+        report(f"{len(failed)} of {summary['images']} images failed: {names}")
+    if ending == "interrupted":
+        ctx.exit(INTERRUPTED)
+    if failed or ending:
+        ctx.exit(FAILED)

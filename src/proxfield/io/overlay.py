@@ -1,0 +1,148 @@
+"""Label maps as colours over the image they belong to. Needs Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError
+from proxfield.io.files import Target, atomic_write, display_name
+from proxfield.io.images import import_pillow, png_bytes
+
+# Okabe and Ito's colours first, then others as far from these and from each other.
+TABLE = (
+    *("#4D4D4D", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"),
+    *("#7A3FBF", "#8B5E3C", "#B5E61D", "#E6194B", "#00CED1", "#FFB3A7", "#1B5E20", "#B0B7FF"),
+    *("#800040", "#FFFFFF", "#33FF99", "#A0895A"),
+)
+"""Colours of the first labels."""
+GOLDEN = 0.618033988749895
+
+
+def label_colors(count: int, palette: Sequence[int] | None = None) -> NDArray[np.uint8]:
+    """A colour for each label: of a palette, from `TABLE`, and beyond it made up.  # (count, 3)
+
+    Example:
+        >>> label_colors(3)[1].tolist()
+        [230, 159, 0]
+    """
+    from colorsys import hsv_to_rgb
+
+    if palette is not None:
+        given = np.array(palette, dtype=np.uint8)[: 3 * count].reshape(-1, 3)
+        return np.concatenate([given, label_colors(count)[len(given) :]])
+    known = [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in TABLE[:count]]
+    for k in range(count - len(known)):  # hues a golden section apart never come close soon
+        tone = hsv_to_rgb(k * GOLDEN % 1, (0.55, 0.9)[k % 2], (0.95, 0.65, 0.8)[k % 3])
+        known.append([round(255 * part) for part in tone])
+    return np.array(known, dtype=np.uint8).reshape(-1, 3)
+
+
+def overlay(
+    image: ArrayLike | None,
+    labels: ArrayLike,
+    *,
+    palette: Sequence[int] | None = None,
+    opacity: float = 0.5,
+    names: Sequence[str] | None = None,
+) -> NDArray[np.uint8]:
+    """Labels blended over the image, with their borders in full colour.
+
+    Args:
+        image: The picture; None for the colours alone.
+            # (height, width), (height, width, channels) or (channels, height, width)
+        labels: A label map.  # (height, width)
+        palette: Colours as from `read_labels` (r, g, b, r, …).
+        opacity: Of the colours, 0 to 1.
+        names: Names of the labels, for a legend of those that occur, below the picture.
+
+    Returns:
+        RGB.  # (height, width, 3), higher with a legend
+
+    Example:
+        >>> overlay(np.zeros((2, 2)), [[0, 1], [1, 1]], opacity=1.0)[0, 1].tolist()
+        [230, 159, 0]
+    """
+    x = np.asarray(labels)
+    if x.ndim != 2 or x.dtype.kind not in "iub" or x.size == 0 or x.min() < 0:
+        raise InputError(f"an overlay needs a label map of two axes, not shape {x.shape}")
+    if not 0 <= opacity <= 1:
+        raise InputError(f"opacity={opacity!r}, expected 0 to 1")
+    x = x.astype(np.int64)
+    colors = label_colors(int(x.max()) + 1, palette)
+    flat = colors[x].astype(np.float32)
+    if image is None:
+        out = flat
+    else:
+        share = np.full(x.shape, opacity, dtype=np.float32)
+        share[_borders(x)] = max(opacity, min(1.0, 1.8 * opacity))
+        base = _displayable(np.asarray(image), x.shape)
+        out = base + share[..., None] * (flat - base)
+    rgb = out.round().astype(np.uint8)
+    return rgb if names is None else np.concatenate([rgb, _legend(rgb.shape[1], x, colors, names)])
+
+
+def write_overlay(path: Target, image: ArrayLike | None, labels: ArrayLike, **look: Any) -> None:
+    """Write an `overlay` as PNG.
+
+    Raises:
+        InputError: If the shapes don't match or the file can't be written.
+    """
+    if not str(path).lower().endswith(".png"):
+        raise InputError("overlays are written as .png", path=display_name(path))
+    atomic_write(path, png_bytes(import_pillow().fromarray(overlay(image, labels, **look))))
+
+
+def _borders(x: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Pixels whose right or lower neighbour has another label."""
+    out = np.zeros(x.shape, dtype=bool)
+    out[:, :-1] |= x[:, :-1] != x[:, 1:]
+    out[:-1] |= x[:-1] != x[1:]
+    return out
+
+
+def _displayable(image: NDArray[Any], size: tuple[int, ...]) -> NDArray[np.float32]:
+    """An image of any kind as RGB from 0 to 255: others than 8-bit are stretched."""
+    if image.ndim == 3 and image.shape[:2] != size and image.shape[1:] == size:
+        image = np.moveaxis(image, 0, -1)
+    if image.shape[:2] != size or image.ndim > 3:
+        raise InputError(f"labels of shape {size} over an image of shape {image.shape}")
+    out = image.astype(np.float32)
+    if out.ndim == 2 or out.shape[2] < 3:  # grey, or two channels that no eye knows
+        out = out if out.ndim == 2 else out.mean(axis=2)
+        out = np.repeat(out[..., None], 3, axis=2)
+    out = out[..., :3]
+    if image.dtype != np.uint8:
+        low, high = np.percentile(out, (0.5, 99.5))
+        out = (out - low) * (255 / (high - low) if high > low else 0.0)
+    return np.clip(out, 0, 255)
+
+
+def _legend(
+    width: int, x: NDArray[np.int64], colors: NDArray[np.uint8], names: Sequence[str]
+) -> NDArray[np.uint8]:
+    """Squares and names of the labels that occur, in as many lines as they need."""
+    import_pillow()
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default()
+    side, line, gap = 10, 16, 6
+    found = np.unique(x).tolist()
+    texts = [names[label] if label < len(names) else str(label) for label in found]
+    wide = side + 4 + round(max(font.getlength(text) for text in texts)) + 2 * gap
+    columns = max(1, (width - gap) // wide)
+    places = [
+        (gap + k % columns * wide, gap + k // columns * line, label, text)
+        for k, (label, text) in enumerate(zip(found, texts, strict=True))
+    ]
+    top = places[-1][1]
+    picture = Image.new("RGB", (width, top + line + gap // 2), "white")
+    draw = ImageDraw.Draw(picture)
+    for at, down, label, text in places:
+        r, g, b = colors[label].tolist()
+        draw.rectangle((at, down, at + side, down + side), fill=(r, g, b), outline="#888888")
+        draw.text((at + side + 4, down - 1), text, fill="black", font=font)
+    return np.array(picture)
