@@ -144,18 +144,18 @@ class Curvature:
         """A rule's ``step`` as one number per variable.  # (n_vars,)"""
         n = self.lowered.layout.n_vars
         if step == "certified":
-            d = damping_for(np.full(n, self.largest))
+            d = damping_for(self.largest)
         elif step == "certified-local":
             d = damping_for(self.local)
         elif step == "lipschitz":
-            d = np.full(n, self.lipschitz)
+            d = np.asarray(self.lipschitz)
         else:
-            return np.full(n, float(step))
+            return np.broadcast_to(float(step), n)
         if not np.isfinite(d).all():
             raise UnsupportedError(
                 f"step={step!r} needs finite tables, but configurations are forbidden"
             )
-        return np.asarray(1.0 / (1.0 + d))
+        return np.broadcast_to(1.0 / (1.0 + d), n)
 
 
 def by_lanczos(term: Term) -> bool:

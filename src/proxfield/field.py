@@ -47,18 +47,20 @@ class Field:
             if n < 0:
                 raise InputError(f"a field can't have {n} variables")
             check_memory(8 * n * (2 + STATE_ARRAYS * max(1, int(labels))), f"{n:,} variables")
-            cardinalities = np.full(n, int(labels))
+            cardinalities = np.full(min(n, 1), int(labels))
         if labels is None and np.ndim(cardinalities) == 0:
             raise InputError("Field(n) needs labels=, the number of labels of every variable")
         cards = as_indices(cardinalities, "cardinalities", 1)
         if (cards < 1).any():
             v = int(np.flatnonzero(cards < 1)[0])
             raise InputError(f"variable {v} has {int(cards[v])} labels, expected at least 1")
+        if labels is not None:
+            cards = np.broadcast_to(cards, n)  # one number, however many variables
         total = int(cards.sum(dtype=np.float64)) if len(cards) else 0
         check_memory(8 * STATE_ARRAYS * total, f"{len(cards):,} variables with {total:,} labels")
         self.layout = Layout(cards)
         self.terms: list[Term] = []
-        self.evidence: Ints = np.full(len(cards), -1, dtype=np.int64)
+        self.evidence: Ints = np.broadcast_to(np.int64(-1), len(cards))
         """Observed label of each variable, -1 where it is free.  # (n_vars,)"""
         self._lowered: Lowered | None = None
         for term in terms:

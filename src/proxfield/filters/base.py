@@ -25,7 +25,6 @@ class Filter(ABC):
     """
 
     name: ClassVar[str]
-    features: NDArray[np.float64]  # (n, d)
     precision: ClassVar[str] = "float64"
     """Type in which total weights are worth computing."""
 
@@ -40,16 +39,17 @@ class Filter(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays this filter holds."""
-        return self.features.nbytes
+        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
 
 
-def check_features(features: Any) -> NDArray[np.float64]:
-    """Features as finite float64 numbers, one row a point.  # (n, d)"""
+def check_features(features: Any) -> NDArray[Any]:
+    """Features as finite numbers (float32 as they are, else float64), one row a point.  # (n, d)"""
     try:
         out = np.asarray(features)
         if out.dtype.kind not in "fiub":
             raise TypeError
-        out = np.ascontiguousarray(out, dtype=np.float64)
+        single = out.dtype == np.float32
+        out = np.ascontiguousarray(out, dtype=np.float32 if single else np.float64)
     except (TypeError, ValueError):
         raise InputError("features must be real numbers of shape (points, features)") from None
     if out.ndim != 2:

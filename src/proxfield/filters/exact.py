@@ -37,7 +37,7 @@ class ExactFilter(Filter):
 
     def matrix(self) -> NDArray[np.float64]:
         """K as a dense array, in plain numpy.  # (n, n)"""
-        f = self.features
+        f = self.features.astype(np.float64)
         square = np.zeros((len(f), len(f)))
         for column in f.T:  # differences, not norms and products: those cancel
             square += (column[:, None] - column[None, :]) ** 2

@@ -22,12 +22,14 @@ from proxfield.filters.base import Filter, check_features
 from proxfield.kernels import lattice as kernels
 from proxfield.kernels.jit import max_threads, threads_for
 from proxfield.kernels.lattice import CHUNK, Points
-from proxfield.kernels.simd import padded
+from proxfield.kernels.simd import LANES, padded
 
 SIDE = 0.2
 """Share that a vertex gives to each neighbour along an axis, in each of the two blurs."""
 BRIDGE = 2
 """A vertex that no point touches is added if it has this many touched neighbours."""
+FEW_VERTICES = 200_000
+"""Vertices below which one channel is blurred on one thread."""
 CHANNELS = 32
 """Channels filtered together by `apply`."""
 
@@ -66,17 +68,18 @@ class LatticeFilter(Filter):
     precision = "float32"
 
     def __init__(self, features: ArrayLike) -> None:
-        self.features = check_features(features)
-        n, d = self.features.shape
-        self.row = np.empty((n, d + 1), dtype=np.int32)
+        points = check_features(features)
+        n, d = points.shape
+        small = CHUNK * (d + 1) <= 2**16
+        self.row = np.empty((n, d + 1), dtype=np.uint16 if small else np.int32)
         """Row of each corner of a point's simplex, counted within the point's chunk."""
         self.weight = np.empty((n, d + 1), dtype=np.float32)
         """Barycentric weights, times √`peak` (they count twice: to splat and to slice)."""
         with threads_for(10 * self.row.size):
-            self._build()
+            self._build(points)
 
-    def _build(self) -> None:
-        n, d = self.features.shape
+    def _build(self, features: NDArray[Any]) -> None:
+        n, d = features.shape
         factor = axis_scales(d)
         code = np.append(np.random.default_rng(d).integers(-(2**62), 2**62, d) | 1, 0)
         chunks = -(-n // CHUNK)
@@ -88,7 +91,7 @@ class LatticeFilter(Filter):
         for first in range(0, chunks, together):
             counts = np.zeros(min(together, chunks - first), dtype=np.int64)
             kernels.place(
-                self.features, factor, code, np.sqrt(peak(d)), first, found, counts,
+                features, factor, code, np.sqrt(peak(d)), first, found, counts,
                 self.row, self.weight,
             )  # fmt: skip
             for c, size in enumerate(counts):
@@ -114,15 +117,8 @@ class LatticeFilter(Filter):
         kernels.join(keys, numbers, more, which, added, stride, count, self.next_to)
         self.next_to[self.next_to < 0] = self.next_to.shape[1]
         self.n_vertices = self.next_to.shape[1]
-        self.member = np.argsort(self.vertex, kind="stable").astype(np.int32)
-        """Rows, by vertex."""
-        self.start = np.zeros(self.n_vertices + 1, dtype=np.int64)
-        """First member of each vertex.  # (n_vertices + 1,)"""
-        np.cumsum(np.bincount(self.vertex, minlength=self.n_vertices), out=self.start[1:])
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.row.nbytes + self.weight.nbytes + self.next_to.nbytes
+        self.start, self.member = kernels.rows_by_vertex(self.vertex, self.n_vertices)
+        """Rows by vertex: the first of each  # (n_vertices + 1,), and all in that order."""
 
     @property
     def n_rows(self) -> int:
@@ -134,26 +130,33 @@ class LatticeFilter(Filter):
         """What kernels read of it."""
         return Points(self.row, self.weight, self.chunk)
 
-    def blur(self, rows: NDArray[Any], table: NDArray[Any], spare: list[NDArray[Any]]) -> None:
+    def blur(self, rows: NDArray[Any], table: NDArray[Any], spare: NDArray[Any]) -> None:
         """Rows as splatted → rows to slice from, times a compatibility.
+
+        Eight channels are blurred at a time: what is worked on then stays in cache.
 
         Args:
             rows: Changed in place.  # (n_rows, width)
             table: A number (1, 1) or a matrix (labels, labels).
-            spare: Two arrays to work in; their last row must be 0.  # (n_vertices + 1, width)
+            spare: To work in.  # (groups of channels + 1, n_vertices + 1 or more, LANES)
         """
-        here, there = spare
-        kernels.collect(self.start, self.member, rows, here)
-        for axis in self._there_and_back:
-            kernels.blur_axis(self.next_to[axis], SIDE, here, there)
-            here, there = there, here
-        kernels.distribute(self.vertex, here, table, rows)
+        number = table[0, 0] if len(table) == 1 else table.dtype.type(1.0)
+        groups = rows.shape[1] // LANES
+        planes, there = spare[:groups], spare[groups]
+        planes[:, self.n_vertices] = there[self.n_vertices] = 0.0  # what a missing neighbour holds
+        kernels.collect(self.start, self.member, rows, planes)
+        for here in planes:
+            source, target = here, there
+            for axis in self._there_and_back:  # an even number: the last target is ``here``
+                kernels.blur_axis(self.next_to[axis], SIDE, source, target)
+                source, target = target, source
+        kernels.distribute(self.vertex, planes, number, rows)
+        if len(table) > 1:
+            kernels.mix_labels(rows, table)
 
-    def workspace(self, channels: int, dtype: Any) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-        """Rows, and the two arrays `blur` works in."""
-        width = padded(channels)
-        rows = np.empty((self.n_rows, width), dtype=dtype)
-        return rows, [np.zeros((self.n_vertices + 1, width), dtype=dtype) for _ in range(2)]
+    def workspace(self, width: int, dtype: Any) -> NDArray[Any]:
+        """What `blur` works in, for rows of ``width`` channels."""
+        return np.empty((width // LANES + 1, self.n_vertices + 1, LANES), dtype=dtype)
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         with threads_for(self.row.size * values.shape[1]):
@@ -161,15 +164,27 @@ class LatticeFilter(Filter):
 
     def _apply_one(self, values: NDArray[Any]) -> NDArray[Any]:
         rows = np.empty(self.n_rows, dtype=values.dtype)
-        here, there = np.zeros((2, self.n_vertices + 1), dtype=values.dtype)
+        spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
         kernels.splat_one(self.points, values.reshape(-1), rows)
+        blurred = self.blur_one(rows, *spare)
+        out = np.empty_like(values)
+        kernels.slice_one(self.points, self.vertex, blurred, out.reshape(-1))
+        return out
+
+    def blur_one(
+        self, rows: NDArray[Any], here: NDArray[Any], there: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Rows of one channel as splatted → values at the vertices (one of the two arrays)."""
+        here[self.n_vertices] = there[self.n_vertices] = 0.0
         kernels.collect_one(self.start, self.member, rows, here)
+        if self.n_vertices < FEW_VERTICES:
+            order = np.array(self._there_and_back)
+            kernels.blur_one(self.next_to, order, SIDE, here, there)
+            return here
         for axis in self._there_and_back:
             kernels.blur_axis_one(self.next_to[axis], SIDE, here, there)
             here, there = there, here
-        out = np.empty_like(values)
-        kernels.slice_one(self.points, self.vertex, here, out.reshape(-1))
-        return out
+        return here
 
     @property
     def _there_and_back(self) -> list[int]:
@@ -184,9 +199,9 @@ class LatticeFilter(Filter):
         for first in range(0, c, CHANNELS):
             part = np.ascontiguousarray(values[:, first : first + CHANNELS])
             width = part.shape[1]
-            rows, spare = self.workspace(width, values.dtype)
+            rows = np.empty((self.n_rows, padded(width)), dtype=values.dtype)
             kernels.splat(self.points, ones, part.reshape(-1), width, rows)
-            self.blur(rows, one, spare)
+            self.blur(rows, one, self.workspace(rows.shape[1], values.dtype))
             seen = np.empty((n, rows.shape[1]), dtype=values.dtype)
             kernels.slice_all(self.points, rows, seen)
             out[:, first : first + width] = seen[:, :width]
@@ -197,7 +212,7 @@ class LatticeFilter(Filter):
 
     @cached_property
     def _diagonal(self) -> NDArray[np.float64]:
-        out = np.empty(len(self.features))
+        out = np.empty(len(self.row))
         with threads_for(100 * self.row.size):
             kernels.self_weights(self.points, self.vertex, self.next_to, SIDE, out)
         return out

@@ -199,6 +199,14 @@ class Program(ABC):
     def start(self, q: Floats) -> State:
         """A state at the given marginals of the lowered field.  # (layout.size,)"""
 
+    def take(self, q: NDArray[Any]) -> State:
+        """A state that may work in this very array of marginals, to save memory.  # (1, size)"""
+        return self.start(q[0])
+
+    def view(self, state: State) -> NDArray[Any]:
+        """The state's marginals without copying, if that can be.  # (layout.size,)"""
+        return self.marginals(state)
+
     @abstractmethod
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         """Up to ``n`` updates; stops after one that changed less than ``tol``."""

@@ -158,12 +158,14 @@ class CpuProgram(Program):
 
     def _motion(self, plan: Update, trace: bool) -> Motion:
         step = plan.step.astype(self.dtype)
+        equal = len(step) > 0 and bool((plan.step == plan.step[0]).all())
+        whole = equal and plan.step[0] == 1.0  # then its inverse is the same array
         return Motion(
             kind=int(plan.kind),
             step=step,
-            inverse=(1.0 / plan.step).astype(self.dtype),
+            inverse=step if whole else (1.0 / plan.step).astype(self.dtype),
             fallback=step if plan.fallback is None else plan.fallback.astype(self.dtype),
-            flat=float(plan.step[0]) if len(step) and (plan.step == plan.step[0]).all() else 0.0,
+            flat=float(plan.step[0]) if equal else 0.0,
             gamma1=plan.gamma1,
             gamma2=plan.gamma2,
             epsilon=plan.epsilon,

@@ -23,14 +23,16 @@ from proxfield.kernels.simd import (
     expected,
     gather_row,
     least,
+    put_scaled,
     replace_row,
     scale,
     scatter_row,
+    store_row,
     total,
     weighted,
 )
 
-TILE = 32
+TILE = 128
 """Pixels whose softmax is taken together."""
 OUT = 1e30
 """Stands in the padding, where exp(−x) must be 0."""
@@ -181,11 +183,14 @@ def exponentials(tile: int, width: int, g: Any, e: Any) -> None:
 @parallel_kernel
 def advance(
     pack: Any, st: Any, row: Any, weight: Any, chunk: Any, factor_in: Any, factor_out: Any,
-    rows: Any, fresh: Any, motion: Any, parts: Any,
+    rows: Any, longest: Any, motion: Any, blind: bool, passing: bool, parts: Any,
 ) -> None:  # fmt: skip
     """One iteration: rows to slice from → new marginals → rows as splatted.
 
     parts: (energy before, entropy after, change, difference from two before) of each chunk.
+    blind: don't look at the marginals before; the change is then +inf.
+    passing: don't store the new ones either, only splat them.
+    longest: Rows of the largest chunk, for all terms together.
     """
     n = len(row[0])
     width = rows[0].shape[1]
@@ -200,10 +205,10 @@ def advance(
         e = np.empty(TILE * width, dtype=unary.dtype)
         peak = np.zeros(2 * LANES, dtype=unary.dtype)
         energy, entropy, change, twice = 0.0, 0.0, 0.0, 0.0
-        for t in range(len(row)):
-            flat = fresh[t].reshape(-1)
-            for k in range(chunk[t][c] * width, chunk[t][c + 1] * width, LANES):
-                clear(flat, k)
+        # new marginals are splatted here, since pixels still to come slice from the rows
+        fresh = np.empty(longest * width, dtype=unary.dtype)
+        for k in range(0, longest * width, LANES):
+            clear(fresh, k)
         end = min(n, (c + 1) * CHUNK)
         for i0 in range(c * CHUNK, end, TILE):
             i1 = min(end, i0 + TILE)
@@ -236,7 +241,11 @@ def advance(
                         scale(e, at + l, 1.0 / whole, 0.0)
                     if kind == 1:
                         entropy += average(st, steps[i], labels, i, g, e, at)
-                replace_row(peak, e, at, old, new, o, labels)
+                if blind:
+                    if not passing:
+                        store_row(new, o, e, at, labels)
+                else:
+                    replace_row(peak, e, at, old, new, o, labels)
                 if flat_step == 0.0:  # steps differ: divide each variable's change by its own
                     for l in range(LANES):
                         change = max(change, np.float64(peak[l]) / steps[i])
@@ -245,11 +254,17 @@ def advance(
                             change = np.inf
                         peak[l] = 0.0
                         peak[LANES + l] = 0.0
+            begin = 0
             for t in range(len(row)):
-                splat_tile(
-                    row[t], weight[t], factor_in[t], chunk[t][c], fresh[t].reshape(-1), width,
-                    i0, i1, e,
-                )  # fmt: skip
+                splat_tile(row[t], weight[t], factor_in[t], begin, fresh, width, i0, i1, e)
+                begin += chunk[t][c + 1] - chunk[t][c]
+        begin = 0
+        for t in range(len(row)):
+            flat = rows[t].reshape(-1)
+            first, count = chunk[t][c] * width, (chunk[t][c + 1] - chunk[t][c]) * width
+            for k in range(0, count, LANES):
+                put_scaled(flat, first + k, fresh, begin + k, 1.0)
+            begin += count
         if flat_step != 0.0:
             for l in range(LANES):
                 change = max(change, np.float64(peak[l]) / flat_step)
@@ -258,7 +273,7 @@ def advance(
                     change = np.inf
         parts[c, 0] = energy
         parts[c, 1] = entropy
-        parts[c, 2] = change if change < np.inf else np.nan
+        parts[c, 2] = np.inf if blind else change if change < np.inf else np.nan
         parts[c, 3] = twice
 
 
@@ -309,7 +324,6 @@ def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
     for task in numba.prange((n + CHUNK - 1) // CHUNK):
         g = np.empty(TILE * width, dtype=out.dtype)
         e = np.empty(TILE * width, dtype=out.dtype)
-        peak = np.zeros(2 * LANES, dtype=out.dtype)
         none = out[:0]
         end = min(n, (task + 1) * CHUNK)
         for i0 in range(task * CHUNK, end, TILE):
@@ -327,7 +341,7 @@ def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
                 else:
                     for l in range(0, width, LANES):
                         scale(e, at + l, 1.0 / whole, 0.0)
-                replace_row(peak, e, at, out, out, i * labels, labels)
+                store_row(out, i * labels, e, at, labels)
 
 
 @parallel_kernel
@@ -340,3 +354,15 @@ def dot(a: Any, b: Any) -> float:
             total += np.float64(a[k] * b[k]) if a[k] != 0 else 0.0
         parts[c] = total
     return parts.sum()
+
+
+@parallel_kernel
+def transpose(a: Any, out: Any) -> None:
+    """out = aᵀ, in tiles that stay in cache.  # (labels, n) -> (n, labels)"""
+    labels, n = a.shape
+    for task in numba.prange((n + TILE - 1) // TILE):
+        for i0 in range(task * TILE, min(n, (task + 1) * TILE), LANES):
+            i1 = min(n, i0 + LANES)
+            for l in range(labels):
+                for i in range(i0, i1):
+                    out[i, l] = a[l, i]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.kernels import dense, general, lattice
+from proxfield.kernels import dense, dense_pair, general, lattice
 from proxfield.kernels.base import Kind, Plan, Rows, State, Update
 from proxfield.kernels.binary import Motion
 from proxfield.kernels.cpu import CpuProgram, CpuState
@@ -23,6 +23,7 @@ from proxfield.kernels.general import GeneralArrays, GeneralPack
 from proxfield.kernels.jit import thread_count
 from proxfield.kernels.programs import GeneralProgram
 from proxfield.kernels.reference import TINY
+from proxfield.kernels.simd import LANES, padded
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, Layout, Term
 from proxfield.terms.gaussian import Gaussian
@@ -30,7 +31,7 @@ from proxfield.terms.gaussian import Gaussian
 PARALLEL_ENTRIES = 50_000
 """Entries below which one thread is as fast, and much faster where cores are busy."""
 WATCHED = 2**27
-"""Bytes of marginals above which one buffer has to do, and cycles of two aren't looked for."""
+"""Bytes of marginals up to which a second buffer is kept to look for cycles of two."""
 
 
 def is_dense(lowered: Lowered) -> bool:
@@ -60,8 +61,7 @@ class View:
     factor_out: NDArray[Any]  # (n,)
     table: NDArray[Any]  # (1, 1) or (labels, labels)
     rows: NDArray[Any]
-    fresh: NDArray[Any]
-    spare: list[NDArray[Any]]
+    row: NDArray[Any]  # of each corner, within its chunk  # (n, d + 1)
 
 
 class DenseProgram(GeneralProgram):
@@ -81,6 +81,14 @@ class DenseProgram(GeneralProgram):
         self.work = 2**62  # always worth threads
         with thread_count(self.threads):
             self.views = [view for term in self.terms for view in self._views(term)]
+        kinds = {v.filter.row.dtype for v in self.views}
+        if len(kinds) > 1:  # kernels take arrays of one type
+            for view in self.views:
+                view.row = view.filter.row.astype(np.int32, copy=False)
+        most = 1 + max(v.filter.n_vertices for v in self.views)
+        groups = padded(self.labels) // LANES
+        self.spare = np.empty((groups + 1, most, LANES), dtype=self.dtype)
+        self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
         taken = [t for t in self.terms if not t.self_message]
         tables = [t.compatibility(self.labels) for t in taken]
         own = np.stack([t.own for t in taken]) if taken else np.zeros((0, self.n))
@@ -92,8 +100,8 @@ class DenseProgram(GeneralProgram):
             own_table=table.astype(self.dtype),
             own_diagonal=all((t == np.diag(np.diag(t))).all() for t in tables),
         )
-        self.pack = self._general_pack(0)
-        self.tail_pack = self._general_pack(self.n)
+        if self.tail:
+            self.tail_pack = self._general_pack(self.n)
         self._shown: CpuState | None = None  # whose marginals the rows show …
         self._stage = ""  # … and whether they are "splatted" or "blurred"
 
@@ -102,19 +110,24 @@ class DenseProgram(GeneralProgram):
         scaled = (table == table[0, 0] * np.eye(self.labels)).all()
         table = table[:1, :1] if scaled else table
         out = []
-        for factors in term.scales:
-            inward, outward = (
-                np.ones(self.n, dtype=self.dtype) if f is None else f.astype(self.dtype)
-                for f in factors
-            )
-            rows, spare = term.filter.workspace(self.labels, self.dtype)  # type: ignore[attr-defined]
-            out.append(
-                View(
-                    term.filter, inward, outward, table.astype(self.dtype),
-                    rows, np.empty_like(rows), spare,
-                )  # fmt: skip
-            )
+        for inward, outward in term.scales:
+            same = outward is inward
+            inward = self._factor(inward)
+            outward = inward if same else self._factor(outward)
+            none = np.empty((0, padded(self.labels)), dtype=self.dtype)
+            made: Any = term.filter
+            out.append(View(made, inward, outward, table.astype(self.dtype), none, made.row))
         return out
+
+    def _factor(self, scale: NDArray[Any] | None) -> NDArray[Any]:
+        if scale is None:
+            return np.ones(self.n, dtype=self.dtype)
+        return scale.astype(self.dtype, copy=False)
+
+    @cached_property
+    def pack(self) -> GeneralPack:  # type: ignore[override]
+        """For the adaptive rule, whose updates are the general kernels'."""
+        return self._general_pack(0)
 
     def _general_pack(self, first: int) -> GeneralPack:
         """Just enough for the general update kernels: where the variables from ``first`` on are."""
@@ -140,15 +153,17 @@ class DenseProgram(GeneralProgram):
     # ---- the state ----
 
     def start(self, q: Floats) -> State:
-        size = self.layout.size
-        buffers = 2 if size * self.dtype.itemsize <= WATCHED else 1
-        both = np.empty((buffers, size), dtype=self.dtype)
-        both[:] = q
+        one = np.array(q, dtype=self.dtype)[None]
+        return self.take(one)
+
+    def take(self, q: NDArray[Any]) -> State:
+        """A state that works in this array of marginals itself.  # (1, size)"""
         none = np.zeros(0, dtype=self.dtype)
-        arrays = GeneralArrays(both, none, none, none, none, none, none, none)
+        arrays = GeneralArrays(q, none, none, none, none, none, none, none)
         unary = self.lowered.unary
         hard = unary.max(initial=0.0) == np.inf
-        return State(CpuState(arrays, pending=bool(hard and (q[np.isinf(unary)] > TINY).any())))
+        pending = hard and bool((q[0][np.isinf(unary)] > TINY).any())
+        return State(CpuState(arrays, pending=pending))
 
     def _need(self, s: CpuState, *names: str) -> None:
         """Make room for arrays that a rule uses."""
@@ -162,11 +177,19 @@ class DenseProgram(GeneralProgram):
                 np.negative(fresh, out=fresh)
             s.arrays = s.arrays._replace(**{name: fresh})
 
+    @staticmethod
+    def _two_buffers(s: CpuState) -> None:
+        if len(s.arrays.q) == 1:
+            s.arrays = s.arrays._replace(q=np.concatenate([s.arrays.q, s.arrays.q]))
+
     def _buffer(self, s: CpuState) -> Any:
         return s.arrays.q[min(s.phase, len(s.arrays.q) - 1)]
 
     def marginals(self, state: State) -> NDArray[Any]:
         return np.array(self._buffer(state.arrays))
+
+    def view(self, state: State) -> NDArray[Any]:
+        return np.asarray(self._buffer(state.arrays))
 
     def _set(self, s: CpuState, theta: Floats) -> None:
         self._need(s, "theta")
@@ -184,11 +207,14 @@ class DenseProgram(GeneralProgram):
         if self._shown is not s:
             q = self._buffer(s)
             for view in self.views:
+                if len(view.rows) < view.filter.n_rows:
+                    shape = (view.filter.n_rows, view.rows.shape[1])
+                    view.rows = np.empty(shape, dtype=self.dtype)
                 lattice.splat(view.filter.points, view.factor_in, q, self.labels, view.rows)
             self._shown, self._stage = s, "splatted"
         if stage == "blurred" and self._stage == "splatted":
             for view in self.views:
-                view.filter.blur(view.rows, view.table, view.spare)
+                view.filter.blur(view.rows, view.table, self.spare)
             self._stage = "blurred"
 
     def _through(self, *names: str) -> tuple[tuple[Any, ...], ...]:
@@ -273,8 +299,7 @@ class DenseProgram(GeneralProgram):
     def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
         if plan.adaptive:
             self._need(s, "theta", "g", "theta_before", "g_before")
-            if len(s.arrays.q) == 1:
-                s.arrays = s.arrays._replace(q=np.concatenate([s.arrays.q, s.arrays.q]))
+            self._two_buffers(s)
             return super()._advance_update(s, plan, n, tol, trace)
         full = plan.kind == Kind.PROXIMAL and bool((plan.step == 1.0).all())
         keeps = self.tail > 0 or not (full or plan.kind == Kind.MEAN)
@@ -284,13 +309,20 @@ class DenseProgram(GeneralProgram):
             self._need(s, "u")
         if plan.kind in (Kind.ADAM, Kind.ADAM_PRINTED):
             self._need(s, "v")
+        if trace and s.arrays.q.nbytes <= WATCHED:
+            self._two_buffers(s)
         if trace and s.entropy is None:
             self._evaluate(s, gradient=False)
+        own = len(self.dense_pack.own) > 0
+        blind = full and tol < 0 and not (trace or own or self.tail or len(s.arrays.theta))
+        quiet = full and not (trace or own or self.tail or self.others or len(s.arrays.theta))
+        if quiet and self.labels == 2 and plan.inverse_temperature == 1.0 and self._paired:
+            return self._pair_steps(s, n, tol)
         motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
         entropy, twice, done = s.entropy or 0.0, np.inf, 0
         for k in range(n):
-            f, h, changes[k], twice = self._step(s, motion)
+            f, h, changes[k], twice = self._step(s, motion, blind, blind and k < n - 1)
             energies[k] = self.constant + f - entropy if trace else np.nan
             entropy, done = h, k + 1
             if not changes[k] > tol:
@@ -298,8 +330,13 @@ class DenseProgram(GeneralProgram):
         s.entropy = entropy if trace else None
         return Rows(energies[:done], changes[:done], twice)
 
-    def _step(self, s: CpuState, motion: Motion) -> tuple[float, float, float, float]:
-        """One iteration: energy before, entropy after, change, difference from two before."""
+    def _step(
+        self, s: CpuState, motion: Motion, blind: bool, passing: bool
+    ) -> tuple[float, float, float, float]:
+        """One iteration: energy before, entropy after, change, difference from two before.
+
+        blind: nobody asks for the change; passing: nor for the marginals, only for their splat.
+        """
         self._show(s, "blurred")
         shift, energy = self._others(s, motion.trace)
         old = self._buffer(s)
@@ -311,11 +348,9 @@ class DenseProgram(GeneralProgram):
             energy += self._tail_energy(old)
         dense.advance(
             self.dense_pack, DenseArrays(old, new, a.theta, a.u, a.v, shift),
-            *self._through("row", "weight", "chunk", "factor_in", "factor_out", "rows", "fresh"),
-            motion, parts,
+            *self._through("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
+            self.longest, motion, blind, passing, parts,
         )  # fmt: skip
-        for view in self.views:
-            view.rows, view.fresh = view.fresh, view.rows
         self._stage = "splatted"
         e, h, change, twice = self._totals(parts)
         if self.tail:
@@ -324,6 +359,39 @@ class DenseProgram(GeneralProgram):
         if two:
             s.phase = 1 - s.phase
         return e + energy, h, change, twice if two else np.inf
+
+    @cached_property
+    def _paired(self) -> bool:
+        """Two labels under Potts terms, none impossible: one number a pixel will do."""
+        potts = all(v.table.shape == (1, 1) for v in self.views)
+        return potts and bool(self.lowered.unary.max(initial=0.0) < np.inf)
+
+    def _pair_steps(self, s: CpuState, n: int, tol: float) -> Rows:
+        """Full steps of a field with two labels; the rows of `_show` are left behind."""
+        q, changes, done = self._buffer(s), np.full(n, np.nan), 0
+        rows = [np.empty(v.filter.n_rows, dtype=self.dtype) for v in self.views]
+        fresh = [np.empty_like(r) for r in rows]
+        here, there = np.empty((2, self.spare.shape[1]), dtype=self.dtype)
+        up = np.empty(self.n, dtype=self.dtype)
+        dense_pair.spins(q, up)
+        for view, target in zip(self.views, rows, strict=True):
+            lattice.splat_one(view.filter.points, up * view.factor_in, target)
+        parts = np.zeros(self.n_blocks)
+        for done in range(1, n + 1):
+            for view, target in zip(self.views, rows, strict=True):
+                seen = view.filter.blur_one(target, here, there)
+                dense_pair.distribute_pair(view.filter.vertex, seen, view.table[0, 0], target)
+            dense_pair.advance_pair(
+                self.dense_pack.unary, q,
+                *self._through("row", "weight", "chunk", "factor_in", "factor_out"),
+                tuple(rows), tuple(fresh), tol < 0, tol < 0 and done < n, parts,
+            )  # fmt: skip
+            rows, fresh = fresh, rows
+            changes[done - 1] = parts.max()  # NaN stays NaN
+            if not changes[done - 1] > tol:
+                break
+        self._shown, s.entropy = None, None
+        return Rows(np.full(done, np.nan), changes[:done])
 
     def _move_tail(
         self, s: CpuState, motion: Motion, shift: NDArray[Any], old: Any, new: Any

@@ -27,7 +27,7 @@ def exact_filter(features: Any, values: Any, out: Any) -> None:
             for r in range(rows):
                 square = 0.0
                 for k in range(d):
-                    gap = features[first + r, k] - features[j, k]
+                    gap = np.float64(features[first + r, k]) - np.float64(features[j, k])
                     square += gap * gap
                 w = np.exp(-0.5 * square)
                 for l in range(c):

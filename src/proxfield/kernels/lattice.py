@@ -14,7 +14,16 @@ import numba
 import numpy as np
 
 from proxfield.kernels.jit import inlined, kernel, parallel_kernel
-from proxfield.kernels.simd import LANES, add_scaled, blend, gather_row, put_scaled, scatter_row
+from proxfield.kernels.simd import (
+    LANES,
+    add_scaled,
+    blend,
+    clear,
+    gather_row,
+    load_row,
+    put_scaled,
+    scatter_row,
+)
 
 CHUNK = 8192
 """Points of a chunk."""
@@ -70,7 +79,7 @@ def locate(
         excess[i] = 0
     for k in range(d, 0, -1):
         for i in range(m):
-            x = features[i, k - 1] * factor[k - 1]
+            x = np.float64(features[i, k - 1]) * factor[k - 1]
             elevated[k, i] = (total[i] - k * x) * inverse
             total[i] += x
     for i in range(m):
@@ -313,6 +322,22 @@ def keys_in_order(keys: Any, numbers: Any, count: int) -> Any:
     return out
 
 
+@kernel
+def rows_by_vertex(vertex: Any, total: int) -> Any:
+    """Rows in the order of their vertices: (first of each vertex, rows); a counting sort."""
+    start = np.zeros(total + 1, dtype=np.int64)
+    for v in vertex:
+        start[v + 1] += 1
+    for v in range(total):
+        start[v + 1] += start[v]
+    member = np.empty(len(vertex), dtype=np.int32)
+    free = start[:-1].copy()
+    for r in range(len(vertex)):
+        member[free[vertex[r]]] = r
+        free[vertex[r]] += 1
+    return start, member
+
+
 # ---- filtering ----
 
 
@@ -325,12 +350,11 @@ def splat(points: Any, factor: Any, values: Any, stride: int, rows: Any) -> None
     flat = rows.reshape(-1)
     for c in numba.prange(len(chunk) - 1):
         begin = chunk[c]
-        for r in range(begin * width, chunk[c + 1] * width):
-            flat[r] = 0.0
+        for r in range(begin * width, chunk[c + 1] * width, LANES):
+            clear(flat, r)
         mine = np.zeros(width, dtype=rows.dtype)
         for i in range(c * CHUNK, min(n, (c + 1) * CHUNK)):
-            for l in range(stride):
-                mine[l] = values[i * stride + l]
+            load_row(mine, 0, values, i * stride, stride)
             scatter_row(
                 flat, mine, 0, width, corner, weight, i * corners, corners, begin, factor[i]
             )
@@ -353,66 +377,76 @@ def slice_all(points: Any, rows: Any, out: Any) -> None:
 
 
 @parallel_kernel
-def collect(start: Any, member: Any, rows: Any, vertices: Any) -> None:
-    """Add up the rows of each vertex, in order."""
+def collect(start: Any, member: Any, rows: Any, planes: Any) -> None:
+    """Add up the rows of each vertex, in order; eight channels to a plane.
+
+    planes: (width / 8, vertices + 1, 8)
+    """
     n = len(start) - 1
+    groups = len(planes)
     width = rows.shape[1]
     source = rows.reshape(-1)
-    target = vertices.reshape(-1)
+    target = planes.reshape(-1)
+    plane = planes.shape[1] * LANES
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
         for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            own = v * width
+            own = v * LANES
             if start[v] == start[v + 1]:
-                for l in range(width):
-                    target[own + l] = 0.0
+                for g in range(groups):
+                    clear(target, own + g * plane)
                 continue
             at = member[start[v]] * width
-            for l in range(0, width, LANES):
-                put_scaled(target, own + l, source, at + l, 1.0)
+            for g in range(groups):
+                put_scaled(target, own + g * plane, source, at + g * LANES, 1.0)
             for r in range(start[v] + 1, start[v + 1]):
                 at = member[r] * width
-                for l in range(0, width, LANES):
-                    add_scaled(target, own + l, source, at + l, 1.0)
+                for g in range(groups):
+                    add_scaled(target, own + g * plane, source, at + g * LANES, 1.0)
 
 
 @parallel_kernel
 def blur_axis(next_to: Any, side: Any, source: Any, target: Any) -> None:
     """One axis: a vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbours."""
     n = len(next_to)
-    width = source.shape[1]
     a = source.reshape(-1)
     b = target.reshape(-1)
     middle = 1.0 - 2.0 * side
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
         for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            left = next_to[v, 0] * width
-            right = next_to[v, 1] * width
-            own = v * width
-            for l in range(0, width, LANES):
-                blend(b, own + l, a, own + l, left + l, right + l, middle, side)
+            left, right = next_to[v, 0] * LANES, next_to[v, 1] * LANES
+            blend(b, v * LANES, a, v * LANES, left, right, middle, side)
 
 
 @parallel_kernel
-def distribute(vertex: Any, vertices: Any, table: Any, rows: Any) -> None:
-    """Give each row its vertex's values times a compatibility: (1, 1) a number, else a matrix."""
+def distribute(vertex: Any, planes: Any, weight: Any, rows: Any) -> None:
+    """Give each row its vertex's values times a weight."""
     n = len(vertex)
+    groups = len(planes)
     width = rows.shape[1]
-    source = vertices.reshape(-1)
+    source = planes.reshape(-1)
     target = rows.reshape(-1)
-    labels = len(table)
+    plane = planes.shape[1] * LANES
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
         for r in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            v = vertex[r]
-            if labels == 1:
-                for l in range(0, width, LANES):
-                    put_scaled(target, r * width + l, source, v * width + l, table[0, 0])
-            else:
-                for l in range(width):
-                    rows[r, l] = 0.0
-                for m in range(labels):
-                    w = vertices[v, m]
-                    for l in range(labels):
-                        rows[r, l] += w * table[m, l]
+            at = vertex[r] * LANES
+            for g in range(groups):
+                put_scaled(target, r * width + g * LANES, source, at + g * plane, weight)
+
+
+@parallel_kernel
+def mix_labels(rows: Any, table: Any) -> None:
+    """Multiply each row with a matrix over the labels."""
+    n = len(rows)
+    labels = len(table)
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        mine = np.empty(labels, dtype=rows.dtype)
+        for r in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            for l in range(labels):
+                mine[l] = rows[r, l]
+                rows[r, l] = 0.0
+            for m in range(labels):
+                for l in range(labels):
+                    rows[r, l] += mine[m] * table[m, l]
 
 
 @parallel_kernel
@@ -492,6 +526,17 @@ def blur_axis_one(next_to: Any, side: Any, source: Any, target: Any) -> None:
         for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
             both = source[next_to[v, 0]] + source[next_to[v, 1]]
             target[v] = middle * source[v] + side * both
+
+
+@kernel
+def blur_one(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None:
+    """All axes for one channel on one thread: waking others for so little would cost more."""
+    middle = 1.0 - 2.0 * side
+    for axis in order:
+        for v in range(next_to.shape[1]):
+            both = here[next_to[axis, v, 0]] + here[next_to[axis, v, 1]]
+            there[v] = middle * here[v] + side * both
+        here, there = there, here
 
 
 @parallel_kernel

@@ -273,6 +273,31 @@ def _replace_row(
     return _void(peak, new, i, old, before, i, i), vectorised(False, write)
 
 
+def _store_row(typing: Any, to: Any, where: Any, source: Any, at: Any, n: Any) -> Any:
+    def write(x: Lanes) -> None:
+        def more(_: Any, k: Any) -> Any:
+            x.store_masked(x.load(2, x.plus(3, k)), 0, x.plus(1, k), x.mask(4, k))
+            return x.constant(0.0)
+
+        x.over_row(4, x.constant(0.0), more)
+
+    i = types.intp
+    return _void(to, i, source, i, i), vectorised(False, write)
+
+
+def _load_row(typing: Any, to: Any, at: Any, source: Any, where: Any, n: Any) -> Any:
+    def write(x: Lanes) -> None:
+        def more(_: Any, k: Any) -> Any:
+            zero = x.constant(0.0)
+            x.store(x.load_masked(2, x.plus(3, k), x.mask(4, k), zero), 0, x.plus(1, k))
+            return zero
+
+        x.over_row(4, x.constant(0.0), more)
+
+    i = types.intp
+    return _void(to, i, source, i, i), vectorised(False, write)
+
+
 def _expected(typing: Any, seen: Any, at: Any, q: Any, where: Any, unary: Any, n: Any) -> Any:
     def write(x: Lanes) -> Any:
         zero = x.constant(0.0)
@@ -339,7 +364,9 @@ def _corner_weight(x: Lanes, weight: int, where: int, factor: int, k: Any) -> An
 def _corner_start(x: Lanes, row: int, where: int, begin: int, width: int, k: Any) -> Any:
     """Where its row starts."""
     b = x.builder
-    line = b.add(b.sext(_corner(x, row, where, k), x.args[begin].type), x.args[begin])
+    number = _corner(x, row, where, k)
+    widen = b.sext if x.kinds[row].dtype.signed else b.zext
+    line = b.add(widen(number, x.args[begin].type), x.args[begin])
     return b.mul(line, x.args[width])
 
 
@@ -409,6 +436,10 @@ least: Any = intrinsic(_least)
 """``least(array, at, width)``: the smallest number of a row."""
 total: Any = intrinsic(_total)
 """``total(array, at, width)``: the sum of a row."""
+store_row: Any = intrinsic(_store_row)
+"""``store_row(to, where, source, at, n)``: n numbers from a padded row to an unpadded one."""
+load_row: Any = intrinsic(_load_row)
+"""``load_row(to, at, source, where, n)``: n numbers to a padded row, 0 in its padding."""
 replace_row: Any = intrinsic(_replace_row)
 """``replace_row(peak, new, at, old, before, where, n)``: n numbers of ``before`` become those of
 ``new``; peak[:8] and peak[8:] keep the largest |new − old| and |new − before|, and NaN."""

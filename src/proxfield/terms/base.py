@@ -55,6 +55,8 @@ class Layout:
     @property
     def size(self) -> int:
         """Number of entries of a flat array: the sum of all cardinalities."""
+        if self.common is not None:  # without making the offsets
+            return self.n_vars * self.common
         return int(self.offsets[-1])
 
     @cached_property

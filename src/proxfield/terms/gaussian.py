@@ -76,7 +76,10 @@ class Gaussian(Term):
             )
         if filter not in ("auto", *FILTERS):
             raise InputError(f"unknown filter {filter!r}, expected auto, {', '.join(FILTERS)}")
-        self.features = check_features(features)
+        self.features: NDArray[Any] | None = check_features(features)
+        """As given; None once `build` was told to drop them.  # (n, d)"""
+        self.n_points = len(self.features)
+        """Variables in the block."""
         self.weight = float(as_floats(weight, "the weight of a Gaussian term"))
         self.normalization = normalization
         self.self_message = bool(self_message)
@@ -96,11 +99,6 @@ class Gaussian(Term):
                 )
             self.matrix = self.weight * 0.5 * (table + table.T)
 
-    @property
-    def n_points(self) -> int:
-        """Variables in the block."""
-        return len(self.features)
-
     def compatibility(self, labels: int) -> NDArray[np.float64]:
         """weight · μ up to what is the same for all labels of a variable.  # (labels, labels)"""
         return -self.weight * np.eye(labels) if self.matrix is None else self.matrix
@@ -115,23 +113,30 @@ class Gaussian(Term):
     @cached_property
     def filter(self) -> Filter:
         """The filter, built when first used."""
+        assert self.features is not None
         return make_filter(self.filter_kind, self.features)
 
-    @cached_property
-    def mass(self) -> NDArray[np.float64]:
-        """n_i = Σ_j k_ij.  # (n,)"""
+    def build(self, *, drop_features: bool = False) -> Gaussian:
+        """Build the filter now; returns the term. Dropping the features saves their memory."""
+        if self.filter and drop_features and self.filter_kind == "lattice":
+            self.features = None
+        return self
+
+    def mass(self) -> NDArray[Any]:
+        """n_i = Σ_j k_ij, in the type that suits the filter.  # (n,)"""
         ones = np.ones((self.n_points, 1), dtype=self.filter.precision)
-        return self.filter.apply(ones)[:, 0].astype(np.float64) + SMALLEST_MASS
+        return np.asarray(self.filter.apply(ones)[:, 0] + SMALLEST_MASS, dtype=ones.dtype)
 
     @cached_property
-    def scales(self) -> list[tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]]:
+    def scales(self) -> list[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
         """The operator as Σ diag(out) K diag(in): pairs (in, out), None for ones."""
         if self.normalization == "none":
             return [(None, None)]
         if self.normalization == "symmetric":
-            root = 1.0 / np.sqrt(self.mass)
+            root = 1 / np.sqrt(self.mass())
             return [(root, root)]
-        return [(None, 0.5 / self.mass), (0.5 / self.mass, None)]
+        half = 0.5 / self.mass()
+        return [(None, half), (half, None)]
 
     def operate(self, values: NDArray[Any]) -> NDArray[Any]:
         """A @ values, with the self-message.  # (n, c) -> (n, c)"""
@@ -238,7 +243,8 @@ class Gaussian(Term):
             high = float((self.row_sums + (0.0 if self.self_message else self.own)).max())
             low = 0.0
             if self.normalization != "none":
-                least, most = float(self.mass.min()), float(self.mass.max())
+                mass = self.mass()
+                least, most = float(mass.min()), float(mass.max())
                 low = -min(high, (most - least) ** 2 / (8 * least * (most + least)))
         if self.self_message:
             return low, high
@@ -258,7 +264,7 @@ class Gaussian(Term):
 
     @property
     def nbytes(self) -> int:
-        return self.features.nbytes
+        return 0 if self.features is None else self.features.nbytes
 
     def as_tables(self, layout: Layout) -> Any:
         """The term as explicit tables, one per pair: for small fields."""

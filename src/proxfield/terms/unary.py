@@ -90,7 +90,7 @@ class Unary(Term):
     name = "unary"
     degree = 1
     energies: Floats
-    variables: Ints
+    given: Ints | None
 
     def __init__(self, energies: ArrayLike, variables: ArrayLike | None = None) -> None:
         table = as_floats(energies, "unary energies", allow_inf=True, share_single=True)
@@ -98,13 +98,20 @@ class Unary(Term):
             raise InputError(
                 f"unary energies must have shape (variables, labels), not {table.shape}"
             )
-        which = np.arange(len(table)) if variables is None else variables
+        which = None if variables is None else as_indices(variables, "variables", 1)
         object.__setattr__(self, "energies", table)
-        object.__setattr__(self, "variables", as_indices(which, "variables", 1))
-        if len(self.variables) != len(table):
-            raise InputError(f"{len(table)} rows of energies for {len(self.variables)} variables")
+        object.__setattr__(self, "given", which)
+        if which is not None and len(which) != len(table):
+            raise InputError(f"{len(table)} rows of energies for {len(which)} variables")
+
+    @property
+    def variables(self) -> Ints:
+        """The variable of each row.  # (m,)"""
+        return np.arange(len(self.energies)) if self.given is None else self.given
 
     def validate(self, layout: Layout) -> None:
+        if self._covers(layout) and layout.common == self.energies.shape[1]:
+            return
         check_scopes(layout, self.variables[:, None], "unary row")
         want = layout.cardinalities[self.variables]
         wrong = np.flatnonzero(want != self.energies.shape[1])
@@ -117,8 +124,9 @@ class Unary(Term):
 
     def _covers(self, layout: Layout) -> bool:
         """Is there one row for each of the first variables, in order, up to the last?"""
-        m = len(self.variables)
-        return m == layout.n_vars and bool((self.variables == np.arange(m)).all())
+        if len(self.energies) != layout.n_vars:
+            return False
+        return self.given is None or bool((self.given == np.arange(layout.n_vars)).all())
 
     def labelling_energy(self, layout: Layout, labels: Ints) -> float:
         return float(self.energies[np.arange(len(self.variables)), labels[self.variables]].sum())

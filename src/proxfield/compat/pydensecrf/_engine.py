@@ -22,16 +22,44 @@ TINY = 1e-20
 """What a probability of 0 counts as in a logarithm."""
 
 
+def threads_to_use() -> int:
+    """The setting, or all cores."""
+    from proxfield.kernels.jit import max_threads
+
+    return settings.THREADS or max_threads()
+
+
+def by_variable(energies: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A copy of energies, variable by variable instead of label by label.  # (L, N) -> (N, L)"""
+    from proxfield.kernels.dense import transpose
+    from proxfield.kernels.jit import thread_count, threads_for
+
+    out = np.empty(energies.shape[::-1], dtype=np.float32)
+    with thread_count(threads_to_use()), threads_for(energies.size):
+        transpose(energies, out)
+    return out
+
+
+def built(term: Gaussian) -> Gaussian:
+    """A term with its lattice, and without the features that it was made from."""
+    from proxfield.kernels.jit import thread_count
+
+    with thread_count(threads_to_use()):
+        return term.build(drop_features=True)
+
+
 def softmax(energies: NDArray[np.float32]) -> NDArray[np.float32]:
-    """exp(−energies), normalised for each variable, variable by variable.  # (L, N) -> (N · L,)"""
-    low = energies.min(axis=0)
+    """exp(−energies), normalised for each variable.  # (N, L) -> (N · L,)"""
+    low = energies.min(axis=1, initial=np.inf)
     if not np.isfinite(low).all():
         bad = int(np.flatnonzero(~np.isfinite(low))[0])
         raise ValueError(f"variable {bad} has a unary energy of NaN or -inf, or +inf throughout")
-    q = low - energies  # labels first: numpy is fast where the long axis is the last
-    np.exp(q, out=q)
-    q /= q.sum(axis=0)
-    return np.ascontiguousarray(q.T).ravel()
+    from proxfield.kernels.dense import softmax_rows
+    from proxfield.kernels.simd import padded
+
+    out = np.empty(energies.size, dtype=np.float32)
+    softmax_rows(energies.reshape(-1), energies.shape[1], padded(energies.shape[1]), out)
+    return out
 
 
 class Engine:
@@ -41,15 +69,13 @@ class Engine:
     compatibilities); otherwise it is damped as much as the curvature asks for.
 
     Args:
-        energies: Unary energies.  # (L, N)
+        energies: Unary energies.  # (N, L)
         pairwise: The other terms.
     """
 
     def __init__(self, energies: NDArray[np.float32], pairwise: Sequence[Gaussian]) -> None:
-        self.energies = energies
+        self.rows = energies
         self.pairwise = list(pairwise)
-        self.unary_only = softmax(energies)
-        """Marginals that the unary energies alone give.  # (N · L,)"""
         if not self.pairwise:
             return
         from proxfield.curvature import Curvature
@@ -59,29 +85,37 @@ class Engine:
         from proxfield.session import Problem
         from proxfield.terms import Unary
 
-        labels, variables = energies.shape
-        field = Field(variables, labels, [Unary(energies.T), *self.pairwise])
+        variables, labels = energies.shape
+        field = Field(variables, labels, [Unary(self.rows), *self.pairwise])
         lowered = field.lower()
         threads = settings.THREADS or (1 if energies.size <= SMALL else None)
         self.program = compile_program(lowered, KERNELS, "float32", threads)
         problem = Problem(lowered, Curvature(lowered, field, KERNELS))
         self.plan = make_rule("fixed", {}).plan(problem)
 
+    @property
+    def unary_only(self) -> NDArray[np.float32]:
+        """Marginals that the unary energies alone give.  # (N · L,)"""
+        from proxfield.kernels.jit import thread_count, threads_for
+
+        with thread_count(threads_to_use()), threads_for(self.rows.size):
+            return softmax(self.rows)
+
     def advance(self, q: NDArray[np.float32], n: int) -> NDArray[np.float32]:
-        """Marginals after ``n`` updates.  # (N · L,) -> (N · L,)"""
+        """Marginals after ``n`` updates, perhaps in the array given.  # (N · L,) -> (N · L,)"""
         if not self.pairwise:
-            return np.array(self.unary_only)
-        state = self.program.start(q)
+            return self.unary_only
+        state = self.program.take(q[None])
         self.program.advance(state, self.plan, n, -1.0, False)
-        return np.asarray(self.program.marginals(state), dtype=np.float32)
+        return np.asarray(self.program.view(state), dtype=np.float32)
 
     def divergence(self, q: NDArray[np.float32]) -> float:
         """Σ Q log Q + ⟨U, Q⟩ + Σ ⟨Q, μ K Q⟩: see `DenseCRF.klDivergence`.  # (N · L,)"""
-        labels, variables = self.energies.shape
+        variables, labels = self.rows.shape
         rows = np.asarray(q, dtype=np.float64).reshape(variables, labels)
         positive = rows > 0
         total = float((rows * np.log(np.maximum(rows, TINY))).sum())
-        total += float((rows[positive] * self.energies.T[positive]).sum())
+        total += float((rows[positive] * self.rows[positive]).sum())
         for term in self.pairwise:
             total += float((rows * (term.operate(rows) @ term.compatibility(labels))).sum())
         return total

@@ -121,14 +121,14 @@ class DenseCRF:
         self._n, self._labels = int(nvar), int(nlabels)
         if self._n < 0 or self._labels < 1:
             raise ValueError(f"{nvar} variables with {nlabels} labels: expected 0 and 1 or more")
-        self._energies = np.zeros((self._labels, self._n), dtype=np.float32)
+        self._energies = np.zeros((self._n, self._labels), dtype=np.float32)
         self._pairwise = []
         self._compiled = None
         return self
 
     _n: int
     _labels: int
-    _energies: NDArray[np.float32]  # (L, N)
+    _energies: NDArray[np.float32]  # (N, L)
     _pairwise: list[Gaussian]
     _compiled: _engine.Engine | None
 
@@ -158,7 +158,7 @@ class DenseCRF:
                 f"Bad shape for unary energy (Need ({self._labels}, {self._n}), "
                 f"got {energies.shape})"
             )
-        self._energies = np.array(energies.reshape(self._labels, self._n), order="C")
+        self._energies = _engine.by_variable(energies.reshape(self._labels, self._n))
         self._compiled = None
 
     def _unary_shapes(self, energies: NDArray[np.float32]) -> list[tuple[int, ...]]:
@@ -206,7 +206,7 @@ class DenseCRF:
             self_message=True,
             filter=_engine.FILTER,
         )
-        self._pairwise.append(term)
+        self._pairwise.append(_engine.built(term))
         self._compiled = None
 
     # ---- inference ----
@@ -226,7 +226,7 @@ class DenseCRF:
             Q, one column a variable.  # (L, N)
         """
         solver, n = self._solver(), int(niter)
-        q = solver.advance(solver.unary_only, n) if n > 0 else solver.unary_only.copy()
+        q = solver.advance(solver.unary_only, n) if n > 0 else solver.unary_only
         return as_matrix(q, self._labels)
 
     def startInference(self) -> tuple[MatrixXf, MatrixXf, MatrixXf]:
