@@ -1,5 +1,6 @@
 # Everything that a fresh machine with Python (3.10 to 3.14) and make needs.
-#   make demo   install, run all methods on a repulsive grid, draw the convergence picture
+#   make demo   install, run all methods on a repulsive grid, draw the convergence picture, refine the
+#               labels of a generated image
 #   make test   install, run the whole test suite
 #   make lint   ruff and mypy
 
@@ -8,6 +9,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+
+define SCENE
+import numpy as np
+from PIL import Image
+rng = np.random.default_rng(0)
+y, x = np.mgrid[:160, :240]
+truth = np.where((x - 120) ** 2 + (y - 80) ** 2 < 60**2, 1, 0)  # a disc
+image = np.array([[70, 120, 180], [210, 90, 50]])[truth] + rng.normal(scale=12, size=(160, 240, 3))
+guess = np.where(rng.random(truth.shape) < 0.3, 1 - truth, truth)  # three in ten are wrong
+Image.fromarray(image.clip(0, 255).astype(np.uint8)).save("out/scene.png")
+Image.fromarray(guess.astype(np.uint8)).save("out/guess.png")
+endef
+export SCENE
 
 .PHONY: demo test lint format clean
 
@@ -23,6 +37,9 @@ demo: $(STAMP)
 	$(BIN)/proxfield info out/grid.uai
 	$(BIN)/proxfield compare out/grid.uai --max-iters 2000 --plot out/convergence.png
 	@echo "The picture is in out/convergence.png"
+	@$(BIN)/python -c "$$SCENE"
+	$(BIN)/proxfield refine out/scene.png --labels out/guess.png -o out/refined.png --overlay out/overlay.png
+	@echo "The refined labels are in out/refined.png, and over the image in out/overlay.png"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -108,11 +108,11 @@ class Untouched(Reduction):
         super().__init__(full, np.broadcast_to(np.True_, full.size), whole=True)
 
     @property
-    def counts(self) -> Ints:  # type: ignore[override]
+    def counts(self) -> Ints:
         return self.full.cardinalities
 
     @property
-    def layout(self) -> Layout:  # type: ignore[override]
+    def layout(self) -> Layout:
         return self.full
 
     @cached_property

@@ -12,7 +12,7 @@ import click
 
 from proxfield.cli.options import json_option
 
-PACKAGES = ("numpy", "scipy", "numba", "llvmlite", "matplotlib")
+PACKAGES = ("numpy", "scipy", "numba", "llvmlite", "matplotlib", "pillow", "joblib")
 TOLERANCE = 1e-9
 
 
@@ -145,7 +145,8 @@ def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
     from proxfield.memory import human_bytes
 
     left = data["memory_available"]
-    hint = {"matplotlib": 'missing: pip install "proxfield[plot]"'}
+    extra = {"matplotlib": "plot", "pillow": "images", "joblib": "images"}
+    hint = {name: f'missing: pip install "proxfield[{of}]"' for name, of in extra.items()}
     writable = "writable"
     if not data["cache_writable"]:
         writable = f"not writable: kernels go to {data['kernel_folder']}; set PROXFIELD_CACHE_DIR"

@@ -62,9 +62,10 @@ def check_features(features: Any) -> NDArray[Any]:
     low, high = out.min(initial=0.0), out.max(initial=0.0)
     if not (np.isfinite(low) and np.isfinite(high)):  # min and max pass NaN on
         raise InputError("features hold NaN or infinite values")
-    if high - low > FURTHEST:
+    span = float(high) - float(low)  # numpy's would warn where it overflows
+    if span > FURTHEST:
         raise InputError(
-            f"features span {high - low:.3g} standard deviations, more than {FURTHEST:.0g}; "
+            f"features span {span:.3g} standard deviations, more than {FURTHEST:.0g}; "
             "the bandwidth is too small for values of this size"
         )
     return out

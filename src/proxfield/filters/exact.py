@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.filters.base import Filter, check_features
 
+
 class ExactFilter(Filter):
     """K itself, without approximation: n² weights for each application.
 

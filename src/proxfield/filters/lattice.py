@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.filters.base import Filter, check_features
 from proxfield.kernels import lattice as kernels
+from proxfield.kernels import lattice_build as building
 from proxfield.kernels.jit import max_threads, threads_for
 from proxfield.kernels.lattice import CHUNK, Points
 from proxfield.kernels.simd import LANES, padded
@@ -85,18 +86,18 @@ class LatticeFilter(Filter):
         chunks = -(-n // CHUNK)
         together = 2 * max_threads()
         found = np.empty((together, min(n, CHUNK) * (d + 1)), dtype=np.int64)
-        keys, numbers = np.full(4096, kernels.NOTHING), np.empty(4096, dtype=np.int32)
+        keys, numbers = np.full(4096, building.NOTHING), np.empty(4096, dtype=np.int32)
         count = 0
         vertex: list[NDArray[np.int32]] = []
         for first in range(0, chunks, together):
             counts = np.zeros(min(together, chunks - first), dtype=np.int64)
-            kernels.place(
+            building.place(
                 features, factor, code, np.sqrt(peak(d)), first, found, counts,
                 self.row, self.weight,
             )  # fmt: skip
             for c, size in enumerate(counts):
                 vertex.append(np.empty(size, dtype=np.int32))
-                keys, numbers, count = kernels.merge(
+                keys, numbers, count = building.merge(
                     keys, numbers, count, found[c, :size], vertex[-1]
                 )
         self.chunk = np.cumsum([0, *(len(v) for v in vertex)])
@@ -107,17 +108,17 @@ class LatticeFilter(Filter):
         """Vertices that points touch; the others come after them."""
         # a step along an axis: all coordinates + 1, that of the axis − (d + 1) more
         stride = code.sum() - (d + 1) * code
-        own = kernels.keys_in_order(keys, numbers, count)
+        own = building.keys_in_order(keys, numbers, count)
         near = np.full((d + 1, count, 2), -1, dtype=np.int32)
-        kernels.meet(keys, numbers, own, stride, near)
-        more, which, added = kernels.bridges(own, stride, near, BRIDGE)
+        building.meet(keys, numbers, own, stride, near)
+        more, which, added = building.bridges(own, stride, near, BRIDGE)
         self.next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
         """Neighbours along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
         self.next_to[:, :count] = near
-        kernels.join(keys, numbers, more, which, added, stride, count, self.next_to)
+        building.join(keys, numbers, more, which, added, stride, count, self.next_to)
         self.next_to[self.next_to < 0] = self.next_to.shape[1]
         self.n_vertices = self.next_to.shape[1]
-        self.start, self.member = kernels.rows_by_vertex(self.vertex, self.n_vertices)
+        self.start, self.member = building.rows_by_vertex(self.vertex, self.n_vertices)
         """Rows by vertex: the first of each  # (n_vertices + 1,), and all in that order."""
 
     @property
@@ -171,9 +172,7 @@ class LatticeFilter(Filter):
         kernels.slice_one(self.points, self.vertex, blurred, out.reshape(-1))
         return out
 
-    def blur_one(
-        self, rows: NDArray[Any], here: NDArray[Any], there: NDArray[Any]
-    ) -> NDArray[Any]:
+    def blur_one(self, rows: NDArray[Any], here: NDArray[Any], there: NDArray[Any]) -> NDArray[Any]:
         """Rows of one channel as splatted → values at the vertices (one of the two arrays)."""
         here[self.n_vertices] = there[self.n_vertices] = 0.0
         kernels.collect_one(self.start, self.member, rows, here)

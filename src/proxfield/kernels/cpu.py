@@ -35,7 +35,6 @@ from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, missing, offers
 
 
-
 @dataclass
 class CpuState:
     """Arrays in the kernels' layout, the buffer in use, and what is known about it."""

@@ -112,9 +112,7 @@ def energy_of(unary: Any, q: Any, labels: int, i0: int, i1: int, width: int, g: 
 
 
 @inlined
-def damp(
-    st: Any, motion: Any, labels: int, i0: int, i1: int, width: int, g: Any
-) -> None:
+def damp(st: Any, motion: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> None:
     """Gradients of some pixels → natural parameters, by the rules that keep those."""
     for i in range(i0, i1):
         at, o = (i - i0) * width, i * labels
@@ -136,8 +134,10 @@ def damp(
 
 
 @inlined
-def average(st: Any, mix: float, labels: int, i: int, g: Any, e: Any, at: int) -> float:
-    """Mix new marginals (in ``e``) with the old; returns the entropy."""
+def average(
+    st: Any, mix: float, labels: int, i: int, trace: bool, g: Any, e: Any, at: int
+) -> float:
+    """Mix new marginals (in ``e``) with the old; returns the entropy if there is a trace."""
     o = i * labels
     whole, entropy = 1.0, 0.0
     for l in range(labels):
@@ -148,15 +148,13 @@ def average(st: Any, mix: float, labels: int, i: int, g: Any, e: Any, at: int) -
         if g[at + l] < np.inf:
             p = ((1.0 - mix) * np.float64(st.old[o + l]) + mix * e[at + l]) / whole
         e[at + l] = p
-        if p > 0.0:
+        if trace and p > 0.0:
             entropy -= p * np.log(p)
     return entropy
 
 
 @inlined
-def add_unary(
-    unary: Any, shift: Any, labels: int, i0: int, i1: int, width: int, g: Any
-) -> None:
+def add_unary(unary: Any, shift: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> None:
     """Add unary energies (and a shift) to what pixels see; padding gets `OUT`."""
     for i in range(i0, i1):
         at, o = (i - i0) * width, i * labels
@@ -240,7 +238,7 @@ def advance(
                     for l in range(0, width, LANES):
                         scale(e, at + l, 1.0 / whole, 0.0)
                     if kind == 1:
-                        entropy += average(st, steps[i], labels, i, g, e, at)
+                        entropy += average(st, steps[i], labels, i, trace, g, e, at)
                 if blind:
                     if not passing:
                         store_row(new, o, e, at, labels)
@@ -345,7 +343,7 @@ def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
 
 
 @parallel_kernel
-def dot(a: Any, b: Any) -> float:
+def dot(a: Any, b: Any) -> Any:
     """⟨a, b⟩ in float64, by chunks in order; 0 · inf is 0."""
     parts = np.zeros((len(a) + CHUNK - 1) // CHUNK)
     for c in numba.prange(len(parts)):

@@ -25,7 +25,7 @@ from proxfield.kernels.programs import GeneralProgram
 from proxfield.kernels.reference import TINY
 from proxfield.kernels.simd import LANES, padded
 from proxfield.lowering import Lowered
-from proxfield.terms.base import Floats, Layout, Term
+from proxfield.terms.base import Floats, Term
 from proxfield.terms.gaussian import Gaussian
 
 PARALLEL_ENTRIES = 50_000
@@ -38,7 +38,7 @@ def is_dense(lowered: Lowered) -> bool:
     """Are there pixels (the first variables, alike) seen through lattices, and no tables?"""
     if lowered.ising or lowered.potts or lowered.factors:
         return False
-    counts = {t.n_points for t in lowered.extras if on_lattice(t)}
+    counts = {t.n_points for t in lowered.extras if isinstance(t, Gaussian) and on_lattice(t)}
     return len(counts) == 1
 
 
@@ -125,7 +125,7 @@ class DenseProgram(GeneralProgram):
         return scale.astype(self.dtype, copy=False)
 
     @cached_property
-    def pack(self) -> GeneralPack:  # type: ignore[override]
+    def pack(self) -> GeneralPack:
         """For the adaptive rule, whose updates are the general kernels'."""
         return self._general_pack(0)
 
@@ -145,7 +145,7 @@ class DenseProgram(GeneralProgram):
 
     @cached_property
     def constant(self) -> float:  # type: ignore[override]
-        """Energy that doesn't depend on the marginals: Potts pays w for all pairs, less agreement."""
+        """Energy whatever the marginals: Potts pays w for all pairs, less for those that agree."""
         with thread_count(self.threads):
             pairs = sum(0.5 * t.weight * float(t.row_sums.sum()) for t in self.terms if t.potts)
         return float(self.lowered.constant + pairs)
@@ -406,9 +406,7 @@ class DenseProgram(GeneralProgram):
             fallback=motion.fallback[self.n :],
         )
         phase = s.phase if len(s.arrays.q) > 1 else 0
-        h, change, twice = general.update_only(
-            self.tail_pack, arrays, own, phase, 1 - phase, False
-        )
+        h, change, twice = general.update_only(self.tail_pack, arrays, own, phase, 1 - phase, False)
         if old is new:
             old[self.end :] = arrays.q[1, self.end :]
         return float(h), np.nan if np.isnan(h) else float(change), float(twice)
@@ -418,9 +416,7 @@ class DenseProgram(GeneralProgram):
     ) -> tuple[float, float, float]:
         """For the adaptive rule: update from the gradient in ``g`` into the other buffer."""
         blocks = np.zeros((len(self.pack.block) - 1, 4))
-        general.update_parallel(
-            self.pack, s.arrays, motion, s.phase, 1 - s.phase, redo, blocks
-        )
+        general.update_parallel(self.pack, s.arrays, motion, s.phase, 1 - s.phase, redo, blocks)
         self._shown = None
         return self._totals(blocks)[1:]
 
