@@ -90,7 +90,9 @@ def start_of(field: pf.Field, seed: int = 1) -> Array:
     return random_marginals(field.layout, np.random.default_rng(seed))
 
 
-def full(field: pf.Field, step: float = 1.0, kind: Kind = Kind.PROXIMAL, beta: float = 1.0) -> Update:
+def full(
+    field: pf.Field, step: float = 1.0, kind: Kind = Kind.PROXIMAL, beta: float = 1.0
+) -> Update:
     return Update(kind, np.full(field.n_vars, step), inverse_temperature=beta)
 
 
@@ -154,7 +156,7 @@ def test_free_energy_and_gradient(field: pf.Field) -> None:
 def test_any_number_of_labels(labels: int, step: float) -> None:
     """Around a multiple of eight: rows are padded to whole groups of lanes."""
     field = dense_field(labels, SMALL)
-    assert_same_steps(field, full(field, step), steps=2)
+    assert_same_steps(field, full(field, step), steps=2 if labels > 1 else 1)
 
 
 @pytest.mark.parametrize("labels", [2, 9])
@@ -163,14 +165,10 @@ def test_any_number_of_labels(labels: int, step: float) -> None:
 def test_any_compatibility(labels: int, compatibility: str, own: bool) -> None:
     table = full_table(labels)
     given = {"potts": None, "diagonal": np.diag(table), "full": table}[compatibility]
-    colour = {"compatibility": given, "normalization": "none", "weight": 0.01}
-    yx, colours = picture(SMALL)
     field = dense_field(labels, SMALL, own=own)
-    del colour["weight"]
+    features = np.hstack([x / s for x, s in zip(picture(SMALL), (60, 20), strict=True)])
     field.add(
-        pf.Gaussian(
-            np.hstack([yx / 60, colours / 20]), 0.02, filter="lattice", self_message=own, **colour
-        )
+        pf.Gaussian(features, 0.02, given, normalization="none", filter="lattice", self_message=own)
     )
     assert_same_steps(field, full(field), full(field, 0.5), steps=2)
 
@@ -228,7 +226,7 @@ def test_variables_after_the_pixels_without_a_trace() -> None:
 def test_a_term_that_is_not_on_the_lattice_among_the_pixels() -> None:
     field = dense_field(3, SMALL)
     field.add(pf.Gaussian(picture(SMALL)[0][:200] / 3, -2.0, filter="exact", first=100))
-    assert_same_steps(field, full(field), full(field, 0.5, Kind.MEAN), full(field, 0.7))
+    assert_same_steps(field, full(field), full(field, 0.7), full(field, 0.5, Kind.MEAN))
 
 
 def test_rows_of_different_integers() -> None:
@@ -248,11 +246,24 @@ def test_rows_of_different_integers() -> None:
 def test_one_kind_of_step_after_another() -> None:
     """A state keeps no more than its rules need; what it lacks is made when it is needed."""
     field = dense_field(3, SMALL)
-    adam, momentum = plan_of(field, "adam-slow"), plan_of(field, "momentum")
-    assert_same_steps(
-        field, full(field), full(field, 0.5), full(field), plan_of(field, "adaptive"), momentum,
-        full(field, 0.3), adam, full(field), steps=2,
-    )  # fmt: skip
+    for last in ("momentum", "adam-slow"):  # their moments are not for each other
+        plans = [full(field), full(field, 0.5), full(field), plan_of(field, "adaptive")]
+        plans += [full(field, 0.3), plan_of(field, last), full(field)]
+        assert_same_steps(field, *plans, steps=2)
+
+
+def test_averaged_marginals_are_where_the_next_rule_starts() -> None:
+    """Averaging marginals moves no natural parameters: those are made anew from them."""
+    field = dense_field(3, SMALL)
+    program = dense(field)
+    state = program.start(start_of(field))
+    program.advance(state, full(field, 0.5, Kind.MEAN), 2, 0.0, True)
+    fresh = dense(field)
+    other = fresh.start(program.marginals(state))
+    a = program.advance(state, full(field, 0.5), 2, 0.0, True)
+    b = fresh.advance(other, full(field, 0.5), 2, 0.0, True)
+    assert_same_rows(a, b)
+    np.testing.assert_allclose(program.marginals(state), fresh.marginals(other), atol=1e-9)
 
 
 @pytest.mark.parametrize("beta", [0.3, 2.0])
@@ -286,13 +297,7 @@ def test_states_of_one_program_do_not_mix() -> None:
     field = dense_field(3, SMALL, colour={})
     program, plan = dense(field), full(field, 0.7)
     starts = [start_of(field, seed) for seed in (7, 8)]
-    alone = []
-    for q in starts:
-        state = dense(field).start(q)
-        dense(field)
-        rows = program.advance(program.start(q), plan, 4, 0.0, True)
-        alone.append(rows)
-        assert state is not None
+    alone = [program.advance(program.start(q), plan, 4, 0.0, True) for q in starts]
     states = [program.start(q) for q in starts]
     taken: list[list[float]] = [[], []]
     for _ in range(4):
@@ -393,7 +398,8 @@ def test_two_labels_with_huge_energies() -> None:
     q = program.marginals(state).reshape(-1, 2)
     assert np.isfinite(q).all()
     np.testing.assert_allclose(q.sum(axis=1), 1.0)
-    assert (q[::2][:3, 1] == 0).all()
+    assert (q[rows[:, 1] - rows[:, 0] > 1000, 1] == 0).all()
+    assert (q[rows[:, 0] - rows[:, 1] > 1000, 0] == 0).all()
     assert_same_steps(field, plan, trace=False)
 
 
@@ -405,7 +411,9 @@ def test_infer_without_a_trace(rule: str, labels: int, dtype: str) -> None:
     kept, lean = (pf.infer(field, rule, trace=t, **options) for t in (True, False))
     assert lean.iterations == kept.iterations == 6
     np.testing.assert_allclose(lean.q, kept.q, rtol=0, atol=1e-11 if dtype == "float64" else 1e-4)
-    assert lean.free_energy == pytest.approx(kept.free_energy, rel=1e-11 if dtype == "float64" else 1e-5)
+    assert lean.free_energy == pytest.approx(
+        kept.free_energy, rel=1e-11 if dtype == "float64" else 1e-5
+    )
     again = pf.infer(field, rule, trace=False, **options)
     np.testing.assert_array_equal(again.q, lean.q)
 
@@ -419,10 +427,7 @@ def test_infer_without_a_trace(rule: str, labels: int, dtype: str) -> None:
 @pytest.mark.parametrize("trace", [False, True])
 def test_the_same_bits_on_any_number_of_threads(variant: str, labels: int, trace: bool) -> None:
     own = variant == "full-parallel"  # with two labels and no trace, the short path
-    field = dense_field(labels, 3 * CHUNK if labels == 2 else N, own=own) if labels > 2 else (
-        dense_field(labels, N, own=own)
-    )
-    assert field.layout.size >= 40_000
+    field = dense_field(labels, own=own)
     plan, q = plan_of(field, variant), start_of(field)
     seen = []
     for threads in (1, 2):

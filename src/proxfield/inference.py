@@ -116,8 +116,8 @@ def infer(
         outcome = solve_hard(session, chosen)
     else:
         outcome = chosen.solve(session)
-    small = lowered.layout.size <= DOUBLE_CHECKED
-    if dtype == "float32" and small and np.isfinite(outcome.free_energy):
+    rough = lowered.layout.size <= DOUBLE_CHECKED and not session.program.sums_in_double
+    if dtype == "float32" and rough and np.isfinite(outcome.free_energy):
         outcome = in_double(outcome, lowered, kernels)
     return _result(field, loop, chosen, lowered.reduction.expand(outcome.q), outcome)
 

@@ -124,7 +124,13 @@ class Result:
 
     @property
     def log_z_bound(self) -> float:
-        """A certified lower bound on log Z: −F."""
+        """A certified lower bound on log Z: −F, or −inf where F isn't certain to give one.
+
+        That is where a Gaussian term keeps the self-message and repels.
+        """
+        field = self.field
+        if not all(term.bounds_log_z(field.layout) for term in field.terms):
+            return -np.inf
         return -self.free_energy
 
     @property

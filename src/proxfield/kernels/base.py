@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -194,6 +194,8 @@ class Program(ABC):
 
     lowered: Lowered
     threads: int = 1
+    sums_in_double: ClassVar[bool] = False
+    """Is F as good from float32 marginals as from the same in float64?"""
 
     @abstractmethod
     def start(self, q: Floats) -> State:

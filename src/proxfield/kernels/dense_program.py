@@ -7,7 +7,7 @@ over the lattice; their gradient is never stored. Other terms are iterated throu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,11 +25,14 @@ from proxfield.kernels.programs import GeneralProgram
 from proxfield.kernels.reference import TINY
 from proxfield.kernels.simd import LANES, padded
 from proxfield.lowering import Lowered
-from proxfield.terms.base import Floats, Term
+from proxfield.reduction import Untouched
+from proxfield.terms.base import Floats, Layout, Term
 from proxfield.terms.gaussian import Gaussian
 
 PARALLEL_ENTRIES = 50_000
 """Entries below which one thread is as fast, and much faster where cores are busy."""
+FEW = 64
+"""Points of the small field on which kernels are compiled."""
 WATCHED = 2**27
 """Bytes of marginals up to which a second buffer is kept to look for cycles of two."""
 
@@ -66,6 +69,8 @@ class View:
 
 class DenseProgram(GeneralProgram):
     """See the module."""
+
+    sums_in_double = True
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         small = lowered.layout.size < PARALLEL_ENTRIES
@@ -305,6 +310,8 @@ class DenseProgram(GeneralProgram):
         keeps = self.tail > 0 or not (full or plan.kind == Kind.MEAN)
         if keeps or (len(s.arrays.theta) and plan.kind != Kind.MEAN):
             self._need(s, "theta")
+        elif plan.kind == Kind.MEAN:  # averages of marginals leave the natural parameters behind
+            s.arrays = s.arrays._replace(theta=np.zeros(0, dtype=self.dtype))
         if plan.kind in (Kind.MOMENTUM, Kind.MOMENTUM_PRINTED, Kind.ADAM, Kind.ADAM_PRINTED):
             self._need(s, "u")
         if plan.kind in (Kind.ADAM, Kind.ADAM_PRINTED):
@@ -427,3 +434,17 @@ class DenseProgram(GeneralProgram):
     @property
     def parallel(self) -> bool:
         return True
+
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        """Compile on a field of a few points: types are all that counts, and images are large."""
+        if not isinstance(plan, Update) or self.n <= FEW:
+            super().warm_up(plan, state, trace)
+            return
+        few = Layout(np.full(FEW, self.labels))
+        terms = tuple(term.like(FEW) for term in self.terms)
+        unary = np.zeros(few.size, dtype=self.lowered.unary.dtype)
+        small = DenseProgram(Lowered(Untouched(few), 0.0, unary, extras=terms), str(self.dtype), 1)
+        fallback = None if plan.fallback is None else plan.fallback[:FEW]
+        start = small.start(np.full(few.size, 1 / self.labels))
+        small.advance(start, replace(plan, step=plan.step[:FEW], fallback=fallback), 1, 0.0, trace)
+        small.free_energy(start)

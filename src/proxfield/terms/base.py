@@ -184,6 +184,14 @@ class Term(ABC):
         """Say the same energy in the builder's words (constants, unaries, tables, …)."""
         raise missing(self, "lower", "lowering to fused kernels")
 
+    def bounds_log_z(self, layout: Layout) -> bool:
+        """Is the energy of every q at least the mean over labellings drawn from q?
+
+        True for multilinear terms (they are equal) and for terms below a concave envelope. Where
+        it isn't, −F is no bound on log Z.
+        """
+        return True
+
     def prune(self, layout: Layout, keep: NDArray[np.bool_]) -> bool:
         """Clear in ``keep`` the labels this term makes impossible; True if any was cleared.
 

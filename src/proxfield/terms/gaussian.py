@@ -116,6 +116,21 @@ class Gaussian(Term):
         assert self.features is not None
         return make_filter(self.filter_kind, self.features)
 
+    def like(self, points: int) -> Gaussian:
+        """The same kind of term over a few random points: for compiling what a large one needs."""
+        corners = getattr(self.filter, "row", np.zeros((0, 2))).shape[1]
+        kind = np.float64 if self.features is None else self.features.dtype
+        features = np.random.default_rng(0).normal(size=(points, corners - 1)).astype(kind)
+        out = Gaussian(
+            features,
+            self.weight,
+            normalization=self.normalization,
+            self_message=self.self_message,
+            filter=self.filter_kind,
+        )
+        out.potts, out.matrix = self.potts, self.matrix
+        return out
+
     def build(self, *, drop_features: bool = False) -> Gaussian:
         """Build the filter now; returns the term. Dropping the features saves their memory."""
         if self.filter and drop_features and self.filter_kind == "lattice":
@@ -250,6 +265,14 @@ class Gaussian(Term):
             return low, high
         return low - float(self.own.max()), high - float(self.own.min())
 
+    def bounds_log_z(self, layout: Layout) -> bool:
+        # the self-message adds ½ a_ii (qᵀ μ q − Σ_l μ_ll q_l), which must not be negative
+        if not self.self_message or self.n_points == 0:
+            return True
+        table = self.compatibility(int(layout.cardinalities[self.first]))
+        equal = np.diag(table)
+        return bool((table >= 0.5 * (equal[:, None] + equal) - 1e-12).all())
+
     def curvature(self, layout: Layout) -> Floats:
         out = np.zeros(layout.n_vars)
         out[self.first : self.first + self.n_points] = self.spectrum(layout)[1]
@@ -272,5 +295,8 @@ class Gaussian(Term):
         labels = int(layout.cardinalities[self.first]) if self.n_points else 1
         i, j = np.triu_indices(self.n_points, 1)
         table = self.compatibility(labels) + (self.weight if self.matrix is None else 0.0)
+        if self.self_message:  # what a point pays for the pair with itself
+            own = 0.5 * np.diag(a)[:, None] * np.diag(table)
+            yield (np.arange(self.n_points) + self.first)[:, None], own, None
         pairs = np.stack([i, j], axis=1) + self.first
         yield pairs.astype(np.int64), a[i, j][:, None, None] * table, None

@@ -1,0 +1,155 @@
+"""The kernels under Triton's interpreter, on the CPU: a program of its own, since the interpreter
+has to be chosen before Triton is imported. Prints one JSON object: a dictionary for each case."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+CASES: dict[str, tuple[int, int, int, float]] = {
+    "five features": (301, 5, 21, 1.0),
+    "one feature": (130, 1, 2, 3.0),
+    "two features, wide": (257, 2, 1, 20.0),
+    "eight features, 40 channels": (199, 8, 40, 0.5),
+    "twelve features": (70, 12, 3, 0.4),
+    "70 channels": (65, 2, 70, 1.0),
+    "one point": (1, 3, 2, 1.0),
+    "far from each other": (150, 5, 21, 60.0),
+    "further than products reach": (150, 2, 3, 5000.0),
+    "furthest": (90, 3, 2, 1e7),
+    "identical": (75, 5, 3, 0.0),
+}
+"""Points, features, channels, standard deviation of the features."""
+
+
+def points_of(name: str) -> tuple[Any, Any]:
+    """Features and values of a case."""
+    import torch
+
+    n, d, c, spread = CASES[name]
+    random = torch.Generator().manual_seed(n)
+    features = spread * torch.randn(n, d, generator=random, dtype=torch.float64)
+    if spread > 1e3:  # pairs that see each other, too
+        features[1::2] = features[: len(features[1::2]) * 2 : 2] + 0.3
+    return features, torch.rand(n, c, generator=random)
+
+
+def mend_interpreter() -> None:
+    """Triton's interpreter turns arrays of one number into integers as numpy no longer allows."""
+    from triton.runtime import interpreter
+
+    before = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any = None) -> None:
+        if scope is None:
+            before(tensor)
+            tensor.__index__ = lambda self: int(self.handle.data.item())
+        else:
+            before(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+
+def poison() -> None:
+    """Fresh tensors hold NaN, so that unwritten entries show."""
+    import torch
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        fresh = getattr(owner, name)
+
+        def filled(*args: Any, fresh: Any = fresh, **kwargs: Any) -> Any:
+            out = fresh(*args, **kwargs)
+            return out.fill_(float("nan") if out.is_floating_point() else 77)
+
+        setattr(owner, name, filled)
+
+
+def error(out: Any, expected: Any, scale: Any = None) -> float:
+    """Error in the Euclidean norm, relative to what is expected or to another scale."""
+    return float((out.double() - expected).norm() / (expected if scale is None else scale).norm())
+
+
+def missed(plan: Any) -> int:
+    """Pairs with a weight over the tolerance that no list holds."""
+    import torch
+
+    from proxfield.gpu.exact import BIAS
+
+    t, columns = plan.tiles, plan.padded // plan.tiles.block
+    held = torch.zeros((plan.padded // t.row, columns + 1), dtype=torch.bool)
+    for row, start, count in zip(
+        plan.items.row.tolist(), plan.items.start.tolist(), plan.items.count.tolist(), strict=True
+    ):
+        held[row, plan.blocks[start : start + count].long()] = True
+    size = plan.padded
+    weight = 2.0 ** (plan.left[:size].double() @ plan.right[:size].double().T - BIAS)
+    covered = held[:, :-1].repeat_interleave(t.row, 0).repeat_interleave(t.block, 1)
+    return int(((weight > 1.01 * plan.tolerance) & ~covered).sum())
+
+
+def main() -> None:
+    """Run all cases."""
+    import torch
+
+    torch.set_num_threads(1)
+    mend_interpreter()
+    from proxfield.gpu import exact, order
+    from proxfield.gpu.exact import ExactPlan, Tiles, reference_filter
+
+    poison()
+    small = Tiles(row=32, column=16, block=8, box=16, rounds=2)
+    found: dict[str, dict[str, Any]] = {}
+    for name in CASES:
+        features, values = points_of(name)
+        plan = ExactPlan(features, tiles=small)
+        out = plan.apply(values)
+        mixed = torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
+        found[name] = {
+            "error": error(out, reference_filter(features, values)),
+            "signed": error(
+                plan.apply(mixed),
+                reference_filter(features, mixed),
+                reference_filter(features, mixed.abs()),
+            ),
+            "repeats": bool((plan.apply(values) == out).all()),
+            "products": plan.dot,
+            "missed": missed(plan) if plan.dot else 0,
+        }
+    features, values = points_of("five features")
+    expected = reference_filter(features, values)
+    found["defaults"] = {"error": error(ExactPlan(features).apply(values), expected)}
+    exact.ITEMS, order.ROOM = 3, 64  # several batches of everything
+    batched = ExactPlan(features, tiles=small)
+    found["batches"] = {
+        "count": len(batched.items.batches),
+        "same": bool(
+            (batched.apply(values) == ExactPlan(features, tiles=small).apply(values)).all()
+        ),
+        "error": error(batched.apply(values), expected),
+    }
+    scales = torch.tensor([1e-30, 1.0, 1e30])
+    tall = batched.apply(values[:, :3] * scales)
+    found["scales"] = {
+        "errors": [error(tall[:, k], expected[:, k] * float(scales[k])) for k in range(3)]
+    }
+    level = torch.full((len(features), 3), 1 / 21)  # float16 is 3e-4 off
+    found["level"] = {"error": error(batched.apply(level), reference_filter(features, level))}
+    ones = torch.ones((len(features), 1))
+    mass = reference_filter(features, ones)
+    found["ones"] = {"error": error(batched.apply(ones), mass), "mass": float(mass.mean())}
+    found["zeros"] = {"most": float(batched.apply(torch.zeros_like(values)).abs().max())}
+    wide, _ = points_of("two features, wide")
+    loose, tight = (ExactPlan(wide, tolerance, small) for tolerance in (1e-2, 1e-6))
+    found["loose"] = {"pairs": loose.pairs, "all": tight.pairs, "missed": missed(loose)}
+    none = ExactPlan(features[:0])
+    found["nothing"] = {
+        "shapes": [list(none.apply(values[:0]).shape), list(batched.apply(values[:, :0]).shape)]
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1"
+    main()

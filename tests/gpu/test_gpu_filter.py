@@ -1,0 +1,191 @@
+"""The exact filter on a GPU: its parts on the CPU, its kernels interpreted, and on a device."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_cases import CASES, error
+
+import proxfield
+from proxfield.errors import InputError
+from proxfield.filters.exact import ExactFilter
+
+torch = pytest.importorskip("torch", reason="the filter on a GPU needs torch")
+
+from proxfield.gpu import encode, order  # noqa: E402
+from proxfield.gpu.exact import ExactPlan, Items, reference_filter  # noqa: E402
+
+has_triton = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not has_triton, reason="its kernels need triton")
+needs_device = pytest.mark.skipif(
+    not (has_triton and torch.cuda.is_available()), reason="no CUDA device (or no triton) here"
+)
+LIMIT = 3e-4
+"""Errors relative to the sums, or to those of absolute values: sums that cancel keep rounding."""
+
+
+def draw(n: int, d: int, spread: float = 1.0, seed: int = 0) -> Any:
+    """Points of a normal distribution.  # (n, d)"""
+    return spread * torch.randn(
+        n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+@pytest.mark.parametrize("block", [1, 7, 1024])
+def test_reference_is_the_exact_filter(block: int) -> None:
+    features, values = draw(60, 3), draw(60, 4, seed=1)
+    matrix = ExactFilter(features.numpy()).matrix()
+    out = reference_filter(features, values.float(), block=block)
+    assert out.dtype == torch.float64
+    np.testing.assert_allclose(out, matrix @ values.float().double().numpy(), rtol=1e-12)
+    some = reference_filter(features, values.float(), rows=torch.tensor([5, 3]), block=block)
+    np.testing.assert_allclose(some, out[[5, 3]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 8, 31, 32, 33, 300])
+def test_order_holds_every_point_once(n: int) -> None:
+    found = order.kd_order(draw(n, 3), 8, 32)
+    assert len(found) == -(-n // 32) * 32
+    assert found.sort().values.tolist() == list(range(len(found)))
+
+
+def test_order_is_compact() -> None:
+    points = draw(1024, 2)
+    found = order.kd_order(points, 8, 32)
+    low, high = order.boxes(points[found], 8)
+    scattered = order.boxes(points, 8)
+    assert float((high - low).mean()) < 0.15 * float((scattered[1] - scattered[0]).mean())
+    # the first split puts the smaller half of the widest dimension first
+    wide = points * torch.tensor([1.0, 9.0])
+    halves = wide[order.kd_order(wide, 8, 32)][:, 1].view(2, 512)
+    assert float(halves[0].max()) <= float(halves[1].min())
+
+
+def test_sort_keys_keep_the_order() -> None:
+    values = torch.tensor([-np.inf, -3.0, -1e-40, -0.0, 0.0, 1e-40, 2.5, np.inf]).float()
+    keys = order._sortable(values)
+    assert bool((keys.diff() >= 0).all()) and int(keys[0]) >= 0 and int(keys[-1]) < 2**32
+    assert int(keys[3]) == int(keys[4])
+
+
+@pytest.mark.parametrize(
+    ("d", "spread"), [(1, 1.0), (2, 60.0), (5, 1.0), (5, 8.0), (5, 100.0), (8, 3.0), (20, 0.5)]
+)
+def test_encoded_products_are_exponents(d: int, spread: float) -> None:
+    points = draw(200, d, spread)
+    points[100:] = points[:100] + 0.3 * draw(100, d, seed=1)  # near ones, too
+    points = points.clamp(-encode.FURTHEST, encode.FURTHEST)
+    left, right = encode.encode(points, 12)
+    assert left.shape == right.shape == (200, encode.slots(d, float(points.abs().max()))[0])
+    assert bool(torch.isfinite(left).all() and torch.isfinite(right).all())
+    exact = 12 - 0.5 * torch.cdist(points, points) ** 2
+    near = exact > -10
+    assert int(near.sum()) >= 200
+    off = (left.double() @ right.double().T - exact)[near].abs()
+    assert float(off.max()) < 6e-4 and float(off.mean()) < 1e-4
+
+
+def test_items_share_out_all_rounds() -> None:
+    counts = torch.tensor([8, 40, 4, 0])
+    items = Items(counts, 4, 3)
+    assert items.row.tolist() == [0, 1, 1, 1, 1, 2, 3]
+    assert items.count.tolist() == [8, 8, 12, 8, 12, 4, 0]
+    assert items.start.tolist() == [0, 8, 16, 28, 36, 48, 52]
+    assert items.batches == [(0, 4, 0, 7)]
+
+
+@needs_triton
+def test_bad_input_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="CUDA device"):
+        ExactPlan(draw(9, 2))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for features in (draw(9, 2)[0], draw(9, 2).long(), draw(9, 0)):
+        with pytest.raises(InputError, match="floating-point tensor"):
+            ExactPlan(features)
+    with pytest.raises(InputError, match="tolerance"):
+        ExactPlan(draw(9, 2), tolerance=0.0)
+    with pytest.raises(InputError, match="NaN"):
+        ExactPlan(draw(9, 2) * float("nan"))
+    with pytest.raises(InputError, match="for 0 points"):
+        ExactPlan(draw(0, 2)).apply(draw(1, 1))
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, Any]:
+    """What the kernels do in Triton's interpreter."""
+    if not has_triton:
+        pytest.skip("its kernels need triton")
+    package = str(Path(proxfield.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "gpu_cases.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": package},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_kernels(interpreted: dict[str, Any], name: str) -> None:
+    case = interpreted[name]
+    assert case["error"] < LIMIT
+    assert case["signed"] < LIMIT
+    assert case["repeats"]
+    assert case["missed"] == 0
+    assert case["products"] == (CASES[name][3] < 1000)
+
+
+def test_interpreted_sizes(interpreted: dict[str, Any]) -> None:
+    assert interpreted["defaults"]["error"] < LIMIT
+    assert interpreted["batches"]["count"] > 3
+    assert interpreted["batches"]["same"]
+    assert interpreted["batches"]["error"] < LIMIT
+    assert max(interpreted["scales"]["errors"]) < LIMIT
+    assert interpreted["level"]["error"] < 1e-4
+    assert interpreted["ones"]["error"] < 5e-5
+    assert interpreted["zeros"]["most"] == 0.0
+    assert interpreted["loose"]["pairs"] < interpreted["loose"]["all"]
+    assert interpreted["loose"]["missed"] == 0
+    assert interpreted["nothing"]["shapes"] == [[0, 21], [301, 0]]
+
+
+@needs_device
+@pytest.mark.parametrize(
+    ("n", "d", "c", "spread"),
+    [
+        (20000, 5, 21, 2.0), (20001, 2, 1, 20.0), (5000, 8, 40, 0.7), (3000, 1, 2, 3.0),
+        (5000, 5, 90, 40.0), (3000, 2, 3, 5000.0), (3000, 14, 32, 0.4), (3000, 5, 16, 0.0),
+    ],
+)  # fmt: skip
+def test_device(n: int, d: int, c: int, spread: float) -> None:
+    features, values = draw(n, d, spread).cuda(), draw(n, c, seed=1).cuda().float()
+    plan = ExactPlan(features)
+    out = plan.apply(values)
+    scale = reference_filter(features, values.abs())
+    assert error(out, reference_filter(features, values), scale) < LIMIT
+    assert bool((plan.apply(values) == out).all())
+    assert error(plan.apply(values.abs()), scale) < LIMIT
+
+
+@needs_device
+def test_device_graph() -> None:
+    """An application needs nothing of the host, so it can be recorded and replayed."""
+    features, values = draw(5000, 5, 2.0).cuda(), draw(5000, 21, seed=1).cuda().float()
+    plan = ExactPlan(features)
+    expected = plan.apply(values)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = plan.apply(values)
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((out == expected).all())
