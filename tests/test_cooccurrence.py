@@ -631,3 +631,26 @@ def test_presences_may_not_be_pixels() -> None:
     term = pf.Cooccurrence(counts(2), pixels=3, latent="variables", presence=2)
     with pytest.raises(pf.InputError, match=r"variables 2 to 2.* overlap the pixels"):
         pf.Field(4, labels=2, terms=[term])
+
+
+def test_full_parallel_oscillates_on_variables_and_not_on_the_implicit_form() -> None:
+    """As in the paper: undamped presences flip for ever; summed out, full steps are certified."""
+    rng = np.random.default_rng(0)
+    n, labels = 60, 5
+    pairs = np.full((labels, labels), 1)
+    np.fill_diagonal(pairs, 10)
+    counts = pf.CooccurrenceStatistics(20, np.full(labels, 10), pairs)
+    unary = rng.normal(size=(n, labels))
+    chain = pf.Potts(np.stack([np.arange(n - 1), np.arange(1, n)], axis=1), 0.5)
+    explicit = pf.Field(np.append(np.full(n, labels), np.full(labels - 1, 2)))
+    explicit.add(pf.Unary(unary, np.arange(n))).add(chain)
+    explicit.add(pf.Cooccurrence(counts, pixels=n, latent="variables"))
+    implicit = pf.Field(n, labels=labels, terms=[pf.Unary(unary), chain])
+    implicit.add(pf.Cooccurrence(counts, pixels=n))
+    flipping = pf.infer(explicit, "full-parallel", max_iters=200)
+    assert flipping.status is pf.Status.OSCILLATING
+    for rule in ("full-parallel", "fixed"):
+        result = pf.infer(implicit, rule, max_iters=200)
+        assert result.converged
+        assert np.diff(result.trace.free_energy).max() < 1e-9
+        assert result.free_energy < flipping.free_energy
