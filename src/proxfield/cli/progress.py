@@ -15,6 +15,36 @@ if TYPE_CHECKING:
 COMPILING = "compiling kernels, once; about 15 s…"
 
 
+def make_bar(*, time_left: bool = False) -> Any:
+    """A started bar on stderr, or None where stderr isn't a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    # rich takes a tenth of a second to import: only where somebody looks
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[detail]}", markup=False),
+        TimeElapsedColumn(),
+        *([TextColumn("left"), TimeRemainingColumn()] if time_left else []),
+        console=Console(stderr=True),
+        transient=True,
+        speed_estimate_period=120,
+    )
+    bar.start()
+    return bar
+
+
 class Display:
     """The live line of one command; does nothing when stderr isn't a terminal.
 
@@ -29,22 +59,8 @@ class Display:
         self._announced = False
 
     def __enter__(self) -> Display:
-        if sys.stderr is not None and sys.stderr.isatty():
-            # rich takes a tenth of a second to import: only where somebody looks
-            from rich.console import Console
-            from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[detail]}", markup=False),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._bar.start()
+        self._bar = make_bar()
+        if self._bar is not None:
             self._task = self._bar.add_task("", total=None, detail="")
         return self
 

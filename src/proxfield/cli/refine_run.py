@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxfield.cli.progress import Display
+from proxfield.cli.progress import Display, make_bar
 from proxfield.cli.refine_files import Pair
 from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
 from proxfield.io.files import display_name
@@ -250,30 +249,8 @@ class Counter(Display):
         self._total, self._done = total, 0
 
     def __enter__(self) -> Counter:
-        if sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                Progress,
-                SpinnerColumn,
-                TextColumn,
-                TimeElapsedColumn,
-                TimeRemainingColumn,
-            )
-
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[detail]}", markup=False),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-                speed_estimate_period=120,
-            )
-            self._bar.start()
+        self._bar = make_bar(time_left=True)
+        if self._bar is not None:
             self._task = self._bar.add_task("", total=self._total, detail=f"0/{self._total}")
         return self
 

@@ -131,8 +131,8 @@ def exp_single(x: Any) -> Any:
 
 
 def exp_nonpositive(x: Any) -> Any:
-    """exp(x) for x ≤ 0 in the type of x."""
-    raise NotImplementedError("only compiled")
+    """exp(x) for x ≤ 0 in the type of x; compiled, one of the two above."""
+    return np.exp(x)
 
 
 @overload(exp_nonpositive, strict=False)
