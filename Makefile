@@ -2,12 +2,17 @@
 #   make demo   install, run all methods on a repulsive grid, draw the convergence picture, refine the
 #               labels of a generated image
 #   make test   install, run the whole test suite
+#   make test-gpu  install torch and Triton (pinned in constraints/gpu.txt), run the GPU kernels in
+#               Triton's interpreter and in plain torch, and the torch layer; on the GPU if there is one
 #   make lint   ruff and mypy
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+GPU_VENV ?= .venv-gpu
+GPU_BIN := $(GPU_VENV)/bin
+GPU_STAMP := $(GPU_VENV)/.installed
 JOBS ?= 2
 
 define SCENE
@@ -23,7 +28,7 @@ Image.fromarray(guess.astype(np.uint8)).save("out/guess.png")
 endef
 export SCENE
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-gpu lint format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -44,14 +49,23 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS)
 
+$(GPU_STAMP): pyproject.toml constraints/gpu.txt
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints/gpu.txt torch triton
+	$(GPU_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints/gpu.txt --editable ".[gpu,plot,dev]"
+	@touch $@
+
+test-gpu: $(GPU_STAMP)
+	$(GPU_BIN)/python tests/gpu/run_all.py --jobs $(JOBS)
+
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples
 
 clean:
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from joblib import Parallel, delayed
 from PIL import Image
 
 import proxfield as pf
@@ -107,6 +108,51 @@ def scores(confusion: np.ndarray) -> dict[str, Any]:
     }
 
 
+def refine(
+    data: Path, stem: str, goes_on: bool, threads: int | None
+) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, float]]:
+    """One image by every rule and form: confusions, last changes, seconds."""
+    statistics = pf.CooccurrenceStatistics.load(
+        data / "camvid_unary/cooccurrence.json", min_pixels=100
+    )
+    image = np.asarray(Image.open(data / f"camvid_val/{stem}.png").convert("RGB"))
+    truth = np.asarray(Image.open(data / f"camvid_val/{stem}_gt.png"))
+    p = read_unary(data / f"camvid_unary/{stem}.npz", truth.shape)
+    h, w, labels = p.shape
+    confusion: dict[str, np.ndarray] = {}
+    moving: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+
+    def add(key: str, guess: np.ndarray) -> None:
+        confusion[key] = np.zeros((len(CLASSES), len(CLASSES)), dtype=np.int64)
+        add_confusion(confusion[key], truth, guess.argmax(axis=-1))
+
+    for key in ("unaries", *(["unaries, long"] if goes_on else [])):
+        add(key, p)
+    for form in FORMS:
+        field = build(image, p, form, statistics)
+        lowered = field.lower()
+        program = compile_program(lowered, "cpu", "float32", threads)
+        problem = Problem(lowered, Curvature(lowered, field, "cpu"))
+        for name, (rule, params) in RULES.items():
+            begun = time.perf_counter()
+            plan = make_rule(rule, params).plan(problem)
+            state = program.start(start(field, h * w, labels, p))
+            done = 0
+            for look in LOOKS if goes_on else LOOKS[:1]:
+                rows = program.advance(state, plan, look - done, 0.0, False)
+                done = look
+                guess = program.marginals(state)[: h * w * labels].reshape(h, w, labels)
+                sets = ["long"] if goes_on else []
+                for which in [*sets, *(["all"] if look == LOOKS[0] else [])]:
+                    key = f"{form}|{name}|{look}|{which}"
+                    add(key, guess)
+                    moving[key] = float(rows.change[-1])
+            seconds[f"{form}|{name}"] = time.perf_counter() - begun
+    print(stem, flush=True)
+    return confusion, moving, seconds
+
+
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -116,49 +162,25 @@ def main() -> None:
     parser.add_argument(
         "--long", type=int, default=26, help="100 iterations on every k-th: N images"
     )
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=int, help="for each image")
+    parser.add_argument("--jobs", type=int, default=1, help="images at a time")
     options = parser.parse_args()
     stems = sorted(p.stem for p in (options.data / "camvid_unary").glob("*.npz"))[: options.images]
-    statistics = pf.CooccurrenceStatistics.load(
-        options.data / "camvid_unary/cooccurrence.json", min_pixels=100
-    )
-    shape = (len(CLASSES), len(CLASSES))
-    confusion = {k: np.zeros(shape, dtype=np.int64) for k in ("unaries", "unaries, long")}
-    moving: dict[str, list[float]] = {}
     every = -(-len(stems) // (options.long or len(stems)))
+    confusion: dict[str, np.ndarray] = {}
+    moving: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
-    for number, stem in enumerate(stems, 1):
-        image = np.asarray(Image.open(options.data / f"camvid_val/{stem}.png").convert("RGB"))
-        truth = np.asarray(Image.open(options.data / f"camvid_val/{stem}_gt.png"))
-        p = read_unary(options.data / f"camvid_unary/{stem}.npz", truth.shape)
-        h, w, labels = p.shape
-        add_confusion(confusion["unaries"], truth, p.argmax(axis=-1))
-        if number % every == 1 % every:
-            add_confusion(confusion["unaries, long"], truth, p.argmax(axis=-1))
-        for form in FORMS:
-            field = build(image, p, form, statistics)
-            lowered = field.lower()
-            program = compile_program(lowered, "cpu", "float32", options.threads)
-            problem = Problem(lowered, Curvature(lowered, field, "cpu"))
-            for name, (rule, params) in RULES.items():
-                begun = time.perf_counter()
-                plan = make_rule(rule, params).plan(problem)
-                state = program.start(start(field, h * w, labels, p))
-                done = 0
-                goes_on = number % every == 1 % every
-                for look in LOOKS if goes_on else LOOKS[:1]:
-                    rows = program.advance(state, plan, look - done, 0.0, False)
-                    done = look
-                    guess = program.marginals(state)[: h * w * labels].reshape(h, w, labels)
-                    sets = ["long"] if goes_on else []
-                    for which in [*sets, *(["all"] if look == LOOKS[0] else [])]:
-                        key = f"{form}|{name}|{look}|{which}"
-                        total = confusion.setdefault(key, np.zeros(shape, dtype=np.int64))
-                        add_confusion(total, truth, guess.argmax(axis=-1))
-                        moving.setdefault(key, []).append(float(rows.change[-1]))
-                key = f"{form}|{name}"
-                seconds[key] = seconds.get(key, 0.0) + time.perf_counter() - begun
-        print(f"{number}/{len(stems)} {stem}", flush=True)
+    tasks = (
+        delayed(refine)(options.data, stem, k % every == 0, options.threads)
+        for k, stem in enumerate(stems)
+    )
+    for found, moved, spent in Parallel(n_jobs=options.jobs)(tasks):
+        for key, counts in found.items():
+            confusion[key] = confusion.get(key, 0) + counts
+        for key, change in moved.items():
+            moving.setdefault(key, []).append(change)
+        for key, each in spent.items():
+            seconds[key] = seconds.get(key, 0.0) + each
     out: dict[str, Any] = {"images": len(stems)}
     for key in ("unaries", "unaries, long"):
         out[key] = scores(confusion.pop(key))

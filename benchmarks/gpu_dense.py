@@ -1,21 +1,24 @@
-"""Speed and error of the exact Gaussian filter on a GPU, on images.
+"""Speed and error of dense CRFs on a GPU: filters, terms and whole iterations, on images.
 
 For each image and each kind of filter (bilateral 80/13 and 67/3, Gaussian of 3 pixels, with
-21 channels unless told otherwise):
+21 channels unless told otherwise) a line for the exact filter:
 
 - milliseconds for one application, by CUDA events: the median of many after a warm-up, and the
   spread between the fastest and the slowest;
-- milliseconds to build the plan, by the host's clock;
+- milliseconds to build the plan, by the host's clock, and of each stage of it;
 - the fraction of all pairs that is computed, and the fraction whose weight is over the tolerance;
 - the relative error against float64, on some rows;
 - the floor: the larger of two counts, the exponentials of the pairs computed at 4.2e12 a second
   (16 a cycle on each of an H200's multiprocessors) and the products at 790 TFLOP/s (measured for
   large matrices). Some exponentials are polynomials on other units, so it is no strict bound.
 
-At the end ten rounds of Gaussian and bilateral filter together, as a dense CRF needs them.
+and one for the lattice. Then ten iterations of a dense CRF (Gaussian 3 and a bilateral term, Potts,
+symmetric normalisation) through the terms on the device and a plain softmax, through the same
+recorded as a CUDA graph, and through ``proxfield.infer(…, kernels="cuda")`` where that exists.
 
 Run ``python benchmarks/gpu_dense.py IMAGE.npy …`` with arrays (height, width, 3) of 8-bit colours;
-without one it makes a smooth random image. ``--json FILE`` keeps the numbers.
+without one it makes smooth random images of 500×375 and 1000×750. ``--scan`` tries other ways to
+cut the work; ``--json FILE`` keeps the numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +35,12 @@ import numpy as np
 import torch
 import triton
 
-from proxfield.gpu.exact import ExactPlan, reference_filter
+import proxfield as pf
+from proxfield.gpu import encode, exact, order
+from proxfield.gpu.exact import ExactPlan, Items, Tiles, reference_filter
+from proxfield.gpu.lattice import LatticePlan
+from proxfield.gpu.plans import attach
+from proxfield.gpu.terms import on_device
 
 KINDS: dict[str, tuple[float, float | None]] = {
     "bilateral 80/13": (80.0, 13.0),
@@ -42,12 +50,16 @@ KINDS: dict[str, tuple[float, float | None]] = {
 """Standard deviations of places in pixels, and of colours."""
 EXPONENTIALS = 4.2e12
 PRODUCTS = 790e12
+SCANNED = [
+    Tiles(), Tiles(box=8), Tiles(block=4, box=8), Tiles(block=16), Tiles(row=64, box=8),
+    Tiles(column=32, box=8), Tiles(column=128, box=8), Tiles(rounds=512), Tiles(rounds=128),
+]  # fmt: skip
 
 
 def made_image(height: int, width: int) -> np.ndarray:
     """Smooth colours with edges."""
     rng = np.random.default_rng(0)
-    y, x = np.mgrid[:height, :width] / 100.0
+    y, x = np.mgrid[:height, :width] / (height / 3.75)
     waves = sum(
         np.sin(a * y + b * x + c)[..., None] * rng.normal(size=3)
         for a, b, c in rng.normal(size=(12, 3)) * [2.0, 2.0, 9.0]
@@ -56,12 +68,12 @@ def made_image(height: int, width: int) -> np.ndarray:
     return np.clip(128 + 30 * waves + 40 * (waves > 0) + 4 * noise, 0, 255).astype(np.uint8)
 
 
-def features_of(image: np.ndarray, places: float, colours: float | None) -> Any:
-    """Features in units of standard deviations.  # (pixels, 2 or 5)"""
+def features_of(image: np.ndarray, places: float, colours: float | None) -> np.ndarray:
+    """Features in units of standard deviations.  # (pixels, 2 or 5) float32"""
     height, width = image.shape[:2]
     grid = np.stack(np.mgrid[:height, :width], axis=-1).reshape(-1, 2) / places
     parts = [grid] if colours is None else [grid, image.reshape(-1, 3) / colours]
-    return torch.from_numpy(np.concatenate(parts, axis=1)).cuda()
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 def probabilities(n: int, labels: int) -> Any:
@@ -71,7 +83,7 @@ def probabilities(n: int, labels: int) -> Any:
 
 
 def timed(run: Callable[[], Any], repeats: int) -> list[float]:
-    """Milliseconds of each repeat, sorted."""
+    """Milliseconds of each repeat by the device's clock, sorted."""
     for _ in range(3):
         run()
     out = []
@@ -85,14 +97,45 @@ def timed(run: Callable[[], Any], repeats: int) -> list[float]:
     return sorted(out)
 
 
-def built(features: Any, tolerance: float) -> tuple[ExactPlan, float]:
-    """A plan, and the milliseconds it took once everything was compiled."""
-    ExactPlan(features, tolerance)
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
+def by_host(run: Callable[[], Any], repeats: int = 7) -> float:
+    """Median milliseconds by the host's clock, with everything compiled."""
+    run()
+    out = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        out.append(1e3 * (time.perf_counter() - begin))
+    return float(np.median(out))
+
+
+def stages(features: Any, tolerance: float) -> dict[str, float]:
+    """Milliseconds of each stage of building an exact plan, waiting after each."""
+    t = Tiles()
     plan = ExactPlan(features, tolerance)
-    torch.cuda.synchronize()
-    return plan, 1e3 * (time.perf_counter() - begin)
+    scale = math.sqrt(math.log2(math.e))
+    bounds = torch.stack(torch.aminmax(features, dim=0)).to(torch.float64).tolist()
+    points = order.centred(features, *bounds) * scale
+    coarse = points.to(torch.float32)
+    extents = [scale * 0.5 * (b - a) for a, b in zip(*bounds, strict=True)]
+    ordered = coarse[plan.order.clamp(max=plan.n - 1)]
+    reach = math.sqrt(-2.0 * math.log2(tolerance))
+    near = order.Near(ordered, t.row, t.box, t.block, reach)
+    step = t.column // t.block
+    full = -(-near.counts() // step) * step
+    start = torch.from_numpy(np.cumsum(full) - full).cuda()
+    return {
+        "ranges": by_host(lambda: torch.stack(torch.aminmax(features, dim=0)).tolist()),
+        "centre": by_host(lambda: (order.centred(features, *bounds) * scale).to(torch.float32)),
+        "order": by_host(lambda: order.kd_order(coarse, t.block, t.row)),
+        "encode": by_host(
+            lambda: encode.encode_in_order(points, plan.order, t.block, extents, exact.BIAS)
+        ),
+        "count near": by_host(lambda: order.Near(ordered, t.row, t.box, t.block, reach).counts()),
+        "items": by_host(lambda: Items(full, step, t.rounds)),
+        "fill lists": by_host(lambda: near.fill(start, plan.blocks)),
+    }
 
 
 def weights_over(features: Any, rows: Any, tolerance: float) -> float:
@@ -104,29 +147,37 @@ def weights_over(features: Any, rows: Any, tolerance: float) -> float:
     return count / (len(rows) * len(features))
 
 
+def some_rows(n: int) -> Any:
+    """Rows to look at.  # (4096,)"""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:4096].cuda()
+
+
 def measure(image: np.ndarray, kind: str, labels: int, tolerance: float, repeats: int) -> dict:
     """One line of the table."""
-    features = features_of(image, *KINDS[kind])
+    features = torch.from_numpy(features_of(image, *KINDS[kind])).cuda()
     n = len(features)
     values = probabilities(n, labels)
-    plan, build = built(features, tolerance)
+    plan = ExactPlan(features, tolerance)
     times = timed(lambda: plan.apply(values), repeats)
-    rows = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:4096].cuda()
+    one = timed(lambda: plan.apply(values[:, :1].contiguous()), max(3, repeats // 3))
+    rows = some_rows(n)
     expected = reference_filter(features, values, rows, block=256)
     width = max(16, 1 << (labels - 1).bit_length())
     exponentials = 1e3 * plan.pairs / EXPONENTIALS
     products = 1e3 * 2 * plan.pairs * (plan.left.shape[1] + width) / PRODUCTS
     median = float(np.median(times))
     return {
-        "size": f"{image.shape[1]}×{image.shape[0]}",
         "kind": kind,
         "labels": labels,
         "tolerance": tolerance,
         "ms": median,
         "fastest": times[0],
         "slowest": times[-1],
-        "build ms": build,
+        "one channel ms": float(np.median(one)),
+        "build ms": by_host(lambda: ExactPlan(features, tolerance)),
+        "stages ms": stages(features, tolerance),
         "computed": plan.kept,
+        "pairs a second": 1e3 * plan.pairs / median,
         "over tolerance": weights_over(features, rows[:1024], tolerance),
         "error": float((plan.apply(values)[rows] - expected).norm() / expected.norm()),
         "floor exponentials ms": exponentials,
@@ -136,72 +187,171 @@ def measure(image: np.ndarray, kind: str, labels: int, tolerance: float, repeats
     }
 
 
-def rounds(image: np.ndarray, labels: int, tolerance: float, repeats: int) -> dict:
-    """Ten rounds of both filters, and with both plans built."""
-    kinds = [KINDS["Gaussian 3"], KINDS["bilateral 80/13"]]
-    features = [features_of(image, *kind) for kind in kinds]
-    plans = [ExactPlan(f, tolerance) for f in features]
-    values = probabilities(len(features[0]), labels)
-
-    def ten(these: list[ExactPlan]) -> None:
-        for _ in range(10):
-            for plan in these:
-                plan.apply(values)
-
+def lattice(image: np.ndarray, kind: str, labels: int, repeats: int) -> dict:
+    """The lattice in place of the exact filter."""
+    features = torch.from_numpy(features_of(image, *KINDS[kind])).cuda()
+    values = probabilities(len(features), labels)
+    plan = LatticePlan(features)
+    rows = some_rows(len(features))[:1024]
+    expected = reference_filter(features, values, rows, block=256)
+    times = timed(lambda: plan.apply(values), repeats)
+    splat = timed(lambda: plan.splat(values), repeats)
+    here = plan.splat(values)
+    there = torch.empty_like(here)
+    blur = timed(lambda: plan._blur(0, here, there), repeats)
+    cut = timed(lambda: plan._slice(here), repeats)
     return {
-        "size": f"{image.shape[1]}×{image.shape[0]}",
-        "filters ms": float(np.median(timed(lambda: ten(plans), repeats))),
-        "with plans ms": float(
-            np.median(timed(lambda: ten([ExactPlan(f, tolerance) for f in features]), repeats))
-        ),
+        "kind": kind,
+        "ms": float(np.median(times)),
+        "splat ms": float(np.median(splat)),
+        "one axis ms": float(np.median(blur)),
+        "slice ms": float(np.median(cut)),
+        "build ms": by_host(lambda: LatticePlan(features)),
+        "vertices": plan.n_vertices,
+        "error": float((plan.apply(values)[rows] - expected).norm() / expected.norm()),
     }
 
 
+def field_of(image: np.ndarray, bilateral: str, labels: int, filter: str) -> tuple[Any, np.ndarray]:
+    """A dense CRF with these two terms, and its unary energies.  # (n, labels)"""
+    n = image.shape[0] * image.shape[1]
+    unary = -torch.log(probabilities(n, labels).clamp(min=1e-5)).cpu().numpy()
+    field = pf.Field(n, labels=labels).add(pf.Unary(unary))
+    for kind, weight in (("Gaussian 3", 3.0), (bilateral, 10.0)):
+        features = features_of(image, *KINDS[kind])
+        field.add(pf.Gaussian(features, weight, self_message=True, filter=filter))
+    return field, unary
+
+
+def ten_rounds(image: np.ndarray, bilateral: str, labels: int, filter: str, repeats: int) -> dict:
+    """Ten iterations, with and without what has to be built for them."""
+    field, unary = field_of(image, bilateral, labels, filter)
+    lowered = field.lower()
+    layout = lowered.layout
+    energies = torch.from_numpy(unary.ravel().astype(np.float32)).cuda()
+
+    def built() -> list[Any]:
+        moved = attach(lowered, "float32", "cuda")
+        return [on_device(term, layout, "float32", "cuda") for term in moved.extras]
+
+    def rounds(terms: list[Any]) -> Any:
+        q = torch.softmax(-energies.view(-1, labels), 1).view(-1)
+        for _ in range(10):
+            shift = energies.clone()
+            for term in terms:
+                term.add_gradient(q, shift)
+            q = torch.softmax(-shift.view(-1, labels), 1).view(-1)
+        return q
+
+    terms = built()
+    out = {
+        "bilateral": bilateral,
+        "filter": filter,
+        "filters": [term.filter.kind for term in terms],
+        "terms built ms": by_host(built),
+        "upload ms": by_host(lambda: [torch.from_numpy(t.features).cuda() for t in lowered.extras]),
+        "ten rounds ms": float(np.median(timed(lambda: rounds(terms), repeats))),
+        "with building ms": by_host(lambda: rounds(built()), 5),
+    }
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rounds(terms)
+    out["ten rounds, graph ms"] = float(np.median(timed(graph.replay, repeats)))
+    try:
+        options = {"kernels": "cuda", "dtype": "float32", "init": "unary", "max_iters": 10}
+        for trace in (False, True):
+            name = "infer ms" + (", traced" if trace else "")
+            out[name] = by_host(
+                lambda trace=trace: pf.infer(field, "fixed", tol=0.0, trace=trace, **options), 5
+            )
+    except Exception as error:  # not every version has it
+        out["infer"] = f"{type(error).__name__}: {error}"
+    return out
+
+
+def scan(image: np.ndarray, kind: str, labels: int, repeats: int) -> list[dict]:
+    """Other ways to cut the work."""
+    features = torch.from_numpy(features_of(image, *KINDS[kind])).cuda()
+    values = probabilities(len(features), labels)
+    found = []
+    before = exact.POLYNOMIALS
+    for tiles, polynomials in [(t, 1) for t in SCANNED] + [(Tiles(), p) for p in (0, 2, 3)]:
+        exact.POLYNOMIALS = polynomials
+        try:
+            plan = ExactPlan(features, tiles=tiles)
+            ms = float(np.median(timed(lambda plan=plan: plan.apply(values), repeats)))
+            line = {"ms": ms, "computed": plan.kept, "pairs a second": 1e3 * plan.pairs / ms}
+        except Exception as error:  # a cut may not fit
+            line = {"failed": f"{type(error).__name__}: {error}"[:200]}
+        found.append({"kind": kind, "tiles": str(tiles), "polynomials": polynomials, **line})
+        print("   ", found[-1])
+    exact.POLYNOMIALS = before
+    return found
+
+
+def report(name: str, image: np.ndarray, options: argparse.Namespace) -> dict[str, list[dict]]:
+    """Everything about one image, printed as it is found."""
+    size = f"{image.shape[1]}×{image.shape[0]}"
+    repeats = options.repeats if image.size < 1e6 else max(5, options.repeats // 5)
+    found: dict[str, list[dict]] = {"filters": [], "lattices": [], "ten rounds": [], "scan": []}
+    for kind in KINDS:
+        for tolerance in options.tolerance:
+            x = measure(image, kind, options.labels, tolerance, repeats)
+            found["filters"].append({"image": name, "size": size, **x})
+            floor = max(x["floor exponentials ms"], x["floor products ms"])
+            print(
+                f"{name:>10} {size:>9} {kind:>15} {tolerance:6.0e} {x['ms']:8.3f} "
+                f"{x['fastest']:6.3f}–{x['slowest']:6.3f} {x['one channel ms']:7.3f} "
+                f"{x['build ms']:6.2f} {x['computed']:8.4f} {x['over tolerance']:6.4f} "
+                f"{x['error']:8.1e} {floor:7.3f} {x['reached']:7.0%}"
+            )
+            print("   ", ", ".join(f"{k} {v:.2f}" for k, v in x["stages ms"].items()))
+    for kind in KINDS:
+        x = lattice(image, kind, options.labels, repeats)
+        found["lattices"].append({"image": name, "size": size, **x})
+        print(
+            f"{name:>10} {size:>9} {kind:>15} lattice {x['ms']:7.3f} ms (splat "
+            f"{x['splat ms']:.3f}, an axis {x['one axis ms']:.3f}, slice {x['slice ms']:.3f}), "
+            f"build {x['build ms']:.2f}, {x['vertices']} vertices, error {x['error']:.1e}"
+        )
+    for bilateral in list(KINDS)[:2]:
+        for filter in ("auto", "lattice"):
+            x = ten_rounds(image, bilateral, options.labels, filter, max(5, repeats // 5))
+            found["ten rounds"].append({"image": name, "size": size, **x})
+            print(f"{name:>10} {size:>9}", x)
+    if options.scan:
+        for kind in KINDS:
+            found["scan"] += scan(image, kind, options.labels, max(5, repeats // 5))
+    return found
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("images", nargs="*", help="arrays (height, width, 3) of 8-bit colours")
     parser.add_argument("--labels", type=int, default=21)
     parser.add_argument("--tolerance", type=float, nargs="+", default=[1e-6])
-    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--scan", action="store_true", help="try other ways to cut the work")
     parser.add_argument("--json", type=Path, help="keep the numbers here")
     options = parser.parse_args()
     images = {Path(name).stem: np.load(name) for name in options.images}
-    images = images or {"made": made_image(375, 500)}
+    images = images or {"made": made_image(375, 500), "large": made_image(750, 1000)}
     device = torch.cuda.get_device_name()
     print(f"{device}, torch {torch.__version__}, triton {triton.__version__}")
-    head = f"{'image':>14} {'size':>9} {'filter':>15} {'tol.':>6} {'ms':>8} {'spread':>13}"
+    head = (
+        f"{'image':>10} {'size':>9} {'filter':>15} {'tol.':>6} {'ms':>8} {'spread':>13} {'one':>7}"
+    )
     head += f" {'build':>6} {'computed':>8} {'over':>6} {'error':>8} {'floor':>7} {'reached':>7}"
     print(head)
-    lines, tens = [], []
+    found: dict[str, Any] = {
+        "device": device, "torch": torch.__version__, "triton": triton.__version__
+    }  # fmt: skip
     for name, image in images.items():
-        repeats = options.repeats if image.size < 1e6 else max(5, options.repeats // 5)
-        for kind in KINDS:
-            for tolerance in options.tolerance:
-                x = measure(image, kind, options.labels, tolerance, repeats)
-                lines.append({"image": name, **x})
-                floor = max(x["floor exponentials ms"], x["floor products ms"])
-                print(
-                    f"{name:>14} {x['size']:>9} {kind:>15} {tolerance:6.0e} {x['ms']:8.3f} "
-                    f"{x['fastest']:6.3f}–{x['slowest']:6.3f} {x['build ms']:6.1f} "
-                    f"{x['computed']:8.4f} {x['over tolerance']:6.4f} {x['error']:8.1e} "
-                    f"{floor:7.3f} {x['reached']:7.0%}"
-                )
-        if image.size < 1e6:
-            for tolerance in options.tolerance:
-                x = rounds(image, options.labels, tolerance, 5)
-                tens.append({"image": name, "tolerance": tolerance, **x})
-                print(
-                    f"{name:>14} {x['size']:>9} ten rounds of Gaussian and bilateral 80/13, "
-                    f"tolerance {tolerance:.0e}: {x['filters ms']:.1f} ms, "
-                    f"with building the plans {x['with plans ms']:.1f} ms"
-                )
-    if options.json:
-        found = {
-            "device": device, "torch": torch.__version__, "triton": triton.__version__,
-            "filters": lines, "ten rounds": tens,
-        }  # fmt: skip
-        options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        for key, lines in report(name, image, options).items():
+            found.setdefault(key, []).extend(lines)
+        if options.json:  # as far as it is
+            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

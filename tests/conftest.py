@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from helpers import DTYPES, KERNELS
+
+if os.environ.get("TRITON_INTERPRET") == "1" and "cuda" in KERNELS:
+    sys.path.append(str(Path(__file__).parent / "gpu"))
+    from gpu_cases import mend_interpreter
+
+    mend_interpreter()
 
 
 @pytest.fixture(params=KERNELS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -15,7 +16,8 @@ from proxfield.terms.base import Layout
 
 Array = NDArray[Any]
 
-KERNELS = ("reference", "cpu")
+KERNELS = tuple(os.environ.get("PROXFIELD_TEST_KERNELS", "reference,cpu").split(","))
+"""Kernel sets that tests run over; the first is compared with the others."""
 DTYPES = ("float64", "float32")
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +40,9 @@ def infer(
     callback: Callback | None = None,
     seed: int = 0,
     threads: int | None = None,
-    kernels: str = "cpu",
-    dtype: str = "float64",
+    device: str = "cpu",
+    kernels: str | None = None,
+    dtype: str | None = None,
     keep: str = "last",
     trace: bool = True,
     **params: Any,
@@ -61,8 +63,11 @@ def infer(
             true stops the inference.
         seed: Of everything random.
         threads: Most threads; all cores by default. Small fields use one.
-        kernels: "cpu" (numba) or "reference" (numpy).
-        dtype: "float64" or "float32" (half the memory, float64 sums).
+        device: "cpu", "cuda" or "cuda:1" (with the extra ``gpu``).
+        kernels: "cpu" (numba), "reference" (numpy), "cuda" (Triton) or "torch" (plain torch);
+            by default what suits the device.
+        dtype: "float64" or "float32" (half the memory, float64 sums); by default float64 on the
+            CPU and float32 on a GPU.
         keep: "last" returns the last state; "best" the one of lowest F seen at a look, for
             rules that may go up.
         trace: Keep F of every state; False saves some time per iteration.
@@ -85,14 +90,17 @@ def infer(
     check_limits(max_iters, tol, budget, threads)
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise InputError(f"seed={seed!r}, expected a whole number, 0 or more")
-    dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    kernels, dtype = choose_kernels(device, kernels, dtype)
     if keep not in ("last", "best"):
         raise InputError(f"keep={keep!r}, expected last or best")
     if budget is not None and np.isinf(budget):
         budget = None
     lowered = field.lower()
+    if on_gpu(kernels):
+        lowered = moved(lowered, kernels, dtype)
     hurry = np.inf if budget is None else CURVATURE_SHARE * budget
-    problem = Problem(lowered, Curvature(lowered, field, kernels, hurry), seed)
+    host = "cpu" if on_gpu(kernels) else kernels  # λ is found on the host
+    problem = Problem(lowered, Curvature(lowered, field, host, hurry), seed)
     limited = max_iters is not None or budget is not None
     if max_iters is None:
         max_iters = chosen.default_iterations(problem) if budget is None else UNLIMITED
@@ -110,16 +118,67 @@ def infer(
         keep=keep,
         limited=limited,
     )
-    if lowered.hard:
-        from proxfield.hard import solve_hard
-
-        outcome = solve_hard(session, chosen)
-    else:
-        outcome = chosen.solve(session)
+    with device_memory(kernels, lowered):
+        outcome = solve(session, chosen)
     rough = lowered.layout.size <= DOUBLE_CHECKED and not session.program.sums_in_double
     if dtype == "float32" and rough and np.isfinite(outcome.free_energy):
         outcome = in_double(outcome, lowered, kernels)
     return _result(field, loop, chosen, lowered.reduction.expand(outcome.q), outcome)
+
+
+def solve(session: Session, rule: Rule) -> Outcome:
+    """Run a rule; where configurations are forbidden, around them."""
+    if session.problem.lowered.hard:
+        from proxfield.hard import solve_hard
+
+        return solve_hard(session, rule)
+    return rule.solve(session)
+
+
+def on_gpu(kernels: str) -> bool:
+    """Is this the kernel set of a GPU?"""
+    return kernels.partition(":")[0] == "cuda"
+
+
+def choose_kernels(device: Any, kernels: str | None, dtype: Any) -> tuple[str, str]:
+    """Names of the kernel set and the floating-point type for a device.
+
+    Example:
+        >>> choose_kernels("cpu", None, None)
+        ('cpu', 'float64')
+    """
+    device = str(device)
+    if device != "cpu":
+        from proxfield.gpu.backend import find_device
+
+        find_device(device)
+        if kernels is not None and not on_gpu(kernels):
+            raise InputError(f"kernels={kernels!r} don't run on device {device!r}")
+        kernels = device
+    kernels = "cpu" if kernels is None else kernels
+    if dtype is None:
+        return kernels, "float32" if on_gpu(kernels) else "float64"
+    return kernels, dtype if isinstance(dtype, str) else np.dtype(dtype).name
+
+
+def moved(lowered: Lowered, kernels: str, dtype: str) -> Lowered:
+    """The field with its filters on a GPU, so that λ and F are those of what iterates there."""
+    from proxfield.gpu.backend import find_device
+    from proxfield.gpu.plans import attach
+
+    with device_memory(kernels, lowered):
+        return attach(lowered, dtype, find_device(kernels))
+
+
+def device_memory(kernels: str, lowered: Lowered) -> AbstractContextManager[None]:
+    """On a GPU, a context that says what would fit when its memory runs out."""
+    if not on_gpu(kernels):
+        return nullcontext()
+    from proxfield.gpu.backend import memory_errors
+
+    n = lowered.layout.n_vars
+    held = sum(term.nbytes for term in lowered.terms) + 40 * lowered.layout.size
+    return memory_errors("the field", held / max(1, n), n)
 
 
 def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:

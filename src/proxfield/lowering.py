@@ -55,6 +55,11 @@ class Lowered:
         """Is it proved that no labelling has positive probability?"""
         return self.constant == np.inf or len(self.reduction.empty) > 0
 
+    @cached_property
+    def forbids(self) -> bool:
+        """Are labels impossible by their unary energy?"""
+        return bool(self.unary.max(initial=0.0) == np.inf)
+
     @property
     def hard(self) -> bool:
         """Are configurations (not only labels) still forbidden?"""
@@ -130,7 +135,7 @@ def lower_untouched(layout: Layout, terms: list[Term], plain: bool) -> Lowered:
         else:
             builder.add_extra(term)
     lowered = builder.finish()
-    if lowered.unary.max(initial=0.0) == np.inf:
+    if lowered.forbids:
         best = np.minimum.reduceat(lowered.unary, layout.offsets[:-1])
         if (best == np.inf).any():
             return replace(lowered, constant=np.inf)

@@ -80,13 +80,70 @@ def missed(plan: Any) -> int:
     t, columns = plan.tiles, plan.padded // plan.tiles.block
     held = torch.zeros((plan.padded // t.row, columns + 1), dtype=torch.bool)
     for row, start, count in zip(
-        plan.items.row.tolist(), plan.items.start.tolist(), plan.items.count.tolist(), strict=True
+        plan.item_row.tolist(), plan.item_start.tolist(), plan.item_count.tolist(), strict=True
     ):
         held[row, plan.blocks[start : start + count].long()] = True
     size = plan.padded
     weight = 2.0 ** (plan.left[:size].double() @ plan.right[:size].double().T - BIAS)
     covered = held[:, :-1].repeat_interleave(t.row, 0).repeat_interleave(t.block, 1)
     return int(((weight > 1.01 * plan.tolerance) & ~covered).sum())
+
+
+def orders() -> dict[str, Any]:
+    """What the k-d order of some points looks like."""
+    import torch
+
+    from proxfield.gpu import order
+
+    random = torch.Generator().manual_seed(0)
+    out: dict[str, Any] = {"every": []}
+    for n in (1, 8, 31, 32, 33, 300):
+        found = order.kd_order(torch.randn(n, 3, generator=random), 8, 32)
+        whole = found.sort().values.tolist() == list(range(-(-n // 32) * 32))
+        out["every"].append(whole)
+    points = torch.randn(1024, 2, generator=random)
+    found = order.kd_order(points, 8, 32)
+    ordered, scattered = order.boxes(points[found], 8), order.boxes(points, 8)
+    out["compact"] = float((ordered[1] - ordered[0]).mean())
+    out["scattered"] = float((scattered[1] - scattered[0]).mean())
+    # the first split puts the smaller half of the widest dimension first
+    wide = points * torch.tensor([1.0, 9.0])
+    halves = wide[order.kd_order(wide, 8, 32)][:, 1].view(2, 512)
+    out["halves"] = float(halves[0].max() - halves[1].min())
+    # so does the last one
+    pairs = points[found].view(-1, 2, 8, 2)
+    both = pairs.reshape(-1, 16, 2)
+    widest = (both.amax(1) - both.amin(1)).argmax(1)
+    chosen = pairs.gather(3, widest[:, None, None, None].expand(-1, 2, 8, 1))[..., 0]
+    out["leaves"] = bool((chosen[:, 0].amax(1) <= chosen[:, 1].amin(1)).all())
+    same = torch.zeros(100, 2)
+    out["same"] = order.kd_order(same, 8, 32).sort().values.tolist() == list(range(128))
+    return out
+
+
+def encoded() -> list[float]:
+    """How far products of encoded rows are from exponents, for several dimensions and widths."""
+    import torch
+
+    from proxfield.gpu import encode
+
+    out = []
+    for d, spread in ((1, 1.0), (2, 60.0), (5, 1.0), (5, 100.0), (8, 3.0), (20, 0.5)):
+        random = torch.Generator().manual_seed(d)
+        points = spread * torch.randn(60, d, generator=random, dtype=torch.float64)
+        points[30:] = points[:30] + 0.3 * torch.randn(30, d, generator=random)
+        points = points.clamp(-encode.FURTHEST, encode.FURTHEST)
+        order = torch.randperm(64, generator=random)
+        there = points[order.clamp(max=59)]
+        extents = points.abs().amax(0).tolist()
+        left, right = encode.encode_in_order(points, order, 8, extents, 12)
+        assert left.shape == right.shape == (72, encode.slots(d, max(extents))[0])
+        exact = 12 - 0.5 * torch.cdist(there, there) ** 2
+        off = (left[:64].double() @ right[:64].double().T - exact).abs()
+        zero = 12 - 0.5 * (there**2).sum(1)
+        beyond = (left[:64].double() @ right[64].double() - zero).abs()
+        out.append(float(torch.cat([off[exact > -10], beyond[zero > -10]]).max()))
+    return out
 
 
 def main() -> None:
@@ -120,10 +177,10 @@ def main() -> None:
     features, values = points_of("five features")
     expected = reference_filter(features, values)
     found["defaults"] = {"error": error(ExactPlan(features).apply(values), expected)}
-    exact.ITEMS, order.ROOM = 3, 64  # several batches of everything
+    exact.ITEMS, order.WIDTH, order.STEPS = 3, 4, 2  # several batches and sections
     batched = ExactPlan(features, tiles=small)
     found["batches"] = {
-        "count": len(batched.items.batches),
+        "count": len(batched.batches),
         "same": bool(
             (batched.apply(values) == ExactPlan(features, tiles=small).apply(values)).all()
         ),
@@ -143,6 +200,8 @@ def main() -> None:
     wide, _ = points_of("two features, wide")
     loose, tight = (ExactPlan(wide, tolerance, small) for tolerance in (1e-2, 1e-6))
     found["loose"] = {"pairs": loose.pairs, "all": tight.pairs, "missed": missed(loose)}
+    found["order"] = orders()
+    found["encoded"] = encoded()
     none = ExactPlan(features[:0])
     found["nothing"] = {
         "shapes": [list(none.apply(values[:0]).shape), list(batched.apply(values[:, :0]).shape)]

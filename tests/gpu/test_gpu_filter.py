@@ -20,7 +20,7 @@ from proxfield.filters.exact import ExactFilter
 
 torch = pytest.importorskip("torch", reason="the filter on a GPU needs torch")
 
-from proxfield.gpu import encode, order  # noqa: E402
+from proxfield.gpu import encode  # noqa: E402
 from proxfield.gpu.exact import ExactPlan, Items, reference_filter  # noqa: E402
 
 has_triton = importlib.util.find_spec("triton") is not None
@@ -50,32 +50,6 @@ def test_reference_is_the_exact_filter(block: int) -> None:
     np.testing.assert_allclose(some, out[[5, 3]], rtol=1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 8, 31, 32, 33, 300])
-def test_order_holds_every_point_once(n: int) -> None:
-    found = order.kd_order(draw(n, 3), 8, 32)
-    assert len(found) == -(-n // 32) * 32
-    assert found.sort().values.tolist() == list(range(len(found)))
-
-
-def test_order_is_compact() -> None:
-    points = draw(1024, 2)
-    found = order.kd_order(points, 8, 32)
-    low, high = order.boxes(points[found], 8)
-    scattered = order.boxes(points, 8)
-    assert float((high - low).mean()) < 0.15 * float((scattered[1] - scattered[0]).mean())
-    # the first split puts the smaller half of the widest dimension first
-    wide = points * torch.tensor([1.0, 9.0])
-    halves = wide[order.kd_order(wide, 8, 32)][:, 1].view(2, 512)
-    assert float(halves[0].max()) <= float(halves[1].min())
-
-
-def test_sort_keys_keep_the_order() -> None:
-    values = torch.tensor([-np.inf, -3.0, -1e-40, -0.0, 0.0, 1e-40, 2.5, np.inf]).float()
-    keys = order._sortable(values)
-    assert bool((keys.diff() >= 0).all()) and int(keys[0]) >= 0 and int(keys[-1]) < 2**32
-    assert int(keys[3]) == int(keys[4])
-
-
 @pytest.mark.parametrize(
     ("d", "spread"), [(1, 1.0), (2, 60.0), (5, 1.0), (5, 8.0), (5, 100.0), (8, 3.0), (20, 0.5)]
 )
@@ -94,7 +68,7 @@ def test_encoded_products_are_exponents(d: int, spread: float) -> None:
 
 
 def test_items_share_out_all_rounds() -> None:
-    counts = torch.tensor([8, 40, 4, 0])
+    counts = np.array([8, 40, 4, 0])
     items = Items(counts, 4, 3)
     assert items.row.tolist() == [0, 1, 1, 1, 1, 2, 3]
     assert items.count.tolist() == [8, 8, 12, 8, 12, 4, 0]
@@ -156,6 +130,17 @@ def test_interpreted_sizes(interpreted: dict[str, Any]) -> None:
     assert interpreted["loose"]["pairs"] < interpreted["loose"]["all"]
     assert interpreted["loose"]["missed"] == 0
     assert interpreted["nothing"]["shapes"] == [[0, 21], [301, 0]]
+
+
+def test_interpreted_order(interpreted: dict[str, Any]) -> None:
+    found = interpreted["order"]
+    assert all(found["every"]) and found["same"] and found["leaves"]
+    assert found["compact"] < 0.15 * found["scattered"]
+    assert found["halves"] <= 1e-4  # compared to 18 bits or more
+
+
+def test_interpreted_encoding(interpreted: dict[str, Any]) -> None:
+    assert max(interpreted["encoded"]) < 6e-4
 
 
 @needs_device

@@ -75,6 +75,14 @@ limit_options = stack(
     ),
 )
 
+device_option = click.option(
+    "--device",
+    metavar="cpu|cuda|cuda:N",
+    default="cpu",
+    show_default=True,
+    help="Where to compute; a GPU needs the extra proxfield[gpu].",
+)
+
 json_option = click.option(
     "--json",
     "as_json",

@@ -12,6 +12,7 @@ from proxfield.cli.options import (
     INITS,
     TOL,
     CommandWithRules,
+    device_option,
     json_option,
     parse_settings,
     stack,
@@ -152,6 +153,7 @@ term_options = stack(
 )
 
 run_options = stack(
+    device_option,
     click.option(
         "--rule",
         metavar="NAME",
@@ -301,7 +303,7 @@ def command(
 def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
     """What is known about pixels, the option that says so, and the work; all checked."""
     from proxfield.cli.refine_run import Work
-    from proxfield.cli.running import check_limits, prepare_rule
+    from proxfield.cli.running import check_device, check_limits, prepare_rule
 
     probs, labels = options["probs"], options["labels"]
     if (probs is None) == (labels is None):
@@ -315,6 +317,7 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
     rule = prepare_rule(options["rule"], parse_settings(options["settings"]))
     threads = options["threads"]
     budget = check_limits(options["max_iters"], options["tol"], options["budget"], threads)
+    check_device(dict(options))
     build: dict[str, Any] = {name: options[name] for name in BUILD}
     build["channel_axis"] = AXES[options["channel_axis"]]
     for name in ("spatial_weight", "bilateral_weight"):
@@ -331,7 +334,7 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
         build["normalize"] = options["normalize"]
         build["labels_axis"] = AXES[options["labels_axis"]]
     run = {"rule": rule, "budget": budget, "threads": threads}
-    run.update({name: options[name] for name in ("init", "max_iters", "tol", "seed")})
+    run.update({name: options[name] for name in ("init", "max_iters", "tol", "seed", "device")})
     names = None if options["names"] is None else tuple(options["names"].split(","))
     dtype = "float16" if options["float16"] else "float32"
     work = Work(kind, from_labels, build, run, dtype, names)

@@ -50,3 +50,11 @@ def threads_used(threads: int | None, kernels: str) -> int:
     from proxfield.kernels.jit import max_threads
 
     return max_threads() if threads is None else min(threads, max_threads())
+
+
+def check_device(options: dict[str, Any]) -> None:
+    """Refuse a device that isn't there before a file is read; names what defaults stand for."""
+    from proxfield.inference import choose_kernels
+
+    chosen = choose_kernels(options["device"], options.get("kernels"), options.get("dtype"))
+    options["kernels"], options["dtype"] = chosen

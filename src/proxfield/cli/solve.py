@@ -9,6 +9,7 @@ import click
 from proxfield.cli.options import (
     INITS,
     CommandWithRules,
+    device_option,
     json_option,
     limit_options,
     model_options,
@@ -41,19 +42,16 @@ rule_options = stack(
 )
 
 engine_options = stack(
+    device_option,
     click.option(
         "--dtype",
         type=click.Choice(["float64", "float32"]),
-        default="float64",
-        show_default=True,
-        help="float32 takes half the memory.",
+        help="float32 takes half the memory.  [default: float64; float32 on a GPU]",
     ),
     click.option(
         "--kernels",
-        type=click.Choice(["cpu", "reference"]),
-        default="cpu",
-        show_default=True,
-        help="reference is slow and readable numpy.",
+        type=click.Choice(["cpu", "reference", "cuda", "torch"]),
+        help="reference is slow and readable numpy.  [default: what suits the device]",
     ),
     click.option(
         "--keep",
@@ -120,7 +118,13 @@ def command(
       proxfield solve model.uai.xz --evidence model.evid --task MAR -o model.MAR
     """
     from proxfield.cli.progress import Display
-    from proxfield.cli.running import NOT_CONVERGED, check_limits, prepare_rule, run
+    from proxfield.cli.running import (
+        NOT_CONVERGED,
+        check_device,
+        check_limits,
+        prepare_rule,
+        run,
+    )
     from proxfield.cli.shared import check_distinct, load
 
     output = None if output == "-" else output
@@ -128,6 +132,7 @@ def command(
     check_distinct({"MODEL": model, "--evidence": evidence, "-o": output, "--trace": trace})
     chosen = prepare_rule(rule, parse_settings(settings))
     budget = check_limits(max_iters, tol, budget, threads)
+    check_device(options)
     limits = {"max_iters": max_iters, "tol": tol, "budget": budget, "threads": threads}
     with Display() as display:
         display.phase(f"reading {model}")

@@ -112,12 +112,14 @@ class LatticeFilter(Filter):
         own = building.keys_in_order(keys, numbers, count)
         near = np.full((d + 1, count, 2), -1, dtype=np.int32)
         building.meet(keys, numbers, own, stride, near)
-        more, which, added = building.bridges(own, stride, near, BRIDGE)
+        added = building.bridges(*building.gaps(own, stride, near), BRIDGE)
         self.next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
         """Neighbours along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
         self.next_to[:, :count] = near
-        building.join(keys, numbers, more, which, added, stride, count, self.next_to)
-        self.next_to[self.next_to < 0] = self.next_to.shape[1]
+        table = building.table_of(added)
+        building.join(keys, numbers, *table, added, stride, count, self.next_to)
+        unsigned = self.next_to.view(np.uint32)  # −1 is the largest of these
+        np.minimum(unsigned, unsigned.shape[1], out=unsigned)
         self.n_vertices = self.next_to.shape[1]
         self.start, self.member = building.rows_by_vertex(self.vertex, self.n_vertices)
         """Rows by vertex: the first of each  # (n_vertices + 1,), and all in that order."""
@@ -135,30 +137,24 @@ class LatticeFilter(Filter):
     def blur(self, rows: NDArray[Any], table: NDArray[Any], spare: NDArray[Any]) -> None:
         """Rows as splatted → rows to slice from, times a compatibility.
 
-        Eight channels are blurred at a time: what is worked on then stays in cache.
-
         Args:
             rows: Changed in place.  # (n_rows, width)
             table: A number (1, 1) or a matrix (labels, labels).
-            spare: To work in.  # (groups of channels + 1, n_vertices + 1 or more, LANES)
+            spare: To work in.  # (2 · groups of channels, n_vertices + 1 or more, LANES)
         """
         number = table[0, 0] if len(table) == 1 else table.dtype.type(1.0)
         groups = rows.shape[1] // LANES
-        planes, there = spare[:groups], spare[groups]
-        planes[:, self.n_vertices] = there[self.n_vertices] = 0.0  # what a missing neighbour holds
+        planes, there = spare[:groups], spare[groups : 2 * groups]
+        spare[:, self.n_vertices] = 0.0  # what a missing neighbour holds
         kernels.collect(self.start, self.member, rows, planes)
-        for here in planes:
-            source, target = here, there
-            for axis in self._there_and_back:  # an even number: the last target is ``here``
-                kernels.blur_axis(self.next_to[axis], SIDE, source, target)
-                source, target = target, source
+        kernels.blur_planes(self.next_to, self._there_and_back, SIDE, planes, there)
         kernels.distribute(self.vertex, planes, number, rows)
         if len(table) > 1:
             kernels.mix_labels(rows, table)
 
     def workspace(self, width: int, dtype: Any) -> NDArray[Any]:
         """What `blur` works in, for rows of ``width`` channels."""
-        return np.empty((width // LANES + 1, self.n_vertices + 1, LANES), dtype=dtype)
+        return np.empty((2 * width // LANES, self.n_vertices + 1, LANES), dtype=dtype)
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         with threads_for(self.row.size * values.shape[1]):
@@ -174,23 +170,18 @@ class LatticeFilter(Filter):
         return out
 
     def blur_one(self, rows: NDArray[Any], here: NDArray[Any], there: NDArray[Any]) -> NDArray[Any]:
-        """Rows of one channel as splatted → values at the vertices (one of the two arrays)."""
+        """Rows of one channel as splatted → values at the vertices, in ``here``."""
         here[self.n_vertices] = there[self.n_vertices] = 0.0
         kernels.collect_one(self.start, self.member, rows, here)
-        if self.n_vertices < FEW_VERTICES:
-            order = np.array(self._there_and_back)
-            kernels.blur_one(self.next_to, order, SIDE, here, there)
-            return here
-        for axis in self._there_and_back:
-            kernels.blur_axis_one(self.next_to[axis], SIDE, here, there)
-            here, there = there, here
+        blur = kernels.blur_few if self.n_vertices < FEW_VERTICES else kernels.blur_one
+        blur(self.next_to, self._there_and_back, SIDE, here, there)
         return here
 
-    @property
-    def _there_and_back(self) -> list[int]:
-        """Axes in the order of their blurs."""
+    @cached_property
+    def _there_and_back(self) -> NDArray[np.int64]:
+        """Axes in the order of their blurs, an even number."""
         axes = range(len(self.next_to))
-        return [*reversed(axes), *axes]
+        return np.array([*reversed(axes), *axes])
 
     def _apply(self, values: NDArray[Any]) -> NDArray[Any]:
         n, c = values.shape

@@ -1,13 +1,18 @@
-"""torch and Triton where they are installed, None where not."""
+"""torch and Triton where they are installed, None where not, and the device to run on."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
+from proxfield.memory import human_bytes
+
+OLDEST_TORCH = (2, 4)
+REMEDY = 'pip install "proxfield[gpu]"'
 
 
 def _find(name: str) -> Any:
@@ -23,12 +28,80 @@ tl: Any = None if triton is None else _find("triton.language")
 
 
 def need(*modules: str) -> None:
-    """Raises, with the remedy, if one of the modules isn't installed."""
+    """Raises, with the remedy, if one of the modules isn't installed, or torch is too old."""
     missing = [name for name in modules if globals()[name] is None]
     if missing:
-        raise InputError(
-            f"filters on a GPU need {' and '.join(missing)}: pip install {' '.join(missing)}"
+        raise MissingDependencyError(f"a GPU needs {' and '.join(missing)}: {REMEDY}")
+    if "torch" in modules:
+        check_version(torch.__version__)
+
+
+def check_version(found: str) -> None:
+    """Raises if this version of torch is too old.
+
+    Example:
+        >>> check_version("2.11.0+cu130")
+    """
+    numbers = found.split("+")[0].split(".")[:2]
+    if tuple(int(n) for n in numbers if n.isdigit()) < OLDEST_TORCH:
+        oldest = ".".join(str(n) for n in OLDEST_TORCH)
+        raise MissingDependencyError(
+            f"torch {found} is too old, proxfield needs {oldest} or newer: "
+            f'pip install --upgrade "torch>={oldest}"'
         )
+
+
+def find_device(name: Any = "cuda") -> Any:
+    """A device by name ("cuda", "cuda:1"), or one line that says why there is none.
+
+    In Triton's interpreter every name stands for the CPU.
+    """
+    text = str(name)
+    kind, _, index = text.partition(":")
+    known = kind in ("cuda", "cpu") if interpreted() else kind == "cuda"
+    if not known or (index and not index.isdigit()) or text.endswith(":"):
+        raise InputError(f"unknown device {text!r}, expected cpu, cuda or cuda:N")
+    need("torch", "triton")
+    if interpreted():
+        return torch.device("cpu")
+    if torch.version.cuda is None:
+        raise InputError(
+            f"device {text!r}: this torch ({torch.__version__}) was built without CUDA; "
+            "install a CUDA build (pytorch.org/get-started), or use device cpu"
+        )
+    if not torch.cuda.is_available():
+        raise InputError(
+            f"device {text!r}: no CUDA device can be used here (does nvidia-smi list one?); "
+            "use device cpu"
+        )
+    count = torch.cuda.device_count()
+    if index and int(index) >= count:
+        raise InputError(f"device {text!r}: there are {count}, cuda:0 to cuda:{count - 1}")
+    return torch.device(kind, int(index) if index else torch.cuda.current_device())
+
+
+@contextmanager
+def memory_errors(what: str, per_variable: float, variables: int) -> Iterator[None]:
+    """Turn torch's out-of-memory error into one line that says what would fit.
+
+    Args:
+        what: What was computed, for the message.
+        per_variable: About how many bytes a variable takes.
+        variables: How many there are.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        device = torch.device("cuda", torch.cuda.current_device())
+        free, total = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device)
+        room = free + held
+        fits = int(room / max(1.0, per_variable))
+        raise MemoryLimitError(
+            f"{what} ({variables:,} variables) doesn't fit on {device}, which has "
+            f"{human_bytes(room)} of {human_bytes(total)} free; about {fits:,} variables of this "
+            "kind would fit: split the field, use float32, or device cpu"
+        ) from None
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxfield.gpu.backend import torch
+from proxfield.gpu.order_kernels import encode_points
 
 BITS = 11
 """Of a float16's significand."""
@@ -50,7 +51,7 @@ def _pieces(value: Any, count: int) -> list[Any]:
 
 
 def encode(points: Any, bias: float) -> tuple[Any, Any]:
-    """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖².
+    """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖²; the plain way.
 
     Args:
         points: With no coordinate over ``FURTHEST`` in size.  # (n, d) float64
@@ -63,12 +64,11 @@ def encode(points: Any, bias: float) -> tuple[Any, Any]:
     largest = float(points.abs().max()) if n else 0.0
     total, first, cross = slots(d, largest)
     points = points[:, points.abs().amax(0).argsort(descending=True)]
-    step = 2.0 ** (max(0, _exponent(largest)) - BITS)
+    step, unit = grids(d, largest)
     high = torch.round(points / step) * step
     low = (points - high).to(torch.float16).to(points.dtype)
     half = -0.5 * (high * high).sum(1)
     rest = -(high * low).sum(1) - 0.5 * (low * low).sum(1)
-    unit = 2.0 ** max(0, _exponent(0.5 * d * largest * largest) - 15)
     one = torch.ones_like(half)
     left = torch.zeros((n, total), dtype=torch.float16, device=points.device)
     right = torch.zeros_like(left)
@@ -89,6 +89,42 @@ def encode(points: Any, bias: float) -> tuple[Any, Any]:
     put(first + 2 * d, [*parts, one, one], [one, one, *parts])
     put(first + 2 * d + 4, [*low.T[:cross]], [*low.T[:cross]])
     return left, right
+
+
+def encode_in_order(
+    points: Any, order: Any, more: int, extents: list[float], bias: int
+) -> tuple[Any, Any]:
+    """The same of points in an order, by one kernel.
+
+    Args:
+        points: # (n, d) float64
+        order: Numbers of points; n or more stands for the last one.  # (padded,)
+        more: Rows after these, for points at 0.
+        extents: Largest size of each coordinate.  # (d,)
+        bias: A small whole number.
+
+    Returns:
+        Both.  # 2 × (padded + more, slots) float16
+    """
+    n, d = points.shape
+    total, first, cross = slots(d, max(extents))
+    step, unit = grids(d, max(extents))
+    falling = sorted(range(d), key=lambda k: -extents[k])
+    column = torch.tensor(falling, device=points.device)
+    rows = len(order) + more
+    left = torch.zeros((rows, total), dtype=torch.float16, device=points.device)
+    right = torch.zeros_like(left)
+    encode_points[(-(-rows // 128),)](
+        points, order, column, left, right, n, len(order), rows, step, unit,
+        BIAS=bias, D=d, K=total, FIRST=first, CROSS=cross, ROWS=128,
+    )  # fmt: skip
+    return left, right
+
+
+def grids(d: int, largest: float) -> tuple[float, float]:
+    """What coordinates are rounded to multiples of, and what the first part of ½‖xₕ‖² is."""
+    step = 2.0 ** (max(0, _exponent(largest)) - BITS)
+    return step, 2.0 ** max(0, _exponent(0.5 * d * largest * largest) - 15)
 
 
 def _exponent(value: float) -> int:

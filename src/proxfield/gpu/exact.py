@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from proxfield.errors import InputError
 from proxfield.gpu import encode, order
 from proxfield.gpu.backend import interpreted, need, torch
@@ -66,7 +69,7 @@ class Tiles:
 
 
 class Items:
-    """Lists cut into pieces of about the same length, one for each program.
+    """Lists cut into pieces of about the same length, one for each program; on the host.
 
     Args:
         counts: Lengths of the lists, multiples of ``step``.  # (rows,)
@@ -74,29 +77,26 @@ class Items:
         rounds: Most rounds in a piece.
     """
 
-    def __init__(self, counts: Any, step: int, rounds: int) -> None:
+    def __init__(self, counts: NDArray[np.int64], step: int, rounds: int) -> None:
         turns = counts // step
-        pieces = torch.clamp(-(-turns // rounds), min=1)
-        self.first = torch.zeros(len(counts) + 1, dtype=torch.int64, device=counts.device)
+        pieces = np.maximum(1, -(-turns // rounds))
+        self.first = np.append(0, np.cumsum(pieces))
         """First item of each row.  # (rows + 1,)"""
-        self.first[1:] = pieces.cumsum(0)
-        count = int(self.first[-1])
-        row = torch.repeat_interleave(pieces, output_size=count)
-        inside = torch.arange(count, device=counts.device) - self.first[row]
-        turns, pieces = turns[row], pieces[row]
+        self.row = np.repeat(np.arange(len(counts)), pieces)
+        inside = np.arange(len(self.row)) - self.first[self.row]
+        turns, pieces = turns[self.row], pieces[self.row]
         low, high = turns * inside // pieces, turns * (inside + 1) // pieces
-        self.row = row.to(torch.int32)
-        self.start = (counts.cumsum(0) - counts)[row] + low * step
+        self.start = (np.cumsum(counts) - counts)[self.row] + low * step
         """Where its piece begins among all lists."""
-        self.count = ((high - low) * step).to(torch.int32)
+        self.count = (high - low) * step
         """Entries in its piece."""
-        firsts = self.first.tolist()
         ends = [0]
-        for stop in range(1, len(firsts)):
-            if firsts[stop] - firsts[ends[-1]] >= ITEMS or stop == len(firsts) - 1:
-                ends.append(stop)
+        while ends[-1] < len(counts):
+            enough = int(np.searchsorted(self.first, self.first[ends[-1]] + ITEMS))
+            ends.append(max(ends[-1] + 1, min(enough, len(counts))))
         self.batches = [
-            (low, high, firsts[low], firsts[high] - firsts[low]) for low, high in pairwise(ends)
+            (low, high, int(self.first[low]), int(self.first[high] - self.first[low]))
+            for low, high in pairwise(ends)
         ]
         """Row tiles done together: first, end, first item, number of items."""
 
@@ -120,6 +120,8 @@ class ExactPlan:
         >>> plan.apply(values)  # doctest: +SKIP
     """
 
+    name = "exact"
+
     def __init__(self, features: Any, tolerance: float = 1e-6, tiles: Tiles | None = None) -> None:
         need("torch", "triton")
         if features.ndim != 2 or not features.is_floating_point() or not features.shape[1]:
@@ -141,48 +143,60 @@ class ExactPlan:
             self._build(features)
 
     def _build(self, features: Any) -> None:
+        """Two things are asked of the device: the ranges of features, and how many are near."""
         t = self.tiles
-        points = order.centred(features) * math.sqrt(math.log2(math.e))
-        self.largest = float(points.abs().max())
-        if not math.isfinite(self.largest):
+        low, high = torch.stack(torch.aminmax(features, dim=0)).to(torch.float64).tolist()
+        scale = math.sqrt(math.log2(math.e))  # weights are 2^(−½ distance²) then
+        extents = [scale * 0.5 * (b - a) for a, b in zip(low, high, strict=True)]
+        self.largest = max(extents)
+        if not all(math.isfinite(x) for x in extents):  # NaN may hide from the largest
             raise InputError("features hold NaN or infinite values")
-        self.order = order.kd_order(points, t.block, t.row)
+        points = order.centred(features, low, high) * scale
+        coarse = points.to(torch.float32)
+        self.order = order.kd_order(coarse, t.block, t.row)
         self.padded = len(self.order)
-        points = points[self.order.clamp(max=self.n - 1)]
-        self._encode(points)
-        # weights are 2^(−½ distance²) now
+        self._encode(points, extents)
         reach = math.sqrt(-2.0 * math.log2(self.tolerance))
-        counts, blocks = order.near_blocks(points, t.row, t.box, t.block, reach)
-        self._list(counts, blocks)
+        reach += self.largest * 2.0**-21  # boxes are rounded to float32
+        coarse = coarse[self.order.clamp(max=self.n - 1)]
+        self._list(order.Near(coarse, t.row, t.box, t.block, reach))
 
-    def _encode(self, points: Any) -> None:
+    def _encode(self, points: Any, extents: list[float]) -> None:
         """What the exponents are computed from, with one block more for lists to point at."""
-        points = torch.cat([points, points.new_zeros((self.tiles.block, self.d))])
-        self.dot = self.largest <= encode.FURTHEST and self.d <= encode.MOST_FEATURES
+        more = self.tiles.block
+        # centring rounds: a coordinate may be a little larger than half the range
+        self.dot = 1.001 * self.largest <= encode.FURTHEST and self.d <= encode.MOST_FEATURES
         if self.dot:
-            self.left, self.right = encode.encode(points, BIAS)
+            self.left, self.right = encode.encode_in_order(points, self.order, more, extents, BIAS)
             self.points = points.new_zeros(1, dtype=torch.float32)
         else:
+            points = points[self.order.clamp(max=self.n - 1)]
+            points = torch.cat([points, points.new_zeros((more, self.d))])
             scaled = points.T * math.sqrt(0.5)
             high = scaled.to(torch.float32)
             self.points = torch.cat([high, (scaled - high).to(torch.float32)]).contiguous()
             self.left = self.right = points.new_zeros((1, 16), dtype=torch.float16)
 
-    def _list(self, counts: Any, blocks: Any) -> None:
+    def _list(self, near: order.Near) -> None:
         """Lists filled up to whole rounds with the block that has no values."""
         t = self.tiles
         step = t.column // t.block
-        full = -(-counts // step) * step
-        shift = (full.cumsum(0) - full) - (counts.cumsum(0) - counts)
-        at = torch.arange(len(blocks), device=self.device)
-        at += torch.repeat_interleave(shift, counts, output_size=len(blocks))
-        total = int(full.sum())
-        size = total + step  # the kernel looks one round ahead
-        self.blocks = torch.full(
-            (size,), self.padded // t.block, dtype=torch.int32, device=self.device
+        full = -(-near.counts() // step) * step
+        items = Items(full, step, t.rounds)
+        self.batches = items.batches
+        # everything in one copy to the device
+        parts = [items.row, items.count, items.start, items.first, np.cumsum(full) - full]
+        sent = torch.from_numpy(np.concatenate(parts)).to(self.device)
+        row, count, self.item_start, self.first_item, start = torch.split(
+            sent, [len(part) for part in parts]
         )
-        self.blocks[at] = blocks
-        self.items = Items(full, step, t.rounds)
+        self.item_row, self.item_count = row.to(torch.int32), count.to(torch.int32)
+        total = int(full.sum())
+        self.blocks = torch.full(
+            (total + step,),  # the kernel looks one round ahead
+            self.padded // t.block, dtype=torch.int32, device=self.device,
+        )  # fmt: skip
+        near.fill(start, self.blocks)
         self.pairs = total * t.block * t.row
 
     @property
@@ -198,11 +212,14 @@ class ExactPlan:
         held = (self.order, self.points, self.left, self.right, self.blocks)
         return sum(int(x.numel() * x.element_size()) for x in held)
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Any, most: Any = None) -> Any:
         """K @ values.
 
         Args:
             values: Finite numbers, on the plan's device.  # (n, c)
+            most: Bounds on the sizes of each channel's values, if they are known: by default
+                they are looked for. Values 2^28 times smaller than their bound count as 0.
+                # (c,) float32
 
         Returns:
             The sums.  # (n, c) float32
@@ -218,39 +235,41 @@ class ExactPlan:
             return out
         channels = values.shape[1]
         if channels <= CHANNELS:
-            self._apply(values, out)
+            self._apply(values, out, most)
             return out
         for first in range(0, channels, CHANNELS):
             some = values[:, first : first + CHANNELS].contiguous()
             part = torch.empty_like(some)
-            self._apply(some, part)
+            bound = None if most is None else most[first : first + CHANNELS].contiguous()
+            self._apply(some, part, bound)
             out[:, first : first + CHANNELS] = part
         return out
 
-    def _apply(self, values: Any, out: Any) -> None:
-        t, items = self.tiles, self.items
+    def _apply(self, values: Any, out: Any, most: Any) -> None:
+        t = self.tiles
         n, c = values.shape
         width = max(16, 1 << (c - 1).bit_length())
-        most = torch.linalg.vector_norm(values, math.inf, 0)
+        if most is None:
+            most = torch.linalg.vector_norm(values, math.inf, 0)
         rows = (self.padded + t.block) // 64 * 64 + 64
         packed = values.new_empty((rows, width), dtype=torch.float16)
         pack[(rows // 64,)](
             values, self.order, most, packed, n, c, self.padded, PEAK=PEAK, C=width, ROWS=64
         )
-        largest = max(count for *_, count in items.batches)
+        largest = max(count for *_, count in self.batches)
         partial = values.new_empty((largest, t.row, width))
         # with at most 128 registers a thread, four programs share a multiprocessor
         registers = 128 if self.dot and width <= 32 else None
         some = min(32, t.row)
-        for low, high, first, count in items.batches:
+        for low, high, first, count in self.batches:
             filter_tiles[(count,)](
                 self.points, self.left, self.right, self.padded + t.block, packed, self.blocks,
-                items.row, items.start, items.count, partial, first,
+                self.item_row, self.item_start, self.item_count, partial, first,
                 D=self.d, K=self.left.shape[1], C=width, BIAS=BIAS, DOT=self.dot,
                 ASSEMBLY="" if interpreted() else exp2_assembly(POLYNOMIALS),
                 BM=t.row, BN=t.column, G=t.block, num_warps=4, num_stages=3, maxnreg=registers,
             )  # fmt: skip
             add_up[(high - low, t.row // some)](
-                partial, items.first, low, values, packed, self.order, most, out, n, c,
+                partial, self.first_item, low, values, packed, self.order, most, out, n, c,
                 BIAS=BIAS, PEAK=PEAK, C=width, BM=t.row, ROWS=some,
             )  # fmt: skip

@@ -115,40 +115,6 @@ def filter_tiles(
 
 
 @jit
-def near_boxes(
-    row_low, row_high, low, high, flags, rows, columns, square_reach,
-    D: constexpr, BOXES: constexpr, WIDTH: constexpr,
-):  # fmt: skip
-    """Whether one of a row tile's ``BOXES`` boxes is within reach of each block's box."""
-    row = tl.program_id(0)
-    mine = row * BOXES + tl.arange(0, BOXES)
-    at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside = at < columns
-    square = tl.zeros((BOXES, WIDTH), tl.float32)
-    for k in tl.static_range(D):
-        a = tl.load(row_low + k * rows + mine)[:, None]
-        b = tl.load(row_high + k * rows + mine)[:, None]
-        c = tl.load(low + k * columns + at, mask=inside, other=0.0)[None, :]
-        d = tl.load(high + k * columns + at, mask=inside, other=0.0)[None, :]
-        gap = tl.maximum(tl.maximum(c - b, a - d), 0.0)
-        square += gap * gap
-    near = tl.min(square, 0) <= square_reach
-    tl.store(flags + row.to(tl.int64) * columns + at, near.to(tl.int8), mask=inside)
-
-
-@jit
-def fill_lists(flags, start, blocks, columns, WIDTH: constexpr):
-    """The numbers of each row's flags that are set, from ``start`` on."""
-    row = tl.program_id(0).to(tl.int64)
-    to = tl.load(start + row)
-    for k in range(0, columns, WIDTH):
-        at = k + tl.arange(0, WIDTH)
-        flag = tl.load(flags + row * columns + at, mask=at < columns, other=0).to(tl.int32)
-        tl.store(blocks + to + tl.cumsum(flag, 0) - 1, at, mask=flag != 0)
-        to += tl.sum(flag, 0)
-
-
-@jit
 def power_of_two(exponent):
     """2^exponent."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)

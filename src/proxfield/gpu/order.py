@@ -2,24 +2,31 @@
 
 A k-d tree splits the widest dimension at the middle until blocks are small; points are listed leaf
 by leaf. Everything runs on the device the points are on: a sort per level of the tree, no loop
-over points.
+over points. What the host has to know comes in one piece, since waiting for it costs more than
+most of the work.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-from proxfield.gpu import kernels
+import numpy as np
+
+from proxfield.gpu import order_kernels as kernels
 from proxfield.gpu.backend import torch
 
-ROOM = 1 << 27
-"""Flags held at a time, one byte each."""
+WIDTH = 256
+"""Blocks that a program compares with a row tile at a time."""
+STEPS = 16
+"""How often it does that."""
 
 
-def centred(features: Any) -> Any:
+def centred(features: Any, low: list[float], high: list[float]) -> Any:
     """Points in float64 with 0 in the middle of each range.  # (n, d) -> (n, d)"""
+    middle = [0.5 * (a + b) for a, b in zip(low, high, strict=True)]
     points = features.to(torch.float64)
-    return points - 0.5 * (points.amin(0) + points.amax(0))
+    return points - torch.tensor(middle, dtype=torch.float64, device=features.device)
 
 
 def split_sizes(sizes: list[int]) -> list[int]:
@@ -32,11 +39,32 @@ def split_sizes(sizes: list[int]) -> list[int]:
     return [part for size in sizes for part in (size // 2, size - size // 2) if part]
 
 
+@lru_cache(maxsize=16)
+def tree(tiles: int, device: str) -> tuple[Any, ...]:
+    """The levels of a tree over tiles: of each tile its segment's number, first tile and end.
+
+    The same for all images of one size, so it is kept.
+
+    Returns:
+        A table for each level that splits something.  # (3, tiles) int32
+    """
+    sizes, levels = [tiles], []
+    while max(sizes) > 1:
+        ends = np.cumsum(sizes)
+        number = np.repeat(np.arange(len(sizes)), sizes)
+        levels.append(np.stack([number, (ends - sizes)[number], ends[number]]))
+        sizes = split_sizes(sizes)
+    return tuple(torch.from_numpy(table.astype(np.int32)).to(device) for table in levels)
+
+
 def kd_order(points: Any, block: int, tile: int) -> Any:
     """Numbers of points, by leaves of a k-d tree.
 
+    Coordinates are compared to 20 bits of their segment's range (fewer for more than 262144
+    points): near enough for an order.
+
     Args:
-        points: At least one.  # (n, d)
+        points: At least one, contiguous.  # (n, d) float32
         block: Points in a leaf.
         tile: Points in a row tile, a power of two times ``block``: a subtree of its own.
 
@@ -45,84 +73,79 @@ def kd_order(points: Any, block: int, tile: int) -> Any:
         the last point again.  # (padded,) int64
     """
     n, d = points.shape
-    padded = -(-n // tile) * tile
-    order = torch.arange(padded, device=points.device)
-    keys = points.to(torch.float32)
-    sizes = [padded // tile]
-    while max(sizes) > 1:
-        lengths = torch.tensor(sizes, device=points.device) * tile
-        segment = torch.repeat_interleave(lengths, output_size=padded)
-        here = keys[order.clamp(max=n - 1)]
-        low, high = _ranges(here, lengths, max(sizes) * tile)
-        widest = (high - low).argmax(1)
-        key = here.gather(1, widest[segment][:, None])[:, 0]
-        order = order[torch.sort(_sortable(key) + (segment << 32), stable=True).indices]
-        sizes = split_sizes(sizes)
-    while tile > block:  # all of one size now
-        here = keys[order.clamp(max=n - 1)].view(-1, tile, d)
-        low, high = torch.aminmax(here, dim=1)
-        widest = (high - low).argmax(1)
-        key = here.gather(2, widest[:, None, None].expand(-1, tile, 1))[:, :, 0]
-        inside = torch.sort(key, dim=1, stable=True).indices
-        order = order.view(-1, tile).gather(1, inside).view(-1)
-        tile //= 2
+    tiles = -(-n // tile)
+    order = torch.arange(tiles * tile, device=points.device)
+    low = torch.empty((d, tiles), dtype=torch.float32, device=points.device)
+    high = torch.empty_like(low)
+    keys = torch.empty(tiles * tile, dtype=torch.int32, device=points.device)
+    bits = min(24, 31 - tiles.bit_length())  # of a key, for the place within a segment
+    for table in tree(tiles, str(points.device)):
+        kernels.tile_boxes[(tiles,)](points, order, low, high, n, tiles, D=d, TILE=tile)
+        kernels.split_keys[(tiles,)](
+            points, order, low, high, table, keys, n, tiles,
+            BITS=bits, D=d, TILE=tile, WIDTH=WIDTH,
+        )  # fmt: skip
+        order = order[torch.sort(keys, stable=True).indices]
+    if tile > block:
+        levels = (tile // block).bit_length() - 1
+        inside = torch.empty_like(order)
+        kernels.sort_inside[(tiles,)](
+            points, order, inside, n, D=d, TILE=tile, LEVELS=levels, num_warps=8
+        )
+        order = inside
     return order
-
-
-def _ranges(points: Any, lengths: Any, longest: int) -> tuple[Any, Any]:
-    """Smallest and largest coordinates in each of consecutive segments.  # 2 × (segments, d)"""
-    ends = lengths.cumsum(0)
-    at = torch.arange(longest, device=points.device)
-    at = torch.minimum((ends - lengths)[:, None] + at, ends[:, None] - 1)
-    low, high = torch.aminmax(points[at], dim=1)
-    return low, high
-
-
-def _sortable(key: Any) -> Any:
-    """Floats as integers in [0, 2³²) of the same order."""
-    bits = (key + 0.0).view(torch.int32).to(torch.int64)  # + 0.0: no negative zero
-    return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits) + (1 << 31)
 
 
 def boxes(points: Any, block: int) -> tuple[Any, Any]:
     """Smallest and largest coordinates of consecutive blocks, by dimension.  # 2 × (d, blocks)"""
     low, high = torch.aminmax(points.view(-1, block, points.shape[1]), dim=1)
-    return low.to(torch.float32).T.contiguous(), high.to(torch.float32).T.contiguous()
+    return low.T.contiguous(), high.T.contiguous()
 
 
-def near_blocks(points: Any, tile: int, box: int, block: int, reach: float) -> tuple[Any, Any]:
+class Near:
     """The blocks that each row tile is within reach of, by bounding boxes.
 
     A row tile has several boxes: one around all of it would touch many more blocks.
 
     Args:
-        points: In k-d order.  # (padded, d)
+        points: In k-d order.  # (padded, d) float32
         tile: Points in a row tile.
-        box: Points in one of the boxes of a row tile.
+        box: Points in one of the boxes of a row tile, a multiple of ``block``.
         block: Points in a block.
         reach: Distance up to which points are near.
-
-    Returns:
-        How many blocks each row tile has, and their numbers, row by row.
-        # (rows,) int64 and (total,) int32
     """
-    reach += float(points.abs().max()) * 2.0**-21  # boxes are rounded to float32
-    rows, columns = len(points) // tile, len(points) // block
-    mine, theirs = boxes(points, box), boxes(points, block)
-    at_once = max(1, ROOM // columns)
-    counts, lists = [], []
-    for first in range(0, rows, at_once):
-        some = min(at_once, rows - first)
-        start, stop = first * tile // box, (first + some) * tile // box
-        part = [side[:, start:stop].contiguous() for side in mine]
-        flags = torch.empty((some, columns), dtype=torch.int8, device=points.device)
-        kernels.near_boxes[(some, -(-columns // 256))](
-            *part, *theirs, flags, stop - start, columns, reach * reach,
-            D=points.shape[1], BOXES=tile // box, WIDTH=256,
-        )  # fmt: skip
-        count = flags.sum(1, dtype=torch.int64)
-        ends = count.cumsum(0)
-        lists.append(torch.empty(int(ends[-1]), dtype=torch.int32, device=points.device))
-        kernels.fill_lists[(some,)](flags, ends - count, lists[-1], columns, WIDTH=1024)
-        counts.append(count)
-    return torch.cat(counts), torch.cat(lists)
+
+    def __init__(self, points: Any, tile: int, box: int, block: int, reach: float) -> None:
+        self.rows, self.columns = len(points) // tile, len(points) // block
+        theirs = boxes(points, block)
+        d = points.shape[1]
+        mine = (
+            theirs[0].view(d, -1, box // block).amin(2),
+            theirs[1].view(d, -1, box // block).amax(2),
+        )
+        self.sections = -(-self.columns // (WIDTH * STEPS))
+        self.arguments = (*mine, *theirs, len(points) // box, self.columns, reach * reach)
+        self.options = {"D": d, "BOXES": tile // box, "WIDTH": WIDTH, "STEPS": STEPS}
+        self.found = torch.empty(
+            (self.rows, self.sections), dtype=torch.int64, device=points.device
+        )
+        """How many there are in each section of the blocks.  # (rows, sections)"""
+        kernels.near_blocks[(self.rows, self.sections)](
+            *self.arguments, self.found, self.found, FILL=False, **self.options
+        )
+
+    def counts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """How many blocks each row tile has, on the host.  # (rows,)"""
+        return np.asarray(self.found.sum(1).cpu().numpy())
+
+    def fill(self, start: Any, blocks: Any) -> None:
+        """Write the numbers of each row's blocks, rising.
+
+        Args:
+            start: Where each row's begin.  # (rows,) int64
+            blocks: Changed in place.  # int32
+        """
+        at = self.found.cumsum(1) - self.found + start[:, None]
+        kernels.near_blocks[(self.rows, self.sections)](
+            *self.arguments, at, blocks, FILL=True, **self.options
+        )

@@ -1,4 +1,4 @@
-"""Kernel sets: the same programs in numpy (`reference`) and numba (`cpu`).
+"""Kernel sets: the same programs in numpy (`reference`), numba (`cpu`), Triton (`cuda`), torch.
 
 A new set is one module and one entry here; nothing is imported before it is asked for.
 """
@@ -17,17 +17,23 @@ if TYPE_CHECKING:
 KERNELS: dict[str, tuple[str, str]] = {
     "reference": ("proxfield.kernels.reference", "ReferenceProgram"),
     "cpu": ("proxfield.kernels.programs", "compile_cpu"),
+    "cuda": ("proxfield.gpu.program", "compile_cuda"),
+    "torch": ("proxfield.torch.program", "compile_torch"),
 }
+ON_DEVICES = ("cuda",)
+"""Sets whose name may be followed by the number of a device."""
 
 
 def compile_program(
     lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
 ) -> Program:
-    """Pack a lowered field for a kernel set by name."""
-    if kernels not in KERNELS:
+    """Pack a lowered field for a kernel set by name; "cuda:1" and the like name a device too."""
+    name, _, index = kernels.partition(":")
+    if name not in KERNELS or (index and name not in ON_DEVICES):
         raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(KERNELS)}")
     if dtype not in ("float32", "float64"):
         raise InputError(f"unknown dtype {dtype!r}, expected float32 or float64")
-    module, name = KERNELS[kernels]
-    program: Program = getattr(import_module(module), name)(lowered, dtype, threads)
+    module, maker = KERNELS[name]
+    where = {"device": kernels} if name in ON_DEVICES else {}
+    program: Program = getattr(import_module(module), maker)(lowered, dtype, threads, **where)
     return program

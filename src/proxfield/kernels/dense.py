@@ -355,12 +355,20 @@ def dot(a: Any, b: Any) -> Any:
 
 
 @parallel_kernel
-def transpose(a: Any, out: Any) -> None:
-    """out = aᵀ, in tiles that stay in cache.  # (labels, n) -> (n, labels)"""
+def transpose(a: Any, out: Any) -> Any:
+    """out = aᵀ, in tiles that stay in cache; returns whether all numbers are finite.
+
+    # (labels, n) -> (n, labels)
+    """
     labels, n = a.shape
-    for task in numba.prange((n + TILE - 1) // TILE):
+    odd = np.zeros((n + TILE - 1) // TILE, dtype=np.int64)
+    for task in numba.prange(len(odd)):
+        worst = a.dtype.type(0.0)
         for i0 in range(task * TILE, min(n, (task + 1) * TILE), LANES):
             i1 = min(n, i0 + LANES)
             for l in range(labels):
                 for i in range(i0, i1):
                     out[i, l] = a[l, i]
+                    worst += abs(a[l, i] * a.dtype.type(0.0))  # 0, or NaN
+        odd[task] = 0 if worst == 0 else 1
+    return odd.sum() == 0

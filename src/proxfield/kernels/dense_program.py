@@ -92,7 +92,7 @@ class DenseProgram(GeneralProgram):
                 view.row = view.filter.row.astype(np.int32, copy=False)
         most = 1 + max(v.filter.n_vertices for v in self.views)
         groups = padded(self.labels) // LANES
-        self.spare = np.empty((groups + 1, most, LANES), dtype=self.dtype)
+        self.spare = np.empty((2 * groups, most, LANES), dtype=self.dtype)
         self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
         taken = [t for t in self.terms if not t.self_message]
         tables = [t.compatibility(self.labels) for t in taken]
@@ -165,9 +165,9 @@ class DenseProgram(GeneralProgram):
         """A state that works in this array of marginals itself.  # (1, size)"""
         none = np.zeros(0, dtype=self.dtype)
         arrays = GeneralArrays(q, none, none, none, none, none, none, none)
-        unary = self.lowered.unary
-        hard = unary.max(initial=0.0) == np.inf
-        pending = hard and bool((q[0][np.isinf(unary)] > TINY).any())
+        pending = False
+        if self.lowered.forbids:
+            pending = bool((q[0][np.isinf(self.lowered.unary)] > TINY).any())
         return State(CpuState(arrays, pending=pending))
 
     def _need(self, s: CpuState, *names: str) -> None:
@@ -371,7 +371,7 @@ class DenseProgram(GeneralProgram):
     def _paired(self) -> bool:
         """Two labels under Potts terms, none impossible: one number a pixel will do."""
         potts = all(v.table.shape == (1, 1) for v in self.views)
-        return potts and bool(self.lowered.unary.max(initial=0.0) < np.inf)
+        return potts and not self.lowered.forbids
 
     def _pair_steps(self, s: CpuState, n: int, tol: float) -> Rows:
         """Full steps of a field with two labels; the rows of `_show` are left behind."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from proxfield.kernels.jit import kernel, parallel_kernel
+from proxfield.kernels.jit import inlined, kernel, parallel_kernel
 from proxfield.kernels.simd import (
     LANES,
     add_scaled,
@@ -29,6 +29,8 @@ CHUNK = 8192
 """Points of a chunk."""
 VERTICES = 512
 """Vertices that a task blurs."""
+MANY = 4096
+"""The same where there is one channel only."""
 
 
 class Points(NamedTuple):
@@ -106,16 +108,31 @@ def collect(start: Any, member: Any, rows: Any, planes: Any) -> None:
 
 
 @parallel_kernel
-def blur_axis(next_to: Any, side: Any, source: Any, target: Any) -> None:
-    """One axis: a vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbours."""
-    n = len(next_to)
-    a = source.reshape(-1)
-    b = target.reshape(-1)
+def blur_planes(next_to: Any, order: Any, side: Any, planes: Any, there: Any) -> None:
+    """Blur planes along the axes of ``order`` (an even number of them), one after another.
+
+    A vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbours. The loops are in
+    here, and a step is one loop over all planes, because starting threads costs as much as
+    blurring a thousand vertices.
+
+    next_to: (axes, vertices, 2); planes, there: (groups, vertices + 1 or more, 8)
+    """
+    n = next_to.shape[1]
     middle = 1.0 - 2.0 * side
-    for task in numba.prange((n + VERTICES - 1) // VERTICES):
-        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            left, right = next_to[v, 0] * LANES, next_to[v, 1] * LANES
-            blend(b, v * LANES, a, v * LANES, left, right, middle, side)
+    tasks = (n + VERTICES - 1) // VERTICES
+    stride = planes.shape[1] * LANES
+    main, spare = planes.reshape(-1), there.reshape(-1)
+    for k in range(len(order)):
+        near = next_to[order[k]]
+        a = main if k % 2 == 0 else spare
+        b = spare if k % 2 == 0 else main
+        for task in numba.prange(tasks * len(planes)):
+            base = (task // tasks) * stride
+            first = (task % tasks) * VERTICES
+            for v in range(first, min(n, first + VERTICES)):
+                at = base + v * LANES
+                left, right = base + near[v, 0] * LANES, base + near[v, 1] * LANES
+                blend(b, at, a, at, left, right, middle, side)
 
 
 @parallel_kernel
@@ -219,25 +236,32 @@ def collect_one(start: Any, member: Any, rows: Any, vertices: Any) -> None:
 
 
 @parallel_kernel
-def blur_axis_one(next_to: Any, side: Any, source: Any, target: Any) -> None:
-    """`blur_axis` for one channel."""
-    n = len(next_to)
-    middle = 1.0 - 2.0 * side
-    for task in numba.prange((n + VERTICES - 1) // VERTICES):
-        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            both = source[next_to[v, 0]] + source[next_to[v, 1]]
-            target[v] = middle * source[v] + side * both
+def blur_one(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None:
+    """`blur_planes` for one channel; the result is in ``here``."""
+    n = next_to.shape[1]
+    for k in range(len(order)):
+        near = next_to[order[k]]
+        a = here if k % 2 == 0 else there
+        b = there if k % 2 == 0 else here
+        for task in numba.prange((n + MANY - 1) // MANY):
+            blur_some(near, side, a, b, task * MANY, min(n, (task + 1) * MANY))
 
 
 @kernel
-def blur_one(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None:
-    """All axes for one channel on one thread: waking others for so little would cost more."""
+def blur_few(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None:
+    """The same on one thread: waking others for so little would cost more."""
+    for k in range(len(order)):
+        a = here if k % 2 == 0 else there
+        b = there if k % 2 == 0 else here
+        blur_some(next_to[order[k]], side, a, b, 0, next_to.shape[1])
+
+
+@inlined
+def blur_some(near: Any, side: Any, a: Any, b: Any, first: int, end: int) -> None:
+    """One axis for some vertices."""
     middle = 1.0 - 2.0 * side
-    for axis in order:
-        for v in range(next_to.shape[1]):
-            both = here[next_to[axis, v, 0]] + here[next_to[axis, v, 1]]
-            there[v] = middle * here[v] + side * both
-        here, there = there, here
+    for v in range(first, end):
+        b[v] = middle * a[v] + side * (a[near[v, 0]] + a[near[v, 1]])
 
 
 @parallel_kernel

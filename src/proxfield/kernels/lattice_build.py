@@ -21,33 +21,39 @@ MIX = -7046029254386353131
 """An odd number with well-mixed bits (2⁶⁴ over the golden ratio)."""
 NOTHING = -(2**63)
 """The key of a free slot."""
+SHARES = 16
+"""Into so many parts keys are divided, so that threads can count them apart."""
 
 
 @inlined
 def locate(
-    features: Any, factor: Any, code: Any, scale: float, elevated: Any, rank: Any, key: Any,
-    weight: Any,
+    features: Any, factor: Any, code: Any, scale: float, elevated: Any, rest: Any, rank: Any,
+    key: Any, weight: Any,
 ) -> None:  # fmt: skip
     """The simplices that a few points lie in (Adams, Baek, Davis 2010).
 
-    Loops over the points are innermost, so that they become vector instructions.
+    Loops over the points are innermost, so that they become vector instructions. Positions are
+    float64; what is left of them after rounding, at most 1 in size, is float32.
 
     Args:
         features: (m, d), with m ≤ `BATCH`.
         factor: Scales of the features.  # (d,)
         code: What a coordinate counts in a key; the last one counts nothing.  # (d + 1,)
         scale: Multiplies the weights.
-        elevated: Scratch.  # (d + 2, BATCH)
-        rank: Scratch.  # (d + 2, BATCH)
+        elevated: Scratch.  # (d + 2, BATCH) float64
+        rest: Scratch.  # (d + 1, BATCH) float32
+        rank: Scratch.  # (d + 2, BATCH) int32
         key: Keys of the d + 1 corners, out.  # (d + 1, BATCH)
-        weight: Their barycentric weights, out.  # (d + 2, BATCH)
+        weight: Their barycentric weights, out.  # (d + 2, BATCH) float32
     """
     m, d = features.shape
     inverse = 1.0 / (d + 1)
     total, excess = elevated[d + 1], rank[d + 1]
+    none, one, sides = np.int32(0), np.int32(1), np.int32(d + 1)
+    zero = np.float32(0.0)
     for i in range(m):
         total[i] = 0.0
-        excess[i] = 0
+        excess[i] = none
     for k in range(d, 0, -1):
         for i in range(m):
             x = np.float64(features[i, k - 1]) * factor[k - 1]
@@ -59,24 +65,24 @@ def locate(
     for k in range(d + 1):
         for i in range(m):
             nearest = np.floor(elevated[k, i] + 0.5)
-            elevated[k, i] -= nearest  # what is left, in units of d + 1
+            rest[k, i] = elevated[k, i] - nearest  # in units of d + 1
             whole = np.int64(nearest)
-            excess[i] += whole
+            excess[i] += np.int32(whole)
             key[0, i] += whole * code[k]
-            rank[k, i] = 0
+            rank[k, i] = none
     for a in range(d):
         for b in range(a + 1, d + 1):
             for i in range(m):
-                less = np.int64(elevated[a, i] < elevated[b, i])
+                less = one if rest[a, i] < rest[b, i] else none
                 rank[a, i] += less
-                rank[b, i] += 1 - less
+                rank[b, i] += one - less
     for k in range(d + 1):  # the rounded point may lie off the plane: step back onto it
         for i in range(m):
             r = rank[k, i] + excess[i]
-            turn = np.int64(r < 0) - np.int64(r > d)
-            rank[k, i] = r + turn * (d + 1)
-            elevated[k, i] -= turn
-            key[0, i] += turn * code[k]
+            turn = (one if r < none else none) - (one if r >= sides else none)
+            rank[k, i] = r + turn * sides
+            rest[k, i] -= np.float32(turn)
+            key[0, i] += np.int64(turn) * code[k]
     every = np.int64(0)
     for k in range(d):
         every += code[k]
@@ -90,19 +96,20 @@ def locate(
             for i in range(m):
                 key[c, i] -= step if rank[k, i] == d + 1 - c else 0
     for c in range(d + 2):
+        low, high = np.int32(d - c), np.int32(d + 1 - c)
         for i in range(m):
-            weight[c, i] = 0.0
+            weight[c, i] = zero
         for k in range(d + 1):
             for i in range(m):
-                x = elevated[k, i]
-                weight[c, i] += (x if rank[k, i] == d - c else 0.0) - (
-                    x if rank[k, i] == d + 1 - c else 0.0
+                x = rest[k, i]
+                weight[c, i] += (x if rank[k, i] == low else zero) - (
+                    x if rank[k, i] == high else zero
                 )
     for i in range(m):
-        weight[0, i] += 1.0 + weight[d + 1, i]
+        weight[0, i] += np.float32(1.0) + weight[d + 1, i]
     for c in range(d + 1):
         for i in range(m):
-            weight[c, i] *= scale
+            weight[c, i] = max(weight[c, i], zero) * np.float32(scale)
 
 
 @inlined
@@ -137,15 +144,18 @@ def place_chunk(
     n, d = features.shape
     keys = np.full(4096, NOTHING, dtype=np.int64)
     numbers = np.empty(4096, dtype=np.int32)
-    elevated, bary = np.empty((d + 2, BATCH)), np.empty((d + 2, BATCH))
-    rank = np.empty((d + 2, BATCH), dtype=np.int64)
+    elevated = np.empty((d + 2, BATCH))
+    rest = np.empty((d + 1, BATCH), dtype=np.float32)
+    bary = np.empty((d + 2, BATCH), dtype=np.float32)
+    rank = np.empty((d + 2, BATCH), dtype=np.int32)
     corner = np.empty((d + 1, BATCH), dtype=np.int64)
     last_key = np.full(d + 1, NOTHING)
     last_row = np.zeros(d + 1, dtype=np.int32)
     count = 0
     for first in range(0, n, BATCH):
         m = min(BATCH, n - first)
-        locate(features[first : first + m], factor, code, scale, elevated, rank, corner, bary)
+        some = features[first : first + m]
+        locate(some, factor, code, scale, elevated, rest, rank, corner, bary)
         for i in range(m):
             for k in range(d + 1):
                 weight[first + i, k] = bary[k, i]
@@ -207,53 +217,106 @@ def meet(keys: Any, numbers: Any, own: Any, stride: Any, near: Any) -> None:
                     near[axis, numbers[slot], 0] = i
 
 
-@kernel
-def bridges(own: Any, stride: Any, near: Any, least: int) -> Any:
-    """Vertices that no point touches but that have at least ``least`` touched neighbours.
+@inlined
+def share_of(key: int) -> int:
+    """Which of `SHARES` a key belongs to; other bits than those `find` looks at."""
+    h = key * MIX
+    return (h >> 60) & (SHARES - 1)
 
-    Mass that is blurred into a vertex that isn't there is lost; these pass it on. Returns a
-    table of them: keys, and numbers that go on after the touched ones (−1: too few neighbours),
-    and their keys in order.
+
+@parallel_kernel
+def gaps(own: Any, stride: Any, near: Any) -> Any:
+    """Keys of missing neighbours of touched vertices, as often as they are missed.
+
+    Returns them by share (and within one in the order of the vertices, whatever the number of
+    threads), and where each share starts.
     """
     count = len(own)
-    keys = np.full(4096, NOTHING, dtype=np.int64)
-    which = np.empty(4096, dtype=np.int32)
-    seen = np.empty(1024, dtype=np.int32)
-    used = 0
-    for i in range(count):
-        for axis in range(len(stride)):
-            for side in range(2):
-                if near[axis, i, side] >= 0:
-                    continue
-                key = own[i] + (2 * side - 1) * stride[axis]
+    tasks = (count + VERTICES - 1) // VERTICES
+    place = np.zeros((tasks, SHARES), dtype=np.int64)
+    for task in numba.prange(tasks):
+        for i in range(task * VERTICES, min(count, (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                for side in range(2):
+                    if near[axis, i, side] < 0:
+                        place[task, share_of(own[i] + (2 * side - 1) * stride[axis])] += 1
+    start = np.zeros(SHARES + 1, dtype=np.int64)
+    total = 0
+    for share in range(SHARES):
+        for task in range(tasks):
+            here = place[task, share]
+            place[task, share] = total
+            total += here
+        start[share + 1] = total
+    missed = np.empty(total, dtype=np.int64)
+    for task in numba.prange(tasks):
+        for i in range(task * VERTICES, min(count, (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                for side in range(2):
+                    if near[axis, i, side] < 0:
+                        key = own[i] + (2 * side - 1) * stride[axis]
+                        share = share_of(key)
+                        missed[place[task, share]] = key
+                        place[task, share] += 1
+    return missed, start
+
+
+@inlined
+def often(missed: Any, least: int) -> int:
+    """Move the keys that occur ``least`` times to the front, each once; returns how many."""
+    keys = np.full(1024, NOTHING, dtype=np.int64)
+    which = np.empty(1024, dtype=np.int32)
+    seen = np.zeros(len(missed), dtype=np.int32)
+    used, found = 0, 0
+    for m in range(len(missed)):
+        key = missed[m]
+        slot = find(key, keys)
+        if keys[slot] == NOTHING:
+            if 2 * used >= len(keys):
+                keys, which = grown(keys, which)
                 slot = find(key, keys)
-                if keys[slot] == NOTHING:
-                    if 3 * used >= len(keys):
-                        keys, which = grown(keys, which)
-                        slot = find(key, keys)
-                    if used == len(seen):
-                        longer = np.empty(2 * used, dtype=np.int32)
-                        longer[:used] = seen
-                        seen = longer
-                    keys[slot] = key
-                    which[slot] = used
-                    seen[used] = 0
-                    used += 1
-                seen[which[slot]] += 1
-    total = count
-    for k in range(used):  # numbers in the order of discovery
-        if seen[k] >= least:
-            seen[k] = total
-            total += 1
-        else:
-            seen[k] = -1
-    added = np.empty(total - count, dtype=np.int64)
-    for slot in range(len(keys)):
-        if keys[slot] != NOTHING:
-            which[slot] = seen[which[slot]]
-            if which[slot] >= 0:
-                added[which[slot] - count] = keys[slot]
-    return keys, which, added
+            keys[slot] = key
+            which[slot] = used
+            used += 1
+        seen[which[slot]] += 1
+        if seen[which[slot]] == least:
+            missed[found] = key  # never ahead of what is still to be read
+            found += 1
+    return found
+
+
+@parallel_kernel
+def bridges(missed: Any, start: Any, least: int) -> Any:
+    """Vertices that no point touches but that have at least ``least`` touched neighbours.
+
+    Mass that is blurred into a vertex that isn't there is lost; these pass it on. Takes `gaps`
+    (and changes them); returns keys in order. Their numbers go on after the touched ones.
+    """
+    first = np.zeros(SHARES + 1, dtype=np.int64)
+    for share in numba.prange(SHARES):
+        first[share + 1] = often(missed[start[share] : start[share + 1]], least)
+    for share in range(SHARES):
+        first[share + 1] += first[share]
+    added = np.empty(first[SHARES], dtype=np.int64)
+    for share in range(SHARES):
+        many = first[share + 1] - first[share]
+        added[first[share] : first[share + 1]] = missed[start[share] : start[share] + many]
+    return added
+
+
+@kernel
+def table_of(added: Any) -> Any:
+    """A table of keys and their positions."""
+    size = 16
+    while size < 3 * len(added):
+        size *= 2
+    keys = np.full(size, NOTHING, dtype=np.int64)
+    numbers = np.empty(size, dtype=np.int32)
+    for k in range(len(added)):
+        slot = find(added[k], keys)
+        keys[slot] = added[k]
+        numbers[slot] = k
+    return keys, numbers
 
 
 @parallel_kernel
@@ -273,7 +336,7 @@ def join(
                     else:
                         slot = find(key, more)
                         if more[slot] != NOTHING:
-                            j = which[slot]
+                            j = count + which[slot]
                     if j >= 0:
                         near[axis, count + k, side] = j
                         near[axis, j, 1 - side] = count + k

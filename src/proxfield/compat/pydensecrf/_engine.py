@@ -29,15 +29,17 @@ def threads_to_use() -> int:
     return settings.THREADS or max_threads()
 
 
-def by_variable(energies: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A copy of energies, variable by variable instead of label by label.  # (L, N) -> (N, L)"""
+def by_variable(energies: NDArray[np.float32]) -> tuple[NDArray[np.float32], bool]:
+    """A copy of energies, variable by variable instead of label by label; are all finite?
+
+    # (L, N) -> (N, L)
+    """
     from proxfield.kernels.dense import transpose
     from proxfield.kernels.jit import thread_count, threads_for
 
     out = np.empty(energies.shape[::-1], dtype=np.float32)
     with thread_count(threads_to_use()), threads_for(energies.size):
-        transpose(energies, out)
-    return out
+        return out, bool(transpose(energies, out))
 
 
 def built(term: Gaussian) -> Gaussian:
@@ -48,12 +50,16 @@ def built(term: Gaussian) -> Gaussian:
         return term.build(drop_features=True)
 
 
-def softmax(energies: NDArray[np.float32]) -> NDArray[np.float32]:
-    """exp(−energies), normalised for each variable.  # (N, L) -> (N · L,)"""
+def check(energies: NDArray[np.float32]) -> None:
+    """Every variable needs a possible label, and energies that are numbers.  # (N, L)"""
     low = energies.min(axis=1, initial=np.inf)
     if not np.isfinite(low).all():
         bad = int(np.flatnonzero(~np.isfinite(low))[0])
         raise ValueError(f"variable {bad} has a unary energy of NaN or -inf, or +inf throughout")
+
+
+def softmax(energies: NDArray[np.float32]) -> NDArray[np.float32]:
+    """exp(−energies), normalised for each variable.  # (N, L) -> (N · L,)"""
     from proxfield.kernels.dense import softmax_rows
     from proxfield.kernels.simd import padded
 
@@ -71,9 +77,14 @@ class Engine:
     Args:
         energies: Unary energies.  # (N, L)
         pairwise: The other terms.
+        finite: Are the energies known to be finite?
     """
 
-    def __init__(self, energies: NDArray[np.float32], pairwise: Sequence[Gaussian]) -> None:
+    def __init__(
+        self, energies: NDArray[np.float32], pairwise: Sequence[Gaussian], finite: bool = False
+    ) -> None:
+        if not finite:
+            check(energies)
         self.rows = energies
         self.pairwise = list(pairwise)
         if not self.pairwise:

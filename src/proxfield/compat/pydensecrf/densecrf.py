@@ -122,6 +122,7 @@ class DenseCRF:
         if self._n < 0 or self._labels < 1:
             raise ValueError(f"{nvar} variables with {nlabels} labels: expected 0 and 1 or more")
         self._energies = np.zeros((self._n, self._labels), dtype=np.float32)
+        self._finite = True
         self._pairwise = []
         self._compiled = None
         return self
@@ -129,6 +130,7 @@ class DenseCRF:
     _n: int
     _labels: int
     _energies: NDArray[np.float32]  # (N, L)
+    _finite: bool
     _pairwise: list[Gaussian]
     _compiled: _engine.Engine | None
 
@@ -158,7 +160,8 @@ class DenseCRF:
                 f"Bad shape for unary energy (Need ({self._labels}, {self._n}), "
                 f"got {energies.shape})"
             )
-        self._energies = _engine.by_variable(energies.reshape(self._labels, self._n))
+        flat = energies.reshape(self._labels, self._n)
+        self._energies, self._finite = _engine.by_variable(flat)
         self._compiled = None
 
     def _unary_shapes(self, energies: NDArray[np.float32]) -> list[tuple[int, ...]]:
@@ -213,7 +216,7 @@ class DenseCRF:
 
     def _solver(self) -> _engine.Engine:
         if self._compiled is None:
-            self._compiled = _engine.Engine(self._energies, self._pairwise)
+            self._compiled = _engine.Engine(self._energies, self._pairwise, self._finite)
         return self._compiled
 
     def inference(self, niter: int) -> MatrixXf:
@@ -300,7 +303,9 @@ class DenseCRF2D(DenseCRF):
             kernel: As in `addPairwiseEnergy`.
             normalization: As in `addPairwiseEnergy`.
         """
-        self._add(self._positions(sxy).reshape(self._n, 2), compat, kernel, normalization)
+        features = np.empty((self._h, self._w, 2), dtype=np.float32)
+        self._positions(sxy, features)
+        self._add(features.reshape(self._n, 2), compat, kernel, normalization)
 
     def addPairwiseBilateral(
         self,
@@ -338,16 +343,16 @@ class DenseCRF2D(DenseCRF):
                 "colours make no difference",
                 stacklevel=2,
             )
-        features = np.concatenate([self._positions(sxy), image / spread], axis=2)
+        features = np.empty((self._h, self._w, 2 + image.shape[2]), dtype=np.float32)
+        self._positions(sxy, features)
+        np.divide(image, spread, out=features[..., 2:])
         self._add(features.reshape(self._n, -1), compat, kernel, normalization)
 
-    def _positions(self, sxy: Any) -> NDArray[np.float32]:
-        """Where each pixel is, x first.  # (h, w, 2)"""
+    def _positions(self, sxy: Any, out: NDArray[np.float32]) -> None:
+        """Write where each pixel is, x first.  # (h, w, 2 or more)"""
         sx, sy = deviations(sxy, 2, "sxy")
-        out = np.empty((self._h, self._w, 2), dtype=np.float32)
         out[..., 0] = np.arange(self._w, dtype=np.float32) / sx
         out[..., 1] = np.arange(self._h, dtype=np.float32)[:, None] / sy
-        return out
 
 
 def as_float32(value: Any, name: str) -> NDArray[np.float32]:

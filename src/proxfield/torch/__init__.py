@@ -1,0 +1,44 @@
+"""Differentiable inference for PyTorch: dense CRFs as layers, marginals with gradients.
+
+`DenseCRF` is an ``nn.Module`` for images and volumes, `infer` gives differentiable marginals of any
+sparse or mixed field, `gaussian_filter` is the sum over all pairs that both are made of. Gradients
+are those of the fixed point, by implicit differentiation: memory doesn't grow with the iterations.
+Names are loaded when first used; they need PyTorch: ``pip install "proxfield[gpu]"``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proxfield.torch.filter import gaussian_filter as gaussian_filter
+    from proxfield.torch.inference import infer as infer
+    from proxfield.torch.layer import DenseCRF as DenseCRF
+    from proxfield.torch.plans import clear_plans as clear_plans
+    from proxfield.torch.program import TorchProgram as TorchProgram
+
+_HOME = {
+    "DenseCRF": "layer",
+    "TorchProgram": "program",
+    "clear_plans": "plans",
+    "gaussian_filter": "filter",
+    "infer": "inference",
+}
+
+__all__ = ["DenseCRF", "TorchProgram", "clear_plans", "gaussian_filter", "infer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'proxfield.torch' has no attribute {name!r}")
+    from proxfield.torch.needs import need_torch
+
+    need_torch()
+    value = getattr(import_module(f"proxfield.torch.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,382 @@
+"""`infer`: marginals of any field as a differentiable function of energies and edge weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from proxfield.curvature import Curvature
+from proxfield.errors import InputError, UnsupportedError
+from proxfield.field import Field
+from proxfield.gpu.backend import torch, triton
+from proxfield.kernels.base import Custom, Kind, Plan, Update
+from proxfield.lowering import Lowered, lower
+from proxfield.registry import make_rule
+from proxfield.rules import Rule
+from proxfield.session import Problem
+from proxfield.terms.pairwise import Ising, Potts
+from proxfield.torch.energy import Energy
+from proxfield.torch.filter import working_dtype
+from proxfield.torch.needs import need_torch
+from proxfield.torch.program import TorchProgram
+from proxfield.torch.solve import adjoint, covariance, moved, softmax
+
+INITS = ("uniform", "unary")
+
+
+def infer(
+    field: Field,
+    unary: Any = None,
+    rule: str | Rule | type[Rule] = "fixed",
+    *,
+    weights: Any = None,
+    init: Any = "uniform",
+    max_iters: int = 1000,
+    tol: float = 1e-6,
+    gradient: str = "implicit",
+    adjoint_tol: float | None = None,
+    adjoint_iterations: int = 200,
+    seed: int = 0,
+    device: Any = None,
+    **params: Any,
+) -> Any:
+    """Marginals of a field, differentiable in its unary energies and edge weights.
+
+    The field gives the structure: variables, terms, evidence. Tensors go in and come out, on the
+    unary's device. Gradients are those of the fixed point that the rule reached (see
+    `proxfield.torch.solve.adjoint`): whatever the rule, and without memory for its iterations.
+
+    Args:
+        field: The field. Gaussian terms are summed over all pairs, whatever filter they name.
+        unary: Energies to add to the field's own, +inf for impossible labels; several fields of
+            the same structure may come as a batch.  # (n, labels), (size,), (B, n, labels) or
+            (B, size)
+        rule: One of the rules that iterate one plan: fixed, adaptive, full-parallel, adhoc,
+            momentum, adam, sweep, colored. A rule that doesn't converge has no meaningful gradient.
+        weights: In place of the weights of the field's Potts and Ising terms, one after another.
+            # (edges,) or (B, edges)
+        init: "uniform", "unary" (softmax of the unary energies), or marginals, shaped like the
+            result.
+        max_iters: Most updates.
+        tol: Stop when the largest change of a marginal, divided by the step, is below it.
+        gradient: "implicit", or "unrolled": through the updates of a proximal rule ("fixed",
+            "full-parallel"), as recorded by autograd, all ``max_iters`` of them.
+        adjoint_tol: Of the backward pass, relative; None: 1e-5 (float64: 1e-10).
+        adjoint_iterations: Most iterations of the backward pass.
+        seed: Of a random order of sweeps.
+        device: Where to compute if neither unary nor weights are given.
+        **params: Parameters of the rule.
+
+    Returns:
+        Marginals, shaped like ``unary`` (without it: (n, labels), or (size,) where variables have
+        different numbers of labels).
+
+    Example:
+        >>> field = pf.Field(4, labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))  # doctest: +SKIP
+        >>> q = infer(field, torch.randn(4, 2, requires_grad=True))  # doctest: +SKIP
+        >>> q[:, 1].sum().backward()  # doctest: +SKIP
+    """
+    need_torch()
+    if gradient not in ("implicit", "unrolled"):
+        raise InputError(f"gradient={gradient!r}, expected implicit or unrolled")
+    chosen = make_rule(rule, params)
+    if type(chosen).solve is not Rule.solve:
+        raise UnsupportedError(f"{chosen.name} runs other rules; torch.infer needs one that moves")
+    given = next((x for x in (unary, weights) if x is not None), None)
+    device = torch.device("cpu" if device is None else device) if given is None else given.device
+    dtype = working_dtype(torch.get_default_dtype() if given is None else given.dtype)
+    model = _Model.make(field, weights, dtype, device)
+    shape = _Shape.of(field, unary)
+    flat = shape.flatten(unary, dtype, device)  # (B, full size)
+    if weights is not None:
+        weights = weights.to(dtype)
+        if weights.ndim == 2 and len(flat) == 1:
+            flat, shape = flat.expand(len(weights), -1), shape.of_batch(len(weights))
+    energies = model.energy.unary + model.pad(flat)  # (B, n, labels)
+    plan = _plan(chosen, model, field, seed)
+    start = _start(init, energies, model, shape, dtype, device)
+    if gradient == "unrolled":
+        q = _unrolled(model, energies, weights, plan, start, max_iters)
+    else:
+        if adjoint_tol is None:
+            adjoint_tol = 1e-10 if dtype == torch.float64 else 1e-5
+        run = _Run(model, plan, start, max_iters, tol, adjoint_tol, adjoint_iterations)
+        q = _function().apply(energies, weights, run)
+    return shape.restore(model.expand(q))
+
+
+def _plan(rule: Rule, model: _Model, field: Field, seed: int) -> Plan:
+    """How the states move: for a batch of weights, with the least of the steps."""
+    plans = []
+    for full in model.fulls:
+        memory = vars(full).setdefault("_torch", {})
+        if "curvature" not in memory:  # λ takes many products with H, and serves every call
+            memory["curvature"] = Curvature(full, field, "cpu")
+        plans.append(rule.plan(Problem(full, memory["curvature"], seed)))
+    plan = plans[0]
+    if isinstance(plan, Custom):
+        raise UnsupportedError("rules that are Python functions need proxfield.infer")
+    if isinstance(plan, Update) and len(plans) > 1:
+        updates = [p for p in plans if isinstance(p, Update)]
+        safe = [p.fallback for p in updates if p.fallback is not None]
+        plan = replace(
+            plan,
+            step=np.min([p.step for p in updates], axis=0),
+            fallback=np.min(safe, axis=0) if safe else None,
+        )
+    return plan
+
+
+@dataclass
+class _Model:
+    """A field as `Energy`, and the way between its entries and the user's."""
+
+    fulls: list[Lowered]
+    """With the weights that were given (one for each row of them): for curvature and kernels."""
+    energy: Energy
+    kept: Any
+    """Entries of the user's layout that are left to infer.  # (size,)"""
+    decided: Any
+    """Marginals of those that aren't.  # (full size,)"""
+
+    @classmethod
+    def make(cls, field: Field, weights: Any, dtype: Any, device: Any) -> _Model:
+        if weights is None:
+            rest = field.lower()
+            fulls, edges = [rest], None
+        else:
+            fulls, rest, edges = _with_weights(field, weights)
+        if rest.infeasible or rest.hard:
+            raise UnsupportedError(
+                "tables that forbid configurations have no derivative; use proxfield.infer"
+            )
+        # the parts of an energy that don't change are kept with the lowered field
+        memory = vars(rest).setdefault("_torch", {})
+        key = (dtype, device, edges is not None)
+        if key not in memory:
+            memory[key] = Energy(rest, dtype, device, exact=True, edges=edges)
+        energy = memory[key]
+        if energy.unknown:
+            names = ", ".join(sorted({type(t).__name__ for t in energy.unknown}))
+            raise UnsupportedError(f"no derivatives through {names}; use proxfield.infer")
+        reduction = rest.reduction
+        kept = np.flatnonzero(reduction.new_entry >= 0)
+        decided = reduction.expand(np.zeros(rest.layout.size))
+        return cls(fulls, energy, torch.as_tensor(kept, device=device), energy.tensor(decided))
+
+    def pad(self, flat: Any, fill: float = 0.0) -> Any:
+        """The user's entries as a state.  # (B, full size) -> (B, n, labels)"""
+        whole = flat.shape[1] == len(self.kept)
+        return self.energy.padding.pad(flat if whole else flat[:, self.kept], fill)
+
+    def expand(self, q: Any) -> Any:
+        """A state as the user's entries.  # (B, n, labels) -> (B, full size)"""
+        flat = self.energy.padding.flatten(q)
+        if flat.shape[1] == len(self.decided):
+            return flat
+        return self.decided.repeat(len(flat), 1).index_copy(1, self.kept, flat)
+
+
+def _with_weights(field: Field, weights: Any) -> tuple[list[Lowered], Lowered, Any]:
+    """The field with each row of edge weights, the field without its edges, and the edges."""
+    weighted: list[Any] = [t for t in field.terms if type(t) in (Potts, Ising)]
+    count = sum(len(t.edges) for t in weighted)
+    if not weighted or weights.ndim not in (1, 2) or weights.shape[-1] != count:
+        raise InputError(
+            f"weights of shape {tuple(weights.shape)}, expected ({count},): one for each edge of "
+            "the field's Potts and Ising terms"
+        )
+    rest = lower(field.layout, [t for t in field.terms if t not in weighted], field.evidence)
+    if not rest.reduction.untouched.all():
+        raise UnsupportedError("weights= needs a field without evidence or decided variables")
+    bounds = np.cumsum([0, *(len(t.edges) for t in weighted)])
+    fulls = []
+    for row in weights.detach().double().reshape(-1, count).cpu().numpy():
+        parts = np.split(row, bounds[1:-1])
+        new = [type(t)(t.edges, part) for t, part in zip(weighted, parts, strict=True)]
+        terms = [new[weighted.index(t)] if t in weighted else t for t in field.terms]
+        fulls.append(lower(field.layout, terms, field.evidence))
+    return fulls, rest, [(t.edges, isinstance(t, Ising)) for t in weighted]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """In which of its forms marginals come and go."""
+
+    entries: tuple[int, ...]
+    batch: int | None
+
+    @classmethod
+    def of(cls, field: Field, unary: Any) -> _Shape:
+        layout = field.layout
+        rows = None if layout.common is None else (layout.n_vars, layout.common)
+        if unary is None:
+            return cls((layout.size,) if rows is None else rows, None)
+        shape = tuple(unary.shape)
+        if shape == rows or shape == (layout.size,):
+            return cls(shape, None)
+        if len(shape) > 1 and shape[1:] in (rows, (layout.size,)):
+            return cls(shape[1:], shape[0])
+        forms = f"({layout.size},)" if rows is None else f"{rows} or ({layout.size},)"
+        raise InputError(f"unary of shape {shape}, expected {forms}, or a batch of these")
+
+    def of_batch(self, batch: int) -> _Shape:
+        return replace(self, batch=batch)
+
+    def flatten(self, values: Any, dtype: Any, device: Any) -> Any:
+        """# -> (B, size)"""
+        if values is None:
+            return torch.zeros((1, int(np.prod(self.entries))), dtype=dtype, device=device)
+        return values.to(device, dtype).reshape(1 if self.batch is None else self.batch, -1)
+
+    def restore(self, flat: Any) -> Any:
+        """# (B, size) -> as it came"""
+        batch = () if self.batch is None else (self.batch,)
+        return flat.reshape(*batch, *self.entries)
+
+
+def _start(init: Any, energies: Any, model: _Model, shape: _Shape, dtype: Any, device: Any) -> Any:
+    """Marginals to start from.  # (B, n, labels)"""
+    detached = energies.detach()
+    if isinstance(init, str):
+        if init not in INITS:
+            raise InputError(f"init={init!r}, expected {', '.join(INITS)} or marginals")
+        if init == "unary":
+            return softmax(detached)
+        counts = model.energy.lowered.layout.cardinalities
+        flat = model.energy.tensor(np.repeat(1 / counts, counts))[None]
+        return model.energy.padding.pad(flat.expand(len(detached), -1), 0.0)
+    flat = shape.flatten(torch.as_tensor(init).detach(), dtype, device)
+    q = model.pad(flat.expand(len(detached), -1), 0.0)
+    return q / q.sum(dim=-1, keepdim=True)
+
+
+def _unrolled(
+    model: _Model, energies: Any, weights: Any, plan: Plan, q: Any, iterations: int
+) -> Any:
+    if not isinstance(plan, Update) or plan.kind != Kind.PROXIMAL or plan.adaptive:
+        raise UnsupportedError('gradient="unrolled" needs the rule "fixed" or "full-parallel"')
+    step = model.energy.tensor(plan.step)[None, :, None]
+    theta = -torch.log(q.clamp(min=1e-30))
+    given = split(model, weights)
+    for _ in range(iterations):
+        theta = moved(theta, model.energy.gradient(softmax(theta), energies, *given), step)
+    return softmax(theta)
+
+
+def split(model: _Model, weights: Any) -> tuple[Any, ...]:
+    """Weights of one edge term after another."""
+    if weights is None:
+        return ()
+    energy = model.energy
+    parts = energy.parts[len(energy.parts) - energy.given :]
+    return tuple(weights.split([len(part.owner) // 2 for part, _ in parts], dim=-1))
+
+
+@dataclass
+class _Run:
+    """What the forward and the backward pass need beside tensors with gradients."""
+
+    model: _Model
+    plan: Plan
+    start: Any
+    max_iters: int
+    tol: float
+    adjoint_tol: float
+    adjoint_iterations: int
+
+    def forward(self, energies: Any, weights: Any) -> Any:
+        """Marginals at the fixed point.  # (B, n, labels)"""
+        kind = str(energies.dtype).removeprefix("torch.")
+        compile_cuda = cuda_kernels(energies)
+        fulls = self.model.fulls
+        if compile_cuda is None:
+            program = TorchProgram(
+                fulls[0], kind, energies.device, unary=energies, energy=self.model.energy,
+                weights=split(self.model, weights),
+            )  # fmt: skip
+            state = program.start_from(self.start)
+            program.advance(state, self.plan, self.max_iters, self.tol, False)
+            return program.tensor(state)
+        padding = self.model.energy.padding
+        before = padding.flatten(self.model.energy.unary)[0]
+        finite = torch.isfinite(before)
+        out: list[Any] = []
+        for image, start in zip(
+            padding.flatten(energies), padding.flatten(self.start), strict=True
+        ):
+            full = fulls[len(out)] if len(fulls) > 1 else fulls[0]
+            memory = vars(full).setdefault("_torch", {})
+            key = ("program", kind, energies.device)
+            if key not in memory:
+                # what lowering moved into the unaries when it merged edges and tables stays there
+                own = self.model.energy.tensor(full.unary)
+                shift = torch.where(finite, own - torch.where(finite, before, 0.0), 0.0)
+                memory[key] = compile_cuda(full, kind, device=energies.device), shift
+            program, shift = memory[key]
+            program.set_unary(image + shift)
+            state = program.start_from(start.contiguous())
+            program.advance(state, self.plan, self.max_iters, self.tol, False)
+            out.append(program.tensor(state).clone())
+        return padding.pad(torch.stack(out).to(energies.dtype), 0.0)
+
+    def backward(self, q: Any, grad: Any, energies: Any, weights: Any) -> tuple[Any, Any]:
+        """Gradients for the energies and the weights."""
+        energy = self.model.energy
+        with torch.enable_grad():
+            at = q.detach().requires_grad_()
+            w = None if weights is None else weights.detach().requires_grad_()
+            finite = torch.where(torch.isinf(energies), torch.zeros_like(energies), energies)
+            g = energy.gradient(at, finite.detach(), *split(self.model, w))
+
+        def hessian(p: Any) -> Any:
+            if not g.requires_grad:  # nothing but unaries
+                return torch.zeros_like(p)
+            (out,) = torch.autograd.grad(g, at, p, retain_graph=True, allow_unused=True)
+            return torch.zeros_like(p) if out is None else out
+
+        to_theta = -covariance(q, grad)
+        y = adjoint(hessian, q, to_theta, self.adjoint_tol, self.adjoint_iterations)
+        to_weights = None if w is None else torch.autograd.grad(g, w, y)[0]
+        return y, to_weights
+
+
+def cuda_kernels(energies: Any) -> Any:
+    """The compiler of the GPU's own kernels, where there are any; else None."""
+    if not energies.is_cuda or triton is None:
+        return None
+    try:
+        return import_module("proxfield.gpu.program").compile_cuda
+    except ImportError:
+        return None
+
+
+_FUNCTION: list[Any] = []
+
+
+def _function() -> Any:
+    """The autograd function, made when first used: torch may not be there before."""
+    if not _FUNCTION:
+
+        class FixedPoint(torch.autograd.Function):  # type: ignore[misc]
+            """Marginals at a fixed point, with the gradient of the fixed point."""
+
+            @staticmethod
+            def forward(ctx: Any, energies: Any, weights: Any, run: _Run) -> Any:
+                q = run.forward(energies, weights)
+                ctx.run = run
+                ctx.save_for_backward(q, energies, weights)
+                return q
+
+            @staticmethod
+            @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+            def backward(ctx: Any, grad: Any) -> Any:
+                q, energies, weights = ctx.saved_tensors
+                y, to_weights = ctx.run.backward(q, grad, energies, weights)
+                return y, to_weights, None
+
+        _FUNCTION.append(FixedPoint)
+    return _FUNCTION[0]

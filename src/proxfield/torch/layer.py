@@ -1,0 +1,288 @@
+"""`DenseCRF`: a dense CRF as the last layer of a network for images or volumes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from proxfield.errors import InputError
+from proxfield.gpu.backend import torch
+from proxfield.pixels import LEVELS, widths
+from proxfield.terms.gaussian import NORMALIZATIONS
+from proxfield.torch.dense import dense_energies, unrolled_energies
+from proxfield.torch.filter import working_dtype
+from proxfield.torch.needs import Module, need_torch
+
+LEARN = ("weights", "bandwidths", "compatibility")
+GRADIENTS = ("implicit", "unrolled")
+OUTPUTS = ("marginals", "log-marginals", "energies")
+
+
+class DenseCRF(Module):  # type: ignore[misc]
+    """Marginals of a dense CRF, differentiable in everything it is made of.
+
+    The model is that of `proxfield.DenseCRF`: unaries, and Gaussian terms over all pairs of
+    pixels (one that sees places, one that also sees colours, and one over embeddings if there are
+    any). The layer iterates q ← softmax(−g(q)) with the certified step, so that F never rises
+    whatever the weights become in training, and differentiates at the fixed point (see
+    `dense_energies`): the memory of training is that of one update. All sums run over all pairs,
+    exactly; use a CUDA device for more than a few thousand pixels.
+
+    Parameters (train them with any optimiser): ``weights`` (one per term), ``log_spatial_sigma``,
+    ``log_bilateral_sigma``, ``log_bilateral_color``, ``log_embedding_sigma``, ``compatibility``.
+
+    Args:
+        labels: Number of labels.
+        dimensions: 2 for images, 3 for volumes.
+        spatial_sigma: Standard deviation of the spatial term in pixels: one number, or one per
+            axis, and as many parameters.
+        spatial_weight: Its weight; None leaves the term out.
+        bilateral_sigma: Of the bilateral term's places; likewise.
+        bilateral_color: Of its colours, in the image's units; one number, or one per channel.
+            Integer images are divided by 255 first, so the default means 13 of 255 levels for
+            them and for floats within 0 and 1.
+        bilateral_weight: Its weight; None leaves the term out.
+        embedding_sigma: Of the places in the term over embeddings; None: it sees embeddings alone.
+        embedding_weight: Its weight; None leaves the term out. Embeddings are taken in units of
+            standard deviations: the network that makes them learns their scale.
+        compatibility: "potts" (nothing to learn), "diagonal" (what each label gains among its
+            like), "full" (a table, symmetrised: only then is there an F), or a start for the
+            latter two. # (labels,) or (labels, labels)
+        normalization: See `proxfield.Gaussian`.
+        self_message: See `proxfield.Gaussian`.
+        learn: Which groups of parameters need gradients: "weights", "bandwidths" and
+            "compatibility".
+        step: Of the updates, in (0, 2]; None: certified.
+        iterations: Most updates.
+        tol: Stop when no marginal changes by more, over the step; 0: never.
+        gradient: "implicit" (exact at convergence; memory of one update) or "unrolled" (through
+            all ``iterations`` updates, as recorded by autograd; ``tol`` isn't looked at).
+        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:
+            1e-10).
+        adjoint_iterations: Most iterations of the implicit backward pass.
+        output: "marginals", "log-marginals" (for losses: softmax of these gives the marginals, so
+            they also serve as logits) or "energies" (θ; logits are −θ).
+        clip: Probabilities below it count as this much.
+
+    Example:
+        >>> crf = DenseCRF(21, output="log-marginals")  # doctest: +SKIP
+        >>> loss = F.nll_loss(crf(images, network(images)), truth)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        labels: int,
+        *,
+        dimensions: int = 2,
+        spatial_sigma: float | Sequence[float] = 3.0,
+        spatial_weight: float | None = 3.0,
+        bilateral_sigma: float | Sequence[float] = 80.0,
+        bilateral_color: float | Sequence[float] = LEVELS / 255,
+        bilateral_weight: float | None = 10.0,
+        embedding_sigma: float | Sequence[float] | None = None,
+        embedding_weight: float | None = None,
+        compatibility: Any = "potts",
+        normalization: str = "symmetric",
+        self_message: bool = True,
+        learn: Sequence[str] = LEARN,
+        step: float | None = None,
+        iterations: int = 10,
+        tol: float = 1e-6,
+        gradient: str = "implicit",
+        adjoint_tol: float | None = None,
+        adjoint_iterations: int = 50,
+        output: str = "marginals",
+        clip: float = 1e-5,
+    ) -> None:
+        need_torch()
+        super().__init__()
+        _one_of("normalization", normalization, NORMALIZATIONS)
+        _one_of("gradient", gradient, GRADIENTS)
+        _one_of("output", output, OUTPUTS)
+        for group in learn:
+            _one_of("learn", group, LEARN)
+        if labels < 1 or dimensions < 1 or iterations < 0 or not tol >= 0:
+            raise InputError(
+                f"labels={labels}, dimensions={dimensions}, iterations={iterations}, tol={tol}: "
+                "expected 1 or more, 1 or more, 0 or more, 0 or more"
+            )
+        if step is not None and not 0 < step <= 2:
+            raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
+        self.labels, self.dimensions = labels, dimensions
+        self.normalization, self.self_message = normalization, self_message
+        self.step, self.iterations, self.tol = step, iterations, tol
+        self.gradient, self.output, self.clip = gradient, output, clip
+        self.adjoint_tol, self.adjoint_iterations = adjoint_tol, adjoint_iterations
+        terms = {
+            "spatial": spatial_weight,
+            "bilateral": bilateral_weight,
+            "embedding": embedding_weight,
+        }
+        self.terms = [name for name, weight in terms.items() if weight is not None]
+        """The terms there are, in the order of ``weights``."""
+        given = [float(weight) for weight in terms.values() if weight is not None]
+        self.weights = self._parameter(given, "weights" in learn)
+        bandwidths = "bandwidths" in learn
+        for name, sigma in (("spatial", spatial_sigma), ("bilateral", bilateral_sigma)):
+            logs = self._logs(f"{name}_sigma", sigma, dimensions, bandwidths)
+            setattr(self, f"log_{name}_sigma", logs if name in self.terms else None)
+        several = len(bilateral_color) if isinstance(bilateral_color, Sequence) else 1
+        logs = self._logs("bilateral_color", bilateral_color, several, bandwidths)
+        self.log_bilateral_color: Any = logs if "bilateral" in self.terms else None
+        self.log_embedding_sigma: Any = None
+        if "embedding" in self.terms and embedding_sigma is not None:
+            self.log_embedding_sigma = self._logs(
+                "embedding_sigma", embedding_sigma, dimensions, bandwidths
+            )
+        self.compatibility = self._compatibility(compatibility, "compatibility" in learn)
+
+    # ---- parameters ----
+
+    @staticmethod
+    def _parameter(values: Any, learn: bool) -> Any:
+        start = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
+        return torch.nn.Parameter(start, requires_grad=learn)
+
+    def _logs(self, what: str, values: Any, count: int, learn: bool) -> Any:
+        """Logarithms of lengths, as many as were given: a step can't make one negative."""
+        widths(values, count, what, "axis or channel")
+        given = values if isinstance(values, Sequence) else [values]
+        return self._parameter([math.log(v) for v in given], learn)
+
+    def _compatibility(self, given: Any, learn: bool) -> Any:
+        if isinstance(given, str):
+            _one_of("compatibility", given, ("potts", "diagonal", "full"))
+            if given == "potts":
+                return None
+            same = torch.eye(self.labels)  # both start as Potts
+            return self._parameter(1 - same if given == "full" else -same.diagonal(), learn)
+        out = self._parameter(given, learn)
+        if tuple(out.shape) not in ((self.labels,), (self.labels, self.labels)):
+            raise InputError(
+                f"a compatibility of shape {tuple(out.shape)}, expected ({self.labels},) or "
+                f"({self.labels}, {self.labels})"
+            )
+        return out
+
+    def tables(self) -> Any:
+        """Weight times compatibility of each term, symmetrised.  # (terms, labels, labels)"""
+        if self.compatibility is None:  # Potts, up to what is the same for all labels
+            table = -torch.eye(self.labels, dtype=self.weights.dtype, device=self.weights.device)
+        elif self.compatibility.ndim == 1:
+            table = torch.diag(self.compatibility)
+        else:
+            table = 0.5 * (self.compatibility + self.compatibility.T)
+        return self.weights[:, None, None] * table
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return (
+            f"{self.labels} labels, terms: {', '.join(self.terms)}, {self.iterations} iterations, "
+            f"gradient={self.gradient!r}, output={self.output!r}"
+        )
+
+    # ---- forward ----
+
+    def features(self, image: Any, embeddings: Any, pixels: Sequence[int], like: Any) -> list[Any]:
+        """Features of each term, in units of standard deviations.  # (B or 1, n, d) each
+
+        Override to make other terms; there must be one entry for each of ``terms``.
+        """
+        axes = [torch.arange(size, dtype=like.dtype, device=like.device) for size in pixels]
+        places = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+        places = places.reshape(1, -1, len(pixels))  # (1, n, dimensions)
+        out = []
+        for name in self.terms:
+            if name == "spatial":
+                out.append(places / self.log_spatial_sigma.exp().to(like))
+                continue
+            channels = image if name == "bilateral" else embeddings
+            if channels is None:
+                what = "an image" if name == "bilateral" else "embeddings="
+                raise InputError(f"the {name} term needs {what}; {name}_weight=None leaves it out")
+            if tuple(channels.shape[2:]) != tuple(pixels) or len(channels) != len(like):
+                raise InputError(
+                    f"{name} channels of shape {tuple(channels.shape)} for unaries of "
+                    f"{len(like)} images of {'×'.join(map(str, pixels))} pixels"
+                )
+            whole = not channels.is_floating_point()
+            seen = rows(channels.to(like) / 255 if whole else channels.to(like))
+            if name == "bilateral":
+                seen = seen / self.log_bilateral_color.exp().to(like)
+            logs = self.log_bilateral_sigma if name == "bilateral" else self.log_embedding_sigma
+            if logs is not None:
+                where = places / logs.exp().to(like)
+                seen = torch.cat([where.expand(len(seen), -1, -1), seen], dim=-1)
+            out.append(seen)
+        return out
+
+    def forward(
+        self,
+        image: Any,
+        logits: Any = None,
+        *,
+        probabilities: Any = None,
+        energies: Any = None,
+        embeddings: Any = None,
+    ) -> Any:
+        """Marginals (or what ``output`` says) of each pixel.
+
+        Args:
+            image: None without a bilateral term.  # (B, channels, *pixels)
+            logits: Scores of a network, before a softmax.  # (B, labels, *pixels)
+            probabilities: In their place: what sums to 1.
+            energies: In their place: unary energies; +inf rules a label out.
+            embeddings: For the term over them.  # (B, any, *pixels)
+
+        Returns:
+            # (B, labels, *pixels)
+        """
+        unary = self._unary(logits, probabilities, energies)
+        pixels = unary.shape[2:]
+        table = rows(unary.to(working_dtype(unary.dtype)))  # (B, n, labels)
+        features = [f.contiguous() for f in self.features(image, embeddings, pixels, table)]
+        options: dict[str, Any] = {
+            "normalization": self.normalization,
+            "self_message": self.self_message,
+            "step": self.step,
+            "iterations": self.iterations,
+        }
+        tables = self.tables().to(table)
+        if self.gradient == "unrolled":
+            theta = unrolled_energies(table, features, tables, **options)
+        else:
+            theta, _ = dense_energies(
+                table, features, tables, **options, tol=self.tol,
+                adjoint_tol=self.adjoint_tol, adjoint_iterations=self.adjoint_iterations,
+            )  # fmt: skip
+        if self.output == "marginals":
+            theta = torch.softmax(-theta, dim=-1)
+        elif self.output == "log-marginals":
+            theta = torch.log_softmax(-theta, dim=-1)
+        # contiguous: PyTorch's losses for maps insist on it
+        return theta.transpose(1, 2).reshape(unary.shape).contiguous()
+
+    def _unary(self, logits: Any, probabilities: Any, energies: Any) -> Any:
+        given = [x for x in (logits, probabilities, energies) if x is not None]
+        if len(given) != 1:
+            raise InputError("expected logits, probabilities or energies, one of them")
+        if given[0].ndim != self.dimensions + 2 or given[0].shape[1] != self.labels:
+            sizes = ", ".join("DHW"[-self.dimensions :]) if self.dimensions < 4 else "…"
+            raise InputError(
+                f"unaries of shape {tuple(given[0].shape)}, expected (images, {self.labels}, "
+                f"{sizes})"
+            )
+        if logits is not None:
+            return -logits
+        return energies if probabilities is None else -probabilities.clamp(min=self.clip).log()
+
+
+def rows(maps: Any) -> Any:
+    """Maps as rows, one a pixel.  # (B, c, *pixels) -> (B, n, c)"""
+    return maps.flatten(2).transpose(1, 2).contiguous()
+
+
+def _one_of(what: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InputError(f"{what}={value!r}, expected one of: {', '.join(known)}")

@@ -1,0 +1,380 @@
+"""The program of the kernel set "cuda" against the reference, update by update.
+
+Without a CUDA device the tests run in Triton's interpreter, in a process of their own, because
+the interpreter has to be chosen before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import proxfield as pf
+from proxfield.errors import UnsupportedError
+from proxfield.generate import grid
+from proxfield.kernels import compile_program
+from proxfield.kernels.base import Custom, Kind, Order, Rows, Update
+from proxfield.kernels.reference import ReferenceProgram
+from proxfield.lowering import Lowered
+
+torch = pytest.importorskip("torch", reason="programs on a GPU need torch")
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("programs on a GPU need triton", allow_module_level=True)
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE.parent), str(HERE.parent / "conformance")]
+from examples import FINITE_TABLES, HARD_TABLES  # noqa: E402
+from gpu_cases import mend_interpreter, poison  # noqa: E402
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    mend_interpreter()
+    poison()
+direct = pytest.mark.skipif(
+    not (INTERPRETED or torch.cuda.is_available()),
+    reason="runs in Triton's interpreter, by test_interpreted",
+)
+EXACT = {"float64": 1e-8, "float32": 1e-4}
+"""How far rows and marginals may be from the reference's."""
+SPARSE = [name for name, e in FINITE_TABLES.items() if not e.field().lower().extras]
+BINARY = ("ising-grid", "ising-scattered", "strong-repulsion-binary", "inf-unary-binary")
+GENERAL = ("potts-mixed-cardinalities", "pairwise-nonsquare", "all-terms", "inf-unary")
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run directly")
+def test_interpreted() -> None:
+    source = str(Path(pf.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The interpreter computes lanes that are masked out, and warns of 0 · inf in them."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def program_of(lowered: Lowered, dtype: str = "float64", form: str | None = None) -> Any:
+    """A `GpuProgram`; imported late, so that collecting needs no interpreter."""
+    from proxfield.gpu.program import GpuProgram
+
+    return GpuProgram(lowered, dtype, form=form)
+
+
+def lowered_of(name: str) -> Lowered:
+    return {**FINITE_TABLES, **HARD_TABLES}[name].field().lower()
+
+
+def marginals_of(lowered: Lowered, seed: int = 0) -> NDArray[np.float64]:
+    """Random marginals, with weight on impossible labels too."""
+    rng = np.random.default_rng(seed)
+    q: NDArray[np.float64] = lowered.layout.normalise(rng.random(lowered.layout.size) + 0.05)
+    return q
+
+
+def plan_of(kind: Kind, n: int, adaptive: bool = False, flat: bool = False) -> Update:
+    steps = np.full(n, 0.6) if flat else np.random.default_rng(n).uniform(0.3, 0.9, n)
+    safe = np.full(n, 0.2) if adaptive else None
+    return Update(kind, steps, 0.8, 0.9, 1e-3, adaptive, safe, 0.7)
+
+
+def assert_same(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> None:
+    """Equal shapes, infinities in the same places, the rest close."""
+    assert found.shape == expected.shape
+    wide = np.isinf(expected)
+    np.testing.assert_array_equal(np.isinf(found), wide)
+    scale = 1.0 + np.abs(expected[~wide]).max(initial=0.0)
+    np.testing.assert_allclose(found[~wide], expected[~wide], rtol=0, atol=tolerance * scale)
+
+
+def assert_rows(found: Rows, expected: Rows, tolerance: float) -> None:
+    assert_same(found.free_energy, expected.free_energy, tolerance)
+    assert_same(found.change, expected.change, tolerance)
+    assert found.period2 == pytest.approx(expected.period2, abs=tolerance)
+
+
+def compare(lowered: Lowered, plan: Update, dtype: str, form: str | None, n: int = 4) -> None:
+    """A program and the reference over ``n`` updates, in two calls."""
+    q = marginals_of(lowered)
+    slow, fast = ReferenceProgram(lowered, dtype), program_of(lowered, dtype, form)
+    a, b = slow.start(q), fast.start(q)
+    for some in (1, n - 1):
+        expected = slow.advance(a, plan, some, 1e-12, True)
+        assert_rows(fast.advance(b, plan, some, 1e-12, True), expected, EXACT[dtype])
+    assert_same(fast.marginals(b), slow.marginals(a), EXACT[dtype])
+    assert_same(fast.tensor(b).cpu().numpy(), slow.marginals(a), EXACT["float32"])
+    assert fast.free_energy(b) == pytest.approx(slow.free_energy(a), rel=EXACT[dtype])
+
+
+@direct
+@pytest.mark.parametrize("name", SPARSE)
+def test_every_field(name: str) -> None:
+    lowered = lowered_of(name)
+    if lowered.layout.n_vars:
+        compare(lowered, plan_of(Kind.PROXIMAL, lowered.layout.n_vars), "float64", None)
+
+
+@direct
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("name", [*BINARY[::3], *GENERAL])
+def test_every_kind(name: str, kind: Kind) -> None:
+    lowered = lowered_of(name)
+    compare(lowered, plan_of(kind, lowered.layout.n_vars), "float64", None, 3)
+
+
+@direct
+@pytest.mark.parametrize("kind", [Kind.PROXIMAL, Kind.MEAN, Kind.ADAM])
+@pytest.mark.parametrize("name", [BINARY[0], GENERAL[0]])
+def test_single_precision_and_one_step_for_all(name: str, kind: Kind) -> None:
+    lowered = lowered_of(name)
+    compare(lowered, plan_of(kind, lowered.layout.n_vars, flat=True), "float32", None)
+
+
+@direct
+@pytest.mark.parametrize("form", ["small", "slices", "diagonals"])
+@pytest.mark.parametrize("name", BINARY)
+def test_forms_of_binary_fields(name: str, form: str) -> None:
+    lowered = lowered_of(name)
+    for plan in (plan_of(Kind.MOMENTUM, lowered.layout.n_vars), adaptive_plan(lowered)):
+        compare(lowered, plan, "float64", form)
+
+
+def adaptive_plan(lowered: Lowered) -> Update:
+    """Steps so long that some have to be made again."""
+    n = lowered.layout.n_vars
+    return Update(Kind.PROXIMAL, np.full(n, 0.95), adaptive=True, fallback=np.full(n, 0.2))
+
+
+@direct
+@pytest.mark.parametrize("form", ["small", "tiles"])
+@pytest.mark.parametrize("name", [*GENERAL, "strong-repulsion"])
+def test_forms_of_other_fields(name: str, form: str) -> None:
+    lowered = lowered_of(name)
+    compare(lowered, adaptive_plan(lowered), "float64", form)
+
+
+@direct
+def test_some_adaptive_steps_are_made_again() -> None:
+    """Otherwise the tests above show nothing about them."""
+    lowered = lowered_of("strong-repulsion-binary")
+    plan = adaptive_plan(lowered)
+    program = program_of(lowered)
+    once = Update(Kind.PROXIMAL, plan.step, adaptive=True, fallback=plan.step)
+    a, b = program.start(marginals_of(lowered)), program.start(marginals_of(lowered))
+    program.advance(a, plan, 4, 0.0, True)
+    program.advance(b, once, 4, 0.0, True)
+    assert np.abs(program.marginals(a) - program.marginals(b)).max() > 1e-3
+
+
+def grid_of(rows: int, cols: int) -> Lowered:
+    return grid(rows, cols, strength=2.0, seed=3).lower()
+
+
+@direct
+@pytest.mark.parametrize("shape", [(5, 130), (4, 128), (17, 3)])
+def test_walking_along_rows(shape: tuple[int, int]) -> None:
+    """Rows as long as a column of variables, longer, and too short to walk along."""
+    lowered = grid_of(*shape)
+    compare(lowered, plan_of(Kind.PROXIMAL, lowered.layout.n_vars), "float64", "diagonals", 3)
+    program = program_of(lowered, "float64", "diagonals")
+    assert program.batch.pack.roll == (shape[1] >= 128)
+    if shape == (4, 128):  # cut so that nothing is outside
+        program.batch.pack.cut(128, 2, 4)
+        assert program.batch.pack.even
+        plan = plan_of(Kind.ADAM, lowered.layout.n_vars, flat=True)
+        slow, q = ReferenceProgram(lowered), marginals_of(lowered)
+        a, b = slow.start(q), program.start(q)
+        rows = program.advance(b, plan, 3, 0.0, True)
+        assert_rows(rows, slow.advance(a, plan, 3, 0.0, True), 1e-8)
+
+
+@direct
+@pytest.mark.parametrize("name", [BINARY[0], GENERAL[0]])
+@pytest.mark.parametrize("form", [None, "other"])
+def test_stops_at_the_right_iteration(name: str, form: str | None) -> None:
+    lowered = lowered_of(name)
+    if form is not None:
+        form = "slices" if name in BINARY else "tiles"
+    n = lowered.layout.n_vars
+    plan = Update(Kind.PROXIMAL, np.full(n, 0.5))
+    slow, fast = ReferenceProgram(lowered), program_of(lowered, "float64", form)
+    q = marginals_of(lowered)
+    a, b = slow.start(q), fast.start(q)
+    expected = slow.advance(a, plan, 60, 0.05, True)
+    found = fast.advance(b, plan, 60, 0.05, False)
+    assert 3 < len(expected) < 60
+    assert len(found) == len(expected)
+    assert np.isnan(found.free_energy).all()
+    assert_same(fast.marginals(b), slow.marginals(a), 1e-8)
+
+
+@direct
+def test_more_rows_than_the_device_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxfield.gpu import slots
+
+    monkeypatch.setattr(slots, "CAPACITY", 3)
+    for name in (BINARY[0], GENERAL[0]):
+        lowered = lowered_of(name)
+        compare(lowered, adaptive_plan(lowered), "float64", None, 9)
+
+
+@direct
+def test_two_runs_give_the_same_bits() -> None:
+    for name in (BINARY[0], "all-terms"):
+        lowered = lowered_of(name)
+        program = program_of(lowered, "float32")
+        plan = plan_of(Kind.ADAM, lowered.layout.n_vars)
+        ends = []
+        for _ in range(2):
+            state = program.start(marginals_of(lowered))
+            rows = program.advance(state, plan, 3, 0.0, True)
+            ends.append((rows.free_energy, rows.change, program.marginals(state)))
+        for one, other in zip(*ends, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@direct
+@pytest.mark.parametrize("name", SPARSE[::3])
+def test_gradients(name: str) -> None:
+    """Up to a number for each variable, which no rule sees."""
+    lowered = lowered_of(name)
+    if not lowered.layout.n_vars:
+        return
+    q = marginals_of(lowered, 1)
+    q[np.isinf(lowered.unary)] = 0.0
+    q = lowered.layout.normalise(q)
+    found, expected = program_of(lowered).gradient(q), ReferenceProgram(lowered).gradient(q)
+    possible = np.isfinite(expected)
+    if not possible.all():  # what is possible of a variable is compared with its least
+        found, expected = found[possible], expected[possible]
+        assert np.isfinite(found).all() or name.endswith("binary")
+        return
+    centre = lowered.layout.centre
+    assert_same(centre(found), centre(expected), 1e-10)
+
+
+@direct
+@pytest.mark.parametrize("name", HARD_TABLES)
+def test_forbidden_configurations(name: str) -> None:
+    """F is infinite where they have weight, finite in feasible corners; nothing is NaN."""
+    lowered = lowered_of(name)
+    if not lowered.layout.n_vars:
+        return
+    slow, fast = ReferenceProgram(lowered), program_of(lowered)
+    rng = np.random.default_rng(4)
+    for _ in range(6):
+        labels = rng.integers(0, lowered.layout.cardinalities)
+        q = np.zeros(lowered.layout.size)
+        q[lowered.layout.offsets[:-1] + labels] = 1.0
+        assert fast.free_energy(fast.start(q)) == pytest.approx(slow.free_energy(slow.start(q)))
+    state = fast.start(marginals_of(lowered))
+    plan = Update(Kind.PROXIMAL, np.full(lowered.layout.n_vars, 0.5))
+    fast.advance(state, plan, 2, 0.0, True)
+    assert not np.isnan(fast.marginals(state)).any()
+
+
+@direct
+def test_a_symmetric_field_stays_at_its_saddle() -> None:
+    ising = pf.Ising([[0, 1], [1, 2], [2, 3], [3, 0]], [1.5, -2.0, 0.7, 1.1])
+    lowered = pf.Field(4, labels=2, terms=[ising]).lower()
+    for form in ("small", "slices", "diagonals"):
+        program = program_of(lowered, "float32", form)
+        state = program.start(np.full(8, 0.5))
+        rows = program.advance(state, plan_of(Kind.PROXIMAL, 4), 3, -1.0, True)
+        assert (rows.change == 0).all()
+        assert (program.marginals(state) == 0.5).all()
+
+
+@direct
+@pytest.mark.parametrize("name", [BINARY[0], GENERAL[0]])
+def test_new_unary_energies(name: str) -> None:
+    from dataclasses import replace
+
+    lowered = lowered_of(name)
+    program = program_of(lowered)
+    q = marginals_of(lowered)
+    program.free_energy(program.start(q))
+    other = replace(lowered, unary=lowered.unary + np.arange(lowered.layout.size) / 7)
+    program.set_unary(torch.as_tensor(other.unary))
+    slow, plan = ReferenceProgram(other), plan_of(Kind.PROXIMAL, lowered.layout.n_vars)
+    a, b = slow.start(q), program.start(q)
+    assert_rows(program.advance(b, plan, 3, 0.0, True), slow.advance(a, plan, 3, 0.0, True), 1e-8)
+    assert program.free_energy(b) == pytest.approx(slow.free_energy(a))
+
+
+@direct
+def test_python_rules() -> None:
+    lowered = lowered_of("potts-both-signs")
+
+    def half(theta: Any, q: Any, gradient: Any, memory: dict[str, Any]) -> Any:
+        memory["calls"] = memory.get("calls", 0) + 1
+        return 0.5 * theta + 0.5 * gradient
+
+    slow, fast = ReferenceProgram(lowered), program_of(lowered)
+    q = marginals_of(lowered)
+    a, b = slow.start(q), fast.start(q)
+    plan = Custom(half, 0.5)
+    expected = slow.advance(a, plan, 3, 0.0, True)
+    found = fast.advance(b, plan, 3, 0.0, True)
+    assert_same(found.free_energy, expected.free_energy, 1e-8)
+    assert_same(found.change, expected.change, 1e-8)
+    assert_same(fast.marginals(b), slow.marginals(a), 1e-8)
+    assert b.memory == {"calls": 3}
+
+
+@direct
+@pytest.mark.parametrize("name", ["ising-grid", "all-terms"])
+def test_sweeps_and_descent(name: str) -> None:
+    lowered = lowered_of(name)
+    slow, fast = ReferenceProgram(lowered), program_of(lowered)
+    q = marginals_of(lowered)
+    a, b = slow.start(q), fast.start(q)
+    order = Order(np.arange(lowered.layout.n_vars))
+    expected = slow.advance(a, order, 2, 0.0, True)
+    found = fast.advance(b, order, 2, 0.0, True)
+    assert_same(found.free_energy, expected.free_energy, 1e-8)
+    assert_same(found.change, expected.change, 1e-8)
+    assert fast.free_energy(b) == pytest.approx(slow.free_energy(a))
+    assert_same(fast.descend(q, 5), slow.descend(q, 5), 1e-12)
+
+
+@direct
+def test_terms_that_iterate_on_their_own() -> None:
+    for name in ("gaussian-and-tables", "gaussian"):
+        lowered = FINITE_TABLES[name].field().lower()
+        n = lowered.layout.n_vars
+        plan = Update(Kind.PROXIMAL, np.full(n, 0.5))
+        slow, fast = ReferenceProgram(lowered), program_of(lowered)
+        q = marginals_of(lowered)
+        a, b = slow.start(q), fast.start(q)
+        expected = slow.advance(a, plan, 3, 0.0, True)
+        found = fast.advance(b, plan, 3, 0.0, True)
+        assert_same(found.free_energy, expected.free_energy, 2e-3)
+        assert_same(fast.marginals(b), slow.marginals(a), 2e-3)
+        with pytest.raises(UnsupportedError, match=r"neighbours|every term"):
+            fast.advance(b, Order(np.arange(n)), 1, 0.0, True)
+
+
+@direct
+def test_by_name() -> None:
+    lowered = lowered_of("ising-grid")
+    program = compile_program(lowered, "cuda", "float32")
+    assert type(program).__name__ == "GpuProgram"
+    state = program.start(np.full(lowered.layout.size, 0.5))
+    program.warm_up(plan_of(Kind.ADAM, lowered.layout.n_vars), state, True)
+    assert (program.marginals(state) == 0.5).all()
