@@ -71,8 +71,9 @@ MONOTONE = (
 
 
 def infer(field: pf.Field, variant: str, **options: Any) -> pf.Result:
-    """`proxfield.infer` with a rule from `VARIANTS`."""
+    """`proxfield.infer` with a rule from `VARIANTS`, in float64 unless something else is said."""
     rule, params = {**VARIANTS, **SOLVERS}[variant]
+    options.setdefault("dtype", "float64")
     return pf.infer(field, rule, **params, **options)
 
 

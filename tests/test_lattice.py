@@ -43,8 +43,7 @@ def matrix(features: Any, dtype: str = "float64") -> Array:
 def test_kernels_multiply_with_the_reference_matrix(d: int, n: int) -> None:
     features = cloud(n, d)
     expected = lattice_matrix(features)
-    single = 4 * np.finfo(np.float32).eps  # weights are float32
-    np.testing.assert_allclose(matrix(features), expected, rtol=0, atol=single * expected.max())
+    np.testing.assert_allclose(matrix(features), expected, rtol=0, atol=1e-13 * expected.max())
 
 
 @SIZES
@@ -71,7 +70,7 @@ def test_channels_do_not_mix(c: int, dtype: str) -> None:
     out = LatticeFilter(features).apply(values)
     assert out.dtype == dtype
     assert out.shape == values.shape
-    expected = matrix(features) @ values.astype(np.float64)
+    expected = lattice_matrix(features) @ values.astype(np.float64)
     rounding = 1e-13 if dtype == "float64" else 1e-5
     np.testing.assert_allclose(out, expected, rtol=0, atol=rounding * abs(expected).max())
 
@@ -116,10 +115,10 @@ def test_several_chunks_are_one_matrix(large: Array) -> None:
     for columns in (slice(0, 1), slice(0, 3)):  # one channel, several
         out = made.apply(v[:, columns])
         np.testing.assert_allclose(
-            out, expected[:, columns], rtol=0, atol=1e-6 * abs(expected).max()
+            out, expected[:, columns], rtol=0, atol=1e-12 * abs(expected).max()
         )
     own = np.asarray(half.multiply(half).sum(axis=1)).ravel()
-    np.testing.assert_allclose(made.diagonal(), own, rtol=1e-6)
+    np.testing.assert_allclose(made.diagonal(), own, rtol=1e-12)
 
 
 def test_several_chunks_are_symmetric_and_repeatable(large: Array, dtype: str) -> None:
@@ -203,7 +202,7 @@ def test_tiny_bandwidth_on_a_16_bit_image() -> None:
     assert (k[~same] == 0).all()
     assert (k[same] > 0).all()
     expected = lattice_matrix(features)
-    np.testing.assert_allclose(k, expected, rtol=0, atol=5e-7 * expected.max())
+    np.testing.assert_allclose(k, expected, rtol=0, atol=1e-7 * expected.max())
     exact = ExactFilter(features).matrix()
     assert np.linalg.norm(normalised(k) - normalised(exact)) < 0.05 * np.linalg.norm(
         normalised(exact)
@@ -280,7 +279,7 @@ def test_a_span_beyond_all_numbers_is_an_error_not_a_warning(dtype: str) -> None
 def test_twenty_features_are_not_too_many() -> None:
     features = cloud(30, 20, 0.2)
     expected = lattice_matrix(features)
-    np.testing.assert_allclose(matrix(features), expected, rtol=0, atol=5e-7 * expected.max())
+    np.testing.assert_allclose(matrix(features), expected, rtol=0, atol=1e-12 * expected.max())
 
 
 def test_filters_by_name() -> None:

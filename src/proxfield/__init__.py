@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
     from proxfield.loop import Progress as Progress
+    from proxfield.many import infer_many as infer_many
     from proxfield.registry import RULES as RULES
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
@@ -56,6 +57,7 @@ _HOME = {
     "Field": "field",
     "Progress": "loop",
     "infer": "inference",
+    "infer_many": "many",
     "read_evidence": "io.evidence",
     "RULES": "registry",
     "Result": "result",
@@ -105,6 +107,7 @@ __all__ = [
     "Unary",
     "__version__",
     "infer",
+    "infer_many",
     "read_evidence",
     "read_uai",
     "refine_batch",
@@ -113,6 +116,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("generate", "torch"):  # PyTorch itself is imported when its layer is used
+        return import_module(f"proxfield.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'proxfield' has no attribute {name!r}")
     module, _, other = _HOME[name].partition(":")

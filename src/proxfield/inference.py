@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,44 +86,111 @@ def infer(
     """
     if not isinstance(field, Field):
         raise TypeError(f"infer takes a Field, not {type(field).__name__}")
-    chosen = make_rule(rule, params)
-    check_limits(max_iters, tol, budget, threads)
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InputError(f"seed={seed!r}, expected a whole number, 0 or more")
-    kernels, dtype = choose_kernels(device, kernels, dtype)
-    if keep not in ("last", "best"):
-        raise InputError(f"keep={keep!r}, expected last or best")
-    if budget is not None and np.isinf(budget):
-        budget = None
-    lowered = field.lower()
-    if on_gpu(kernels):
-        lowered = moved(lowered, kernels, dtype)
-    hurry = np.inf if budget is None else CURVATURE_SHARE * budget
-    host = "cpu" if on_gpu(kernels) else kernels  # λ is found on the host
-    problem = Problem(lowered, Curvature(lowered, field, host, hurry), seed)
-    limited = max_iters is not None or budget is not None
-    if max_iters is None:
-        max_iters = chosen.default_iterations(problem) if budget is None else UNLIMITED
-    loop = Loop(lowered, max_iters, tol, budget, callback, trace)
-    if lowered.infeasible:
-        q = starting_point(field, lowered, "uniform", seed, full=True)
-        return _result(field, loop, chosen, q, Outcome(q, np.inf, Status.INFEASIBLE))
-    session = Session(
-        problem=problem,
-        loop=loop,
-        start=starting_point(field, lowered, init, seed),
+    request = Request.make(
+        rule,
+        params,
+        device,
+        init=init,
+        max_iters=max_iters,
+        tol=tol,
+        budget=budget,
+        callback=callback,
+        seed=seed,
+        threads=threads,
         kernels=kernels,
         dtype=dtype,
-        threads=threads,
         keep=keep,
-        limited=limited,
+        trace=trace,
     )
-    with device_memory(kernels, lowered):
-        outcome = solve(session, chosen)
+    return infer_one(field, request, request.open(field))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `infer` was asked for, checked; the same for many fields. Arguments as there."""
+
+    rule: Rule
+    init: Any
+    max_iters: int | None
+    tol: float
+    budget: float | None
+    callback: Callback | None
+    seed: int
+    threads: int | None
+    kernels: str
+    dtype: str
+    keep: str
+    trace: bool
+
+    @classmethod
+    def make(
+        cls,
+        rule: str | Rule | type[Rule],
+        params: dict[str, Any],
+        device: Any,
+        *,
+        kernels: str | None,
+        dtype: Any,
+        **rest: Any,
+    ) -> Request:
+        """A request, or an `InputError` that says what makes no sense."""
+        chosen = make_rule(rule, params)
+        budget, seed, keep = rest.pop("budget"), rest["seed"], rest["keep"]
+        check_limits(rest["max_iters"], rest["tol"], budget, rest["threads"])
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise InputError(f"seed={seed!r}, expected a whole number, 0 or more")
+        kernels, dtype = choose_kernels(device, kernels, dtype)
+        if keep not in ("last", "best"):
+            raise InputError(f"keep={keep!r}, expected last or best")
+        if budget is not None and np.isinf(budget):
+            budget = None
+        return cls(chosen, budget=budget, kernels=kernels, dtype=dtype, **rest)
+
+    def open(self, field: Field, init: Any = None) -> Session:
+        """The session of one field; where no labelling is possible, it starts uniform.
+
+        Args:
+            field: The field.
+            init: Instead of the request's.
+        """
+        lowered = field.lower()
+        if on_gpu(self.kernels):
+            lowered = moved(lowered, self.kernels, self.dtype)
+        hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
+        host = "cpu" if on_gpu(self.kernels) else self.kernels  # λ is found on the host
+        problem = Problem(lowered, Curvature(lowered, field, host, hurry), self.seed)
+        max_iters = self.max_iters
+        if max_iters is None:
+            unlimited = self.budget is not None
+            max_iters = UNLIMITED if unlimited else self.rule.default_iterations(problem)
+        init = self.init if init is None else init
+        if lowered.infeasible:
+            init = "uniform"
+        start = starting_point(field, lowered, init, self.seed, full=lowered.infeasible)
+        return Session(
+            problem=problem,
+            loop=Loop(lowered, max_iters, self.tol, self.budget, self.callback, self.trace),
+            start=start,
+            kernels=self.kernels,
+            dtype=self.dtype,
+            threads=self.threads,
+            keep=self.keep,
+            limited=self.max_iters is not None or self.budget is not None,
+        )
+
+
+def infer_one(field: Field, request: Request, session: Session) -> Result:
+    """The result of a request for one field, in the session that it was opened for."""
+    lowered = session.problem.lowered
+    if lowered.infeasible:
+        outcome = Outcome(session.start, np.inf, Status.INFEASIBLE)
+        return finish(field, request, session, outcome)
+    with device_memory(request.kernels, lowered):
+        outcome = solve(session, request.rule)
     rough = lowered.layout.size <= DOUBLE_CHECKED and not session.program.sums_in_double
-    if dtype == "float32" and rough and np.isfinite(outcome.free_energy):
-        outcome = in_double(outcome, lowered, kernels)
-    return _result(field, loop, chosen, lowered.reduction.expand(outcome.q), outcome)
+    if request.dtype == "float32" and rough and np.isfinite(outcome.free_energy):
+        outcome = in_double(outcome, lowered, request.kernels)
+    return finish(field, request, session, outcome)
 
 
 def solve(session: Session, rule: Rule) -> Outcome:
@@ -153,8 +220,15 @@ def choose_kernels(device: Any, kernels: str | None, dtype: Any) -> tuple[str, s
 
         find_device(device)
         if kernels is not None and not on_gpu(kernels):
-            raise InputError(f"kernels={kernels!r} don't run on device {device!r}")
+            raise InputError(
+                f"kernels={kernels!r} don't run on device {device!r}; leave them out, or use "
+                "device cpu"
+            )
         kernels = device
+    elif kernels is not None and on_gpu(kernels):
+        from proxfield.gpu.backend import find_device
+
+        find_device(kernels)
     kernels = "cpu" if kernels is None else kernels
     if dtype is None:
         return kernels, "float32" if on_gpu(kernels) else "float64"
@@ -170,15 +244,17 @@ def moved(lowered: Lowered, kernels: str, dtype: str) -> Lowered:
         return attach(lowered, dtype, find_device(kernels))
 
 
-def device_memory(kernels: str, lowered: Lowered) -> AbstractContextManager[None]:
+def device_memory(kernels: str, *lowereds: Lowered) -> AbstractContextManager[None]:
     """On a GPU, a context that says what would fit when its memory runs out."""
     if not on_gpu(kernels):
         return nullcontext()
-    from proxfield.gpu.backend import memory_errors
+    from proxfield.gpu.backend import find_device, memory_errors
 
-    n = lowered.layout.n_vars
-    held = sum(term.nbytes for term in lowered.terms) + 40 * lowered.layout.size
-    return memory_errors("the field", held / max(1, n), n)
+    n = sum(low.layout.n_vars for low in lowereds)
+    held = sum(term.nbytes for low in lowereds for term in low.terms)
+    held += 40 * sum(low.layout.size for low in lowereds)
+    what = "the field" if len(lowereds) == 1 else f"a batch of {len(lowereds)} fields"
+    return memory_errors(what, held / max(1, n), n, find_device(kernels))
 
 
 def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
@@ -188,9 +264,10 @@ def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
     return replace(outcome, q=q, free_energy=program.free_energy(program.start(q)))
 
 
-def _result(
-    field: Field, loop: Loop, rule: Rule, q: NDArray[np.float64], outcome: Outcome
-) -> Result:
+def finish(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:
+    """The result of an outcome, in the user's numbering."""
+    loop, lowered = session.loop, session.problem.lowered
+    q = outcome.q if lowered.infeasible else lowered.reduction.expand(outcome.q)
     return Result(
         field=field,
         q=q,
@@ -198,8 +275,8 @@ def _result(
         status=outcome.status,
         iterations=loop.iterations,
         seconds=loop.elapsed,
-        rule=rule.name,
-        params=rule.params,
+        rule=request.rule.name,
+        params=request.rule.params,
         trace=loop.make_trace(),
         feasible=outcome.labels,
     )

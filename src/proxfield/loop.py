@@ -47,6 +47,34 @@ Callback = Callable[[Progress], Any]
 
 
 @dataclass
+class Pace:
+    """How many iterations to make before the next look at the clock.
+
+    Example:
+        >>> pace = Pace()
+        >>> first = pace.next(np.inf, 1000)
+        >>> pace.learn(first, 1e-3)
+        >>> first, pace.next(np.inf, 1000)
+        (4, 16)
+    """
+
+    chunk: int = FIRST_CHUNK
+    per_iteration: float = 0.0
+
+    def next(self, left: float, most: int) -> int:
+        """Iterations to make now, with so many seconds and iterations left."""
+        if self.per_iteration > 0 and np.isfinite(left):
+            self.chunk = min(self.chunk, max(1, int(left / self.per_iteration)))
+        return min(self.chunk, most)
+
+    def learn(self, made: int, seconds: float) -> None:
+        """So many iterations took so many seconds."""
+        self.per_iteration = seconds / max(1, made)
+        aim = int(LOOK_SECONDS / max(self.per_iteration, 1e-9))
+        self.chunk = max(1, min(4 * self.chunk, aim))
+
+
+@dataclass
 class Loop:
     """Limits, clock and trace of one inference; stages of it may share one loop."""
 
@@ -93,7 +121,7 @@ class Loop:
         tol = self.tol if tol is None else tol
         budget = min(x for x in (self.budget, until, np.inf) if x is not None)
         end = self.max_iters if limit is None else min(self.max_iters, self.iterations + limit)
-        chunk, per_iteration = FIRST_CHUNK, 0.0
+        pace = Pace()
         first, base, start = self.iterations, self.elapsed, time.perf_counter()
         batches: list[Rows] = []
         moments: list[NDArray[np.float64]] = []
@@ -102,29 +130,26 @@ class Loop:
                 left = budget - self.elapsed
                 if left <= 0:
                     return Status.BUDGET
-                if per_iteration > 0 and np.isfinite(left):
-                    chunk = min(chunk, max(1, int(left / per_iteration)))
-                n = min(chunk, end - self.iterations)
+                n = pace.next(left, end - self.iterations)
                 before = program.marginals(state) if keep_best else None
                 begun = self.elapsed
                 rows = program.advance(state, plan, n, tol, self.trace)
                 self.elapsed = base + time.perf_counter() - start
                 batches.append(rows)
-                moments.append(np.linspace(begun, self.elapsed, len(rows) + 1)[1:])
+                moments.append(spread(begun, self.elapsed, len(rows)))
                 self.iterations += len(rows)
                 if before is not None:
-                    self._remember(float(rows.free_energy[0]), before)
-                stop = self._finished(rows, program, state, tol)
+                    self.remember(float(rows.free_energy[0]), before)
+                stop = ending(rows, tol) or self._asked_to_stop(rows, program, state)
                 if stop is not None:
                     return stop
-                per_iteration = (self.elapsed - begun) / max(1, len(rows))
-                chunk = max(1, min(4 * chunk, int(LOOK_SECONDS / max(per_iteration, 1e-9))))
+                pace.learn(len(rows), self.elapsed - begun)
         except KeyboardInterrupt:
             return Status.INTERRUPTED
         finally:
             self.elapsed = base + time.perf_counter() - start
             self.period2 = batches[-1].period2 if batches else np.inf
-            self._append(first, moments, batches, program.free_energy(state), visible)
+            self.append(first, moments, batches, program.free_energy(state), visible)
         return Status.MAX_ITERS
 
     @contextmanager
@@ -142,11 +167,12 @@ class Loop:
             plan = Order(plan.variables, plan.starts)  # don't draw from the generator
         program.warm_up(plan, state, self.trace)
 
-    def _remember(self, f: float, q: NDArray[np.float64]) -> None:
+    def remember(self, f: float, q: NDArray[np.float64]) -> None:
+        """Keep a state if it is the best so far."""
         if np.isfinite(f) and (self.best is None or f < self.best[0]):
             self.best = (f, q)
 
-    def _append(
+    def append(
         self,
         first: int,
         moments: list[NDArray[np.float64]],
@@ -188,18 +214,13 @@ class Loop:
         self.elapsed = seconds
         self._row(self.iterations, seconds, free_energy, np.nan)
 
-    def _finished(self, rows: Rows, program: Program, state: State, tol: float) -> Status | None:
-        change = float(rows.change[-1]) if len(rows) else 0.0
-        if change <= tol:
-            return Status.CONVERGED
-        if np.isnan(change):
-            return Status.DIVERGED
+    def _asked_to_stop(self, rows: Rows, program: Program, state: State) -> Status | None:
         if self.callback is not None:
             progress = Progress(
                 iteration=self.iterations,
                 seconds=self.elapsed,
                 free_energy=float(rows.free_energy[-1]),
-                change=change,
+                change=float(rows.change[-1]),
                 max_iters=self.max_iters,
                 budget=self.budget,
                 marginals=lambda: self.lowered.reduction.expand(program.marginals(state)),
@@ -237,3 +258,16 @@ class Loop:
             np.concatenate([p.change for p in pieces]),
             members if any(members) else None,
         )
+
+
+def ending(rows: Rows, tol: float) -> Status | None:
+    """Why the last of some updates ends an inference, if it does."""
+    change = float(rows.change[-1]) if len(rows) else 0.0
+    if change <= tol:
+        return Status.CONVERGED
+    return Status.DIVERGED if np.isnan(change) else None
+
+
+def spread(begun: float, ended: float, count: int) -> NDArray[np.float64]:
+    """When each of some updates made at one go was done, interpolated.  # (count,)"""
+    return np.linspace(begun, ended, count + 1)[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -83,15 +84,41 @@ class Session:
         trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
         status = loop.run(program, plan, state, keep_best=look_back)
         loop.trace = trace
-        q, f = program.marginals(state), program.free_energy(state)
-        if status is Status.DIVERGED:
-            f, q = loop.best or (program.free_energy(program.start(start)), start)
-        wanted = self.keep == "best" or status is Status.INTERRUPTED
-        if wanted and loop.best is not None and loop.best[0] < f:
-            f, q = loop.best
-        if status in (Status.MAX_ITERS, Status.BUDGET) and not rule.never_rises:
-            status = name_oscillation(loop, status)
-        return Outcome(q, f, status)
+        last = Outcome(program.marginals(state), program.free_energy(state), status)
+
+        def first() -> float:
+            return program.free_energy(program.start(start))
+
+        return conclude(loop, rule, last, first, start, self.keep)
+
+
+def conclude(
+    loop: Loop,
+    rule: Rule,
+    last: Outcome,
+    first: Callable[[], float],
+    start: NDArray[np.float64],
+    keep: str = "last",
+) -> Outcome:
+    """What to hand back after a plan has run: a state seen before if that is the better one.
+
+    Args:
+        loop: The loop it ran in.
+        rule: The rule it is of.
+        last: The last state, and why it is the last.
+        first: Gives F of the start.
+        start: Marginals of the start.
+        keep: As in `infer`.
+    """
+    q, f, status = last.q, last.free_energy, last.status
+    if status is Status.DIVERGED:
+        f, q = loop.best or (first(), start)
+    wanted = keep == "best" or status is Status.INTERRUPTED
+    if wanted and loop.best is not None and loop.best[0] < f:
+        f, q = loop.best
+    if status in (Status.MAX_ITERS, Status.BUDGET) and not rule.never_rises:
+        status = name_oscillation(loop, status)
+    return Outcome(q, f, status)
 
 
 def name_oscillation(loop: Loop, status: Status) -> Status:

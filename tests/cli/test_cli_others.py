@@ -243,6 +243,40 @@ def test_doctor(invoke: Callable[..., Any]) -> None:
     text = invoke("doctor").stdout
     assert "numba threading layer" in text
     assert text.rstrip().endswith("ok")
+    assert {"torch", "triton"} <= set(data["versions"])
+    assert bool(data["gpus"]) == (data["gpu_problem"] is None)
+    assert any(line.split()[0] == "GPU" for line in text.splitlines())
+
+
+def test_doctor_without_torch(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxfield.gpu import backend
+
+    monkeypatch.setattr(backend, "torch", None)
+    monkeypatch.setattr(backend, "triton", None)
+    line = 'none: a GPU needs torch and triton: pip install "proxfield[gpu]"'
+    assert line in " ".join(invoke("doctor").stdout.split())
+
+
+def test_doctor_names_gpus(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace as Fake
+
+    from proxfield.gpu import backend
+
+    cards = [Fake(name=f"Card {k}", total_memory=(k + 1) << 30) for k in range(2)]
+    cuda = Fake(device_count=lambda: 2, get_device_properties=lambda k: cards[k])
+    monkeypatch.setattr(backend, "torch", Fake(cuda=cuda))
+    monkeypatch.setattr(backend, "find_device", lambda name: Fake(type="cuda"))
+    assert "Card 0, 1.0 GiB; Card 1, 2.0 GiB" in " ".join(invoke("doctor").stdout.split())
+
+    def broken(name: str) -> Any:
+        raise OSError("libcuda.so:\nno such file")
+
+    monkeypatch.setattr(backend, "find_device", broken)
+    result = invoke("doctor", "--json")
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)
+    assert data["gpus"] == []
+    assert data["gpu_problem"] == "torch fails: OSError: libcuda.so: no such file"
 
 
 def test_doctor_notices_a_wrong_answer(

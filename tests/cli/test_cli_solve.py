@@ -94,7 +94,7 @@ def test_defaults_are_those_of_infer() -> None:
     assert parameters["max_iters"].default is None
     assert parameters["tol"].default == options.TOL
     assert parameters["rule"].default == options.default_rule()
-    for name, default in (("dtype", "float64"), ("kernels", "cpu"), ("keep", "last")):
+    for name, default in (("dtype", None), ("kernels", None), ("device", "cpu"), ("keep", "last")):
         assert parameters[name].default == default
     assert parameters["init"].default == "uniform"
 

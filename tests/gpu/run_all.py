@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITES: dict[str, tuple[str, str, int]] = {
     "kernels": ("reference,cuda", "tests/gpu", 1),
     "layer": ("reference,torch", "tests/torch_layer", 1),
-    "conformance, cuda": ("reference,cuda", "tests/conformance", 16),
+    "conformance, cuda": ("reference,cuda", "tests/conformance", 64),
     "conformance, torch": ("reference,torch", "tests/conformance", 4),
 }
 """What is run: the kernel sets that conformance tests compare, the folder, and one in how many of
-its tests where there is no GPU (the interpreter takes about a second for what a GPU does in a
-millisecond; ``--all`` runs every one)."""
+its tests where there is no GPU (the interpreter takes seconds for what a GPU does in
+milliseconds; ``--all`` runs every one)."""
 
 
 def split(folder: str, env: dict[str, str], jobs: int, share: int) -> list[list[str]]:

@@ -78,6 +78,7 @@ def test_items_share_out_all_rounds() -> None:
 
 @needs_triton
 def test_bad_input_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match="CUDA device"):
         ExactPlan(draw(9, 2))
     monkeypatch.setenv("TRITON_INTERPRET", "1")

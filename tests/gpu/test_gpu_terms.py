@@ -212,7 +212,7 @@ def test_auto_is_exact_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> No
 def test_estimated_pairs() -> None:
     near, far = torch.zeros(900, 2), 100.0 * torch.arange(900)[:, None].float()
     assert plans.estimated_pairs(near.to(DEVICE), 1e-6) == 900**2
-    assert plans.estimated_pairs(far.to(DEVICE), 1e-6) == pytest.approx(3 * 900)
+    assert plans.estimated_pairs(far.to(DEVICE), 1e-6) == pytest.approx(plans.PADDING * 900)
 
 
 # ---- co-occurrence ----

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proxfield.errors import MissingDependencyError
+from proxfield.gpu import backend
 from proxfield.torch import needs
 
 
@@ -14,16 +15,24 @@ class Old:
     __version__ = "2.3.1+cu121"
 
 
-@pytest.mark.parametrize(("found", "what"), [(None, "needs PyTorch:"), (Old, "2.4 or later")])
-def test_says_what_to_install(found: Any, what: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("found", "what", "remedy"),
+    [
+        (None, "proxfield.torch needs torch:", 'pip install "proxfield[gpu]"'),
+        (Old, "needs 2.4 or newer", 'pip install --upgrade "torch>=2.4"'),
+    ],
+)
+def test_says_what_to_install(found: Any, what: str, remedy: str, monkeypatch: Any) -> None:
     import proxfield.torch as pt
 
-    monkeypatch.setattr(needs, "torch", found)
+    monkeypatch.setattr(backend, "torch", found)
     monkeypatch.delitem(vars(pt), "DenseCRF", raising=False)
     with pytest.raises(MissingDependencyError, match=what) as caught:
         pt.DenseCRF  # noqa: B018
+    with pytest.raises(MissingDependencyError, match=what):
+        needs.need_torch()
     assert isinstance(caught.value, ImportError)
-    assert 'pip install "proxfield[gpu]"' in str(caught.value)
+    assert str(caught.value).endswith(remedy)
     assert "\n" not in str(caught.value)
 
 

@@ -12,7 +12,10 @@ import click
 
 from proxfield.cli.options import json_option
 
-PACKAGES = ("numpy", "scipy", "numba", "llvmlite", "matplotlib", "pillow", "joblib")
+PACKAGES = (
+    *("numpy", "scipy", "numba", "llvmlite"),
+    *("matplotlib", "pillow", "joblib", "torch", "triton"),
+)
 TOLERANCE = 1e-9
 
 
@@ -20,7 +23,8 @@ TOLERANCE = 1e-9
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Check this installation: versions, threads, cache, memory, and a tiny field by brute force.
+    """Check this installation: versions, threads, cache, memory, GPUs, and a tiny field by brute
+    force.
 
     Exits with 1 if the check fails.
     """
@@ -36,6 +40,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
             **processors(),
             **cache(),
             "memory_available": memory(),
+            **graphics(),
             "check": "ok" if problem is None else problem,
         }
     if as_json:
@@ -112,6 +117,28 @@ def memory() -> int | None:
     return available_memory()
 
 
+def graphics() -> dict[str, Any]:
+    """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
+    from proxfield.errors import ProxfieldError
+
+    devices: list[dict[str, Any]] = []
+    problem = None
+    try:
+        from proxfield.gpu import backend
+
+        if backend.find_device("cuda").type == "cpu":
+            problem = "TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter"
+        else:
+            cuda = backend.torch.cuda
+            found = [cuda.get_device_properties(k) for k in range(cuda.device_count())]
+            devices = [{"name": p.name, "memory": int(p.total_memory)} for p in found]
+    except ProxfieldError as error:
+        problem = str(error)
+    except Exception as error:  # a broken torch must not hide what else there is to say
+        problem = " ".join(f"torch fails: {type(error).__name__}: {error}".split())
+    return {"gpus": devices, "gpu_problem": problem}
+
+
 def check_tiny_field() -> str | None:
     """Compare with brute force on a field of 64 labellings; None if all is well."""
     import numpy as np
@@ -146,6 +173,8 @@ def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
 
     left = data["memory_available"]
     extra = {"matplotlib": "plot", "pillow": "images", "joblib": "images"}
+    extra.update(torch="gpu", triton="gpu")
+    gpus = [f"{gpu['name']}, {human_bytes(gpu['memory'])}" for gpu in data["gpus"]]
     hint = {name: f'missing: pip install "proxfield[{of}]"' for name, of in extra.items()}
     writable = "writable"
     if not data["cache_writable"]:
@@ -157,5 +186,6 @@ def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("threads", f"{data['threads']} (numba threading layer: {data['threading_layer']})"),
         ("cache", f"{data['cache_folder']}, {human_bytes(data['cache_bytes'])}, {writable}"),
         ("memory available", "unknown" if left is None else human_bytes(left)),
+        ("GPU", "; ".join(gpus) if gpus else f"none: {data['gpu_problem']}"),
         ("tiny field", data["check"]),
     ]

@@ -32,6 +32,8 @@ BRIDGE = 2
 """A vertex that no point touches is added if it has this many touched neighbours."""
 FEW_VERTICES = 200_000
 """Vertices below which one channel is blurred on one thread."""
+CACHED = 2**24
+"""Bytes of a workspace up to which all channels are blurred together."""
 CHANNELS = 32
 """Channels filtered together by `apply`."""
 
@@ -147,7 +149,10 @@ class LatticeFilter(Filter):
         planes, there = spare[:groups], spare[groups : 2 * groups]
         spare[:, self.n_vertices] = 0.0  # what a missing neighbour holds
         kernels.collect(self.start, self.member, rows, planes)
-        kernels.blur_planes(self.next_to, self._there_and_back, SIDE, planes, there)
+        together = groups if spare.nbytes <= CACHED else 1  # else one by one, to stay in cache
+        for p in range(0, groups, together):
+            some = slice(p, p + together)
+            kernels.blur_planes(self.next_to, self._there_and_back, SIDE, planes[some], there[some])
         kernels.distribute(self.vertex, planes, number, rows)
         if len(table) > 1:
             kernels.mix_labels(rows, table)

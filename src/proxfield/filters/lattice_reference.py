@@ -42,7 +42,7 @@ def lattice_factor(features: ArrayLike) -> Any:
     number = {tuple(key): i for i, key in enumerate(touched.tolist())}
     for vertex in bridges(list(number)):
         number[vertex] = len(number)
-    scaled = (weights * np.sqrt(peak(d))).astype(np.float32).astype(np.float64)
+    scaled = (weights * np.float32(np.sqrt(peak(d)))).astype(np.float64)
     point = np.repeat(np.arange(n), d + 1)
     shape = (n, len(number))
     half = sparse.csr_matrix((scaled.ravel(), (point, where.ravel())), shape=shape)
@@ -51,7 +51,7 @@ def lattice_factor(features: ArrayLike) -> Any:
     return half
 
 
-def simplices(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def simplices(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The corners of each point's simplex, and barycentric weights (Adams, Baek, Davis 2010).
 
     Vertices have d + 1 whole coordinates that sum to 0 and are equal modulo d + 1.
@@ -66,7 +66,7 @@ def simplices(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[n
         total += x[:, k - 1]
     place[:, 0] = total / (d + 1)
     nearest = np.floor(place + 0.5)
-    left = place - nearest
+    left = (place - nearest).astype(np.float32)  # from here on as exact as the weights
     order = np.argsort(-left, axis=1, kind="stable")
     rank = np.empty((n, d + 1), dtype=np.int64)  # 0: the coordinate with most left
     np.put_along_axis(rank, order, np.broadcast_to(np.arange(d + 1), (n, d + 1)), axis=1)
@@ -74,16 +74,16 @@ def simplices(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[n
     turn = (rank < 0).astype(np.int64) - (rank > d)
     rank += turn * (d + 1)
     nearest += turn
-    left -= turn
+    left -= turn.astype(np.float32)
     corner = np.arange(d + 1)[None, :, None]
     steps = np.where(rank[:, None, :] <= d - corner, corner, corner - (d + 1))
     corners = (d + 1) * nearest.astype(np.int64)[:, None, :] + steps
-    weights = np.empty((n, d + 1))
+    weights = np.empty((n, d + 1), dtype=np.float32)
     down = np.take_along_axis(left, np.argsort(rank, axis=1), axis=1)  # by rank, falling
-    weights[:, 0] = 1.0 - (down[:, 0] - down[:, d])
+    weights[:, 0] = (down[:, d] + 1) - down[:, 0]
     for c in range(1, d + 1):
         weights[:, c] = down[:, d - c] - down[:, d + 1 - c]
-    return corners, weights
+    return corners, np.maximum(weights, 0)
 
 
 def step(vertex: Vertex, axis: int, side: int) -> Vertex:

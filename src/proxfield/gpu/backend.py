@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,6 +13,7 @@ from proxfield.errors import InputError, MemoryLimitError, MissingDependencyErro
 from proxfield.memory import human_bytes
 
 OLDEST_TORCH = (2, 4)
+"""The first with ``torch.library.custom_op``."""
 REMEDY = 'pip install "proxfield[gpu]"'
 
 
@@ -27,13 +29,18 @@ triton: Any = _find("triton")
 tl: Any = None if triton is None else _find("triton.language")
 
 
-def need(*modules: str) -> None:
-    """Raises, with the remedy, if one of the modules isn't installed, or torch is too old."""
+def need(*modules: str, who: str = "a GPU") -> None:
+    """Raises, with the remedy, if one of the modules isn't installed, or torch is too old.
+
+    Args:
+        *modules: "torch", "triton".
+        who: What needs them, for the message.
+    """
     missing = [name for name in modules if globals()[name] is None]
     if missing:
-        raise MissingDependencyError(f"a GPU needs {' and '.join(missing)}: {REMEDY}")
+        raise MissingDependencyError(f"{who} needs {' and '.join(missing)}: {REMEDY}")
     if "torch" in modules:
-        check_version(torch.__version__)
+        check_version(str(torch.__version__))
 
 
 def check_version(found: str) -> None:
@@ -42,8 +49,8 @@ def check_version(found: str) -> None:
     Example:
         >>> check_version("2.11.0+cu130")
     """
-    numbers = found.split("+")[0].split(".")[:2]
-    if tuple(int(n) for n in numbers if n.isdigit()) < OLDEST_TORCH:
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST_TORCH:
         oldest = ".".join(str(n) for n in OLDEST_TORCH)
         raise MissingDependencyError(
             f"torch {found} is too old, proxfield needs {oldest} or newer: "
@@ -59,7 +66,7 @@ def find_device(name: Any = "cuda") -> Any:
     text = str(name)
     kind, _, index = text.partition(":")
     known = kind in ("cuda", "cpu") if interpreted() else kind == "cuda"
-    if not known or (index and not index.isdigit()) or text.endswith(":"):
+    if not known or (index and not index.isdecimal()) or text.endswith(":"):
         raise InputError(f"unknown device {text!r}, expected cpu, cuda or cuda:N")
     need("torch", "triton")
     if interpreted():
@@ -76,27 +83,33 @@ def find_device(name: Any = "cuda") -> Any:
         )
     count = torch.cuda.device_count()
     if index and int(index) >= count:
-        raise InputError(f"device {text!r}: there are {count}, cuda:0 to cuda:{count - 1}")
+        last = f"there are {count}, cuda:0 to cuda:{count - 1}" if count > 1 else "there is one"
+        raise InputError(f"device {text!r}: {last}; expected cuda or a lower number")
     return torch.device(kind, int(index) if index else torch.cuda.current_device())
 
 
 @contextmanager
-def memory_errors(what: str, per_variable: float, variables: int) -> Iterator[None]:
+def memory_errors(
+    what: str, per_variable: float, variables: int, device: Any = None
+) -> Iterator[None]:
     """Turn torch's out-of-memory error into one line that says what would fit.
 
     Args:
         what: What was computed, for the message.
         per_variable: About how many bytes a variable takes.
         variables: How many there are.
+        device: A CUDA device; by default the current one.
     """
     try:
         yield
-    except torch.OutOfMemoryError:
-        device = torch.device("cuda", torch.cuda.current_device())
+    except torch.cuda.OutOfMemoryError:  # torch 2.4 has it only there
+        if device is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         free, total = torch.cuda.mem_get_info(device)
         held = torch.cuda.memory_reserved(device)
         room = free + held
-        fits = int(room / max(1.0, per_variable))
+        # whatever the estimate says: all of them did not fit
+        fits = min(int(room / max(1.0, per_variable)), variables // 2)
         raise MemoryLimitError(
             f"{what} ({variables:,} variables) doesn't fit on {device}, which has "
             f"{human_bytes(room)} of {human_bytes(total)} free; about {fits:,} variables of this "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -104,7 +105,7 @@ class BatchProgram:
             slot.q = torch.zeros(self.joined.size, dtype=kind, device=device)
         return slot
 
-    def start(self, q: list[Floats]) -> BatchState:
+    def start(self, q: Sequence[Floats]) -> BatchState:
         """A state at the marginals of each field."""
         flat = np.concatenate([np.zeros(0), *q]) if len(q) != 1 else np.asarray(q[0])
         return self.start_from(from_numpy(flat).to(self.device))
@@ -174,13 +175,30 @@ class BatchProgram:
     # ---- updates ----
 
     def advance(
-        self, state: BatchState, plan: Update, n: int, tol: float, trace: bool
+        self,
+        state: BatchState,
+        plan: Update,
+        n: int,
+        tol: float,
+        trace: bool,
+        wanted: NDArray[np.bool_] | None = None,
     ) -> list[Rows]:
-        """Up to ``n`` updates of each field; each stops after one that changed under ``tol``."""
+        """Up to ``n`` updates of each field; each stops after one that changed under ``tol``.
+
+        Args:
+            state: Where the fields stand; changed in place.
+            plan: How they move: steps of all variables, numbered through.
+            n: Most updates.
+            tol: The change of q under which a field is done.
+            trace: Is F of every state wanted?
+            wanted: Which fields to move (all by default); the others stay.  # (fields,)
+        """
         if plan.adaptive and plan.kind != Kind.PROXIMAL:
             raise UnsupportedError("adaptive steps are for proximal updates")
         pieces: list[list[Rows]] = [[] for _ in range(self.fields)]
         active = np.full(self.fields, n > 0 and self.joined.n > 0)
+        if wanted is not None:
+            active &= wanted
         left = n
         if n > 0 and not self.joined.n:
             return [self._empty() for _ in range(self.fields)]

@@ -52,7 +52,7 @@ def codes(d: int) -> tuple[list[int], list[int]]:
 def locate(features: Any) -> tuple[Any, Any]:
     """Keys and weights of the corners of each point's simplex (Adams, Baek, Davis 2010).
 
-    In float64 and in the order of operations of the CPU's, so that a point on an edge falls on
+    In the types and the order of operations of the CPU's, so that a point on an edge falls on
     the same side.
 
     Args:
@@ -74,7 +74,7 @@ def locate(features: Any) -> tuple[Any, Any]:
         total = total + scaled
     place[0] = total * inverse
     nearest = torch.floor(place + 0.5)
-    left = place - nearest
+    left = (place - nearest).to(torch.float32)  # from here on as exact as the weights
     rank = torch.empty((d + 1, n), dtype=torch.int64, device=device)
     for k in range(d + 1):  # 0: the coordinate with most left; of equal ones the first
         rank[k] = (left[:k] >= left[k]).sum(0) + (left[k + 1 :] > left[k]).sum(0)
@@ -89,15 +89,15 @@ def locate(features: Any) -> tuple[Any, Any]:
     # by rank, falling; the code of the coordinate that has each rank
     down = torch.empty_like(left).scatter_(0, rank, left)
     ranked = torch.empty_like(rank).scatter_(0, rank, code[:, None].expand(-1, n))
-    weight = torch.empty((n, d + 1), dtype=torch.float64, device=device)
-    weight[:, 0] = 1.0 - (down[0] - down[d])
+    weight = torch.empty((n, d + 1), dtype=torch.float32, device=device)
+    weight[:, 0] = (down[d] + 1.0) - down[0]
     weight[:, 1:] = (down[:-1] - down[1:]).flip(0).T
     key = torch.empty((n, d + 1), dtype=torch.int64, device=device)
     key[:, 0] = base
     # the next corner: all coordinates + 1, that of one rank − (d + 1)
     steps = code.sum() - (d + 1) * ranked.flip(0)[:d]
     key[:, 1:] = (base + steps.cumsum(0)).T
-    return key, (weight * math.sqrt(peak(d))).to(torch.float32)
+    return key, weight.clamp_(min=0.0) * math.sqrt(peak(d))
 
 
 def look_up(keys: Any, wanted: Any) -> Any:

@@ -106,7 +106,7 @@ def locate(
                     x if rank[k, i] == high else zero
                 )
     for i in range(m):
-        weight[0, i] += np.float32(1.0) + weight[d + 1, i]
+        weight[0, i] = (weight[0, i] + np.float32(1.0)) + weight[d + 1, i]
     for c in range(d + 1):
         for i in range(m):
             weight[c, i] = max(weight[c, i], zero) * np.float32(scale)
