@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxfield.errors import MissingDependencyError
+from proxfield.gpu import backend
 from proxfield.gpu.backend import need, torch
 
 Module: Any = object if torch is None else torch.nn.Module
 """``torch.nn.Module``; without PyTorch a stand-in, so that modules import anywhere."""
 
 
+def _checked() -> Any:
+    """PyTorch if it will do, else None."""
+    try:
+        need("torch")
+    except MissingDependencyError:
+        return None
+    return torch
+
+
+GOOD: Any = _checked()
+"""A PyTorch found good once needn't be asked again, also because ``torch.compile`` can't follow."""
+
+
 def need_torch() -> None:
     """Raise, with the remedy, if PyTorch is missing or too old."""
-    need("torch", who="proxfield.torch")
+    if GOOD is None or backend.torch is not GOOD:
+        need("torch", who="proxfield.torch")
