@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from examples import FINITE_TABLES
+from triton_setup import direct, indirect, run_interpreted
 
 import proxfield as pf
 from proxfield.generate import grid
 
-torch = pytest.importorskip("torch", reason="batches on a GPU need torch")
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("batches on a GPU need triton", allow_module_level=True)
-
-HERE = Path(__file__).parent
-sys.path += [str(HERE.parent), str(HERE.parent / "conformance")]
-from examples import FINITE_TABLES  # noqa: E402
-from gpu_cases import mend_interpreter, poison  # noqa: E402
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    mend_interpreter()
-    poison()
-direct = pytest.mark.skipif(
-    not (INTERPRETED or torch.cuda.is_available()),
-    reason="runs in Triton's interpreter, by test_interpreted",
-)
 INF = np.inf
 RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "fixed": ("fixed", {}),
@@ -45,23 +24,9 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run directly")
+@indirect
 def test_interpreted() -> None:
-    source = str(Path(pf.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The interpreter computes lanes that are masked out, and warns of 0 · inf in them."""
-    with np.errstate(all="ignore"):
-        yield
+    run_interpreted(__file__)
 
 
 @pytest.fixture

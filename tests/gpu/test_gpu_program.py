@@ -6,17 +6,13 @@ the interpreter has to be chosen before Triton is imported.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from examples import FINITE_TABLES, HARD_TABLES
 from numpy.typing import NDArray
+from triton_setup import direct, indirect, run_interpreted, torch
 
 import proxfield as pf
 from proxfield.errors import UnsupportedError
@@ -26,23 +22,6 @@ from proxfield.kernels.base import Custom, Kind, Order, Rows, Update
 from proxfield.kernels.reference import ReferenceProgram
 from proxfield.lowering import Lowered
 
-torch = pytest.importorskip("torch", reason="programs on a GPU need torch")
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("programs on a GPU need triton", allow_module_level=True)
-
-HERE = Path(__file__).parent
-sys.path += [str(HERE.parent), str(HERE.parent / "conformance")]
-from examples import FINITE_TABLES, HARD_TABLES  # noqa: E402
-from gpu_cases import mend_interpreter, poison  # noqa: E402
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    mend_interpreter()
-    poison()
-direct = pytest.mark.skipif(
-    not (INTERPRETED or torch.cuda.is_available()),
-    reason="runs in Triton's interpreter, by test_interpreted",
-)
 EXACT = {"float64": 1e-8, "float32": 1e-4}
 """How far rows and marginals may be from the reference's."""
 SPARSE = [name for name, e in FINITE_TABLES.items() if not e.field().lower().extras]
@@ -50,23 +29,9 @@ BINARY = ("ising-grid", "ising-scattered", "strong-repulsion-binary", "inf-unary
 GENERAL = ("potts-mixed-cardinalities", "pairwise-nonsquare", "all-terms", "inf-unary")
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run directly")
+@indirect
 def test_interpreted() -> None:
-    source = str(Path(pf.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The interpreter computes lanes that are masked out, and warns of 0 · inf in them."""
-    with np.errstate(all="ignore"):
-        yield
+    run_interpreted(__file__)
 
 
 def program_of(lowered: Lowered, dtype: str = "float64", form: str | None = None) -> Any:

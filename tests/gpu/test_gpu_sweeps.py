@@ -6,19 +6,17 @@ the interpreter has to be chosen before Triton is imported.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from examples import HARD_TABLES, POSSIBLE, SOFT
 from numpy.typing import NDArray
+from triton_setup import direct, indirect, needs_device, run_interpreted, torch
 
 import proxfield as pf
+from helpers import grid_edges
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.gpu.levels import grouped, level_of, neighbour_rows
 from proxfield.kernels.base import Chains, Order
@@ -27,48 +25,13 @@ from proxfield.kernels.random import uniforms
 from proxfield.kernels.reference import ReferenceProgram
 from proxfield.lowering import Lowered
 
-torch = pytest.importorskip("torch", reason="sweeps on a GPU need torch")
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("sweeps on a GPU need triton", allow_module_level=True)
-
-HERE = Path(__file__).parent
-sys.path += [str(HERE.parent), str(HERE.parent / "conformance")]
-from examples import HARD_TABLES, POSSIBLE, SOFT  # noqa: E402
-from gpu_cases import mend_interpreter, poison  # noqa: E402
-
-from helpers import grid_edges  # noqa: E402
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    mend_interpreter()
-    poison()
-direct = pytest.mark.skipif(
-    not (INTERPRETED or torch.cuda.is_available()),
-    reason="runs in Triton's interpreter, by test_interpreted",
-)
-needs_device = pytest.mark.skipif(
-    INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device here"
-)
 EXACT = {"float64": 1e-10, "float32": 2e-5}
 """How far marginals may be from the reference's."""
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests run directly")
+@indirect
 def test_interpreted() -> None:
-    source = str(Path(pf.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source},
-        cwd=HERE.parents[1], capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The interpreter computes lanes that are masked out, and warns of 0 · inf in them."""
-    with np.errstate(all="ignore"):
-        yield
+    run_interpreted(__file__)
 
 
 def lowered_of(name: str) -> Lowered:

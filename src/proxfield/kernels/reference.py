@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -128,33 +131,13 @@ class ReferenceProgram(Program):
         target: Floats,
         possible: NDArray[np.bool_],
     ) -> Floats:
-        """What a rule moves θ along: its residual or an average over time."""
-        g1, g2, eps = plan.gamma1, plan.gamma2, plan.epsilon
-
         def centre(x: Floats) -> Floats:
             """Subtract the mean over possible labels."""
             count = np.maximum(1.0, self.layout.sum_by_variable(possible))
             mean = self.layout.sum_by_variable(np.where(possible, x, 0.0)) / count
             return np.asarray(x - mean[self.layout.owner])
 
-        residual: Floats = theta - target
-        if plan.kind == Kind.PROXIMAL:
-            return residual
-        if plan.kind == Kind.MOMENTUM:
-            s.u = g1 * s.u + (1 - g1) * residual
-            return s.u
-        if plan.kind == Kind.MOMENTUM_PRINTED:
-            s.u = g1 * s.u + (1 - g1) * target
-            return theta - s.u
-        if plan.kind == Kind.ADAM:
-            residual = centre(residual)
-            s.u = g1 * s.u + (1 - g1) * residual
-            s.v = g2 * s.v + (1 - g2) * residual**2
-            return s.u / (np.sqrt(s.v) + eps)
-        target = centre(target)
-        s.u = g1 * s.u + (1 - g1) * target
-        s.v = (1 - g2) * s.v + g2 * target**2
-        return (centre(theta) - s.u) / (np.sqrt(s.v) + eps)
+        return np.asarray(average(s, plan, theta, target, centre))
 
     def _sweep(self, s: ReferenceState, plan: Order) -> float:
         variables = plan.variables
@@ -230,6 +213,37 @@ class ReferenceProgram(Program):
             if np.abs(s.q - old).max(initial=0.0) <= chains.tol:
                 return s.q, t + 1
         return s.q, chains.polish
+
+
+def average(s: Any, plan: Update, theta: Any, target: Any, centre: Callable[[Any], Any]) -> Any:
+    """What a rule moves θ along: its residual or an average over time.
+
+    Args:
+        s: A state with the moments ``u`` and ``v``, which are moved on.
+        plan: The rule.
+        theta: Natural parameters; arrays of numpy or torch.
+        target: θ*.
+        centre: Subtracts each variable's mean over its possible labels.
+    """
+    g1, g2, eps = plan.gamma1, plan.gamma2, plan.epsilon
+    residual = theta - target
+    if plan.kind == Kind.PROXIMAL:
+        return residual
+    if plan.kind == Kind.MOMENTUM:
+        s.u = g1 * s.u + (1 - g1) * residual
+        return s.u
+    if plan.kind == Kind.MOMENTUM_PRINTED:
+        s.u = g1 * s.u + (1 - g1) * target
+        return theta - s.u
+    if plan.kind == Kind.ADAM:
+        residual = centre(residual)
+        s.u = g1 * s.u + (1 - g1) * residual
+        s.v = g2 * s.v + (1 - g2) * residual**2
+        return s.u / (s.v**0.5 + eps)
+    target = centre(target)
+    s.u = g1 * s.u + (1 - g1) * target
+    s.v = (1 - g2) * s.v + g2 * target**2
+    return (centre(theta) - s.u) / (s.v**0.5 + eps)
 
 
 def slack(f: float, dtype: np.dtype[np.floating]) -> float:

@@ -22,7 +22,7 @@ from proxfield.kernels.base import (
     State,
     Update,
 )
-from proxfield.kernels.reference import TINY, ReferenceProgram, slack
+from proxfield.kernels.reference import TINY, ReferenceProgram, average, slack
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats
 from proxfield.torch.energy import Energy
@@ -190,32 +190,12 @@ class TorchProgram(Program):
         return step
 
     def _average(self, s: TorchState, plan: Update, theta: Any, target: Any, possible: Any) -> Any:
-        """What a rule moves θ along: its residual or an average over time."""
-        g1, g2, eps = plan.gamma1, plan.gamma2, plan.epsilon
-
         def centre(x: Any) -> Any:
             count = possible.sum(dim=-1, keepdim=True).clamp(min=1)
             kept = torch.where(possible, x, torch.zeros_like(x))
             return x - kept.sum(dim=-1, keepdim=True) / count
 
-        residual = theta - target
-        if plan.kind == Kind.PROXIMAL:
-            return residual
-        if plan.kind == Kind.MOMENTUM:
-            s.u = g1 * s.u + (1 - g1) * residual
-            return s.u
-        if plan.kind == Kind.MOMENTUM_PRINTED:
-            s.u = g1 * s.u + (1 - g1) * target
-            return theta - s.u
-        if plan.kind == Kind.ADAM:
-            residual = centre(residual)
-            s.u = g1 * s.u + (1 - g1) * residual
-            s.v = g2 * s.v + (1 - g2) * residual**2
-            return s.u / (s.v.sqrt() + eps)
-        target = centre(target)
-        s.u = g1 * s.u + (1 - g1) * target
-        s.v = (1 - g2) * s.v + g2 * target**2
-        return (centre(theta) - s.u) / (s.v.sqrt() + eps)
+        return average(s, plan, theta, target, centre)
 
     def _sweep(self, s: TorchState, plan: Order) -> float:
         """Groups of variables that don't interact, or single ones, one after another."""
