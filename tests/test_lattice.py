@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from helpers import Array
 from proxfield.errors import InputError
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.exact import ExactFilter
-from proxfield.filters.lattice import CHANNELS, LatticeFilter
+from proxfield.filters.lattice import CHANNELS, LatticeFilter, image_width
 from proxfield.filters.lattice_reference import lattice_factor, lattice_matrix
 from proxfield.kernels.jit import max_threads, thread_count
-from proxfield.kernels.lattice import CHUNK
+from proxfield.kernels.lattice import CHUNK, RUN, make_chunks
 
 SIZES = pytest.mark.parametrize("d, n", [(d, n) for d in (1, 2, 3, 5, 8) for n in (1, 7, 300)])
 
@@ -149,6 +150,83 @@ def test_the_same_bits_on_any_number_of_threads(d: int, dtype: str) -> None:
             seen.append([*parts, made.apply(values), made.apply(values[:, :1])])
     for one, two in zip(*seen, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+# ---- chunks that are blocks of an image ----
+
+
+@pytest.mark.parametrize(
+    "width, height",
+    [(0, 1), (1, 20_000), (128, 200), (129, 200), (300, 100), (500, 375), (8000, 3), (300, 27)],
+)
+def test_every_point_is_in_one_chunk(width: int, height: int) -> None:
+    n = width * height
+    chunks = make_chunks(n, width)
+    assert chunks.run[0] == 0 and chunks.run[-1] == len(chunks.begin) == len(chunks.end)
+    runs = [np.arange(a, b) for a, b in zip(chunks.begin, chunks.end, strict=True)]
+    assert all(0 < len(r) <= RUN for r in runs)
+    np.testing.assert_array_equal(np.sort(np.concatenate([[], *runs])), np.arange(n))
+    for a, b in pairwise(chunks.run):
+        points = np.concatenate(runs[a:b])
+        assert len(points) <= CHUNK
+        if width > RUN and n > CHUNK:  # a rectangle
+            assert len(np.unique(points // width)) * len(np.unique(points % width)) == len(points)
+
+
+def pixels(height: int, width: int) -> Array:
+    return np.stack(np.mgrid[:height, :width], axis=-1).reshape(-1, 2).astype(float)
+
+
+@pytest.mark.parametrize("flip", [1, -1])
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_rows_of_an_image_are_recognised(order: list[int], flip: int) -> None:
+    features = pixels(7, 11)[::flip, order] / 3
+    assert image_width(features) == 11
+    assert image_width(np.hstack([cloud(77, 2), features])) == 11
+    assert image_width(np.vstack([features, features])) == 11  # two images
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        np.zeros((0, 2)),
+        np.zeros((1, 2)),
+        np.zeros((12, 2)),
+        np.arange(12.0)[:, None],  # one row
+        np.repeat(np.arange(4.0), 3)[:, None],  # the rows' numbers alone
+        pixels(7, 11)[:-1],  # a pixel is missing
+        cloud(12, 3),
+    ],
+)
+def test_other_points_are_not_an_image(features: Array) -> None:
+    assert image_width(features) == 0
+
+
+def test_blocks_of_an_image_are_one_matrix(dtype: str) -> None:
+    """And touch fewer vertices than strips of it do."""
+    height, width = 60, 320
+    features = pixels(height, width) / 2
+    made, strips = LatticeFilter(features), LatticeFilter(features).regrouped(0)
+    assert (made.width, strips.width) == (width, 0)
+    assert len(made.chunk) == len(strips.chunk) == 4
+    assert made.n_rows < strips.n_rows
+    v = np.random.default_rng(3).normal(size=(height * width, 3)).astype(dtype)
+    half = lattice_factor(features)
+    expected = half @ (half.T @ v.astype(float))
+    tolerance = 1e-12 if dtype == "float64" else 1e-6
+    for either in (made, strips):
+        for columns in (slice(0, 1), slice(0, 3)):
+            out = either.apply(v[:, columns])
+            bound = tolerance * abs(expected).max()
+            np.testing.assert_allclose(out, expected[:, columns], rtol=0, atol=bound)
+    np.testing.assert_allclose(made.diagonal(), strips.diagonal(), rtol=1e-12)
+
+
+def test_regrouping_there_and_back() -> None:
+    made = LatticeFilter(pixels(60, 320) / 2)
+    again = made.regrouped(0).regrouped(320)
+    for name in ("row", "chunk", "vertex", "start", "member"):
+        np.testing.assert_array_equal(getattr(made, name), getattr(again, name))
 
 
 # ---- where points lie ----

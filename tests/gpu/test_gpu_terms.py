@@ -123,12 +123,11 @@ def test_gaussian_keeps_the_larger_of_certain_marginals() -> None:
     check(pf.Gaussian(features(9), 3.0, filter="exact"), layout, "float32", 1e-5, q.ravel())
 
 
-def test_operate_is_that_of_the_host() -> None:
+@pytest.mark.parametrize("kind", ["exact", "lattice"])
+def test_operate_is_that_of_the_host(kind: str) -> None:
     v = np.random.default_rng(3).normal(size=(9, 4))
     for normalization in NORMALIZATIONS:
-        term = pf.Gaussian(
-            features(9), normalization=normalization, self_message=True, filter="exact"
-        )
+        term = pf.Gaussian(features(9), normalization=normalization, self_message=True, filter=kind)
         made: Any = on_device(term, Layout(np.full(9, 4)), "float64", DEVICE)
         found = made.operate(torch.from_numpy(v).to(DEVICE)).cpu()
         np.testing.assert_allclose(found, term.operate(v), rtol=1e-12, atol=1e-12)
@@ -155,9 +154,9 @@ def test_the_host_sees_the_operator_of_the_device(self_message: bool, normalizat
     assert isinstance(term.filter, DeviceFilter) and term.filter_kind == "lattice"
     assert "filter" not in vars(given)  # the user's term is as it was
     layout = lowered.layout
-    np.testing.assert_allclose(term.spectrum(layout), given.spectrum(layout), rtol=1e-5)
-    np.testing.assert_allclose(term.row_sums, given.row_sums, rtol=1e-5, atol=1e-6)
-    check(term, layout, "float64", 3e-7)
+    np.testing.assert_allclose(term.spectrum(layout), given.spectrum(layout), rtol=1e-12)
+    np.testing.assert_allclose(term.row_sums, given.row_sums, rtol=1e-12, atol=1e-12)
+    check(term, layout, "float64", 1e-12)
     made: Any = on_device(term, layout, "float64", DEVICE)
     assert made.filter is term.filter  # built once
     other: Any = on_device(term, layout, "float32", DEVICE)

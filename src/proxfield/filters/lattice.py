@@ -13,6 +13,7 @@ usual lattice's.
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 from typing import Any
 
@@ -23,17 +24,15 @@ from proxfield.filters.base import Filter, check_features
 from proxfield.kernels import lattice as kernels
 from proxfield.kernels import lattice_build as building
 from proxfield.kernels.jit import max_threads, threads_for
-from proxfield.kernels.lattice import CHUNK, Points
+from proxfield.kernels.lattice import CACHED, CHUNK, FEW_VERTICES, Points, make_chunks
 from proxfield.kernels.simd import LANES, padded
 
 SIDE = 0.2
 """Share that a vertex gives to each neighbour along an axis, in each of the two blurs."""
 BRIDGE = 2
 """A vertex that no point touches is added if it has this many touched neighbours."""
-FEW_VERTICES = 200_000
-"""Vertices below which one channel is blurred on one thread."""
-CACHED = 2**24
-"""Bytes of a workspace up to which all channels are blurred together."""
+LONGEST_ROW = 2**16
+"""Pixels in a row of an image that is known for one."""
 CHANNELS = 32
 """Channels filtered together by `apply`."""
 
@@ -54,6 +53,33 @@ def peak(d: int, side: float = SIDE) -> float:
     return float((2 * np.pi * (4 * side + 1 / 6)) ** (d / 2) * np.sqrt(d + 1))
 
 
+def image_width(features: NDArray[Any]) -> int:
+    """Length of an image's rows, if the points look like its pixels in order; else 0.
+
+    Some feature then rises (or falls) along a row and starts again with the next. Only the first
+    row and the first column are looked at: what is made of it is a matter of speed.
+
+    Example:
+        >>> y, x = np.mgrid[:3, :5]
+        >>> image_width(np.stack([y.ravel(), x.ravel()], axis=1))
+        5
+        >>> image_width(np.ones((15, 2)))
+        0
+    """
+    n, d = features.shape
+    for k in range(d):
+        first = features[:, k]
+        # strictly monotone up to where it turns back
+        step = np.diff(first[: min(n, LONGEST_ROW)])
+        if len(step) == 0 or step[0] == 0:
+            continue
+        turn = np.flatnonzero(np.sign(step) != np.sign(step[0]))
+        width = int(turn[0]) + 1 if len(turn) else 0
+        if 1 < width < n and n % width == 0 and (first[::width] == first[0]).all():
+            return width
+    return 0
+
+
 class LatticeFilter(Filter):
     """An approximate Gaussian filter over the permutohedral lattice.
 
@@ -69,7 +95,6 @@ class LatticeFilter(Filter):
     """
 
     name = "lattice"
-    precision = "float32"
 
     def __init__(self, features: ArrayLike) -> None:
         points = check_features(features)
@@ -79,6 +104,10 @@ class LatticeFilter(Filter):
         """Row of each corner of a point's simplex, counted within the point's chunk."""
         self.weight = np.empty((n, d + 1), dtype=np.float32)
         """Barycentric weights, times √`peak` (they count twice: to splat and to slice)."""
+        self.width = image_width(points)
+        """Points in a row of the image, or 0."""
+        self.chunks = make_chunks(n, self.width)
+        """Which points are handled together."""
         with threads_for(10 * self.row.size):
             self._build(points)
 
@@ -86,45 +115,56 @@ class LatticeFilter(Filter):
         n, d = features.shape
         factor = axis_scales(d)
         code = np.append(np.random.default_rng(d).integers(-(2**62), 2**62, d) | 1, 0)
-        chunks = -(-n // CHUNK)
+        chunks = len(self.chunks.run) - 1
         together = 2 * max_threads()
         found = np.empty((together, min(n, CHUNK) * (d + 1)), dtype=np.int64)
-        keys, numbers = np.full(4096, building.NOTHING), np.empty(4096, dtype=np.int32)
-        count = 0
-        vertex: list[NDArray[np.int32]] = []
+        table = np.full(building.SLOTS, building.FREE, dtype=np.int32)
+        keys, count = np.empty(0, dtype=np.int64), 0
+        vertex: list[NDArray[np.uint32]] = []  # unsigned: never counted from the end
         for first in range(0, chunks, together):
             counts = np.zeros(min(together, chunks - first), dtype=np.int64)
             building.place(
-                features, factor, code, np.sqrt(peak(d)), first, found, counts,
-                self.row, self.weight,
+                features, factor, code, np.sqrt(peak(d)), self.chunks, first, found,
+                counts, self.row, self.weight,
             )  # fmt: skip
             for c, size in enumerate(counts):
-                vertex.append(np.empty(size, dtype=np.int32))
-                keys, numbers, count = building.merge(
-                    keys, numbers, count, found[c, :size], vertex[-1]
-                )
+                vertex.append(np.empty(size, dtype=np.uint32))
+                table, keys, count = building.merge(table, keys, count, found[c, :size], vertex[-1])
         self.chunk = np.cumsum([0, *(len(v) for v in vertex)])
         """First row of each chunk.  # (chunks + 1,)"""
-        self.vertex = np.concatenate([np.zeros(0, dtype=np.int32), *vertex])
+        self.vertex = np.concatenate([np.zeros(0, dtype=np.uint32), *vertex])
         """Vertex of each row."""
         self.touched = int(count)
         """Vertices that points touch; the others come after them."""
         # a step along an axis: all coordinates + 1, that of the axis − (d + 1) more
         stride = code.sum() - (d + 1) * code
-        own = building.keys_in_order(keys, numbers, count)
+        own = keys[:count]
         near = np.full((d + 1, count, 2), -1, dtype=np.int32)
-        building.meet(keys, numbers, own, stride, near)
+        building.meet(table, own, stride, near)
         added = building.bridges(*building.gaps(own, stride, near), BRIDGE)
-        self.next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
+        next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
+        next_to[:, :count] = near
+        building.join(table, own, building.table_of(added), added, stride, next_to)
+        self.next_to = next_to.view(np.uint32)  # −1 is the largest of these
         """Neighbours along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
-        self.next_to[:, :count] = near
-        table = building.table_of(added)
-        building.join(keys, numbers, *table, added, stride, count, self.next_to)
-        unsigned = self.next_to.view(np.uint32)  # −1 is the largest of these
-        np.minimum(unsigned, unsigned.shape[1], out=unsigned)
+        np.minimum(self.next_to, self.next_to.shape[1], out=self.next_to)
         self.n_vertices = self.next_to.shape[1]
+        self._sort_rows()
+
+    def _sort_rows(self) -> None:
         self.start, self.member = building.rows_by_vertex(self.vertex, self.n_vertices)
         """Rows by vertex: the first of each  # (n_vertices + 1,), and all in that order."""
+
+    def regrouped(self, width: int) -> LatticeFilter:
+        """The same filter in chunks for rows of another length; shares all the rest."""
+        out = copy.copy(self)
+        out.width, out.row = width, np.empty_like(self.row)
+        out.chunks = make_chunks(len(self.row), width)
+        out.vertex, out.chunk = building.regroup(
+            self.vertex, self.points, out.chunks, self.n_vertices, out.row
+        )
+        out._sort_rows()
+        return out
 
     @property
     def n_rows(self) -> int:
@@ -134,7 +174,7 @@ class LatticeFilter(Filter):
     @property
     def points(self) -> Points:
         """What kernels read of it."""
-        return Points(self.row, self.weight, self.chunk)
+        return Points(self.row, self.weight, self.chunk, self.chunks)
 
     def blur(self, rows: NDArray[Any], table: NDArray[Any], spare: NDArray[Any]) -> None:
         """Rows as splatted → rows to slice from, times a compatibility.
@@ -152,7 +192,7 @@ class LatticeFilter(Filter):
         together = groups if spare.nbytes <= CACHED else 1  # else one by one, to stay in cache
         for p in range(0, groups, together):
             some = slice(p, p + together)
-            kernels.blur_planes(self.next_to, self._there_and_back, SIDE, planes[some], there[some])
+            kernels.blur_planes(self.next_to, self.there_and_back, SIDE, planes[some], there[some])
         kernels.distribute(self.vertex, planes, number, rows)
         if len(table) > 1:
             kernels.mix_labels(rows, table)
@@ -179,11 +219,11 @@ class LatticeFilter(Filter):
         here[self.n_vertices] = there[self.n_vertices] = 0.0
         kernels.collect_one(self.start, self.member, rows, here)
         blur = kernels.blur_few if self.n_vertices < FEW_VERTICES else kernels.blur_one
-        blur(self.next_to, self._there_and_back, SIDE, here, there)
+        blur(self.next_to, self.there_and_back, SIDE, here, there)
         return here
 
     @cached_property
-    def _there_and_back(self) -> NDArray[np.int64]:
+    def there_and_back(self) -> NDArray[np.int64]:
         """Axes in the order of their blurs, an even number."""
         axes = range(len(self.next_to))
         return np.array([*reversed(axes), *axes])

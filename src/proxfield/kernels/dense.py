@@ -14,7 +14,7 @@ import numpy as np
 
 from proxfield.kernels.general import move_variable
 from proxfield.kernels.jit import inlined, parallel_kernel
-from proxfield.kernels.lattice import CHUNK
+from proxfield.kernels.lattice import CHUNK, RUN
 from proxfield.kernels.math import exp_nonpositive
 from proxfield.kernels.simd import (
     LANES,
@@ -32,8 +32,6 @@ from proxfield.kernels.simd import (
     weighted,
 )
 
-TILE = 128
-"""Pixels whose softmax is taken together."""
 OUT = 1e30
 """Stands in the padding, where exp(−x) must be 0."""
 
@@ -60,7 +58,7 @@ class DenseArrays(NamedTuple):
 
 
 @inlined
-def see_tile(
+def see_run(
     row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, g: Any
 ) -> None:
     """Add what pixels i0 to i1 see on one lattice."""
@@ -72,7 +70,7 @@ def see_tile(
 
 
 @inlined
-def splat_tile(
+def splat_run(
     row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, e: Any
 ) -> None:
     """Spread pixels i0 to i1 over one lattice."""
@@ -166,22 +164,22 @@ def add_unary(unary: Any, shift: Any, labels: int, i0: int, i1: int, width: int,
 
 
 @inlined
-def exponentials(tile: int, width: int, g: Any, e: Any) -> None:
+def exponentials(pixels: int, width: int, g: Any, e: Any) -> None:
     """Shift each row to have minimum 0, then e = exp(−g)."""
-    for r in range(tile):
+    for r in range(pixels):
         at = r * width
         low = least(g, at, width)
         if low < np.inf:
             for l in range(0, width, LANES):
                 scale(g, at + l, 1.0, -low)
-    for k in range(tile * width):
+    for k in range(pixels * width):
         e[k] = exp_nonpositive(-g[k])
 
 
 @parallel_kernel
 def advance(
-    pack: Any, st: Any, row: Any, weight: Any, chunk: Any, factor_in: Any, factor_out: Any,
-    rows: Any, longest: Any, motion: Any, blind: bool, passing: bool, parts: Any,
+    pack: Any, st: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_in: Any,
+    factor_out: Any, rows: Any, longest: Any, motion: Any, blind: bool, passing: bool, parts: Any,
 ) -> None:  # fmt: skip
     """One iteration: rows to slice from → new marginals → rows as splatted.
 
@@ -190,7 +188,7 @@ def advance(
     passing: don't store the new ones either, only splat them.
     longest: Rows of the largest chunk, for all terms together.
     """
-    n = len(row[0])
+    run, first, end = chunks
     width = rows[0].shape[1]
     labels = pack.labels
     # each array by a name of its own: fetching one from a tuple counts references, atomically
@@ -199,21 +197,20 @@ def advance(
     trace, kind, flat_step = motion.trace, motion.kind, motion.flat
     plain = kind == 0 and flat_step == 1.0 and motion.beta == 1.0 and len(st.theta) == 0
     for c in numba.prange(len(parts)):
-        g = np.empty(TILE * width, dtype=unary.dtype)
-        e = np.empty(TILE * width, dtype=unary.dtype)
+        g = np.empty(RUN * width, dtype=unary.dtype)
+        e = np.empty(RUN * width, dtype=unary.dtype)
         peak = np.zeros(2 * LANES, dtype=unary.dtype)
         energy, entropy, change, twice = 0.0, 0.0, 0.0, 0.0
         # new marginals are splatted here, since pixels still to come slice from the rows
         fresh = np.empty(longest * width, dtype=unary.dtype)
         for k in range(0, longest * width, LANES):
             clear(fresh, k)
-        end = min(n, (c + 1) * CHUNK)
-        for i0 in range(c * CHUNK, end, TILE):
-            i1 = min(end, i0 + TILE)
+        for r in range(run[c], run[c + 1]):
+            i0, i1 = first[r], end[r]
             for k in range(0, (i1 - i0) * width, LANES):
                 clear(g, k)
             for t in range(len(row)):
-                see_tile(
+                see_run(
                     row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
                     i0, i1, g,
                 )  # fmt: skip
@@ -254,14 +251,14 @@ def advance(
                         peak[LANES + l] = 0.0
             begin = 0
             for t in range(len(row)):
-                splat_tile(row[t], weight[t], factor_in[t], begin, fresh, width, i0, i1, e)
+                splat_run(row[t], weight[t], factor_in[t], begin, fresh, width, i0, i1, e)
                 begin += chunk[t][c + 1] - chunk[t][c]
         begin = 0
         for t in range(len(row)):
             flat = rows[t].reshape(-1)
-            first, count = chunk[t][c] * width, (chunk[t][c + 1] - chunk[t][c]) * width
+            to, count = chunk[t][c] * width, (chunk[t][c + 1] - chunk[t][c]) * width
             for k in range(0, count, LANES):
-                put_scaled(flat, first + k, fresh, begin + k, 1.0)
+                put_scaled(flat, to + k, fresh, begin + k, 1.0)
             begin += count
         if flat_step != 0.0:
             for l in range(LANES):
@@ -277,24 +274,23 @@ def advance(
 
 @parallel_kernel
 def look(
-    pack: Any, q: Any, row: Any, weight: Any, chunk: Any, factor_out: Any, rows: Any, g: Any,
-    parts: Any,
+    pack: Any, q: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_out: Any, rows: Any,
+    g: Any, parts: Any,
 ) -> None:  # fmt: skip
     """Energy and entropy of marginals, and into ``g`` (unless empty) the gradient."""
-    n = len(row[0])
+    run, first, end = chunks
     width = rows[0].shape[1]
     labels = pack.labels
     unary, own, own_table, diagonal = pack.unary, pack.own, pack.own_table, pack.own_diagonal
     for c in numba.prange(len(parts)):
-        seen = np.empty(TILE * width, dtype=unary.dtype)
+        seen = np.empty(RUN * width, dtype=unary.dtype)
         energy, entropy = 0.0, 0.0
-        end = min(n, (c + 1) * CHUNK)
-        for i0 in range(c * CHUNK, end, TILE):
-            i1 = min(end, i0 + TILE)
+        for r in range(run[c], run[c + 1]):
+            i0, i1 = first[r], end[r]
             for k in range(0, (i1 - i0) * width, LANES):
                 clear(seen, k)
             for t in range(len(row)):
-                see_tile(
+                see_run(
                     row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
                     i0, i1, seen,
                 )  # fmt: skip
@@ -320,12 +316,12 @@ def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
     """
     n = len(energies) // labels
     for task in numba.prange((n + CHUNK - 1) // CHUNK):
-        g = np.empty(TILE * width, dtype=out.dtype)
-        e = np.empty(TILE * width, dtype=out.dtype)
+        g = np.empty(RUN * width, dtype=out.dtype)
+        e = np.empty(RUN * width, dtype=out.dtype)
         none = out[:0]
         end = min(n, (task + 1) * CHUNK)
-        for i0 in range(task * CHUNK, end, TILE):
-            i1 = min(end, i0 + TILE)
+        for i0 in range(task * CHUNK, end, RUN):
+            i1 = min(end, i0 + RUN)
             for k in range(0, (i1 - i0) * width, LANES):
                 clear(g, k)
             add_unary(energies, none, labels, i0, i1, width, g)
@@ -361,10 +357,10 @@ def transpose(a: Any, out: Any) -> Any:
     # (labels, n) -> (n, labels)
     """
     labels, n = a.shape
-    odd = np.zeros((n + TILE - 1) // TILE, dtype=np.int64)
+    odd = np.zeros((n + RUN - 1) // RUN, dtype=np.int64)
     for task in numba.prange(len(odd)):
         worst = a.dtype.type(0.0)
-        for i0 in range(task * TILE, min(n, (task + 1) * TILE), LANES):
+        for i0 in range(task * RUN, min(n, (task + 1) * RUN), LANES):
             i1 = min(n, i0 + LANES)
             for l in range(labels):
                 for i in range(i0, i1):

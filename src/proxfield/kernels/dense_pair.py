@@ -13,11 +13,8 @@ import numba
 import numpy as np
 
 from proxfield.kernels.jit import inlined, parallel_kernel
-from proxfield.kernels.lattice import CHUNK, VERTICES
+from proxfield.kernels.lattice import CHUNK, RUN, VERTICES
 from proxfield.kernels.math import exp_nonpositive
-
-TILE = 256
-"""Pixels whose logistic function is taken together."""
 
 
 @parallel_kernel
@@ -43,12 +40,12 @@ def see_pair(
 ) -> None:
     """Add what pixels see on one lattice."""
     corners = row.shape[1]
+    mine = rows[begin:]
     for i in range(i0, i1):
-        seen = x[i - i0]
-        scale = factor[i]
+        seen = x.dtype.type(0.0)
         for k in range(corners):
-            seen += scale * weight[i, k] * rows[begin + row[i, k]]
-        x[i - i0] = seen
+            seen += weight[i, k] * mine[row[i, k]]
+        x[i - i0] += factor[i] * seen
 
 
 @inlined
@@ -57,34 +54,34 @@ def splat_pair(
 ) -> None:
     """Spread pixels over one lattice."""
     corners = row.shape[1]
+    mine = rows[begin:]
     for i in range(i0, i1):
-        mine = v[i - i0] * factor[i]
+        value = v[i - i0] * factor[i]
         for k in range(corners):
-            rows[begin + row[i, k]] += weight[i, k] * mine
+            mine[row[i, k]] += weight[i, k] * value
 
 
 @parallel_kernel
 def advance_pair(
-    unary: Any, q: Any, row: Any, weight: Any, chunk: Any, factor_in: Any, factor_out: Any,
-    rows: Any, fresh: Any, blind: bool, passing: bool, change: Any,
+    unary: Any, q: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_in: Any,
+    factor_out: Any, rows: Any, fresh: Any, blind: bool, passing: bool, change: Any,
 ) -> None:  # fmt: skip
     """One full step in place; ``change`` gets the largest one of each chunk (+inf if blind).
 
     passing: don't store the marginals, only splat them.
     """
-    n = len(row[0])
+    run, first, end = chunks
     for c in numba.prange(len(change)):
-        x = np.empty(TILE, dtype=q.dtype)
-        e = np.empty(TILE, dtype=q.dtype)
+        x = np.empty(RUN, dtype=q.dtype)
+        e = np.empty(RUN, dtype=q.dtype)
         one, zero = q.dtype.type(1.0), q.dtype.type(0.0)
         largest = zero
         for t in range(len(row)):
             target = fresh[t]
-            for r in range(chunk[t][c], chunk[t][c + 1]):
-                target[r] = 0.0
-        end = min(n, (c + 1) * CHUNK)
-        for i0 in range(c * CHUNK, end, TILE):
-            i1 = min(end, i0 + TILE)
+            for k in range(chunk[t][c], chunk[t][c + 1]):
+                target[k] = 0.0
+        for r in range(run[c], run[c + 1]):
+            i0, i1 = first[r], end[r]
             for i in range(i0, i1):
                 x[i - i0] = unary[2 * i + 1] - unary[2 * i]
             for t in range(len(row)):

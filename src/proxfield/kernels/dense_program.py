@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.filters.lattice import SIDE
 from proxfield.kernels import dense, dense_pair, general, lattice
 from proxfield.kernels.base import Kind, Plan, Rows, State, Update
 from proxfield.kernels.binary import Motion
@@ -21,6 +22,7 @@ from proxfield.kernels.cpu import CpuProgram, CpuState
 from proxfield.kernels.dense import DenseArrays, DensePack
 from proxfield.kernels.general import GeneralArrays, GeneralPack
 from proxfield.kernels.jit import thread_count
+from proxfield.kernels.lattice import CACHED, FEW_VERTICES
 from proxfield.kernels.programs import GeneralProgram
 from proxfield.kernels.reference import TINY
 from proxfield.kernels.simd import LANES, padded
@@ -82,17 +84,21 @@ class DenseProgram(GeneralProgram):
         self.end = self.n * self.labels
         """Entries of the pixels; those of other variables follow."""
         self.tail = self.layout.n_vars - self.n
-        self.n_blocks = -(-self.n // lattice.CHUNK)
         self.work = 2**62  # always worth threads
         with thread_count(self.threads):
             self.views = [view for term in self.terms for view in self._views(term)]
+        self._share_chunks()
         kinds = {v.filter.row.dtype for v in self.views}
         if len(kinds) > 1:  # kernels take arrays of one type
             for view in self.views:
                 view.row = view.filter.row.astype(np.int32, copy=False)
         most = 1 + max(v.filter.n_vertices for v in self.views)
         groups = padded(self.labels) // LANES
-        self.spare = np.empty((2 * groups, most, LANES), dtype=self.dtype)
+        # one thread for eight channels of a lattice, or all threads for each step of each
+        tasks, cached = len(self.views) * groups, 2 * most * LANES * self.dtype.itemsize <= CACHED
+        self.apart = cached and tasks >= self.threads
+        lanes = (self.threads, 2) if self.apart else (2 * groups,)
+        self.spare = np.empty((*lanes, most, LANES), dtype=self.dtype)
         self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
         taken = [t for t in self.terms if not t.self_message]
         tables = [t.compatibility(self.labels) for t in taken]
@@ -123,6 +129,17 @@ class DenseProgram(GeneralProgram):
             made: Any = term.filter
             out.append(View(made, inward, outward, table.astype(self.dtype), none, made.row))
         return out
+
+    def _share_chunks(self) -> None:
+        """Let all lattices have the same chunks of pixels: blocks of the image if any has those."""
+        width = max(v.filter.width for v in self.views)
+        for view in self.views:
+            if view.filter.width != width:
+                view.filter = view.filter.regrouped(width)
+                view.row = view.filter.row
+        self.chunks = self.views[0].filter.chunks
+        """Which pixels are handled together."""
+        self.n_blocks = len(self.chunks.run) - 1
 
     def _factor(self, scale: NDArray[Any] | None) -> NDArray[Any]:
         if scale is None:
@@ -218,9 +235,29 @@ class DenseProgram(GeneralProgram):
                 lattice.splat(view.filter.points, view.factor_in, q, self.labels, view.rows)
             self._shown, self._stage = s, "splatted"
         if stage == "blurred" and self._stage == "splatted":
+            self._blur()
+            self._stage = "blurred"
+
+    def _blur(self) -> None:
+        """Rows as splatted → rows to slice from."""
+        if not self.apart:
             for view in self.views:
                 view.filter.blur(view.rows, view.table, self.spare)
-            self._stage = "blurred"
+            return
+        lattice.blur_apart(*self._lattices, SIDE, self._weights, *self._through("rows"), self.spare)
+        for view in self.views:
+            if len(view.table) > 1:
+                lattice.mix_labels(view.rows, view.table)
+
+    @cached_property
+    def _lattices(self) -> tuple[tuple[Any, ...], ...]:
+        return self._through("start", "member", "vertex", "next_to", "there_and_back")
+
+    @cached_property
+    def _weights(self) -> NDArray[Any]:
+        """What rows are multiplied with; 1 where a matrix over the labels follows."""
+        weights = [v.table[0, 0] if len(v.table) == 1 else 1.0 for v in self.views]
+        return np.array(weights, dtype=self.dtype)
 
     def _through(self, *names: str) -> tuple[tuple[Any, ...], ...]:
         """Attributes of all views (or of their lattices), one tuple each."""
@@ -262,8 +299,8 @@ class DenseProgram(GeneralProgram):
             self._show(s, "blurred")
             g = s.arrays.g if gradient else np.zeros(0, dtype=self.dtype)
             dense.look(
-                self.dense_pack, q, *self._through("row", "weight", "chunk", "factor_out", "rows"),
-                g, parts,
+                self.dense_pack, q, self.chunks,
+                *self._through("row", "weight", "chunk", "factor_out", "rows"), g, parts,
             )  # fmt: skip
             shift, other = self._others(s, True)
         if gradient:
@@ -354,7 +391,7 @@ class DenseProgram(GeneralProgram):
         if motion.trace:
             energy += self._tail_energy(old)
         dense.advance(
-            self.dense_pack, DenseArrays(old, new, a.theta, a.u, a.v, shift),
+            self.dense_pack, DenseArrays(old, new, a.theta, a.u, a.v, shift), self.chunks,
             *self._through("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
             self.longest, motion, blind, passing, parts,
         )  # fmt: skip
@@ -378,18 +415,16 @@ class DenseProgram(GeneralProgram):
         q, changes, done = self._buffer(s), np.full(n, np.nan), 0
         rows = [np.empty(v.filter.n_rows, dtype=self.dtype) for v in self.views]
         fresh = [np.empty_like(r) for r in rows]
-        here, there = np.empty((2, self.spare.shape[1]), dtype=self.dtype)
         up = np.empty(self.n, dtype=self.dtype)
         dense_pair.spins(q, up)
         for view, target in zip(self.views, rows, strict=True):
             lattice.splat_one(view.filter.points, up * view.factor_in, target)
+        spare = np.empty((len(rows), 2, self.spare.shape[-2]), dtype=self.dtype)
         parts = np.zeros(self.n_blocks)
         for done in range(1, n + 1):
-            for view, target in zip(self.views, rows, strict=True):
-                seen = view.filter.blur_one(target, here, there)
-                dense_pair.distribute_pair(view.filter.vertex, seen, view.table[0, 0], target)
+            self._blur_pair(rows, spare)
             dense_pair.advance_pair(
-                self.dense_pack.unary, q,
+                self.dense_pack.unary, q, self.chunks,
                 *self._through("row", "weight", "chunk", "factor_in", "factor_out"),
                 tuple(rows), tuple(fresh), tol < 0, tol < 0 and done < n, parts,
             )  # fmt: skip
@@ -399,6 +434,15 @@ class DenseProgram(GeneralProgram):
                 break
         self._shown, s.entropy = None, None
         return Rows(np.full(done, np.nan), changes[:done])
+
+    def _blur_pair(self, rows: list[Any], spare: NDArray[Any]) -> None:
+        """Rows as splatted → rows to slice from, for one number a pixel."""
+        if max(v.filter.n_vertices for v in self.views) < FEW_VERTICES:
+            lattice.blur_apart_one(*self._lattices, SIDE, self._weights, tuple(rows), spare)
+            return
+        for t, view in enumerate(self.views):
+            seen = view.filter.blur_one(rows[t], *spare[t])
+            dense_pair.distribute_pair(view.filter.vertex, seen, view.table[0, 0], rows[t])
 
     def _move_tail(
         self, s: CpuState, motion: Motion, shift: NDArray[Any], old: Any, new: Any

@@ -138,9 +138,10 @@ class Gaussian(Term):
         return self
 
     def mass(self) -> NDArray[Any]:
-        """n_i = Σ_j k_ij, in the type that suits the filter.  # (n,)"""
-        ones = np.ones((self.n_points, 1), dtype=self.filter.precision)
-        return np.asarray(self.filter.apply(ones)[:, 0] + SMALLEST_MASS, dtype=ones.dtype)
+        """n_i = Σ_j k_ij, in the type that suits the filter; a new array.  # (n,)"""
+        sums = self.filter.apply(np.ones((self.n_points, 1), dtype=self.filter.precision))[:, 0]
+        sums += SMALLEST_MASS
+        return sums
 
     @cached_property
     def scales(self) -> list[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
@@ -148,7 +149,8 @@ class Gaussian(Term):
         if self.normalization == "none":
             return [(None, None)]
         if self.normalization == "symmetric":
-            root = 1 / np.sqrt(self.mass())
+            root = self.mass()
+            np.divide(1.0, np.sqrt(root, out=root), out=root)
             return [(root, root)]
         half = 0.5 / self.mass()
         return [(None, half), (half, None)]
