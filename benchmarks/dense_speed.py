@@ -149,7 +149,7 @@ def compare(peer: str | None, repeats: int) -> list[dict[str, Any]]:
     for width, height, labels in CASES:
         workers = {name: Side(*how) for name, how in sides.items()}
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
-        count = repeats if width < 1500 else max(3, repeats // 3)
+        count = repeats if width < 1500 else max(3, repeats // 2 + 1)
         for _ in range(count):
             for name, side in workers.items():
                 runs[name].append(side.ask(width, height, labels))

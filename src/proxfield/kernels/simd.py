@@ -231,12 +231,10 @@ def _corner(x: Lanes, row: int, where: int, k: Any) -> Any:
     return b.load(b.gep(data, [b.add(x.args[where], k)]))
 
 
-def _corner_weight(x: Lanes, weight: int, where: int, factor: int, k: Any) -> Any:
-    """Its weight times the point's factor, in every lane."""
-    b = x.builder
+def _corner_weight(x: Lanes, weight: int, where: int, k: Any) -> Any:
+    """Its weight, in every lane."""
     w = _corner(x, weight, where, k)
-    w = w if w.type == x.scalar else b.fpext(w, x.scalar)
-    return x.spread(b.fmul(w, x.args[factor]))
+    return x.spread(w if w.type == x.scalar else x.builder.fpext(w, x.scalar))
 
 
 def _corner_start(x: Lanes, row: int, where: int, begin: int, width: int, k: Any) -> Any:
@@ -258,16 +256,18 @@ def _gather_row(
         def body(groups: int, offset: Any) -> None:
             spots = [b.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
             sums = [cgutils.alloca_once(b, x.vector) for _ in spots]
-            for spot, so_far in zip(spots, sums, strict=True):
-                b.store(x.load(0, x.plus(1, spot)), so_far)
+            for so_far in sums:
+                b.store(x.constant(0.0), so_far)
             with cgutils.for_range(b, x.args[7]) as corner:
                 start = _corner_start(x, 4, 6, 8, 3, corner.index)
-                w = _corner_weight(x, 5, 6, 9, corner.index)
+                w = _corner_weight(x, 5, 6, corner.index)
                 for spot, so_far in zip(spots, sums, strict=True):
                     more = x.multiply(w, x.load(2, b.add(start, spot)))
                     b.store(x.add(b.load(so_far), more), so_far)
+            factor = x.spread(x.args[9])
             for spot, so_far in zip(spots, sums, strict=True):
-                x.store(b.load(so_far), 0, x.plus(1, spot))
+                here = x.plus(1, spot)
+                x.store(x.add(x.load(0, here), x.multiply(factor, b.load(so_far))), 0, here)
 
         _by_groups(x, 3, body)
 
@@ -284,10 +284,11 @@ def _scatter_row(
 
         def body(groups: int, offset: Any) -> None:
             spots = [b.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
-            values = [x.load(1, x.plus(2, spot)) for spot in spots]
+            factor = x.spread(x.args[9])
+            values = [x.multiply(factor, x.load(1, x.plus(2, spot))) for spot in spots]
             with cgutils.for_range(b, x.args[7]) as corner:
                 start = _corner_start(x, 4, 6, 8, 3, corner.index)
-                w = _corner_weight(x, 5, 6, 9, corner.index)
+                w = _corner_weight(x, 5, 6, corner.index)
                 for spot, value in zip(spots, values, strict=True):
                     there = b.add(start, spot)
                     x.store(x.add(x.load(0, there), x.multiply(w, value)), 0, there)
