@@ -371,8 +371,9 @@ def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def alone(options: argparse.Namespace, fields: list[Any]) -> list[dict[str, Any]]:
-    """One field of each size by itself: the largest decides how long a batch takes."""
+    """One field of each size by itself, on one multiprocessor and shared by several."""
     from proxfield.gpu.batch import BatchProgram
+    from proxfield.gpu.device_pack import PART
 
     rows = []
     seen: set[int] = set()
@@ -381,18 +382,19 @@ def alone(options: argparse.Namespace, fields: list[Any]) -> list[dict[str, Any]
         if n in seen:
             continue
         seen.add(n)
-        for warps, hold in ((8, False), (16, False), (16, True), (32, False), (32, True)):
+        for part in (low.layout.n_vars, PART):
             program = BatchProgram([low])
-            if warps * 32 > program.pack.room:
-                continue
-            program.pack.warps, program.pack.hold = warps, hold
+            program.pack.share(part)
+            programs = len(program.pack.whose)
             times = [1e6 * small_seconds(program, trace, options) for trace in (False, True)]
-            rows.append({"variables": n, "warps": warps, "hold": hold, "us": times})
+            rows.append({"variables": n, "programs": programs, "us": times})
             print(
-                f"alone: {n} variables, {warps} warps, couplings "
-                f"{'held' if hold else 'read'}: {times[0]:.3f}, with F {times[1]:.3f} µs",
+                f"alone: {n} variables on {programs} multiprocessors: {times[0]:.3f} µs, "
+                f"with F {times[1]:.3f} µs",
                 flush=True,
             )
+            if n <= PART:
+                break
     return rows
 
 

@@ -31,7 +31,8 @@ class BatchProgram:
     """Several lowered fields as one program.
 
     Fields may differ in everything but must all be binary Ising fields to run on the compact
-    kernels. Small fields run many updates inside one launch, one multiprocessor each.
+    kernels. Small fields run many updates inside one launch, on one multiprocessor each or
+    (see `team`) on several.
 
     Args:
         lowereds: The fields.
@@ -257,7 +258,7 @@ class BatchProgram:
     def _launch(self, slot: Slot, plan: Update, trace: bool, n: int) -> None:
         flags = launch.Flags(int(plan.kind), plan.adaptive, trace, slot.flat and not plan.adaptive)
         if self.small:
-            launch.run(self, slot, flags)
+            launch.run(self, slot, flags, n)
             return
 
         def once() -> None:
@@ -297,7 +298,10 @@ class BatchProgram:
         """The rows of each field: one copy to the host."""
         slot = state.slot
         held = self.binary and self.small
-        twice = slot.numbers[:, 4] if held else self._twice(state, plan)
+        if not held:
+            twice = self._twice(state, plan)
+        else:
+            twice = slot.numbers[:, 4] if slot.twice is None else slot.twice.amax(1)
         found = torch.cat(
             [
                 slot.board[:, update.ROW].double()[:, None],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from proxfield.gpu import binary, general, update
+from proxfield.gpu import binary, general, team, update
+from proxfield.gpu.backend import interpreted, torch
 
 if TYPE_CHECKING:
     from proxfield.gpu.batch import BatchProgram
@@ -72,8 +73,8 @@ def finish(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
     )  # fmt: skip
 
 
-def run(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
-    """All updates of small fields in one launch."""
+def run(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
+    """Up to ``n`` updates of small fields in one launch."""
     p, (u, v) = batch.pack, moments(slot)
     if not batch.binary:
         bucket = p.buckets[0]
@@ -84,6 +85,10 @@ def run(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
             **tile_flags(batch, bucket, flags),
         )  # fmt: skip
         return
+    if p.shared and not flags.adaptive:
+        run_teams(batch, slot, flags, n)
+        return
+    slot.twice = None
     binary.binary_run[(batch.fields,)](
         slot.buffers, p.field_size, p.field_offset, p.column, p.weight, p.bias, u, v,
         slot.step, slot.safe, slot.spins, slot.spins.stride(0), slot.board, slot.numbers,
@@ -92,6 +97,31 @@ def run(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
         # without a limit the compiler may take half the registers there are, and spill
         maxnreg=65536 // (32 * p.warps) if p.warps > 8 else None, **flags.words,
     )  # fmt: skip
+
+
+def run_teams(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
+    """The same for fields that several programs share."""
+    p, (u, v) = batch.pack, moments(slot)
+    exact = {"dtype": torch.float64, "device": batch.device}
+    if slot.meeting is None or slot.meeting[1].shape[2] != p.team:
+        arrived = torch.zeros(batch.fields, dtype=torch.int32, device=batch.device)
+        slot.meeting = arrived, torch.zeros((batch.fields, 2, p.team, 2), **exact)
+    arrived, parts = slot.meeting
+    arrived.zero_()
+    slot.twice = torch.zeros((batch.fields, p.team), **exact)
+    words = {k: flag for k, flag in flags.words.items() if k != "ADAPTIVE"}
+    one_by_one = interpreted()
+    for phase in [team.MOVE, team.DECIDE] * n if one_by_one else [team.TOGETHER]:
+        if phase == team.MOVE and bool((slot.board[:, update.DONE] != 0).all()):
+            break
+        team.team_run[(len(p.whose),)](
+            slot.buffers, p.whose, p.which, p.members, p.field_size, p.field_offset, p.column,
+            p.weight, p.bias, u, v, slot.step, slot.spins, slot.spins.stride(0), p.room,
+            slot.board, slot.numbers, slot.parameters, slot.out[0], slot.out[1],
+            slot.out.shape[2], arrived, parts, slot.twice, HARD=p.hard, SIZE=p.part, K=p.width,
+            TEAM=p.team, PHASE=phase, num_warps=max(1, min(16, p.part // 64)), num_stages=1,
+            **words, **({} if one_by_one else {"launch_cooperative_grid": True}),
+        )  # fmt: skip
 
 
 def tile_arguments(batch: BatchProgram, slot: Slot, bucket: Any) -> list[Any]:

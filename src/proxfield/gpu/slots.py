@@ -39,6 +39,8 @@ class Slot:
     v: Any = None
     shift: Any = None
     q: Any = None
+    meeting: Any = None  # where programs that share a field wait and add up; see `team`
+    twice: Any = None  # what they found, if they did the last updates  # (fields, team)
     plan: Update | None = None  # whose numbers are in ``parameters``, ``step`` and ``safe``
     flat: bool = True  # has it one step for all variables?
 

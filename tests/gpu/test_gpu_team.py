@@ -1,0 +1,163 @@
+"""Teams of programs that share a binary field: against the reference, and against one program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_gpu_program import EXACT, assert_rows, assert_same, marginals_of, plan_of
+from triton_setup import direct, indirect, run_interpreted, torch
+
+from proxfield.generate import grid
+from proxfield.kernels.base import Kind, Update
+from proxfield.kernels.reference import ReferenceProgram
+from proxfield.lowering import Lowered
+from proxfield.terms.unary import Unary
+
+PART = 32
+"""Variables of a program here: small, so that small fields are shared."""
+KINDS = [kind for kind in Kind if kind.value >= 0]
+
+
+@indirect
+def test_interpreted() -> None:
+    run_interpreted(__file__)
+
+
+def grids(*sides: int, hard: bool = False) -> list[Lowered]:
+    """Grids with these sides; with some impossible labels, if hard."""
+    out = []
+    for k, side in enumerate(sides):
+        field = grid(side, side, strength=2.0, wrap=bool(k % 2), seed=k)
+        if hard:
+            energies = np.zeros((field.n_vars, 2))
+            energies[3, 0] = energies[5, 1] = np.inf
+            field.add(Unary(energies))
+        out.append(field.lower())
+    return out
+
+
+def batch_of(fields: list[Lowered], dtype: str = "float64", part: int = PART) -> Any:
+    from proxfield.gpu.batch import BatchProgram
+
+    batch = BatchProgram(fields, dtype, form="small")
+    batch.pack.share(part)
+    assert batch.pack.shared == (part < max(low.layout.n_vars for low in fields))
+    return batch
+
+
+def steps_of(plan: Update, mine: slice) -> Update:
+    fallback = None if plan.fallback is None else plan.fallback[mine]
+    return Update(
+        plan.kind, plan.step[mine], plan.gamma1, plan.gamma2, plan.epsilon, plan.adaptive,
+        fallback, plan.inverse_temperature,
+    )  # fmt: skip
+
+
+def check(
+    fields: list[Lowered],
+    *plans: Update,
+    dtype: str = "float64",
+    trace: bool = True,
+    updates: int = 3,
+    tol: float = 1e-12,
+) -> list[NDArray[np.float64]]:
+    """Plan after plan, and each field against the reference; returns the marginals."""
+    batch = batch_of(fields, dtype)
+    starts = [marginals_of(low, k) for k, low in enumerate(fields)]
+    state = batch.start(starts)
+    slow = [ReferenceProgram(low, dtype) for low in fields]
+    theirs = [p.start(q) for p, q in zip(slow, starts, strict=True)]
+    for plan in plans:
+        found = batch.advance(state, plan, updates, tol, trace)
+        for k in range(len(fields)):
+            a, b = batch.joined.bounds[k : k + 2]
+            own = steps_of(plan, slice(a, b))
+            expected = slow[k].advance(theirs[k], own, updates, tol, trace)
+            if trace:
+                assert_rows(found[k], expected, EXACT[dtype])
+            else:
+                assert_same(found[k].change, expected.change, EXACT[dtype])
+                assert np.isnan(found[k].free_energy).all()
+    q: list[NDArray[np.float64]] = batch.marginals(state)
+    for k, low in enumerate(fields):
+        assert low.layout.size == len(q[k])
+        assert_same(q[k], slow[k].marginals(theirs[k]), EXACT[dtype])
+    return q
+
+
+@direct
+@pytest.mark.parametrize("trace", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(kind: Kind, trace: bool) -> None:
+    fields = grids(9, 5, 7)  # teams of three, one and two
+    check(fields, plan_of(kind, 81 + 25 + 49), trace=trace)
+
+
+@direct
+@pytest.mark.parametrize("kind", [Kind.PROXIMAL, Kind.MOMENTUM, Kind.ADAM])
+def test_single_precision_and_one_step_for_all(kind: Kind) -> None:
+    fields = grids(9, 8)
+    check(fields, plan_of(kind, 81 + 64, flat=True), dtype="float32")
+
+
+@direct
+def test_impossible_labels() -> None:
+    fields = grids(9, 6, hard=True)
+    check(fields, plan_of(Kind.PROXIMAL, 81 + 36), plan_of(Kind.MEAN, 81 + 36))
+
+
+@direct
+def test_in_turn_with_one_program_a_field() -> None:
+    """The adaptive rule runs on one program; each goes on where the other stopped."""
+    n = 81 + 36
+    again = Update(Kind.PROXIMAL, np.full(n, 0.95), adaptive=True, fallback=np.full(n, 0.2))
+    check(grids(9, 6), plan_of(Kind.PROXIMAL, n), again, plan_of(Kind.MOMENTUM, n), again)
+
+
+@direct
+def test_each_field_stops_by_itself() -> None:
+    fields = grids(9, 3, 6)
+    plan = plan_of(Kind.PROXIMAL, 81 + 9 + 36)
+    batch = batch_of(fields)
+    state = batch.start([marginals_of(low, k) for k, low in enumerate(fields)])
+    counts = [len(rows) for rows in batch.advance(state, plan, 30, 0.05, True)]
+    assert len(set(counts)) > 1 and max(counts) < 30
+    check(fields, plan, updates=30, tol=0.05)
+
+
+@direct
+def test_too_many_programs_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then one program has each field."""
+    from proxfield.gpu import device_pack
+    from proxfield.gpu.batch import BatchProgram
+
+    monkeypatch.setattr(device_pack, "processors", lambda device: 3)
+    batch = BatchProgram(grids(9), form="small")
+    batch.pack.share(PART)
+    assert batch.pack.shared  # three programs
+    batch = BatchProgram(grids(9, 3), form="small")
+    batch.pack.share(PART)
+    assert not batch.pack.shared
+
+
+@pytest.mark.skipif(not (torch and torch.cuda.is_available()), reason="no CUDA device here")
+@pytest.mark.parametrize("part", [256, 512, 1024, 2048])
+@pytest.mark.parametrize("kind", [Kind.PROXIMAL, Kind.MOMENTUM, Kind.ADAM])
+def test_thousands_of_updates_with_others_on_the_device(kind: Kind, part: int) -> None:
+    """The same as by one program each, and the same bits every time."""
+    fields = grids(80, 40, 20, 80)
+    plan = Update(kind, np.full(6400 + 1600 + 400 + 6400, 0.05), 0.9, 0.99, 1e-3)
+    updates = 3000 if kind != Kind.ADAM else 30  # which makes much of rounding
+    found = []
+    for size in (8192, part, part):
+        batch = batch_of(fields, "float64", size)
+        state = batch.start([marginals_of(low, k) for k, low in enumerate(fields)])
+        rows = batch.advance(state, plan, updates, -1.0, True)
+        assert [len(r) for r in rows] == [updates] * 4
+        found.append([np.concatenate([r.free_energy for r in rows]), *batch.marginals(state)])
+    for one, team, again in zip(*found, strict=True):
+        np.testing.assert_allclose(team, one, rtol=0, atol=1e-7 * (1 + np.abs(one).max()))
+        np.testing.assert_array_equal(team, again)
