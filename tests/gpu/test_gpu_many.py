@@ -201,7 +201,7 @@ def test_ctrl_c(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     done = pf.Field(1, 3).add(pf.Unary([[0.0, 1.0, 0.3]]))
     potts = pf.Field(2, 3).add(pf.Potts([[0, 1]], 1.0)).add(pf.Unary([[0.0, 1.0, 2.0]], [0]))
     fields = [dense(), potts, grid(2, 2), done]
-    results = pf.infer_many(fields, "full-parallel", device="cuda", tol=1e-9)
+    results = pf.infer_many(fields, "full-parallel", device="cuda", tol=1e-9, dtype="float64")
     assert batches == [2]  # the grid is of a later batch, the dense field of none
     assert [r.status.name for r in results] == ["INTERRUPTED"] * 3 + ["CONVERGED"]
     assert [r.iterations for r in results] == [0, 4, 0, 2]

@@ -343,3 +343,23 @@ def test_by_name() -> None:
     state = program.start(np.full(lowered.layout.size, 0.5))
     program.warm_up(plan_of(Kind.ADAM, lowered.layout.n_vars), state, True)
     assert (program.marginals(state) == 0.5).all()
+
+
+@direct
+@pytest.mark.parametrize("name", [BINARY[0], GENERAL[0], "gaussian-lattice-repulsive"])
+def test_f_is_that_of_the_present_state_and_energies(name: str) -> None:
+    """It is computed once for a state that is asked twice, and anew when something has changed."""
+    lowered = lowered_of(name)
+    program, slow = program_of(lowered), ReferenceProgram(lowered, "float64")
+    q, n = marginals_of(lowered), lowered.layout.n_vars
+    a, b = program.start(q), slow.start(q)
+    assert program.free_energy(a) == pytest.approx(slow.free_energy(b), rel=1e-8)
+    assert program.free_energy(a) == program.free_energy(a)
+    for p, s in ((program, a), (slow, b)):
+        p.advance(s, plan_of(Kind.PROXIMAL, n), 2, 0.0, False)
+    assert program.free_energy(a) == pytest.approx(slow.free_energy(b), rel=1e-8)
+    shift = np.linspace(0, 1, lowered.layout.size)
+    before = program.free_energy(a)
+    program.set_unary(torch.as_tensor(lowered.unary + shift))
+    gained = float(shift @ program.marginals(a))
+    assert program.free_energy(a) == pytest.approx(before + gained, rel=1e-8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -76,6 +77,8 @@ class BatchProgram:
         self._pool: list[Slot] = []
         self._slots: WeakSet[Slot] = WeakSet()
         self._exact: BatchProgram | None = None
+        self.version = 0
+        """Which unary energies these are: how often there were other ones."""
         self.set_unary(from_numpy(self.joined.unary))
 
     # ---- states ----
@@ -353,7 +356,8 @@ class BatchProgram:
         Args:
             unary: # (size,)
         """
-        self.unary = unary.detach().to(self.device, torch.float64)
+        self.version += 1
+        self.unary = unary.detach().to(self.device).to(torch.float64)
         self.gone = torch.isinf(self.unary)
         self.any_gone = bool(self.gone.any())
         self.pack.set_unary(self.unary)
@@ -371,14 +375,24 @@ class BatchProgram:
         if self.dtype == "float64" and not self.small:
             return self
         if self._exact is None:
-            lowereds = self.joined.lowereds
             form = "tiles"
             if self.binary:
                 form = "slices" if self.small else self.pack.form
-            self._exact = BatchProgram(list(lowereds), "float64", self.device, form)
+            if form == self.pack.form and not self.binary and not self.pack.coupled:
+                self._exact = self._in_double()
+            else:
+                self._exact = BatchProgram(self.joined.lowereds, "float64", self.device, form)
             self._exact.terms = self.exact_terms()
             self._exact.set_unary(self.unary)
         return self._exact
+
+    def _in_double(self) -> BatchProgram:
+        """The same program with numbers in float64, where no coupling was rounded to float32."""
+        out = copy.copy(self)
+        out.dtype, out.tensors = "float64", Tensors("float64", self.device)
+        out.pack = self.pack.retyped(out.tensors)
+        out._pool, out._slots, out._exact = [], WeakSet(), None
+        return out
 
     def exact_terms(self) -> list[Any]:
         """The terms of `terms` in float64."""

@@ -50,8 +50,8 @@ class Joined:
         self.offsets = np.concatenate([[0], np.cumsum(self.cards)])
         self.n, self.size = len(self.cards), int(self.offsets[-1])
         self.binary = all(is_binary(low) for low in self.lowereds) and self.n > 0
-        common = np.unique(self.cards)
-        self.common = int(common[0]) if len(common) == 1 else 0
+        same = self.n > 0 and bool((self.cards == self.cards[0]).all())
+        self.common = int(self.cards[0]) if same else 0
         """Labels of all variables where they agree, else 0."""
 
     @property
@@ -95,7 +95,9 @@ class Blocks:
     def __init__(self, which: Ints, owner: Ints, degree: Ints, block: int, fields: int) -> None:
         self.block = block
         rank = np.ceil(np.log2(np.maximum(degree[which], 1))).astype(np.int64)
-        ordered = which[np.lexsort((rank, owner[which]))]
+        ordered = which
+        if fields > 1 or (len(rank) and (rank != rank[0]).any()):
+            ordered = which[np.lexsort((rank, owner[which]))]
         counts = np.bincount(owner[ordered], minlength=fields)
         blocks = -(-counts // block)
         self.first = np.cumsum(blocks) - blocks
@@ -164,13 +166,15 @@ class Tensors:
     def floats(self, values: NDArray[Any]) -> Any:
         """In the state's type; never empty, so that it has an address."""
         values = values if values.size else np.zeros(1)
-        return from_numpy(values).to(self.device, self.dtype)
+        return (
+            from_numpy(values).to(self.device).to(self.dtype)
+        )  # converted there, where it is fast
 
     def ints(self, values: NDArray[Any], wide: bool = False) -> Any:
         """32-bit integers, or 64-bit ones."""
         values = values if values.size else np.zeros(1, dtype=np.int64)
         kind = torch.int64 if wide or values.max() >= 2**31 else torch.int32
-        return from_numpy(values).to(self.device, kind)
+        return from_numpy(values).to(self.device).to(kind)
 
 
 class BinaryTensors:

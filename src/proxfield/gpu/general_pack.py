@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,15 @@ class Bucket:
         ]  # fmt: skip
         self.arguments = [*agree, *pairs, *larger]
 
+    def retyped(self, tensors: Tensors) -> Bucket:
+        """The same with numbers of another type."""
+        out = copy.copy(self)
+        out.arguments = [
+            a.to(tensors.dtype) if torch.is_tensor(a) and a.is_floating_point() else a
+            for a in self.arguments
+        ]
+        return out
+
 
 class GeneralTensors:
     """Any fields: directed edges and slots of tables, then buckets of them.
@@ -86,7 +96,9 @@ class GeneralTensors:
         self._list_tables()
         here = np.concatenate([self.agree_here, self.pair_here, self.slot_here])
         self.degree = np.bincount(here, minlength=self.n)
-        cards, kind = np.unique(joined.cards, return_inverse=True)
+        cards, kind = np.array([joined.common]), np.zeros(self.n, dtype=np.int64)
+        if not joined.common:
+            cards, kind = np.unique(joined.cards, return_inverse=True)
         padded = np.array([power_of_two(c) for c in cards], dtype=np.int64)
         labels = int(padded.max(initial=1))
         per = np.diff(joined.bounds)
@@ -107,6 +119,19 @@ class GeneralTensors:
         self.table = t.floats(self.tables)
         self.n_blocks = sum(b.n_blocks for b in self.buckets)
         self._place_parts()
+
+    @property
+    def coupled(self) -> bool:
+        """Is there any coupling in it, or are all terms iterated on their own?"""
+        return any(b.agree or b.pairs or b.arity for b in self.buckets)
+
+    def retyped(self, tensors: Tensors) -> GeneralTensors:
+        """The same with numbers of another type; the unary energies are to be set again."""
+        out = copy.copy(self)
+        out.tensors, out.unary = tensors, None
+        out.buckets = [bucket.retyped(tensors) for bucket in self.buckets]
+        out.table = self.table.to(tensors.dtype)
+        return out
 
     def set_unary(self, unary: Any) -> None:
         """Replace the unary energies, on the device.  # (size,)"""

@@ -48,6 +48,10 @@ def compile_cuda(
     return GpuProgram(lowered, dtype, device)
 
 
+WARM: set[Any] = set()
+"""What has been compiled for in this process: kinds of plans on kinds of programs."""
+
+
 class GpuBatch(BatchProgram):
     """A batch of one field, with its own terms in float64 when F is wanted."""
 
@@ -104,6 +108,17 @@ class GpuProgram(Program):
         """Always: warming up runs an iteration."""
         return True
 
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        """An iteration, unless one like it has been made: here it takes longer than looking."""
+        kind = (
+            type(plan), getattr(plan, "kind", None), getattr(plan, "adaptive", None), trace,
+            self.dtype, self.batch.binary, self.batch.pack.form, self.layout.common,
+            *(t.name for t in self.lowered.extras), *(type(t) for t in self.batch.terms),
+        )  # fmt: skip
+        if kind not in WARM:
+            super().warm_up(plan, state, trace)
+            WARM.add(kind)
+
     # ---- states ----
 
     def start(self, q: Floats) -> State:
@@ -138,6 +153,7 @@ class GpuProgram(Program):
         if n <= 0:
             return Rows(np.zeros(0), np.zeros(0))
         s: BatchState = state.arrays
+        s.known = None
         if not self.layout.n_vars:
             return self._still()
         if isinstance(plan, Order):
@@ -243,7 +259,10 @@ class GpuProgram(Program):
     def free_energy(self, state: State) -> float:
         if not self.layout.n_vars:
             return float(self.lowered.constant)
-        return float(self.batch.free_energy(state.arrays)[0])
+        s: BatchState = state.arrays
+        if s.known is None or s.known[0] != self.batch.version:
+            s.known = self.batch.version, float(self.batch.free_energy(s)[0])
+        return s.known[1]
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
         values = from_numpy(np.asarray(q, dtype=np.float64)).to(self.device)

@@ -54,6 +54,8 @@ class BatchState:
     pending: NDArray[np.bool_]
     """Fields whose impossible labels still have weight: their F is +inf.  # (fields,)"""
     extra: dict[str, Any] = field(default_factory=dict)
+    known: tuple[int, float] | None = None
+    """F of a single field, if it has been asked for here, and which unary energies it is of."""
 
     def __del__(self) -> None:
         self.pool.append(self.slot)
