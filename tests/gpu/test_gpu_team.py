@@ -44,7 +44,7 @@ def batch_of(fields: list[Lowered], dtype: str = "float64", part: int = PART) ->
 
     batch = BatchProgram(fields, dtype, form="small")
     batch.pack.share(part)
-    assert batch.pack.shared == (part < max(low.layout.n_vars for low in fields))
+    assert batch.pack.shared == (2 * part < max(low.layout.n_vars for low in fields))
     return batch
 
 
@@ -126,6 +126,12 @@ def test_each_field_stops_by_itself() -> None:
     counts = [len(rows) for rows in batch.advance(state, plan, 30, 0.05, True)]
     assert len(set(counts)) > 1 and max(counts) < 30
     check(fields, plan, updates=30, tol=0.05)
+
+
+@direct
+def test_two_would_wait_longer_than_one_takes() -> None:
+    batch = batch_of(grids(8))
+    assert not batch.pack.shared and batch.pack.team == 2
 
 
 @direct

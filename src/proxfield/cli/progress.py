@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from proxfield.loop import Progress
 
-COMPILING = "compiling kernels, once; about 15 s…"
+COMPILING = "compiling kernels, once; 15 to 45 s…"
 
 
 def make_bar(*, time_left: bool = False) -> Any:

@@ -279,14 +279,18 @@ class BinaryTensors:
         self.share(PART)
 
     def share(self, part: int) -> None:
-        """Let teams of programs share small fields, each with up to ``part`` variables."""
+        """Let teams of programs share small fields, each with up to ``part`` variables.
+
+        Two wait for each other longer than one takes: only if some field is for three or more.
+        """
         self.part = min(part, self.room)
         members = np.maximum(1, -(-np.diff(self.joined.bounds) // self.part))
         self.team = power_of_two(int(members.max()))
         self.members = self.tensors.ints(members)
         self.whose = self.tensors.ints(np.repeat(np.arange(len(members)), members))
         self.which = self.tensors.ints(np.concatenate([np.arange(m) for m in members]))
-        self.shared = len(self.whose) <= processors(self.tensors.device) and self.team > 1
+        fits = len(self.whose) <= processors(self.tensors.device)
+        self.shared = fits and int(members.max()) > 2
 
     def _pack_diagonals(
         self, edges: Ints, weights: NDArray[Any], gap: Ints, distances: Ints
