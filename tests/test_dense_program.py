@@ -433,7 +433,7 @@ def test_lattices_of_any_size(
         monkeypatch.setattr(dense_program, "CACHED", 2**24 if small else 0)
         monkeypatch.setattr(dense_program, "FEW_VERTICES", 10**6 if small else 0)
         program = dense(field, dtype, threads=2)
-        assert program.apart == small
+        assert program.apart == program.few == small
         state = program.start(q)
         program.advance(state, full(field), 4, 0.0, False)
         found.append(program.marginals(state))

@@ -184,6 +184,8 @@ def test_rows_of_an_image_are_recognised(order: list[int], flip: int) -> None:
     assert image_width(features) == 11
     assert image_width(np.hstack([cloud(77, 2), features])) == 11
     assert image_width(np.vstack([features, features])) == 11  # two images
+    stripes = np.tile([0.0, 1.0, 2.0, 3.0], 9)[:, None]  # start again before the row does
+    assert image_width(np.hstack([stripes, pixels(3, 12)[::flip, order]])) == 12
 
 
 @pytest.mark.parametrize(

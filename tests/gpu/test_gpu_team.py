@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from test_gpu_program import EXACT, assert_rows, assert_same, marginals_of, plan_of
 from triton_setup import direct, indirect, run_interpreted, torch
 
+import proxfield as pf
 from proxfield.generate import grid
 from proxfield.kernels.base import Kind, Update
 from proxfield.kernels.reference import ReferenceProgram
@@ -18,7 +19,6 @@ from proxfield.terms.unary import Unary
 
 PART = 32
 """Variables of a program here: small, so that small fields are shared."""
-KINDS = [kind for kind in Kind if kind.value >= 0]
 
 
 @indirect
@@ -90,7 +90,7 @@ def check(
 
 @direct
 @pytest.mark.parametrize("trace", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", Kind)
 def test_every_kind(kind: Kind, trace: bool) -> None:
     fields = grids(9, 5, 7)  # teams of three, one and two
     check(fields, plan_of(kind, 81 + 25 + 49), trace=trace)
@@ -126,6 +126,49 @@ def test_each_field_stops_by_itself() -> None:
     counts = [len(rows) for rows in batch.advance(state, plan, 30, 0.05, True)]
     assert len(set(counts)) > 1 and max(counts) < 30
     check(fields, plan, updates=30, tol=0.05)
+
+
+@direct
+def test_some_fields_stay_and_some_are_empty() -> None:
+    empty = pf.Field(0, labels=2).lower()
+    fields = [*grids(9), empty, *grids(7), empty]
+    batch = batch_of(fields)
+    starts = [marginals_of(low, k) for k, low in enumerate(fields)]
+    state = batch.start(starts)
+    plan = plan_of(Kind.PROXIMAL, 81 + 49)
+    rows = batch.advance(state, plan, 7, -1.0, True, np.array([True, True, False, True]))
+    assert [len(r) for r in rows][0::2] == [7, 0]
+    q = batch.marginals(state)
+    np.testing.assert_allclose(q[2], starts[2], atol=1e-12)
+    slow = ReferenceProgram(fields[0], "float64")
+    there = slow.start(starts[0])
+    slow.advance(there, steps_of(plan, slice(0, 81)), 7, -1.0, True)
+    assert_same(q[0], slow.marginals(there), EXACT["float64"])
+
+
+@direct
+def test_many_updates_in_several_launches_and_a_slot_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from proxfield.gpu import slots
+
+    monkeypatch.setattr(slots, "CAPACITY", 3)
+    fields, plan = grids(9, 7), plan_of(Kind.MOMENTUM, 81 + 49)
+    batch = batch_of(fields)
+    starts = [marginals_of(low, k) for k, low in enumerate(fields)]
+    found = []
+    for _ in range(2):
+        state = batch.start(starts)
+        rows = batch.advance(state, plan, 8, -1.0, True)
+        assert [len(r) for r in rows] == [8, 8]
+        found.append([*batch.marginals(state), rows[0].free_energy, rows[1].change])
+        del state
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+    slow = ReferenceProgram(fields[1], "float64")
+    there = slow.start(starts[1])
+    slow.advance(there, steps_of(plan, slice(81, 130)), 8, -1.0, True)
+    assert_same(found[0][1], slow.marginals(there), EXACT["float64"])
 
 
 @direct

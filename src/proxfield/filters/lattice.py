@@ -67,6 +67,7 @@ def image_width(features: NDArray[Any]) -> int:
         0
     """
     n, d = features.shape
+    longest = 0  # colours may repeat within a row
     for k in range(d):
         first = features[:, k]
         # strictly monotone up to where it turns back
@@ -76,8 +77,8 @@ def image_width(features: NDArray[Any]) -> int:
         turn = np.flatnonzero(np.sign(step) != np.sign(step[0]))
         width = int(turn[0]) + 1 if len(turn) else 0
         if 1 < width < n and n % width == 0 and (first[::width] == first[0]).all():
-            return width
-    return 0
+            longest = max(longest, width)
+    return longest
 
 
 class LatticeFilter(Filter):
@@ -209,16 +210,21 @@ class LatticeFilter(Filter):
         rows = np.empty(self.n_rows, dtype=values.dtype)
         spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
         kernels.splat_one(self.points, values.reshape(-1), rows)
-        blurred = self.blur_one(rows, *spare)
+        blurred = self.blur_one(rows, spare[0], spare[1], self.n_vertices < FEW_VERTICES)
         out = np.empty_like(values)
         kernels.slice_one(self.points, self.vertex, blurred, out.reshape(-1))
         return out
 
-    def blur_one(self, rows: NDArray[Any], here: NDArray[Any], there: NDArray[Any]) -> NDArray[Any]:
-        """Rows of one channel as splatted → values at the vertices, in ``here``."""
+    def blur_one(
+        self, rows: NDArray[Any], here: NDArray[Any], there: NDArray[Any], few: bool
+    ) -> NDArray[Any]:
+        """Rows of one channel as splatted → values at the vertices, in ``here``.
+
+        few: by one thread (in the end; adding up rows takes all).
+        """
         here[self.n_vertices] = there[self.n_vertices] = 0.0
         kernels.collect_one(self.start, self.member, rows, here)
-        blur = kernels.blur_few if self.n_vertices < FEW_VERTICES else kernels.blur_one
+        blur = kernels.blur_few if few else kernels.blur_one
         blur(self.next_to, self.there_and_back, SIDE, here, there)
         return here
 

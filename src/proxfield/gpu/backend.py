@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -125,3 +126,12 @@ def jit(function: Callable[..., Any]) -> Any:
 def interpreted() -> bool:
     """Whether Triton runs kernels in its interpreter, which works on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "") == "1"
+
+
+@cache
+def cooperative() -> bool:
+    """Can programs that wait for each other be launched? Triton before 3.3 may not know how."""
+    if interpreted():
+        return True
+    options = getattr(_find("triton.backends.nvidia.compiler"), "CUDAOptions", None)
+    return hasattr(options, "launch_cooperative_grid")

@@ -88,7 +88,7 @@ class BatchProgram:
             return self._pool.pop()
         kind, device = self.tensors.dtype, self.device
         real = {"dtype": torch.float64, "device": device}
-        spins = self.stride if self.binary and self.small else 1
+        spins = self.stride + 16 if self.binary and self.small else 1  # read past by empty fields
         n = max(1, self.joined.n)
         slot = Slot(
             buffers=torch.zeros((update.BUFFERS, self.stride), dtype=kind, device=device),
@@ -357,7 +357,8 @@ class BatchProgram:
             unary: # (size,)
         """
         self.version += 1
-        self.unary = unary.detach().to(self.device).to(torch.float64)
+        # a copy: what the caller does with the tensor, or we with ours, doesn't matter
+        self.unary = unary.detach().to(self.device, copy=True).to(torch.float64)
         self.gone = torch.isinf(self.unary)
         self.any_gone = bool(self.gone.any())
         self.pack.set_unary(self.unary)

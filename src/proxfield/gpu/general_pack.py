@@ -136,9 +136,8 @@ class GeneralTensors:
     def set_unary(self, unary: Any) -> None:
         """Replace the unary energies, on the device.  # (size,)"""
         if self.unary is None:
-            self.unary = (
-                unary.to(self.tensors.dtype) if self.n else self.tensors.floats(np.zeros(1))
-            )
+            own = unary.to(self.tensors.dtype, copy=True)  # later ones are copied into it
+            self.unary = own if self.n else self.tensors.floats(np.zeros(1))
         elif self.n:
             self.unary.copy_(unary)  # where recorded graphs look for them
 

@@ -49,7 +49,12 @@ def compile_cuda(
 
 
 WARM: set[Any] = set()
-"""What has been compiled for in this process: kinds of plans on kinds of programs."""
+"""Plans and programs like these have run in this process; see `GpuProgram.likeness`."""
+
+
+def numbers_in(thing: Any) -> tuple[Any, ...]:
+    """Its attributes that are plain numbers or words: all that kernels are compiled for."""
+    return tuple((k, v) for k, v in vars(thing).items() if isinstance(v, (bool, int, str)))
 
 
 class GpuBatch(BatchProgram):
@@ -110,14 +115,24 @@ class GpuProgram(Program):
 
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
         """An iteration, unless one like it has been made: here it takes longer than looking."""
-        kind = (
-            type(plan), getattr(plan, "kind", None), getattr(plan, "adaptive", None), trace,
-            self.dtype, self.batch.binary, self.batch.pack.form, self.layout.common,
-            *(t.name for t in self.lowered.extras), *(type(t) for t in self.batch.terms),
-        )  # fmt: skip
-        if kind not in WARM:
+        like = self.likeness(plan, trace)
+        if like not in WARM:
             super().warm_up(plan, state, trace)
-            WARM.add(kind)
+            WARM.add(like)
+
+    def likeness(self, plan: Plan, trace: bool) -> tuple[Any, ...]:
+        """What programs and plans have in common that need the same kernels, and more than that:
+        sizes and numbers of blocks are in it too."""
+        step = getattr(plan, "step", None)
+        flat = isinstance(step, np.ndarray) and bool((step == step[:1]).all())
+        pack = self.batch.pack
+        filters = [t.filter for t in self.batch.terms if hasattr(t, "filter")]
+        return (
+            type(plan), getattr(plan, "kind", None), getattr(plan, "adaptive", None), flat, trace,
+            self.dtype, str(self.device), self.batch.binary, self.batch.per_state, numbers_in(pack),
+            *(numbers_in(bucket) for bucket in getattr(pack, "buckets", ())),
+            *(type(t) for t in self.batch.terms), *((f.kind, f.features.shape) for f in filters),
+        )  # fmt: skip
 
     # ---- states ----
 

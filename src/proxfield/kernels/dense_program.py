@@ -92,13 +92,10 @@ class DenseProgram(GeneralProgram):
         if len(kinds) > 1:  # kernels take arrays of one type
             for view in self.views:
                 view.row = view.filter.row.astype(np.int32, copy=False)
+        tasks = len(self.views) * (padded(self.labels) // LANES)
         most = 1 + max(v.filter.n_vertices for v in self.views)
-        groups = padded(self.labels) // LANES
-        # one thread for eight channels of a lattice, or all threads for each step of each
-        tasks, cached = len(self.views) * groups, 2 * most * LANES * self.dtype.itemsize <= CACHED
-        self.apart = cached and tasks >= self.threads
-        lanes = (self.threads, 2) if self.apart else (2 * groups,)
-        self.spare = np.empty((*lanes, most, LANES), dtype=self.dtype)
+        cached = 2 * most * LANES * self.dtype.itemsize <= CACHED
+        self.blur_by(cached and tasks >= self.threads, most < FEW_VERTICES)
         self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
         taken = [t for t in self.terms if not t.self_message]
         tables = [t.compatibility(self.labels) for t in taken]
@@ -115,6 +112,18 @@ class DenseProgram(GeneralProgram):
             self.tail_pack = self._general_pack(self.n)
         self._shown: CpuState | None = None  # whose marginals the rows show …
         self._stage = ""  # … and whether they are "splatted" or "blurred"
+
+    def blur_by(self, apart: bool, few: bool) -> None:
+        """Choose who blurs what.
+
+        Args:
+            apart: One thread has eight channels of a lattice; else all threads have each step.
+            few: One thread has a lattice where there is one channel; else all have each step.
+        """
+        self.apart, self.few = apart, few
+        most = 1 + max(v.filter.n_vertices for v in self.views)
+        lanes = (self.threads, 2) if apart else (2 * padded(self.labels) // LANES,)
+        self.spare = np.empty((*lanes, most, LANES), dtype=self.dtype)
 
     def _views(self, term: Gaussian) -> list[View]:
         table = term.compatibility(self.labels)
@@ -133,12 +142,16 @@ class DenseProgram(GeneralProgram):
     def _share_chunks(self) -> None:
         """Let all lattices have the same chunks of pixels: blocks of the image if any has those."""
         width = max(v.filter.width for v in self.views)
-        for view in self.views:
-            if view.filter.width != width:
-                view.filter = view.filter.regrouped(width)
-                view.row = view.filter.row
-        self.chunks = self.views[0].filter.chunks
+        self.chunks = lattice.make_chunks(self.n, width)
         """Which pixels are handled together."""
+        found: dict[int, Any] = {}  # of each filter: a term may have two views of one
+        for view in self.views:
+            mine = view.filter
+            if not np.array_equal(mine.chunks.begin, self.chunks.begin):
+                if id(mine) not in found:
+                    found[id(mine)] = mine.regrouped(width)
+                view.filter = found[id(mine)]
+                view.row = view.filter.row
         self.n_blocks = len(self.chunks.run) - 1
 
     def _factor(self, scale: NDArray[Any] | None) -> NDArray[Any]:
@@ -437,11 +450,11 @@ class DenseProgram(GeneralProgram):
 
     def _blur_pair(self, rows: list[Any], spare: NDArray[Any]) -> None:
         """Rows as splatted → rows to slice from, for one number a pixel."""
-        if max(v.filter.n_vertices for v in self.views) < FEW_VERTICES:
+        if self.few:
             lattice.blur_apart_one(*self._lattices, SIDE, self._weights, tuple(rows), spare)
             return
         for t, view in enumerate(self.views):
-            seen = view.filter.blur_one(rows[t], *spare[t])
+            seen = view.filter.blur_one(rows[t], *spare[t], False)
             dense_pair.distribute_pair(view.filter.vertex, seen, view.table[0, 0], rows[t])
 
     def _move_tail(
@@ -488,6 +501,7 @@ class DenseProgram(GeneralProgram):
         terms = tuple(term.like(FEW) for term in self.terms)
         unary = np.zeros(few.size, dtype=self.lowered.unary.dtype)
         small = DenseProgram(Lowered(Untouched(few), 0.0, unary, extras=terms), str(self.dtype), 1)
+        small.blur_by(self.apart, self.few)  # the kernels that this one will call
         fallback = None if plan.fallback is None else plan.fallback[:FEW]
         start = small.start(np.full(few.size, 1 / self.labels))
         small.advance(start, replace(plan, step=plan.step[:FEW], fallback=fallback), 1, 0.0, trace)
