@@ -13,7 +13,7 @@ import pytest
 import proxfield as pf
 from helpers import SINGLE, VARIANTS, Array, random_marginals
 from proxfield.curvature import Curvature
-from proxfield.kernels import compile_program, dense_program
+from proxfield.kernels import compile_program, dense_views
 from proxfield.kernels.base import Custom, Kind, Plan, Rows, State, Update
 from proxfield.kernels.dense_program import DenseProgram
 from proxfield.kernels.jit import max_threads, thread_count
@@ -136,7 +136,7 @@ def assert_same_steps(field: pf.Field, *plans: Plan, steps: int = 3, trace: bool
 def test_there_are_several_chunks(field: pf.Field) -> None:
     program = dense(field)
     assert program.n_blocks == 4
-    assert program.chunks.begin[1] == WIDTH  # blocks of the picture
+    assert program.views.chunks.begin[1] == WIDTH  # blocks of the picture
     assert len(program.views) == 3  # one scale, and two for the normalisation "after"
 
 
@@ -430,10 +430,10 @@ def test_lattices_of_any_size(
     field = dense_field(labels, own=True, colour={"compatibility": table})
     q, found = start_of(field), []
     for small in (True, False):
-        monkeypatch.setattr(dense_program, "CACHED", 2**24 if small else 0)
-        monkeypatch.setattr(dense_program, "FEW_VERTICES", 10**6 if small else 0)
+        monkeypatch.setattr(dense_views, "CACHED", 2**24 if small else 0)
+        monkeypatch.setattr(dense_views, "FEW_VERTICES", 10**6 if small else 0)
         program = dense(field, dtype, threads=2)
-        assert program.apart == program.few == small
+        assert program.views.apart == program.views.few == small
         state = program.start(q)
         program.advance(state, full(field), 4, 0.0, False)
         found.append(program.marginals(state))

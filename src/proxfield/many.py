@@ -25,7 +25,7 @@ from proxfield.session import Outcome, Session, conclude
 
 if TYPE_CHECKING:
     from proxfield.gpu.batch import BatchProgram
-    from proxfield.gpu.slots import BatchState
+    from proxfield.gpu.state import BatchState
 
 ALONE = 1 << 20
 """Entries from which on a field fills a GPU by itself, so that it iterates alone."""

@@ -190,9 +190,9 @@ def test_stops_at_the_right_iteration(name: str, form: str | None) -> None:
 
 @direct
 def test_more_rows_than_the_device_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.gpu import slots
+    from proxfield.gpu import state as states
 
-    monkeypatch.setattr(slots, "CAPACITY", 3)
+    monkeypatch.setattr(states, "CAPACITY", 3)
     for name in (BINARY[0], GENERAL[0]):
         lowered = lowered_of(name)
         compare(lowered, adaptive_plan(lowered), "float64", None, 9)

@@ -18,7 +18,7 @@ from triton_setup import direct, indirect, needs_device, run_interpreted, torch
 import proxfield as pf
 from helpers import grid_edges
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.gpu.levels import grouped, level_of, neighbour_rows
+from proxfield.gpu.sweep_levels import grouped, level_of, neighbour_rows
 from proxfield.kernels.base import Chains, Order
 from proxfield.kernels.coloring import greedy_colors
 from proxfield.kernels.random import uniforms

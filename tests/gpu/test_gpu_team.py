@@ -150,9 +150,9 @@ def test_some_fields_stay_and_some_are_empty() -> None:
 def test_many_updates_in_several_launches_and_a_slot_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from proxfield.gpu import slots
+    from proxfield.gpu import state as states
 
-    monkeypatch.setattr(slots, "CAPACITY", 3)
+    monkeypatch.setattr(states, "CAPACITY", 3)
     fields, plan = grids(9, 7), plan_of(Kind.MOMENTUM, 81 + 49)
     batch = batch_of(fields)
     starts = [marginals_of(low, k) for k, low in enumerate(fields)]

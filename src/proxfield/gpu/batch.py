@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.errors import UnsupportedError
-from proxfield.gpu import launch, slots, update
+from proxfield.gpu import launch, update
+from proxfield.gpu import state as states
 from proxfield.gpu.backend import torch
 from proxfield.gpu.device_pack import BinaryTensors, Joined, Tensors, from_numpy
 from proxfield.gpu.general_pack import GeneralTensors
 from proxfield.gpu.graphs import Graphs
-from proxfield.gpu.natural import Natural
-from proxfield.gpu.slots import BatchState, Slot, default_device
+from proxfield.gpu.natural_parameters import Natural
+from proxfield.gpu.state import BatchState, Slot, default_device
 from proxfield.kernels.base import Kind, Rows, Update
 from proxfield.kernels.reference import slack
 from proxfield.lowering import Lowered
@@ -99,7 +100,7 @@ class BatchProgram:
             step=torch.ones(n, dtype=kind, device=device),
             safe=torch.ones(n, dtype=kind, device=device),
             parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
-            out=torch.zeros((2, self.fields, slots.CAPACITY), **real),
+            out=torch.zeros((2, self.fields, states.CAPACITY), **real),
             graphs=Graphs(device),
         )
         self._slots.add(slot)
@@ -208,7 +209,7 @@ class BatchProgram:
             return [self._empty() for _ in range(self.fields)]
         while active.any():
             # the first update clears impossible labels; F exists from then on
-            some = 1 if state.pending.any() else min(left, slots.CAPACITY)
+            some = 1 if state.pending.any() else min(left, states.CAPACITY)
             self._upload(state, plan, some, tol, active)
             self._launch(state.slot, plan, trace or plan.adaptive, some)
             found = self._fetch(state, plan, some)

@@ -10,7 +10,7 @@ from proxfield.kernels.base import Kind
 
 if TYPE_CHECKING:
     from proxfield.gpu.batch import BatchProgram
-    from proxfield.gpu.slots import Slot
+    from proxfield.gpu.state import Slot
 
 
 MOMENTUM = (Kind.MOMENTUM, Kind.MOMENTUM_PRINTED)

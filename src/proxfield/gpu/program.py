@@ -18,7 +18,7 @@ from proxfield.gpu.backend import torch
 from proxfield.gpu.batch import BatchProgram
 from proxfield.gpu.device_pack import from_numpy
 from proxfield.gpu.plans import attach
-from proxfield.gpu.slots import BatchState, default_device
+from proxfield.gpu.state import BatchState, default_device
 from proxfield.kernels.base import (
     Chains,
     Custom,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.gpu.backend import interpreted, need, torch
-from proxfield.gpu.levels import grouped, level_of, neighbour_rows
 from proxfield.gpu.sweep_kernels import free_energies, visit_group, visit_in_turn
+from proxfield.gpu.sweep_levels import grouped, level_of, neighbour_rows
 from proxfield.kernels.coloring import greedy_colors
 from proxfield.kernels.general import GeneralPack
 from proxfield.kernels.pack import pack_general
@@ -160,7 +160,7 @@ class Sweeper:
     def in_order(self, variables: Ints) -> Visits:
         """Visits that do the same as going through ``variables`` one after another.
 
-        By levels (see `proxfield.gpu.levels`) where these are large enough to gain by it.
+        By levels (see `proxfield.gpu.sweep_levels`) where these are large enough to gain by it.
         """
         row, column = self._neighbours
         level = level_of(row, column, variables)[variables]

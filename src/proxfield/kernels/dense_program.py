@@ -7,25 +7,23 @@ over the lattice; their gradient is never stored. Other terms are iterated throu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.filters.lattice import SIDE
 from proxfield.kernels import dense, dense_pair, general, lattice
 from proxfield.kernels.base import Kind, Plan, Rows, State, Update
 from proxfield.kernels.binary import Motion
 from proxfield.kernels.cpu import CpuProgram, CpuState
 from proxfield.kernels.dense import DenseArrays, DensePack
+from proxfield.kernels.dense_views import Views
 from proxfield.kernels.general import GeneralArrays, GeneralPack
 from proxfield.kernels.jit import thread_count
-from proxfield.kernels.lattice import CACHED, FEW_VERTICES
 from proxfield.kernels.programs import GeneralProgram
 from proxfield.kernels.reference import TINY
-from proxfield.kernels.simd import LANES, padded
 from proxfield.lowering import Lowered
 from proxfield.reduction import Untouched
 from proxfield.terms.base import Floats, Layout, Term
@@ -57,18 +55,6 @@ def on_lattice(term: Term) -> bool:
     )
 
 
-@dataclass
-class View:
-    """One lattice with the scales before and after it, and the compatibility behind it."""
-
-    filter: Any  # LatticeFilter
-    factor_in: NDArray[Any]  # (n,)
-    factor_out: NDArray[Any]  # (n,)
-    table: NDArray[Any]  # (1, 1) or (labels, labels)
-    rows: NDArray[Any]
-    row: NDArray[Any]  # of each corner, within its chunk  # (n, d + 1)
-
-
 class DenseProgram(GeneralProgram):
     """See the module."""
 
@@ -86,17 +72,8 @@ class DenseProgram(GeneralProgram):
         self.tail = self.layout.n_vars - self.n
         self.work = 2**62  # always worth threads
         with thread_count(self.threads):
-            self.views = [view for term in self.terms for view in self._views(term)]
-        self._share_chunks()
-        kinds = {v.filter.row.dtype for v in self.views}
-        if len(kinds) > 1:  # kernels take arrays of one type
-            for view in self.views:
-                view.row = view.filter.row.astype(np.int32, copy=False)
-        tasks = len(self.views) * (padded(self.labels) // LANES)
-        most = 1 + max(v.filter.n_vertices for v in self.views)
-        cached = 2 * most * LANES * self.dtype.itemsize <= CACHED
-        self.blur_by(cached and tasks >= self.threads, most < FEW_VERTICES)
-        self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
+            self.views = Views(self.terms, self.labels, self.dtype, self.threads)
+        self.n_blocks = len(self.views.chunks.run) - 1
         taken = [t for t in self.terms if not t.self_message]
         tables = [t.compatibility(self.labels) for t in taken]
         own = np.stack([t.own for t in taken]) if taken else np.zeros((0, self.n))
@@ -112,52 +89,6 @@ class DenseProgram(GeneralProgram):
             self.tail_pack = self._general_pack(self.n)
         self._shown: CpuState | None = None  # whose marginals the rows show …
         self._stage = ""  # … and whether they are "splatted" or "blurred"
-
-    def blur_by(self, apart: bool, few: bool) -> None:
-        """Choose who blurs what.
-
-        Args:
-            apart: One thread has eight channels of a lattice; else all threads have each step.
-            few: One thread has a lattice where there is one channel; else all have each step.
-        """
-        self.apart, self.few = apart, few
-        most = 1 + max(v.filter.n_vertices for v in self.views)
-        lanes = (self.threads, 2) if apart else (2 * padded(self.labels) // LANES,)
-        self.spare = np.empty((*lanes, most, LANES), dtype=self.dtype)
-
-    def _views(self, term: Gaussian) -> list[View]:
-        table = term.compatibility(self.labels)
-        scaled = (table == table[0, 0] * np.eye(self.labels)).all()
-        table = table[:1, :1] if scaled else table
-        out = []
-        for inward, outward in term.scales:
-            same = outward is inward
-            inward = self._factor(inward)
-            outward = inward if same else self._factor(outward)
-            none = np.empty((0, padded(self.labels)), dtype=self.dtype)
-            made: Any = term.filter
-            out.append(View(made, inward, outward, table.astype(self.dtype), none, made.row))
-        return out
-
-    def _share_chunks(self) -> None:
-        """Let all lattices have the same chunks of pixels: blocks of the image if any has those."""
-        width = max(v.filter.width for v in self.views)
-        self.chunks = lattice.make_chunks(self.n, width)
-        """Which pixels are handled together."""
-        found: dict[int, Any] = {}  # of each filter: a term may have two views of one
-        for view in self.views:
-            mine = view.filter
-            if not np.array_equal(mine.chunks.begin, self.chunks.begin):
-                if id(mine) not in found:
-                    found[id(mine)] = mine.regrouped(width)
-                view.filter = found[id(mine)]
-                view.row = view.filter.row
-        self.n_blocks = len(self.chunks.run) - 1
-
-    def _factor(self, scale: NDArray[Any] | None) -> NDArray[Any]:
-        if scale is None:
-            return np.ones(self.n, dtype=self.dtype)
-        return scale.astype(self.dtype, copy=False)
 
     @cached_property
     def pack(self) -> GeneralPack:
@@ -248,36 +179,8 @@ class DenseProgram(GeneralProgram):
                 lattice.splat(view.filter.points, view.factor_in, q, self.labels, view.rows)
             self._shown, self._stage = s, "splatted"
         if stage == "blurred" and self._stage == "splatted":
-            self._blur()
+            self.views.blur()
             self._stage = "blurred"
-
-    def _blur(self) -> None:
-        """Rows as splatted → rows to slice from."""
-        if not self.apart:
-            for view in self.views:
-                view.filter.blur(view.rows, view.table, self.spare)
-            return
-        lattice.blur_apart(*self._lattices, SIDE, self._weights, *self._through("rows"), self.spare)
-        for view in self.views:
-            if len(view.table) > 1:
-                lattice.mix_labels(view.rows, view.table)
-
-    @cached_property
-    def _lattices(self) -> tuple[tuple[Any, ...], ...]:
-        return self._through("start", "member", "vertex", "next_to", "there_and_back")
-
-    @cached_property
-    def _weights(self) -> NDArray[Any]:
-        """What rows are multiplied with; 1 where a matrix over the labels follows."""
-        weights = [v.table[0, 0] if len(v.table) == 1 else 1.0 for v in self.views]
-        return np.array(weights, dtype=self.dtype)
-
-    def _through(self, *names: str) -> tuple[tuple[Any, ...], ...]:
-        """Attributes of all views (or of their lattices), one tuple each."""
-        return tuple(
-            tuple(getattr(v if hasattr(v, name) else v.filter, name) for v in self.views)
-            for name in names
-        )
 
     def _others(self, s: CpuState, trace: bool) -> tuple[NDArray[Any], float]:
         """Gradient of terms without a lattice (empty if there are none), and their energy."""
@@ -312,8 +215,8 @@ class DenseProgram(GeneralProgram):
             self._show(s, "blurred")
             g = s.arrays.g if gradient else np.zeros(0, dtype=self.dtype)
             dense.look(
-                self.dense_pack, q, self.chunks,
-                *self._through("row", "weight", "chunk", "factor_out", "rows"), g, parts,
+                self.dense_pack, q, self.views.chunks,
+                *self.views.through("row", "weight", "chunk", "factor_out", "rows"), g, parts,
             )  # fmt: skip
             shift, other = self._others(s, True)
         if gradient:
@@ -404,9 +307,9 @@ class DenseProgram(GeneralProgram):
         if motion.trace:
             energy += self._tail_energy(old)
         dense.advance(
-            self.dense_pack, DenseArrays(old, new, a.theta, a.u, a.v, shift), self.chunks,
-            *self._through("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
-            self.longest, motion, blind, passing, parts,
+            self.dense_pack, DenseArrays(old, new, a.theta, a.u, a.v, shift), self.views.chunks,
+            *self.views.through("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
+            self.views.longest, motion, blind, passing, parts,
         )  # fmt: skip
         self._stage = "splatted"
         e, h, change, twice = self._totals(parts)
@@ -432,13 +335,13 @@ class DenseProgram(GeneralProgram):
         dense_pair.spins(q, up)
         for view, target in zip(self.views, rows, strict=True):
             lattice.splat_one(view.filter.points, up * view.factor_in, target)
-        spare = np.empty((len(rows), 2, self.spare.shape[-2]), dtype=self.dtype)
+        spare = self.views.room_for_one()
         parts = np.zeros(self.n_blocks)
         for done in range(1, n + 1):
-            self._blur_pair(rows, spare)
+            self.views.blur_one(rows, spare)
             dense_pair.advance_pair(
-                self.dense_pack.unary, q, self.chunks,
-                *self._through("row", "weight", "chunk", "factor_in", "factor_out"),
+                self.dense_pack.unary, q, self.views.chunks,
+                *self.views.through("row", "weight", "chunk", "factor_in", "factor_out"),
                 tuple(rows), tuple(fresh), tol < 0, tol < 0 and done < n, parts,
             )  # fmt: skip
             rows, fresh = fresh, rows
@@ -447,15 +350,6 @@ class DenseProgram(GeneralProgram):
                 break
         self._shown, s.entropy = None, None
         return Rows(np.full(done, np.nan), changes[:done])
-
-    def _blur_pair(self, rows: list[Any], spare: NDArray[Any]) -> None:
-        """Rows as splatted → rows to slice from, for one number a pixel."""
-        if self.few:
-            lattice.blur_apart_one(*self._lattices, SIDE, self._weights, tuple(rows), spare)
-            return
-        for t, view in enumerate(self.views):
-            seen = view.filter.blur_one(rows[t], *spare[t], False)
-            dense_pair.distribute_pair(view.filter.vertex, seen, view.table[0, 0], rows[t])
 
     def _move_tail(
         self, s: CpuState, motion: Motion, shift: NDArray[Any], old: Any, new: Any
@@ -501,7 +395,7 @@ class DenseProgram(GeneralProgram):
         terms = tuple(term.like(FEW) for term in self.terms)
         unary = np.zeros(few.size, dtype=self.lowered.unary.dtype)
         small = DenseProgram(Lowered(Untouched(few), 0.0, unary, extras=terms), str(self.dtype), 1)
-        small.blur_by(self.apart, self.few)  # the kernels that this one will call
+        small.views.blur_by(self.views.apart, self.views.few)  # the kernels that this one will call
         fallback = None if plan.fallback is None else plan.fallback[:FEW]
         start = small.start(np.full(few.size, 1 / self.labels))
         small.advance(start, replace(plan, step=plan.step[:FEW], fallback=fallback), 1, 0.0, trace)
