@@ -11,7 +11,10 @@ import pytest
 import proxfield as pf
 from helpers import VARIANTS, energies, exact_free_energy, exact_log_z, grid_edges, infer
 from proxfield import hard
-from proxfield.kernels import compile_program
+from proxfield.inference import Request
+from proxfield.loop import Loop
+from proxfield.lowering import Lowered
+from proxfield.session import Session
 
 INF = np.inf
 DIFFERENT = {c: np.where(np.eye(c, dtype=bool), INF, 0.0) for c in (2, 3, 4)}
@@ -129,7 +132,8 @@ def test_limits_hold_for_hard_fields() -> None:
 
     assert pf.infer(field, "fixed", tol=0.0, callback=interrupt).status is pf.Status.INTERRUPTED
     brief = pf.infer(field, "fixed", tol=0.0, budget=1e-6)
-    assert brief.status is pf.Status.BUDGET
+    assert brief.status in (pf.Status.BUDGET, pf.Status.NO_FEASIBLE)
+    assert brief.seconds < 0.2
 
 
 def test_hard_fields_follow_the_seed() -> None:
@@ -150,41 +154,101 @@ def test_evidence_can_make_tables_soft() -> None:
 # ---- the parts ----
 
 
+def session_of(field: pf.Field) -> Session:
+    request = Request.make(
+        "fixed", {}, "cpu", init="uniform", max_iters=None, tol=1e-6, budget=None, callback=None,
+        seed=0, threads=None, kernels=None, dtype=None, keep="last", trace=True,
+    )  # fmt: skip
+    return request.open(field)
+
+
+def watch(lowered: Lowered) -> hard.Watch:
+    loop = Loop(lowered, 1000, 1e-6, None, None, True)
+    return hard.Watch(loop, np.zeros(lowered.layout.size))
+
+
 def test_backtracking_finds_what_exists() -> None:
     field = coloring(grid_edges(3, 3), 9, 2)
     lowered = field.lower()
     q = np.full(lowered.layout.size, 0.5)
-    labels, _ = hard.backtrack(lowered, q, time.monotonic() + 5)
+    labels, _ = hard.backtrack(lowered, q, watch(lowered))
     assert np.isfinite(lowered.energy(labels))
     impossible = complete(4, 3).lower()
-    found = hard.backtrack(impossible, np.full(12, 1 / 3), time.monotonic() + 5)
+    found = hard.backtrack(impossible, np.full(12, 1 / 3), watch(impossible))
     assert found == (None, True)  # and that is a proof
 
 
 def test_backtracking_prefers_likely_labels() -> None:
     lowered = coloring([[0, 1]], 2, 3).lower()
     q = np.array([0.1, 0.2, 0.7, 0.1, 0.6, 0.3])
-    labels, _ = hard.backtrack(lowered, q, time.monotonic() + 5)
+    labels, _ = hard.backtrack(lowered, q, watch(lowered))
     assert labels.tolist() == [2, 1]
 
 
 def test_backtracking_respects_its_deadline() -> None:
     lowered = complete(4, 4).lower()
-    assert hard.backtrack(lowered, np.full(16, 0.25), time.monotonic() - 1) == (None, False)
+    over = watch(lowered)
+    over.seconds = 0.0
+    assert hard.backtrack(lowered, np.full(16, 0.25), over) == (None, False)
 
 
 def test_search_repairs_bad_marginals() -> None:
-    lowered = coloring(grid_edges(4, 4), 16, 2).lower()
-    q = np.tile([1.0, 0.0], 16)
-    steep = compile_program(lowered.soften(hard.STEEP))
-    labels, _ = hard.search(lowered, steep, q, seed=0)
-    assert np.isfinite(lowered.energy(labels))
+    field = coloring(grid_edges(4, 4), 16, 2)
+    finder = hard.Finder(session_of(field))
+    finder.q = np.tile([1.0, 0.0], 16)
+    assert finder.search(None) == (None, False)
+    assert finder.labels is not None and np.isfinite(field.energy(finder.labels))
 
 
-def test_better() -> None:
-    lowered = pf.Field(2, labels=2, terms=[pf.Unary([[0, 1], [0, 1]])]).lower()
-    low, high = np.array([0, 0]), np.array([1, 1])
-    assert hard.better(lowered, None, None) is None
-    assert hard.better(lowered, low, None) is low
-    assert hard.better(lowered, None, high) is high
-    assert hard.better(lowered, high, low) is low
+def test_the_finder_keeps_the_labelling_of_lower_energy() -> None:
+    field = coloring([[0, 1]], 2, 2).add(pf.Unary([[0.0, 5.0]], [0]))
+    finder = hard.Finder(session_of(field))
+    for q, energy in (([0, 1, 1, 0], 5.0), ([1, 0, 0, 1], 0.0), ([0, 1, 1, 0], 0.0)):
+        finder.steep.descend = lambda q, sweeps: q  # type: ignore[method-assign]
+        assert finder.round(np.array(q, dtype=float))
+        assert field.energy(finder.labels) == energy
+
+
+# ---- limits in every stage ----
+
+
+def hard_coloring(seed: int = 0) -> pf.Field:
+    """3-coloring near the threshold: a feasible labelling isn't found at once, or at all."""
+    rng = np.random.default_rng(seed)
+    edges = np.sort(rng.integers(200, size=(900, 2)), axis=1)
+    edges = np.unique(edges[edges[:, 0] < edges[:, 1]], axis=0)
+    return coloring(rng.permutation(edges)[:466], 200, 3)
+
+
+def test_the_search_keeps_to_the_budget() -> None:
+    field = hard_coloring()
+    pf.infer(field, "fixed", budget=0.05)  # compile
+    begun = time.perf_counter()
+    result = pf.infer(field, "fixed", budget=0.1)
+    assert time.perf_counter() - begun < 1.0  # 5.2 s where the search had a clock of its own
+    assert result.seconds < 0.5
+    assert result.status in (pf.Status.NO_FEASIBLE, pf.Status.BUDGET)
+
+
+def test_a_callback_stops_the_search() -> None:
+    seen: list[pf.Progress] = []
+
+    def stop(progress: pf.Progress) -> bool:
+        seen.append(progress)
+        return progress.seconds > 0.3
+
+    result = pf.infer(hard_coloring(), "fixed", callback=stop)
+    assert result.status is pf.Status.STOPPED
+    assert result.log_z_bound == -INF or np.isfinite(result.log_z_bound)
+    assert seen[-1].seconds < 2.0
+
+
+@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "better_order"])
+def test_ctrl_c_in_every_stage(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    target = hard.Finder if stage == "round" else hard
+    monkeypatch.setattr(target, stage, interrupt)
+    field = coloring(grid_edges(4, 4), 16, 2) if stage == "better_order" else complete(4, 3)
+    assert pf.infer(field, "fixed").status is pf.Status.INTERRUPTED

@@ -73,7 +73,7 @@ def test_stops_at_the_budget(kernels: str) -> None:
     options: dict[str, Any] = {"step": 1e-4, "tol": 0.0, "max_iters": 10**9, "kernels": kernels}
     result = pf.infer(repulsive_grid(100), "fixed", budget=0.2, **options)
     assert result.status is pf.Status.BUDGET
-    assert 0.2 <= result.seconds < 0.6
+    assert 0.1 <= result.seconds < 0.6  # it ends before an iteration that would be too long
     assert result.trace.seconds[-1] == pytest.approx(result.seconds, abs=0.01)
     assert "budget" in result.message
 

@@ -60,10 +60,25 @@ def test_rounding_after_inference(variant: str) -> None:
 
 
 def test_rounding_fields_with_terms_of_ones_own() -> None:
-    """Falls back to the most probable labels."""
+    """In groups: E(map_labels) ≤ E(q), where plain rounding may be worse."""
     field = pf.Field(3, labels=2, terms=[Chain(1.0), pf.Unary([[0, 1], [1, 0], [0, 1]])])
-    result = pf.infer(field, "adhoc")
-    assert result.map_labels.tolist() == result.labels.tolist()
+    for seed in range(50):
+        q = np.random.default_rng(seed).dirichlet([0.3, 0.3], size=3)
+        result = pf.infer(field, "adhoc", init=q, max_iters=0)
+        assert result.map_energy <= result.expected_energy + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rounding_dense_fields(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, labels = int(rng.integers(2, 12)), int(rng.integers(2, 5))
+    field = pf.Field(n, labels).add(pf.Unary(rng.normal(size=(n, labels))))
+    weight = float(3 * rng.normal())
+    attracts_itself = bool(weight > 0 and rng.integers(2))  # else −F is no bound, nor E(q) one
+    field.add(pf.Gaussian(rng.normal(size=(n, 2)), weight, self_message=attracts_itself))
+    q = rng.dirichlet(np.full(labels, 0.3), size=n)
+    result = pf.infer(field, "fixed", init=q, max_iters=0)
+    assert result.map_energy <= result.expected_energy + 1e-9
 
 
 def test_samples_follow_q() -> None:
@@ -150,7 +165,7 @@ def test_statuses_say_what_to_do(status: Status, remedy: str) -> None:
 def test_status_names() -> None:
     assert Status.CONVERGED.converged
     assert {s.label for s in Status} == {
-        "converged", "max-iters", "budget", "oscillating", "interrupted", "stopped",
+        "converged", "saddle", "overshot", "max-iters", "budget", "oscillating", "interrupted", "stopped",
         "diverged", "no-feasible", "infeasible",
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ from proxfield.errors import InputError
 from proxfield.kernels.base import Custom, Order, Plan, Update
 from proxfield.result import Status
 from proxfield.rules import Rule
-from proxfield.session import Outcome, Problem, Session
+from proxfield.session import Outcome, Problem, Session, conclude
 
 COOLING = 0.8
 """Share of the iterations or of the budget that goes into cooling; the rest polishes at T = 1."""
@@ -59,22 +59,29 @@ class Anneal(Rule):
         return self._inner().plan(problem)
 
     def solve(self, session: Session) -> Outcome:
-        loop, program = session.loop, session.program
-        plan = self.plan(session.problem)
-        hot = self.hot or max(1.0, session.problem.curvature.smallest / 2)
+        loop, program, inner = session.loop, session.program, self._inner()
+        inner.prepare(session.problem)
+        session.problem.curvature.prepare()
+        with loop.clock():
+            plan = inner.plan(session.problem)
+            hot = self.hot or max(1.0, session.problem.curvature.smallest / 2)
         state = program.start(session.start)
         levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
         begun_at, begun = loop.iterations, loop.elapsed
+        loop.best = None
         for k in range(levels):
             temperature = hot ** (1.0 - k / max(1, levels - 1))
             share = COOLING * (k + 1) / levels
             limit = max(1, int(share * (loop.max_iters - begun_at)) - (loop.iterations - begun_at))
             until = None if loop.budget is None else begun + share * (loop.budget - begun)
             cooled = at_temperature(plan, temperature, session.problem)
-            status = loop.run(program, cooled, state, limit=limit, until=until, tol=-1.0)
-            if status in (Status.INTERRUPTED, Status.STOPPED):
-                return Outcome(program.marginals(state), program.free_energy(state), status)
-        return session.run_plan(self._inner(), plan, program.marginals(state))
+            status = loop.run(
+                program, cooled, state, limit=limit, until=until, tol=-1.0, keep_best=True
+            )
+            if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
+                last = Outcome(program.marginals(state), loop.last, status)
+                return conclude(loop, self, last, lambda: np.inf, session.start, "best")
+        return session.settle(inner, plan, program.marginals(state))
 
 
 def at_temperature(plan: Plan, temperature: float, problem: Problem) -> Plan:

@@ -7,13 +7,14 @@
   between a nudge and a fresh start, for a random number of sweeps.
 - Fields with terms that can only be iterated as a whole: annealing, ADAM and momentum.
 
-It always ends with sweeps (or the certified rule) to the tolerance.
+It always ends with sweeps (or the certified rule) to the tolerance, and leaves saddles: where it
+says CONVERGED, it is at a local minimum.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from numpy.typing import NDArray
 
 from proxfield.anneal import Anneal
 from proxfield.errors import UnsupportedError
-from proxfield.kernels.base import Chains, Plan
-from proxfield.portfolio import best_of
+from proxfield.interrupts import finish_first
+from proxfield.kernels.base import Chains, Explored, Plan
+from proxfield.polish import better_of, polish, without_symmetry
+from proxfield.portfolio import HALTED, best_of
 from proxfield.result import Status
-from proxfield.rules import Adam, Fixed, Momentum, Rule
+from proxfield.rules import Adam, Momentum, Rule
 from proxfield.schedules import Sweep
 from proxfield.session import Outcome, Problem, Session
 from proxfield.terms.base import offers
@@ -74,8 +77,10 @@ class Auto(Rule):
         if not session.program.sweepable:
             members: list[Rule] = [Anneal(), Adam(), Momentum()]
             best = best_of(session, [(rule.name, rule, session.start) for rule in members])
+            if best.status in HALTED:
+                return best
             try:
-                return Fixed().solve(session.restarted(best.q))
+                return better_of(best, polish(session, best.q))
             except UnsupportedError:  # a term without curvature: no certified step to end with
                 return best
         with session.loop.clock():
@@ -85,24 +90,17 @@ class Auto(Rule):
         ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
             return polish(session, session.start)
         if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
-            return polish(session, session.start)
+            return polish(session, without_symmetry(session, session.start))
         return Search(session, scale).run(session.start, np.inf)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
         if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
             return outcome
         found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
-        better = found if found.free_energy < outcome.free_energy else outcome
-        better.labels = outcome.labels
-        return better
-
-
-def polish(session: Session, q: NDArray[np.float64]) -> Outcome:
-    """Sweep to the tolerance; a large field moves as a whole, by its certified local steps."""
-    rule: Rule = Fixed(step="certified-local") if session.program.parallel else Sweep()
-    with session.loop.clock():
-        plan = rule.plan(session.problem)
-    return session.run_plan(rule, plan, q)
+        if not found.free_energy < outcome.free_energy:
+            halted = found.status in HALTED
+            return replace(outcome, status=found.status) if halted else outcome
+        return replace(found, labels=outcome.labels)
 
 
 @dataclass
@@ -132,7 +130,9 @@ class Search:
         if f == np.inf:
             loop.note(0, loop.elapsed + look, first)
         if loop.budget is not None and loop.budget - loop.elapsed < LOOKS * look:
-            return polish(session, start)  # no time for more than a descent
+            return polish(
+                session, without_symmetry(session, start)
+            )  # no time for more than a descent
         halted: Status | None = None
         try:
             while (chains := self._next()) is not None:
@@ -150,10 +150,10 @@ class Search:
         loop.member = "polish"
         budget = loop.budget
         if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
-            loop.budget = max(1.03 * budget, loop.elapsed + GRACE_SECONDS)
+            loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
         outcome = polish(session, self.best_q)
         loop.budget = budget
-        return outcome
+        return better_of(Outcome(self.best_q, self.best_f, outcome.status), outcome)
 
     # ---- limits ----
 
@@ -233,8 +233,15 @@ class Search:
     def _round(self, chains: Chains) -> None:
         loop, threads = self.session.loop, self._threads()
         begun, base = time.perf_counter(), loop.elapsed
-        ended = self.session.program.explore(chains, threads)
-        spent = time.perf_counter() - begun
+        with finish_first():
+            ended = self.session.program.explore(chains, threads)
+            self._take(chains, ended, threads, base, time.perf_counter() - begun)
+
+    def _take(
+        self, chains: Chains, ended: Explored, threads: int, base: float, spent: float
+    ) -> None:
+        """Keep the best end of a round, and what it cost."""
+        loop = self.session.loop
         made = int(ended.sweeps.sum())
         self.pace[threads] = 0.5 * (made / spent + self.pace.get(threads, made / spent))
         self.rounds += 1

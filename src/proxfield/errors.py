@@ -5,6 +5,9 @@ Every message is one line: what is wrong, where, and what was expected.
 
 from __future__ import annotations
 
+from reprlib import Repr
+from typing import Any
+
 
 class ProxfieldError(Exception):
     """Base class of every error raised on purpose."""
@@ -41,3 +44,17 @@ class UnsupportedError(ProxfieldError, TypeError):
 
 class MissingDependencyError(ProxfieldError, ImportError):
     """An optional package is needed; the message says how to install it."""
+
+
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 40
+
+
+def shown(value: Any) -> str:
+    """A value for a message: its repr, cut where it is long.
+
+    Example:
+        >>> shown("x" * 1000)
+        "'xxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxx'"
+    """
+    return " ".join(_REPR.repr(value).split())

@@ -4,22 +4,29 @@ While q gives weight to a forbidden configuration, F is +inf and says nothing. S
 runs on a field where a forbidden configuration costs a finite penalty, which grows from
 stage to stage; a labelling of finite energy is then found by rounding and, where that
 fails, by search; and exact coordinate descent from it lowers the true F, which stays finite.
+
+Every stage counts as time of inference and keeps to the budget, the callback and Ctrl-C.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.curvature import Curvature
+from proxfield.interrupts import finish_first
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Order, Program
+from proxfield.loop import LOOK_SECONDS, Loop
 from proxfield.lowering import Lowered
 from proxfield.result import Status, one_hot
 from proxfield.rules import Rule
+from proxfield.schedules import Sweep
 from proxfield.session import Outcome, Problem, Session
+from proxfield.stationarity import is_fixed_point
 from proxfield.terms.base import Floats, Ints
 
 FIRST_PENALTY = 2.0
@@ -28,96 +35,172 @@ STAGE_ITERATIONS = 100
 RESTARTS = 20
 ORDERS = 8
 """Sweep orders tried from a feasible labelling; the best bound is kept."""
+ORDER_SWEEPS = 50
+"""Maximum number of sweeps in each order but the first."""
 SEARCH_SECONDS = 5.0
+"""Maximum time of the search where there is no budget."""
+GRACE_SECONDS = 0.005
+"""Time of the search where nothing is left of the budget."""
 STEEP = 1e6
 """Penalty for rounding: no saving elsewhere makes up for a violation."""
+HALTED = (Status.INTERRUPTED, Status.STOPPED)
+LIMITS = (*HALTED, Status.MAX_ITERS, Status.BUDGET)
 
 
 def solve_hard(session: Session, rule: Rule) -> Outcome:
     """Infer in a field whose tables hold +inf; see the module's text."""
-    loop, lowered, seed = session.loop, session.problem.lowered, session.problem.seed
-    steep = compile_program(lowered.soften(STEEP), session.kernels)
-    q = session.start
-    labels: Ints | None = None
+    loop = session.loop
+    finder = Finder(session)
     stopped: Status | None = None
-    penalty = FIRST_PENALTY
-    while penalty <= LAST_PENALTY and stopped is None:
-        soft = lowered.soften(penalty)
-        program = session.compile(soft)
-        plan = rule.plan(Problem(soft, Curvature(soft, None, session.kernels), seed))
-        state = program.start(q)
-        status = loop.run(program, plan, state, limit=STAGE_ITERATIONS, visible=False)
-        q = program.marginals(state)
-        labels = better(lowered, labels, round_to_feasible(lowered, steep, q))
-        if status in (Status.BUDGET, Status.INTERRUPTED, Status.STOPPED):
-            stopped = status
-        elif loop.iterations >= loop.max_iters:
-            stopped = Status.MAX_ITERS
-        penalty *= 2.0
     proved = False
-    if labels is None and stopped is not Status.INTERRUPTED:
-        labels, proved = search(lowered, steep, q, seed)
-    if labels is None:
+    try:
+        stopped = penalize(session, rule, finder)
+        if finder.labels is None and stopped not in HALTED:
+            stopped, proved = finder.search(stopped)
+    except KeyboardInterrupt:
+        stopped = Status.INTERRUPTED
+    if finder.labels is None:
         status = Status.INFEASIBLE if proved else Status.NO_FEASIBLE
-        return Outcome(q, np.inf, stopped if stopped is Status.INTERRUPTED else status)
-    outcome = descend_exactly(session, labels, stopped)
-    return rule.improve(session, outcome) if stopped is None else outcome
+        return Outcome(finder.q, np.inf, stopped if stopped in HALTED else status)
+    stopped = stopped or loop.spent
+    outcome = descend_exactly(session, finder.labels, stopped)
+    return rule.improve(session, outcome) if outcome.status not in LIMITS else outcome
 
 
-def better(lowered: Lowered, a: Ints | None, b: Ints | None) -> Ints | None:
-    """The labelling of lower energy of two that may be missing."""
-    if a is None or b is None:
-        return b if a is None else a
-    return min(a, b, key=lowered.energy)
+def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
+    """Iterate under growing penalties, rounding after each stage; why it stopped, if it did."""
+    loop, problem = session.loop, session.problem
+    penalty = FIRST_PENALTY
+    while penalty <= LAST_PENALTY:
+        with loop.clock():
+            soft = problem.lowered.soften(penalty)
+            program = session.compile(soft)
+            seconds = problem.curvature.seconds
+            curvature = Curvature(soft, None, session.kernels, seconds)
+        rule.prepare(Problem(soft, curvature, problem.seed))
+        with loop.clock():
+            plan = rule.plan(Problem(soft, curvature, problem.seed))
+            state = program.start(finder.q)
+        status = loop.run(program, plan, state, limit=STAGE_ITERATIONS, visible=False)
+        with loop.clock():
+            finder.q = program.marginals(state)
+            if not np.isfinite(finder.q).all():  # a rule that diverged left nothing
+                finder.q = session.start
+            finder.round(finder.q)
+        if status in (Status.BUDGET, *HALTED):
+            return status
+        if loop.spent is not None:
+            return loop.spent
+        penalty *= 2.0
+    return None
 
 
-def round_to_feasible(lowered: Lowered, steep: Program, q: Floats) -> Ints | None:
-    """Round under a steep penalty; None if a violation is left."""
-    hot = steep.descend(q, 50)
-    labels = lowered.layout.best_labels(hot)
-    return labels if np.isfinite(lowered.energy(labels)) else None
+@dataclass
+class Finder:
+    """Looks for a labelling of finite energy, and keeps the best one found."""
+
+    session: Session
+
+    def __post_init__(self) -> None:
+        lowered, kernels = self.session.problem.lowered, self.session.kernels
+        self.lowered: Lowered = lowered
+        self.q: NDArray[np.float64] = self.session.start
+        self.labels: Ints | None = None
+        with self.session.loop.clock():
+            self.steep: Program = compile_program(lowered.soften(STEEP), kernels)
+        self.steep.descend(self.q, 0)  # compile outside the clock
+
+    def round(self, q: Floats) -> bool:
+        """Round under a steep penalty; is the result feasible?"""
+        labels = self.lowered.layout.best_labels(self.steep.descend(q, 50))
+        energy = self.lowered.energy(labels)
+        if not np.isfinite(energy):
+            return False
+        if self.labels is None or energy < self.lowered.energy(self.labels):
+            self.labels = labels
+        return True
+
+    def search(self, stopped: Status | None) -> tuple[Status | None, bool]:
+        """Repair random roundings; if none works, backtrack with propagation.
+
+        Returns:
+            Why the inference has to stop, if it does, and whether it is proved that no
+            labelling is feasible.
+        """
+        rng = np.random.default_rng(self.session.problem.seed)
+        layout = self.lowered.layout
+        watch = Watch(self.session.loop, self.q)
+        with self.session.loop.clock():
+            for _ in range(RESTARTS):
+                noise = rng.gumbel(size=layout.size) + np.log(np.maximum(self.q, 1e-12))
+                best = np.full(layout.n_vars, -np.inf)
+                np.maximum.at(best, layout.owner, noise)
+                start = (noise == best[layout.owner]).astype(np.float64)
+                if self.round(start):
+                    return stopped, False
+                if watch.over():
+                    return watch.status or stopped, False
+            self.labels, proved = backtrack(self.lowered, self.q, watch)
+        return watch.status or stopped, proved
 
 
-def search(lowered: Lowered, steep: Program, q: Floats, seed: int) -> tuple[Ints | None, bool]:
-    """Repair random roundings; if none works, backtrack with propagation.
+class Watch:
+    """The limits of an inference, for work that isn't made of iterations."""
 
-    Returns a labelling or None, and whether it is proved that there is none.
-    """
-    rng = np.random.default_rng(seed)
-    layout = lowered.layout
-    for _ in range(RESTARTS):
-        noise = rng.gumbel(size=layout.size) + np.log(np.maximum(q, 1e-12))
-        best = np.full(layout.n_vars, -np.inf)
-        np.maximum.at(best, layout.owner, noise)
-        start = (noise == best[layout.owner]).astype(np.float64)
-        found = round_to_feasible(lowered, steep, start)
-        if found is not None:
-            return found, False
-    return backtrack(lowered, q, time.monotonic() + SEARCH_SECONDS)
+    def __init__(self, loop: Loop, q: NDArray[np.float64]) -> None:
+        self.loop, self.q = loop, q
+        self.begun = self.looked = time.perf_counter()
+        self.base = loop.elapsed
+        self.seconds = SEARCH_SECONDS
+        if loop.budget is not None:
+            self.seconds = max(GRACE_SECONDS, loop.seconds_left())
+        self.status: Status | None = None
+
+    def over(self) -> bool:
+        """Is it time to stop? Asks the callback every now and then."""
+        now = time.perf_counter()
+        if self.status is None and now - self.looked > LOOK_SECONDS:
+            self.looked = now
+            if self.loop.report(np.inf, self.q, seconds=self.base + now - self.begun):
+                self.status = Status.STOPPED
+        if self.status is None and now - self.begun >= self.seconds:
+            self.status = None if self.loop.budget is None else Status.BUDGET
+            return True
+        return self.status is not None
 
 
-def backtrack(lowered: Lowered, q: Floats, deadline: float) -> tuple[Ints | None, bool]:
+def backtrack(lowered: Lowered, q: Floats, watch: Watch) -> tuple[Ints | None, bool]:
     """Depth-first search with arc consistency; smallest domain and likeliest label first.
 
-    Returns as `search` does: a search that runs out of places proves that there is none.
+    Returns:
+        A labelling or None, and whether it is proved that there is none: a search that runs out
+        of places proves it.
     """
     layout = lowered.layout
     factors = [f for f in lowered.factors if f.hard]
 
     def propagate(keep: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         while sum(f.prune(layout, keep) for f in factors):
-            pass
+            if not bool((layout.sum_by_variable(keep) > 0).all()):
+                return None
+            if watch.over():
+                break
         return keep if bool((layout.sum_by_variable(keep) > 0).all()) else None
 
     stack = [np.ones(layout.size, dtype=bool)]
-    while stack and time.monotonic() < deadline:
+    while stack:
+        if watch.over():
+            return None, False
         kept = propagate(stack.pop())
         if kept is None:
             continue
         sizes = layout.sum_by_variable(kept)
         open_ = np.flatnonzero(sizes > 1)
         if len(open_) == 0:
-            return np.asarray(np.flatnonzero(kept) - layout.offsets[:-1]), False
+            labels = np.asarray(np.flatnonzero(kept) - layout.offsets[:-1])
+            if np.isfinite(lowered.energy(labels)):
+                return labels, False
+            continue
         i = int(open_[sizes[open_].argmin()])
         at = np.arange(layout.offsets[i], layout.offsets[i + 1])
         for entry in sorted(at[kept[at]], key=lambda e: q[e]):  # the last pushed is tried first
@@ -125,7 +208,7 @@ def backtrack(lowered: Lowered, q: Floats, deadline: float) -> tuple[Ints | None
             child[at] = False
             child[entry] = True
             stack.append(child)
-    return None, not stack
+    return None, True
 
 
 def descend_exactly(session: Session, labels: Ints, stopped: Status | None) -> Outcome:
@@ -133,26 +216,53 @@ def descend_exactly(session: Session, labels: Ints, stopped: Status | None) -> O
 
     From a point of finite F each exact update keeps F finite: the label that was held
     stays possible. What the first variables gain in entropy the others lose, so the
-    order matters and several are tried.
+    order matters and several are tried. At a limit one sweep is all there is time for.
     """
     program, loop = session.program, session.loop
     layout = session.problem.lowered.layout
-    start = one_hot(layout.offsets, labels)
-    rng = np.random.default_rng(session.problem.seed)
-    best: Outcome | None = None
-    for attempt in range(ORDERS):
-        order = np.arange(layout.n_vars) if attempt == 0 else rng.permutation(layout.n_vars)
+    start = one_hot(layout.offsets, labels).astype(np.float64)
+    natural = Order(np.arange(layout.n_vars))
+    if stopped is not None:
         state = program.start(start)
-        if attempt == 0 and stopped is None:
-            status = loop.run(program, Order(order), state)
-        else:  # further orders, and a last polish at a limit, aren't iterations of the rule
-            rows = program.advance(state, Order(order), 50, loop.tol, True)
-            status = Status.CONVERGED if rows.change[-1] <= loop.tol else Status.MAX_ITERS
+        loop.warm_up(program, natural, state)
+        with loop.clock():
+            if stopped is not Status.INTERRUPTED:
+                program.advance(state, natural, 1, loop.tol, True)
+            q, f = program.marginals(state), program.free_energy(state)
+        loop.note(0, loop.elapsed, f)
+        return Outcome(q, f, stopped, labels)
+    best = session.run_plan(Sweep(), natural, start)
+    rng = np.random.default_rng(session.problem.seed)
+    try:
+        for _ in range(1, ORDERS):
+            if best.status in LIMITS or loop.spent is not None:
+                break
+            order = Order(rng.permutation(layout.n_vars))
+            best = better_order(session, order, start, best)
+    except KeyboardInterrupt:
+        best.status = Status.INTERRUPTED
+    best.labels = labels
+    return best
+
+
+def better_order(session: Session, order: Order, start: Floats, best: Outcome) -> Outcome:
+    """Sweep in another order within the limits; the better of its end and ``best``."""
+    program, loop = session.program, session.loop
+    with loop.clock():
+        state, made = program.start(start), 0
+        begun, left = time.perf_counter(), loop.seconds_left()
+        most = min(ORDER_SWEEPS, loop.max_iters - loop.iterations)
+        changed = True
+        while changed and made < most and time.perf_counter() - begun < left:
+            with finish_first():
+                changed = bool(
+                    program.advance(state, order, 1, loop.tol, True).change[-1] > loop.tol
+                )
+                made += 1
         f = program.free_energy(state)
-        if best is None or f < best.free_energy:
-            best = Outcome(program.marginals(state), f, status, labels)
-        if stopped is not None:
-            best.status = stopped
-            break
-    assert best is not None
+        if f < best.free_energy:
+            ended = not changed and is_fixed_point(program, state, loop.tol)
+            status = Status.CONVERGED if ended else loop.spent or Status.MAX_ITERS
+            best = Outcome(program.marginals(state), f, status)
+    loop.note(made, loop.elapsed, best.free_energy)
     return best

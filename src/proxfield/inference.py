@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.curvature import Curvature
-from proxfield.errors import InputError
+from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import softmax
@@ -25,6 +25,7 @@ from proxfield.terms.base import Layout
 UNLIMITED = 2**62
 DOUBLE_CHECKED = 2**20
 """Entries up to which F of a float32 result is evaluated again in float64."""
+INITS = "expected uniform, possible, unary, random, marginals or a Result"
 CURVATURE_SHARE = 0.2
 """Of the budget, for finding λ; where that isn't enough the bound from the tables serves."""
 
@@ -55,26 +56,28 @@ def infer(
         init: "uniform" (over all labels, as in the paper), "possible" (over labels whose
             unary energy is finite), "unary" (softmax of the unary energies), "random"
             (seeded), marginals in any accepted form, or a `Result` to continue from.
-        max_iters: Most updates (sweeps, for sweep and colored). By default unlimited if
-            there is a budget, else what the rule finds fit (1000 for most).
-        tol: Stop when the largest change of a marginal, divided by the step, is below it.
-        budget: Most seconds of iterating, without loading and compiling.
+        max_iters: Maximum number of updates (sweeps, for sweep and colored). By default
+            unlimited if there is a budget, else the rule's default (1000 for most).
+        tol: Stop at a fixed point: where no entry of softmax(−g(q)) differs from q by more. In
+            float32, what its rounding of energies causes is added.
+        budget: Time budget in seconds, excluding building, loading and compilation.
         callback: Called about 20 times a second with a `Progress`; returning something
             true stops the inference.
-        seed: Of everything random.
-        threads: Most threads; all cores by default. Small fields use one.
+        seed: Random seed.
+        threads: Maximum number of threads; all cores by default. Small fields use one.
         device: "cpu", "cuda" or "cuda:1" (with the extra ``gpu``).
         kernels: "cpu" (numba), "reference" (numpy), "cuda" (Triton) or "torch" (plain torch);
             by default what suits the device.
         dtype: "float64" or "float32" (half the memory, float64 sums); by default float64 on the
             CPU and float32 on a GPU.
-        keep: "last" returns the last state; "best" the one of lowest F seen at a look, for
-            rules that may go up.
+        keep: "last" returns the last state; "best" the one of lowest F seen, for rules that may
+            go up.
         trace: Keep F of every state; False saves some time per iteration.
         **params: Parameters of a rule given by name or class.
 
     Returns:
-        A `Result`. Ctrl-C returns the best so far, with the status INTERRUPTED.
+        A `Result`. Ctrl-C returns the state of lowest F seen, with the status INTERRUPTED; while
+        the field is still being built there is none, and KeyboardInterrupt is raised.
 
     Example:
         >>> import proxfield as pf
@@ -138,10 +141,12 @@ class Request:
         budget, seed, keep = rest.pop("budget"), rest["seed"], rest["keep"]
         check_limits(rest["max_iters"], rest["tol"], budget, rest["threads"])
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise InputError(f"seed={seed!r}, expected a whole number, 0 or more")
+            raise InputError(f"seed={shown(seed)}, expected a whole number, 0 or more")
+        if rest["callback"] is not None and not callable(rest["callback"]):
+            raise InputError(f"callback={shown(rest['callback'])}, expected a function")
         kernels, dtype = choose_kernels(device, kernels, dtype)
         if keep not in ("last", "best"):
-            raise InputError(f"keep={keep!r}, expected last or best")
+            raise InputError(f"keep={shown(keep)}, expected last or best")
         if budget is not None and np.isinf(budget):
             budget = None
         return cls(chosen, budget=budget, kernels=kernels, dtype=dtype, **rest)
@@ -186,16 +191,40 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
         outcome = Outcome(session.start, np.inf, Status.INFEASIBLE)
         return finish(field, request, session, outcome)
     with device_memory(request.kernels, lowered):
-        outcome = solve(session, request.rule)
+        try:
+            outcome = solve(session, request.rule)
+        except KeyboardInterrupt:  # outside of an iteration: preparing, between two stages
+            outcome = interrupted(session)
     rough = lowered.layout.size <= DOUBLE_CHECKED and not session.program.sums_in_double
     if request.dtype == "float32" and rough and np.isfinite(outcome.free_energy):
         outcome = in_double(outcome, lowered, request.kernels)
     return finish(field, request, session, outcome)
 
 
+def interrupted(session: Session) -> Outcome:
+    """The best of what is known when Ctrl-C comes between two stages of an inference."""
+    loop, program = session.loop, session.program
+    known = []
+    if loop.live is not None:
+        live, state = loop.live
+        known.append((live.free_energy(state), live.marginals(state)))
+    if loop.best is not None:
+        known.append(loop.best.recover())
+    known.append((program.free_energy(program.start(session.start)), session.start))
+    f, q = min(known, key=lambda item: item[0])
+    return Outcome(q, f, Status.INTERRUPTED)
+
+
 def solve(session: Session, rule: Rule) -> Outcome:
     """Run a rule; where configurations are forbidden, around them."""
-    if session.problem.lowered.hard:
+    lowered = session.problem.lowered
+    if lowered.hard and lowered.extras:
+        names = ", ".join(dict.fromkeys(t.name for t in lowered.extras))
+        raise UnsupportedError(
+            f"forbidden configurations together with a term that has no tables ({names}) are not "
+            "supported; forbid single labels, or use a large finite energy"
+        )
+    if lowered.hard:
         from proxfield.hard import solve_hard
 
         return solve_hard(session, rule)
@@ -294,19 +323,27 @@ def softmax_of(layout: Layout, energies: NDArray[Any]) -> NDArray[Any]:
     return out
 
 
-def check_limits(
-    max_iters: int | None, tol: float, budget: float | None, threads: int | None
-) -> None:
+def check_limits(max_iters: Any, tol: Any, budget: Any, threads: Any) -> None:
     """Raise `InputError` for limits that make no sense."""
-    whole = max_iters is None or (max_iters >= 0 and int(max_iters) == max_iters)
-    if isinstance(max_iters, bool) or not whole:
-        raise InputError(f"max_iters={max_iters!r}, expected a whole number, 0 or more")
-    if not tol >= 0:
-        raise InputError(f"tol={tol!r}, expected 0 or more")
-    if budget is not None and not budget > 0:
-        raise InputError(f"budget={budget!r}, expected seconds above 0")
-    if threads is not None and threads < 1:
-        raise InputError(f"threads={threads!r}, expected 1 or more")
+    if max_iters is not None and not (is_whole(max_iters) and max_iters >= 0):
+        raise InputError(f"max_iters={shown(max_iters)}, expected a whole number, 0 or more")
+    if not is_real(tol) or not tol >= 0:
+        raise InputError(f"tol={shown(tol)}, expected a number, 0 or more")
+    if budget is not None and not (is_real(budget) and budget > 0):
+        raise InputError(f"budget={shown(budget)}, expected seconds above 0")
+    if threads is not None and not (is_whole(threads) and threads >= 1):
+        raise InputError(f"threads={shown(threads)}, expected a whole number, 1 or more")
+
+
+def is_whole(value: Any) -> bool:
+    """Is this a whole number? 3.0 is one, True isn't."""
+    return is_real(value) and bool(np.isfinite(value)) and int(value) == value
+
+
+def is_real(value: Any) -> bool:
+    """Is this a number? NaN is one, True and "1" aren't."""
+    kinds = (int, float, np.integer, np.floating)
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def starting_point(
@@ -314,12 +351,33 @@ def starting_point(
 ) -> NDArray[np.float64]:
     """Marginals to start from, over the lowered field (or the whole one).  # (size,)"""
     layout = field.layout if full else lowered.layout
+    q = named_start(layout, lowered, init, seed) if isinstance(init, str) else None
+    if q is None:
+        q = lowered.reduction.restrict(given_start(field, init))
+    seen = np.flatnonzero(field.evidence >= 0)
+    if layout.size == field.layout.size and len(seen):  # nothing was taken out
+        q = np.array(q, dtype=np.float64)
+        q[np.isin(layout.owner, seen)] = 0.0
+        q[layout.offsets[seen] + field.evidence[seen]] = 1.0
+    return q
+
+
+def given_start(field: Field, init: Any) -> NDArray[np.float64]:
+    """Marginals that the user gave, checked.  # (field.layout.size,)"""
     if isinstance(init, Result):
         if not np.array_equal(init.field.cardinalities, field.cardinalities):
             raise InputError("init is a result for variables with other numbers of labels")
-        return lowered.reduction.restrict(init.q)
-    if not isinstance(init, str):
-        return lowered.reduction.restrict(field.flatten(init))
+        return init.q
+    try:
+        return field.flatten(init)
+    except InputError:
+        raise
+    except (TypeError, ValueError):
+        raise InputError(f"init={shown(init)}, {INITS}") from None
+
+
+def named_start(layout: Layout, lowered: Lowered, init: str, seed: int) -> NDArray[np.float64]:
+    """Marginals by one of the words that `infer` knows.  # (layout.size,)"""
     if init == "uniform":
         return np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
     if init == "possible":
@@ -330,6 +388,4 @@ def starting_point(
     if init == "random":
         noise = np.random.default_rng(seed).exponential(size=layout.size)
         return layout.normalise(noise)
-    raise InputError(
-        f"init={init!r}, expected uniform, possible, unary, random, marginals or a Result"
-    )
+    raise InputError(f"init={shown(init)}, {INITS}")

@@ -11,13 +11,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Order, Plan, Program, Rows, State
 from proxfield.lowering import Lowered
 from proxfield.result import Status, Trace
+from proxfield.stationarity import is_fixed_point
 
 LOOK_SECONDS = 0.05
 """Aim of a look at the clock, the callback and Ctrl-C."""
 FIRST_CHUNK = 4
+"""Iterations before the first look; one for fields that use threads."""
+ENDING_ITERATIONS = 1.5
+"""What the last F and the copy of the marginals take, in iterations."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A state seen on the way.
+
+    Attributes:
+        free_energy: F, as it was traced.
+        recover: Gives F and the marginals of that state.
+    """
+
+    free_energy: float
+    recover: Callable[[], tuple[float, NDArray[np.float64]]]
 
 
 @dataclass(frozen=True)
@@ -64,8 +82,13 @@ class Pace:
     def next(self, left: float, most: int) -> int:
         """Iterations to make now, with so many seconds and iterations left."""
         if self.per_iteration > 0 and np.isfinite(left):
-            self.chunk = min(self.chunk, max(1, int(left / self.per_iteration)))
+            fits = int(left / self.per_iteration - ENDING_ITERATIONS)
+            self.chunk = min(self.chunk, max(1, fits))
         return min(self.chunk, most)
+
+    def too_late(self, left: float) -> bool:
+        """Would one more iteration end after so many seconds?"""
+        return left <= 0 or left < (1 + ENDING_ITERATIONS) * self.per_iteration
 
     def learn(self, made: int, seconds: float) -> None:
         """So many iterations took so many seconds."""
@@ -89,9 +112,14 @@ class Loop:
     pieces: list[Trace] = field(default_factory=list)
     iterations: int = 0
     elapsed: float = 0.0
-    best: tuple[float, NDArray[np.float64]] | None = None
+    best: Seen | None = None
+    """The state of lowest F seen by the present plan, where it isn't sure to be the last one."""
     period2: float = np.inf
     """Difference of the last state from the one two updates before it."""
+    last: float = np.inf
+    """F of the state in which the last run ended."""
+    live: tuple[Program, State] | None = None
+    """Where the present run stands, if its F is the user's."""
 
     def run(
         self,
@@ -107,50 +135,73 @@ class Loop:
     ) -> Status:
         """Iterate until converged or a limit is reached.
 
+        Converged means that softmax(−g(q)) is within ``tol`` of q. It is tested where an update
+        changed q by less than that; if it fails, the next test waits twice as many iterations.
+
         Args:
             program: What to iterate with.
             plan: How the state moves.
             state: Where it is; changed in place.
-            limit: Most iterations of this call.
+            limit: Maximum number of iterations of this call.
             visible: Is the program's F the user's F? If not, the trace shows +inf.
-            keep_best: Remember the best state seen at a look.
+            keep_best: Remember the state of lowest F.
             tol: Instead of the loop's own; a negative one never stops.
             until: Seconds (of the whole inference) at which this call ends.
         """
+        self.live = (program, state) if visible else None
         self.warm_up(program, plan, state)
         tol = self.tol if tol is None else tol
         budget = min(x for x in (self.budget, until, np.inf) if x is not None)
         end = self.max_iters if limit is None else min(self.max_iters, self.iterations + limit)
-        pace = Pace()
+        pace = Pace(1 if program.parallel else FIRST_CHUNK)
         first, base, start = self.iterations, self.elapsed, time.perf_counter()
         batches: list[Rows] = []
         moments: list[NDArray[np.float64]] = []
+        waiting, test_at = 0, 0  # iterations to wait after a failed test; when the next may be
         try:
             while self.iterations < end:
-                left = budget - self.elapsed
-                if left <= 0:
+                if pace.too_late(budget - self.elapsed):
                     return Status.BUDGET
-                n = pace.next(left, end - self.iterations)
-                before = program.marginals(state) if keep_best else None
-                begun = self.elapsed
-                rows = program.advance(state, plan, n, tol, self.trace)
-                self.elapsed = base + time.perf_counter() - start
-                batches.append(rows)
-                moments.append(spread(begun, self.elapsed, len(rows)))
-                self.iterations += len(rows)
-                if before is not None:
-                    self.remember(float(rows.free_energy[0]), before)
-                stop = ending(rows, tol) or self._asked_to_stop(rows, program, state)
+                quiet = self.iterations < test_at
+                most = (test_at if quiet else end) - self.iterations
+                n = pace.next(budget - self.elapsed, min(most, end - self.iterations))
+                with finish_first():
+                    before = self._snapshot(program, state, n) if keep_best else None
+                    begun = self.elapsed
+                    rows = program.advance(state, plan, n, -1.0 if quiet else tol, self.trace)
+                    self.elapsed = base + time.perf_counter() - start
+                    batches.append(rows)
+                    moments.append(spread(begun, self.elapsed, len(rows)))
+                    self.iterations += len(rows)
+                    if before is not None:
+                        self._remember(program, plan, before, rows)
+                stop = ending(rows, tol)
+                if stop is Status.CONVERGED and not is_fixed_point(program, state, tol):
+                    waiting = max(1, 2 * waiting)
+                    test_at, stop = self.iterations + waiting, None
+                stop = stop or self._asked_to_stop(rows, program, state)
                 if stop is not None:
                     return stop
                 pace.learn(len(rows), self.elapsed - begun)
         except KeyboardInterrupt:
             return Status.INTERRUPTED
         finally:
-            self.elapsed = base + time.perf_counter() - start
             self.period2 = batches[-1].period2 if batches else np.inf
-            self.append(first, moments, batches, program.free_energy(state), visible)
+            self.last = program.free_energy(state)
+            self.append(first, moments, batches, self.last, visible)
+            self.elapsed = base + time.perf_counter() - start
         return Status.MAX_ITERS
+
+    @property
+    def spent(self) -> Status | None:
+        """The limit that has been reached, if one has."""
+        if self.iterations >= self.max_iters:
+            return Status.MAX_ITERS
+        return Status.BUDGET if self.seconds_left() <= 0 else None
+
+    def seconds_left(self) -> float:
+        """What is left of the budget; infinite without one."""
+        return np.inf if self.budget is None else self.budget - self.elapsed
 
     @contextmanager
     def clock(self) -> Iterator[None]:
@@ -169,8 +220,34 @@ class Loop:
 
     def remember(self, f: float, q: NDArray[np.float64]) -> None:
         """Keep a state if it is the best so far."""
-        if np.isfinite(f) and (self.best is None or f < self.best[0]):
-            self.best = (f, q)
+        if np.isfinite(f) and (self.best is None or f < self.best.free_energy):
+            self.best = Seen(f, lambda: (f, q))
+
+    def _snapshot(self, program: Program, state: State, n: int) -> State | NDArray[np.float64]:
+        """What is needed to make any of the next n states again."""
+        return program.marginals(state) if n == 1 else program.copy(state)
+
+    def _remember(
+        self, program: Program, plan: Plan, before: State | NDArray[np.float64], rows: Rows
+    ) -> None:
+        """Keep the state of lowest F among those that some updates started from."""
+        if len(rows) == 0 or np.isnan(rows.free_energy).all():
+            return
+        k = int(np.nanargmin(rows.free_energy))
+        f = float(rows.free_energy[k])
+        if not np.isfinite(f) or (self.best is not None and f >= self.best.free_energy):
+            return
+        if isinstance(before, np.ndarray):
+            self.remember(f, before)
+            return
+        trace = self.trace
+
+        def recover() -> tuple[float, NDArray[np.float64]]:
+            again = program.copy(before)
+            program.advance(again, plan, k, -1.0, trace)
+            return program.free_energy(again), program.marginals(again)
+
+        self.best = Seen(f, recover)
 
     def append(
         self,
@@ -229,7 +306,9 @@ class Loop:
                 return Status.STOPPED
         return None
 
-    def report(self, free_energy: float, q: NDArray[np.float64]) -> bool:
+    def report(
+        self, free_energy: float, q: NDArray[np.float64], seconds: float | None = None
+    ) -> bool:
         """Tell the callback about progress made elsewhere; True if it asks to stop."""
         if self.callback is None:
             return False
@@ -237,7 +316,7 @@ class Loop:
             self.callback(
                 Progress(
                     iteration=self.iterations,
-                    seconds=self.elapsed,
+                    seconds=self.elapsed if seconds is None else seconds,
                     free_energy=free_energy,
                     change=np.nan,
                     max_iters=self.max_iters,

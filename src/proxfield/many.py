@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.inference import Request, device_memory, finish, infer_one, on_gpu
+from proxfield.interrupts import finish_first
+from proxfield.kernels import compile_program
 from proxfield.kernels.base import Rows, Update
 from proxfield.kernels.pack import is_binary
 from proxfield.loop import Pace, ending, spread
@@ -22,11 +24,13 @@ from proxfield.lowering import Lowered
 from proxfield.result import Result, Status
 from proxfield.rules import Rule
 from proxfield.session import Outcome, Session, conclude
+from proxfield.stationarity import Verdict, judge
 
 if TYPE_CHECKING:
     from proxfield.gpu.batch import BatchProgram
     from proxfield.gpu.state import BatchState
 
+CONVERGED = Status.CONVERGED
 ALONE = 1 << 20
 """Entries from which on a field fills a GPU by itself, so that it iterates alone."""
 SMALL = 1 << 14
@@ -170,6 +174,22 @@ class _Member:
     moments: list[NDArray[np.float64]] = field(default_factory=list)
     status: Status | None = None
     """Why it stopped, once it has."""
+    waiting: int = 0
+    """Iterations to wait since the last test for a fixed point failed."""
+    tested: bool = False
+    """Is it known to be at a fixed point?"""
+    test_at: int = 0
+    """The iteration from which on it may be tested again."""
+
+    @property
+    def quiet(self) -> bool:
+        """Does it move on whatever the change of q?"""
+        return self.session.loop.iterations < self.test_at
+
+    def go_on(self) -> None:
+        """It isn't at a fixed point yet, although q hardly moves."""
+        self.waiting = max(1, 2 * self.waiting)
+        self.test_at, self.status = self.session.loop.iterations + self.waiting, None
 
     @property
     def lowered(self) -> Lowered:
@@ -181,6 +201,13 @@ class _Member:
         p = self.plan
         moving = (p.kind, p.gamma1, p.gamma2, p.epsilon, p.adaptive, p.inverse_temperature)
         return (is_binary(self.lowered), self.lowered.layout.size <= SMALL, *moving)
+
+    def judged(self, outcome: Outcome) -> Outcome:
+        """The outcome with the result of the second-order test, made on the host."""
+        program = compile_program(self.lowered)
+        found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
+        status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
+        return replace(outcome, status=status, judgement=found)
 
     def left(self) -> float:
         """Seconds that its budget leaves."""
@@ -198,6 +225,8 @@ class _Member:
         if before is not None:
             loop.remember(float(rows.free_energy[0]), before)
         self.status = ending(rows, loop.tol)
+        if self.quiet:  # the change was looked at in the middle of the wait
+            self.status = None if self.status is CONVERGED else self.status
 
 
 def _batches(fields: list[Field], starts: list[Any], request: Request) -> Iterator[_Batch]:
@@ -272,6 +301,8 @@ class _Batch:
             loop.append(0, member.moments, member.rows, float(f[k]), True)
             assert member.status is not None
             last = Outcome(q[k], float(f[k]), member.status)
+            if member.status is CONVERGED:
+                last = member.judged(last)
             outcome = conclude(loop, request.rule, last, partial(float, at_start[k]), starts[k])
             out.append(finish(member.given, request, member.session, outcome))
         return out
@@ -285,30 +316,56 @@ class _Batch:
         try:
             while True:
                 for m in self.members:
-                    m.status = m.status or _limit(m)
+                    m.status = m.status or _limit(m, pace)
                 active = [k for k, m in enumerate(self.members) if m.status is None]
                 if not active:
                     return
-                moving = np.zeros(len(self.members), dtype=bool)
-                moving[active] = True
-                loops = [self.members[k].session.loop for k in active]
-                left = min(self.members[k].left() for k in active)
-                n = pace.next(left, min(loop.max_iters - loop.iterations for loop in loops))
                 before = program.marginals(state) if look_back else None
-                rows = program.advance(state, plan, n, request.tol, request.trace, moving)
-                begun, now = now, time.perf_counter()
-                for k in active:
-                    earlier = None if before is None else before[k]
-                    self.members[k].note(rows[k], earlier, now - begun)
-                pace.learn(max(len(rows[k]) for k in active), now - begun)
+                for quiet in (False, True):
+                    some = [k for k in active if self.members[k].quiet is quiet]
+                    if not some:
+                        continue
+                    moving = np.zeros(len(self.members), dtype=bool)
+                    moving[some] = True
+                    n = pace.next(*self._room(some, quiet))
+                    tol = -1.0 if quiet else request.tol
+                    with finish_first():
+                        rows = program.advance(state, plan, n, tol, request.trace, moving)
+                        begun, now = now, time.perf_counter()
+                        for k in some:
+                            earlier = None if before is None else before[k]
+                            self.members[k].note(rows[k], earlier, now - begun)
+                    pace.learn(max(len(rows[k]) for k in some), now - begun)
+                self._test(program, state, request.tol)
         except KeyboardInterrupt:
             for m in self.members:
                 m.status = m.status or Status.INTERRUPTED
 
+    def _room(self, some: list[int], quiet: bool) -> tuple[float, int]:
+        """Seconds and iterations that the limits leave to some members."""
+        members = [self.members[k] for k in some]
+        left = min(m.left() for m in members)
+        ends = (m.test_at if quiet else m.session.loop.max_iters for m in members)
+        most = min(e - m.session.loop.iterations for e, m in zip(ends, members, strict=True))
+        limit = min(m.session.loop.max_iters - m.session.loop.iterations for m in members)
+        return left, min(most, limit)
 
-def _limit(member: _Member) -> Status | None:
+    def _test(self, program: BatchProgram, state: BatchState, tol: float) -> None:
+        """Let members go on whose q hardly moves but which aren't at a fixed point."""
+        new = [k for k, m in enumerate(self.members) if m.status is CONVERGED and not m.tested]
+        if not new:
+            return
+        residual, rounding = program.residual(state)
+        for k in new:
+            if residual[k] <= tol + rounding[k]:
+                self.members[k].tested = True
+            else:
+                self.members[k].go_on()
+
+
+def _limit(member: _Member, pace: Pace) -> Status | None:
     """The limit that a field has reached, if it has."""
     loop = member.session.loop
     if loop.iterations >= loop.max_iters:
         return Status.MAX_ITERS
-    return Status.BUDGET if member.left() <= 0 else None
+    return Status.BUDGET if pace.too_late(member.left()) else None

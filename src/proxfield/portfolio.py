@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.errors import InputError, UnsupportedError
+from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Chains, Plan
+from proxfield.loop import Loop
+from proxfield.polish import end_at_minimum, polish
 from proxfield.result import Status
 from proxfield.rules import Rule
 from proxfield.session import Outcome, Problem, Session
@@ -39,6 +43,8 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
     winner = ""
     unsupported: UnsupportedError | None = None
     for k, (label, rule, start) in enumerate(members):
+        if best is not None and spent_up(loop, whole_iters, whole_budget):
+            break
         left = len(members) - k
         loop.member = label
         loop.max_iters = loop.iterations + max(1, (whole_iters - loop.iterations) // left)
@@ -58,8 +64,14 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
     if best is None:
         raise unsupported or UnsupportedError("no member to run")
     loop.member = winner
+    best = end_at_minimum(session, best)
     loop.note(0, loop.elapsed, best.free_energy)  # the trace ends where the result is
     return best
+
+
+def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
+    """Is nothing left of the limits on the whole?"""
+    return loop.iterations >= max_iters or (budget is not None and loop.elapsed >= budget)
 
 
 @dataclass(frozen=True)
@@ -102,42 +114,45 @@ class Restarts(Rule):
     def solve(self, session: Session) -> Outcome:
         from proxfield.registry import make_rule
 
-        starts = list(self._starts(session))
         if self.inner == "sweep" and session.program.sweepable:
-            return self._together(session, np.stack(starts))
-        inner = make_rule(self.inner)
+            return self._together(session)
+        inner, loop = make_rule(self.inner), session.loop
+        count = max(1, min(self.count, loop.max_iters - loop.iterations))
+        starts = islice(self._starts(session), count)
         return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
 
-    def _together(self, session: Session, starts: NDArray[np.float64]) -> Outcome:
+    def _together(self, session: Session) -> Outcome:
         """All starts in one batch, a few sweeps at a time; then polish the best."""
         loop, program = session.loop, session.program
-        each = max(1, min(20, loop.max_iters // (2 * len(starts))))
-        program.explore(Chains.make(starts[:1], polish=0))  # compile outside the clock
-        done, step, q = 0, 1, starts
+        if loop.max_iters < 4:
+            return polish(session, session.start)
+        with loop.clock():
+            count = min(self.count, loop.max_iters // 2)
+            q = np.stack(list(islice(self._starts(session), count)))
+        each = max(1, min(20, loop.max_iters // (2 * len(q))))
+        program.explore(Chains.make(q[:1], polish=0))  # compile outside the clock
+        done, step = 0, 1
         while done < each:
             begun, base = time.perf_counter(), loop.elapsed
-            ended = program.explore(Chains.make(q, polish=step, tol=loop.tol))
-            spent, q = time.perf_counter() - begun, ended.q
-            done += step
-            winner = int(ended.free_energy.argmin())
-            loop.member = f"start {winner}"
-            f = float(ended.free_energy[winner])
-            loop.note(int(ended.sweeps.sum()), base + spent, f)
+            with finish_first():
+                ended = program.explore(Chains.make(q, polish=step, tol=loop.tol))
+                spent, q = time.perf_counter() - begun, ended.q
+                done += step
+                winner = int(ended.free_energy.argmin())
+                loop.member = f"start {winner}"
+                f = float(ended.free_energy[winner])
+                loop.note(int(ended.sweeps.sum()), base + spent, f)
+                loop.best = None
+                loop.remember(f, q[winner])
+            if loop.report(f, q[winner]):
+                return Outcome(q[winner], f, Status.STOPPED)
             if loop.budget is not None:  # half of the budget is for the polish
                 fits = (loop.budget / 2 - loop.elapsed) * step / max(spent, 1e-9)
                 if fits < 1:
                     break
                 step = max(1, min(2 * step, int(fits)))
             step = min(step if loop.budget is not None else each, max(1, each - done))
-        return make_sweep(session, q[winner])
-
-
-def make_sweep(session: Session, q: NDArray[np.float64]) -> Outcome:
-    """Sweep to the tolerance."""
-    from proxfield.schedules import Sweep
-
-    sweep = Sweep()
-    return session.run_plan(sweep, sweep.plan(session.problem), q)
+        return polish(session, q[winner])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 class Status(Enum):
     """Why an inference stopped; the value says what to do about it."""
 
-    CONVERGED = "the change of q fell below tol"
+    CONVERGED = "a fixed point: softmax(-g(q)) is within tol of q"
+    SADDLE = (
+        "a fixed point, but a saddle of F and not a minimum; use init='random' or rule='auto', "
+        "which leaves saddles"
+    )
+    OVERSHOT = (
+        "the state of lowest F seen, as keep='best' asks; the rule went on from it and converged "
+        "where F is higher; continue with init=result and rule='fixed'"
+    )
     MAX_ITERS = "max_iters reached before tol; raise max_iters or tol, or continue with init=result"
     BUDGET = "the budget was used up before tol; raise budget, or continue with init=result"
     OSCILLATING = (
@@ -37,7 +45,7 @@ class Status(Enum):
     STOPPED = "the callback asked to stop"
     NO_FEASIBLE = (
         "no labelling of positive probability was found, so the bound is -inf; "
-        "raise max_iters, change the seed, or check the zeros of the model"
+        "raise max_iters or budget, change the seed, or check the zeros of the model"
     )
     INFEASIBLE = (
         "no labelling has positive probability: the zeros of the model contradict each other"
@@ -45,7 +53,7 @@ class Status(Enum):
 
     @property
     def converged(self) -> bool:
-        """Did the inference end by itself?"""
+        """Is the end a fixed point, and not known to be a saddle?"""
         return self is Status.CONVERGED
 
     @property
@@ -140,7 +148,7 @@ class Result:
 
     @property
     def converged(self) -> bool:
-        """Did the change of q fall below ``tol``?"""
+        """Is q a fixed point within ``tol``, and not a saddle?"""
         return self.status.converged
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,14 +13,26 @@ from numpy.typing import NDArray
 
 from proxfield.curvature import Curvature
 from proxfield.kernels import compile_program
-from proxfield.kernels.base import Plan, Program
+from proxfield.kernels.base import Plan, Program, State
 from proxfield.loop import Loop
 from proxfield.lowering import Lowered
 from proxfield.result import Status
-from proxfield.terms.base import Ints
+from proxfield.stationarity import MAX_PRODUCTS, Judgement, Verdict, is_fixed_point, judge, nudged
+from proxfield.terms.base import Ints, offers
 
 if TYPE_CHECKING:
     from proxfield.rules import Rule
+
+MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
+
+TEST_SHARE = 0.04
+TEST_SECONDS = 0.005
+"""What the second-order test may take beyond a budget: a share of it, and so many seconds."""
+FEWEST_PRODUCTS = 24
+"""Products with H that the second-order test may always make."""
+THOROUGH = 10
+"""How many times more products the test may make where a rule promises a local minimum."""
+MAX_ESCAPES = 100
 
 
 @dataclass(frozen=True)
@@ -38,12 +51,21 @@ class Problem:
 
 @dataclass
 class Outcome:
-    """Marginals of the lowered field, F, a status, and a feasible labelling if one is known."""
+    """Where a rule ended.
+
+    Attributes:
+        q: Marginals of the lowered field.
+        free_energy: F.
+        status: Why it ended.
+        labels: A feasible labelling, if one is known.
+        judgement: What the second-order test found at a fixed point.
+    """
 
     q: NDArray[np.float64]
     free_energy: float
     status: Status
     labels: Ints | None = None
+    judgement: Judgement | None = None
 
 
 @dataclass
@@ -75,21 +97,83 @@ class Session:
         other.__dict__["program"] = self.program
         return other
 
-    def run_plan(self, rule: Rule, plan: Plan, start: NDArray[np.float64]) -> Outcome:
-        """Iterate one plan to the loop's limits."""
+    def run_plan(
+        self, rule: Rule, plan: Plan, start: NDArray[np.float64], *, thorough: bool = False
+    ) -> Outcome:
+        """Iterate one plan to the loop's limits; a fixed point is tested for being a saddle.
+
+        Args:
+            rule: The rule whose plan it is.
+            plan: How the state moves.
+            start: Marginals of the lowered field.
+            thorough: Test until it is decided, unless the budget ends first.
+        """
         program, loop = self.program, self.loop
         state = program.start(start)
         loop.best = None
         look_back = self.keep == "best" or not rule.never_rises
         trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
-        status = loop.run(program, plan, state, keep_best=look_back)
-        loop.trace = trace
-        last = Outcome(program.marginals(state), program.free_energy(state), status)
+        try:
+            status = loop.run(program, plan, state, keep_best=look_back)
+        finally:
+            loop.trace = trace
+        last = Outcome(program.marginals(state), loop.last, status)
+        with loop.clock():
+            at_limit = thorough and status in (Status.MAX_ITERS, Status.BUDGET)
+            if at_limit:  # a run without time may still stand on the saddle that it started from
+                at_limit = is_fixed_point(program, state, loop.tol)
+            if status is Status.CONVERGED or at_limit:
+                last.judgement = self._judge(state, thorough)
+                if last.judgement.verdict is SADDLE:
+                    last.status = Status.SADDLE
 
         def first() -> float:
             return program.free_energy(program.start(start))
 
         return conclude(loop, rule, last, first, start, self.keep)
+
+    def _judge(self, state: State, thorough: bool) -> Judgement:
+        lowered, loop = self.problem.lowered, self.loop
+        if all(offers(t, "spectrum") for t in lowered.terms):
+            # no eigenvalue of S exceeds 1/2, and none of the terms' is below these
+            lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
+            if lowest > -2.0:
+                return Judgement(MINIMUM)
+        deadline = np.inf
+        if loop.budget is not None:
+            grace = TEST_SHARE * loop.budget + TEST_SECONDS
+            deadline = time.perf_counter() + max(0.0, loop.seconds_left()) + grace
+        products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
+        return judge(
+            self.program,
+            state,
+            seed=self.problem.seed,
+            max_products=THOROUGH * MAX_PRODUCTS if thorough else products,
+            deadline=deadline,
+        )
+
+    def settle(self, rule: Rule, plan: Plan, start: NDArray[np.float64]) -> Outcome:
+        """Iterate to a local minimum: like `run_plan`, but a saddle is left and F goes on falling.
+
+        CONVERGED then means a minimum, as far as the second-order test can tell; where a limit
+        leaves no time to tell, the status is that limit.
+        """
+        loop, layout = self.loop, self.problem.lowered.layout
+        outcome = self.run_plan(rule, plan, start, thorough=True)
+        for attempt in range(MAX_ESCAPES):
+            found = outcome.judgement
+            if outcome.status is not Status.SADDLE or found is None or found.lower is None:
+                break
+            if loop.spent is not None:
+                return Outcome(found.lower, found.free_energy, loop.spent)
+            again = nudged(layout, found.lower, self.problem.seed + attempt)
+            outcome = self.run_plan(rule, plan, again, thorough=True)
+            if found.free_energy < outcome.free_energy:  # a limit came too soon after the nudge
+                outcome = replace(outcome, q=found.lower, free_energy=found.free_energy)
+        ended = outcome.status in (Status.CONVERGED, Status.SADDLE)
+        if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
+            outcome.status = Status.MAX_ITERS if loop.budget is None else Status.BUDGET
+        return outcome
 
 
 def conclude(
@@ -112,13 +196,17 @@ def conclude(
     """
     q, f, status = last.q, last.free_energy, last.status
     if status is Status.DIVERGED:
-        f, q = loop.best or (first(), start)
+        f, q = (first(), start) if loop.best is None else loop.best.recover()
     wanted = keep == "best" or status is Status.INTERRUPTED
-    if wanted and loop.best is not None and loop.best[0] < f:
-        f, q = loop.best
+    if wanted and loop.best is not None and loop.best.free_energy < f:
+        best_f, best_q = loop.best.recover()
+        if best_f < f:
+            f, q = best_f, best_q
+            if status in (Status.CONVERGED, Status.SADDLE):
+                status = Status.OVERSHOT
     if status in (Status.MAX_ITERS, Status.BUDGET) and not rule.never_rises:
         status = name_oscillation(loop, status)
-    return Outcome(q, f, status)
+    return Outcome(q, f, status, judgement=last.judgement)
 
 
 def name_oscillation(loop: Loop, status: Status) -> Status:

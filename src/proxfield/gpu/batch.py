@@ -20,7 +20,7 @@ from proxfield.gpu.general_pack import GeneralTensors
 from proxfield.gpu.graphs import Graphs
 from proxfield.gpu.natural_parameters import Natural
 from proxfield.gpu.state import BatchState, Slot, default_device
-from proxfield.kernels.base import Kind, Rows, Update
+from proxfield.kernels.base import ROUNDING_FACTOR, Kind, Rows, Update
 from proxfield.kernels.reference import slack
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats
@@ -137,6 +137,47 @@ class BatchProgram:
         slot.buffers[:, self.inside] = value.to(self.tensors.dtype)
         if self.binary and self.small:
             slot.spins[:, : self.per_state] = (0.5 * torch.tanh(value)).to(self.tensors.dtype)
+
+    def copy(self, state: BatchState) -> BatchState:
+        """A state that moves on its own from here."""
+        old = state.slot
+        out = BatchState(self._slot(), self._pool, state.pending.copy(), known=state.known)
+        new = out.slot
+        for name in ("buffers", "spins", "board", "numbers"):
+            getattr(new, name).copy_(getattr(old, name))
+        for name in ("u", "v"):
+            held = getattr(old, name)
+            if held is None:
+                if getattr(new, name) is not None:
+                    getattr(new, name).zero_()
+            elif getattr(new, name) is None:
+                setattr(new, name, held.clone())
+            else:
+                getattr(new, name).copy_(held)
+        out.extra = {k: v.clone() if hasattr(v, "clone") else v for k, v in state.extra.items()}
+        return out
+
+    def residual(self, state: BatchState) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """max |softmax(−g(q)) − q| of each field, and how much of it rounding may cause."""
+        q = self.tensor(state, torch.float64)
+        g = self.look(q)[1]
+        low = -self.natural.most(-torch.where(torch.isnan(g), np.inf, g))
+        counts = torch.as_tensor(np.diff(self.joined.offsets)).to(self.device)
+        low = torch.repeat_interleave(low, counts, output_size=len(g))
+        target = torch.exp(torch.where(torch.isinf(low), 0.0, low) - g)
+        target = target / self.natural.sums(target)
+        if self.any_gone:  # no weight on impossible labels; where one is left, it has all of it
+            target = torch.where(self.gone, 0.0, target)
+            left = self.natural.sums((~self.gone).to(torch.float64))
+            target = torch.where(~self.gone & (left == 1.0), 1.0, target)
+        gap = (target - q).abs()
+        size = torch.maximum(finite_size(g), finite_size(self.unary))
+        eps = float(np.finfo(self.dtype).eps)
+        rounding = ROUNDING_FACTOR * eps * q * (1.0 - q) * size
+        entry = self.joined.offsets[self.joined.bounds]
+        both = torch.stack([gap, rounding]).cpu().numpy()
+        worst = [both[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(entry)]
+        return np.array([w[0] for w in worst]), np.array([w[1] for w in worst])
 
     def _buffer(self, state: BatchState, ago: int = 0) -> Any:
         """The natural parameters some updates ago, without asking the device which they are."""
@@ -432,6 +473,11 @@ class BatchProgram:
         """F of each field at the marginals that `marginals` gives, in float64.  # (fields,)"""
         f = self.look(self.tensor(state, torch.float64))[0].cpu().numpy()
         return np.where(state.pending, np.inf, f)
+
+
+def finite_size(values: Any) -> Any:
+    """|values| where they are finite, else 0."""
+    return torch.where(torch.isfinite(values), values.abs(), 0.0)
 
 
 def _join(rows: list[Rows]) -> Rows:

@@ -37,8 +37,13 @@ class Natural:
         q = torch.exp(-value)
         return q / self.sums(q)
 
-    def sums(self, q: Any) -> Any:
-        """Sum of its variable's entries for each entry; 1 where it is 0."""
+    def sums(self, q: Any, empty: float = 1.0) -> Any:
+        """Sum of its variable's entries for each entry.
+
+        Args:
+            q: # (size,)
+            empty: Instead of sums that aren't positive, to divide by; 0 leaves all as they are.
+        """
         if self.joined.common:
             rows = q.reshape(-1, self.joined.common).sum(1, keepdim=True)
             total = rows.expand(-1, self.joined.common).reshape(-1)
@@ -46,7 +51,7 @@ class Natural:
             bounds = torch.as_tensor(self.joined.offsets).to(self.device)
             each = torch.segment_reduce(q, "sum", offsets=bounds)
             total = torch.repeat_interleave(each, bounds.diff(), output_size=len(q))
-        return torch.where(total > 0, total, 1.0)
+        return total if empty == 0.0 else torch.where(total > 0, total, empty)
 
     def plain(self, value: Any) -> Any:
         """What differs by as much as marginals do: m, or q."""

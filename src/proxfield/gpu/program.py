@@ -6,6 +6,7 @@ Python rules, terms that iterate on their own.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import UnsupportedError
 from proxfield.gpu.backend import torch
 from proxfield.gpu.batch import BatchProgram
 from proxfield.gpu.device_pack import from_numpy
@@ -28,10 +28,11 @@ from proxfield.kernels.base import (
     Program,
     Rows,
     State,
+    Tangent,
     softmax,
 )
 from proxfield.lowering import Lowered
-from proxfield.terms.base import Floats, missing, offers
+from proxfield.terms.base import Floats
 
 
 def compile_cuda(
@@ -217,15 +218,8 @@ class GpuProgram(Program):
         sweeper.set_unary(self.batch.unary.to(self.batch.tensors.dtype))
         return sweeper
 
-    def _need_neighbours(self) -> None:
-        for term in self.lowered.extras:
-            if not offers(term, "neighbours"):
-                raise missing(term, "neighbours", "sweep, colored and rounding")
-        if self.lowered.extras:
-            raise UnsupportedError("sweep, colored and rounding need every term lowered to tables")
-
     def _sweep(self, s: BatchState, plan: Order, n: int, tol: float) -> Rows:
-        self._need_neighbours()
+        self.need_sweeps()
         if "q" not in s.extra:
             q = torch.as_tensor(self.batch.marginals(s)[0]).to(self.device)
             s.extra["f"] = float(self.batch.free_energy(s)[0])
@@ -257,7 +251,7 @@ class GpuProgram(Program):
         return q / self.batch.natural.sums(q)
 
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
-        self._need_neighbours()
+        self.need_sweeps()
         q = from_numpy(np.asarray(labels, dtype=np.float64)).to(self.device)
         q = q.to(self.batch.tensors.dtype)
         found = self._sweeper.descend(q, sweeps)
@@ -265,11 +259,36 @@ class GpuProgram(Program):
         return np.asarray(q.to(torch.float64).cpu().numpy())
 
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
-        self._need_neighbours()
+        self.need_sweeps()
         explored: Explored = import_module("proxfield.gpu.chains").explore(self._sweeper, chains)
         return explored
 
+    def copy(self, state: State) -> State:
+        return State(self.batch.copy(state.arrays), deepcopy(state.memory))
+
     # ---- looking ----
+
+    def residual(self, state: State) -> tuple[float, float]:
+        if not self.layout.n_vars:
+            return 0.0, 0.0
+        residual, rounding = self.batch.residual(state.arrays)
+        return float(residual[0]), float(rounding[0])
+
+    def tangent(self, state: State) -> Tangent:
+        def sums(flat: Any) -> Any:
+            return self.batch.natural.sums(flat, empty=0.0)
+
+        def where(mask: Any, flat: Any, other: float) -> Any:
+            return torch.where(mask, flat, other)
+
+        return Tangent(
+            q=self.batch.tensor(state.arrays, torch.float64),
+            gradient=lambda q: self.batch.look(q)[1],
+            sums=sums,
+            where=where,
+            from_host=lambda x: from_numpy(x).to(self.device),
+            to_host=lambda x: x.cpu().numpy(),
+        )
 
     def free_energy(self, state: State) -> float:
         if not self.layout.n_vars:

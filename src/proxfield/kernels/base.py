@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -16,8 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.errors import UnsupportedError
 from proxfield.lowering import Lowered
-from proxfield.terms.base import Floats, Ints
+from proxfield.terms.base import Floats, Ints, Layout, missing, offers
 
 
 class Kind(IntEnum):
@@ -189,10 +191,32 @@ class Explored:
     sweeps: NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Tangent:
+    """What the second-order test needs of a state, in arrays of the program's own device.
+
+    Attributes:
+        q: Marginals in float64.  # (size,)
+        gradient: dE/dq at other marginals.  # (size,) -> (size,)
+        sums: Each entry's sum over its variable.  # (size,) -> (size,)
+        where: As `numpy.where`.
+        from_host: An array of numpy as one of the device.
+        to_host: The other way.
+    """
+
+    q: Any
+    gradient: Callable[[Any], Any]
+    sums: Callable[[Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+    from_host: Callable[[Any], Any]
+    to_host: Callable[[Any], Any]
+
+
 class Program(ABC):
     """A lowered field, packed for one kernel set and one floating-point type."""
 
     lowered: Lowered
+    dtype: np.dtype[Any]
     threads: int = 1
     sums_in_double: ClassVar[bool] = False
     """Is F as good from float32 marginals as from the same in float64?"""
@@ -225,6 +249,30 @@ class Program(ABC):
     def gradient(self, q: Floats) -> NDArray[np.float64]:
         """dE/dq.  # (layout.size,)"""
 
+    def residual(self, state: State) -> tuple[float, float]:
+        """max |softmax(−g(q)) − q|, and how much of it rounding alone may cause."""
+        q = self.marginals(state)
+        g = self.gradient(q)
+        rounding = rounding_of(q, g, self.lowered.unary, self.dtype)
+        return residual_of(self.lowered.layout, q, g, self.lowered.unary), rounding
+
+    def tangent(self, state: State) -> Tangent:
+        """The state as the second-order test sees it."""
+        layout = self.lowered.layout
+
+        def sums(flat: NDArray[Any]) -> NDArray[np.float64]:
+            total = layout.sum_by_variable(flat)
+            if layout.common is not None:
+                return np.repeat(total, layout.common)
+            return total[layout.owner]
+
+        q = np.asarray(self.marginals(state), dtype=np.float64)
+        return Tangent(q, self.gradient, sums, np.where, np.asarray, np.asarray)
+
+    def copy(self, state: State) -> State:
+        """A state that moves on its own from here."""
+        return deepcopy(state)
+
     @abstractmethod
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
         """Give one variable after another its cheapest label, until none changes.
@@ -248,6 +296,14 @@ class Program(ABC):
         """Can single variables be visited? Not while a term is only iterated as a whole."""
         return not self.lowered.extras
 
+    def need_sweeps(self) -> None:
+        """Raise `UnsupportedError` unless single variables can be visited."""
+        for term in self.lowered.extras:
+            if not offers(term, "neighbours"):
+                raise missing(term, "neighbours", "sweep, colored and restarts")
+        if self.lowered.extras:
+            raise UnsupportedError("sweep, colored and restarts need every term lowered to tables")
+
     @property
     def parallel(self) -> bool:
         """Does one iteration spread over threads?"""
@@ -264,3 +320,31 @@ def softmax(layout_owner: Ints, offsets: Ints, theta: Floats) -> NDArray[np.floa
     total = np.add.reduceat(e, offsets[:-1])
     safe = np.where(total > 0, total, 1.0)
     return np.asarray(e / safe[layout_owner])
+
+
+ROUNDING_FACTOR = 8.0
+"""Roundings of an energy that may add up in one entry of the gradient."""
+
+
+def residual_of(layout: Layout, q: Floats, g: Floats, unary: Floats) -> float:
+    """max |softmax(−g) − q|; NaN where the state is lost.
+
+    Impossible labels have the target 0. Where g says nothing about the others (a binary variable
+    with one label left), they share what there is.
+    """
+    if len(g) == 0:
+        return 0.0
+    if np.isinf(unary).any():
+        target = np.where(np.isinf(unary), np.inf, g)
+        low = np.minimum.reduceat(target, layout.offsets[:-1])
+        silent = ~np.isfinite(low)[layout.owner] & np.isfinite(unary)
+        g = np.where(silent, 0.0, target)
+    return float(np.abs(softmax(layout.owner, layout.offsets, g) - q).max(initial=0.0))
+
+
+def rounding_of(q: Floats, g: Floats, unary: Floats, dtype: np.dtype[Any]) -> float:
+    """How much of a residual the rounding of energies in this type may cause."""
+    size = np.where(np.isfinite(g), np.abs(g), 0.0)
+    size = np.maximum(size, np.where(np.isfinite(unary), np.abs(unary), 0.0))
+    worst = float((q * (1.0 - q) * size).max(initial=0.0))
+    return ROUNDING_FACTOR * float(np.finfo(dtype).eps) * worst

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import UnsupportedError
 from proxfield.kernels import general
 from proxfield.kernels.base import (
     Chains,
@@ -27,12 +26,14 @@ from proxfield.kernels.base import (
     Rows,
     State,
     Update,
+    residual_of,
+    rounding_of,
 )
 from proxfield.kernels.binary import Motion
 from proxfield.kernels.jit import PARALLEL_WORK, max_threads, thread_count
 from proxfield.kernels.reference import slack
 from proxfield.lowering import Lowered
-from proxfield.terms.base import Floats, missing, offers
+from proxfield.terms.base import Floats
 
 
 @dataclass
@@ -277,7 +278,7 @@ class CpuProgram(Program):
         """The gradient of the buffer in use, over threads."""
 
     def _advance_order(self, s: CpuState, plan: Order, n: int, tol: float) -> Rows:
-        self._need_neighbours()
+        self.need_sweeps()
         if s.h is None or s.order_f is None:
             s.order_f = self._evaluate(s)
             s.h = np.zeros(self.layout.n_vars)
@@ -316,13 +317,6 @@ class CpuProgram(Program):
             change = max(change, float(parts[:, 1].max(initial=0.0)))
         return delta, change
 
-    def _need_neighbours(self) -> None:
-        for term in self.lowered.extras:
-            if not offers(term, "neighbours"):
-                raise missing(term, "neighbours", "sweep, colored and rounding")
-        if self.lowered.extras:
-            raise UnsupportedError("sweep, colored and rounding need every term lowered to tables")
-
     def _advance_custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
         s: CpuState = state.arrays
         energies, changes, period2 = [], [], np.inf
@@ -352,8 +346,15 @@ class CpuProgram(Program):
         self._evaluate(state.arrays)
         return self._flat_gradient(state.arrays)
 
+    def residual(self, state: State) -> tuple[float, float]:
+        s: CpuState = state.arrays
+        with thread_count(self.threads):
+            self._evaluate(s)
+        q, g, unary = self.marginals(state), self._flat_gradient(s), self.lowered.unary
+        return residual_of(self.layout, q, g, unary), rounding_of(q, g, unary, self.dtype)
+
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
-        self._need_neighbours()
+        self.need_sweeps()
         count = len(chains.hot)
         arrays, natural = self._chain_arrays(chains.starts)
         f, polished = np.zeros(count), np.zeros(count, dtype=np.int64)
@@ -373,7 +374,7 @@ class CpuProgram(Program):
         """The other way: flat marginals.  # (chains, size)"""
 
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
-        self._need_neighbours()
+        self.need_sweeps()
         state = self.start(labels)
         s: CpuState = state.arrays
         s.h = np.zeros(self.layout.n_vars)

@@ -140,6 +140,7 @@ class ReferenceProgram(Program):
         return np.asarray(average(s, plan, theta, target, centre))
 
     def _sweep(self, s: ReferenceState, plan: Order) -> float:
+        self.need_sweeps()
         variables = plan.variables
         if plan.shuffle is not None:
             variables = plan.shuffle.permutation(variables)
@@ -159,6 +160,7 @@ class ReferenceProgram(Program):
         return plan.step
 
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        self.need_sweeps()
         q = labels.astype(np.float64)
         for _ in range(sweeps):
             changed = False
@@ -176,6 +178,7 @@ class ReferenceProgram(Program):
         return q
 
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        self.need_sweeps()
         ends = [self._chain(chains, b) for b in range(len(chains.hot))]
         q = np.stack([end[0] for end in ends])
         f = np.array([self._free_energy(row) for row in q])

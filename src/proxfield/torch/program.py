@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import UnsupportedError
 from proxfield.gpu.backend import torch
 from proxfield.kernels.base import (
     Chains,
@@ -199,8 +198,7 @@ class TorchProgram(Program):
 
     def _sweep(self, s: TorchState, plan: Order) -> float:
         """Groups of variables that don't interact, or single ones, one after another."""
-        if not self.sweepable:
-            raise UnsupportedError("sweep, colored and rounding need every term lowered to tables")
+        self.need_sweeps()
         variables = plan.variables
         if plan.shuffle is not None:
             variables = plan.shuffle.permutation(variables)

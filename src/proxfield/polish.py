@@ -1,0 +1,64 @@
+"""How rules that promise a local minimum end: a monotone descent that leaves saddles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.errors import UnsupportedError
+from proxfield.kernels.reference import slack
+from proxfield.result import Status
+from proxfield.rules import Fixed, Rule
+from proxfield.schedules import Sweep
+from proxfield.session import Outcome, Session
+from proxfield.stationarity import nudged
+
+
+def descent(session: Session) -> Rule:
+    """The monotone rule that suits a field: sweeps, or certified steps of all variables."""
+    if not session.program.sweepable:
+        return Fixed()
+    return Fixed(step="certified-local") if session.program.parallel else Sweep()
+
+
+def polish(session: Session, q: NDArray[Any]) -> Outcome:
+    """Descend to a local minimum of F; see `Session.settle`."""
+    rule = descent(session)
+    with session.loop.clock():
+        plan = rule.plan(session.problem)
+    return session.settle(rule, plan, q)
+
+
+def without_symmetry(session: Session, q: NDArray[Any]) -> NDArray[Any]:
+    """A start off the saddles that symmetries make, for runs too short to find out about them."""
+    return nudged(session.problem.lowered.layout, q, session.problem.seed)
+
+
+def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
+    """From the best of several runs on to a local minimum, as far as the limits allow."""
+    loop, found = session.loop, outcome.judgement
+    if outcome.status in (Status.CONVERGED, Status.INTERRUPTED, Status.STOPPED):
+        return outcome
+    if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
+        outcome = Outcome(found.lower, found.free_energy, Status.SADDLE)
+    start = (
+        outcome.q if outcome.status is not Status.SADDLE else without_symmetry(session, outcome.q)
+    )
+    if loop.spent is not None:
+        return replace(outcome, status=loop.spent)
+    try:
+        return better_of(outcome, polish(session, start))
+    except UnsupportedError:  # a term without curvature: no certified step to go on with
+        return replace(outcome, status=Status.MAX_ITERS)
+
+
+def better_of(before: Outcome, after: Outcome) -> Outcome:
+    """The later of two outcomes, but never marginals of higher F (a limit may come too soon)."""
+    if not before.free_energy < after.free_energy - slack(after.free_energy, np.dtype("float64")):
+        return after
+    ended = after.status in (Status.CONVERGED, Status.SADDLE)
+    status = Status.OVERSHOT if ended else after.status
+    return replace(after, q=before.q, free_energy=before.free_energy, status=status)
