@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +12,25 @@ from numpy.typing import NDArray
 
 import proxfield as pf
 from proxfield.terms.base import Layout
+from proxfield.testing import (
+    exact_hessian,
+    explicit_tables,
+    labellings,
+    log_sum_exp,
+    probabilities,
+    projected,
+    random_marginals,
+)
+
+__all__ = [
+    "exact_hessian",
+    "explicit_tables",
+    "labellings",
+    "log_sum_exp",
+    "probabilities",
+    "projected",
+    "random_marginals",
+]  # from the package's test tools, for the suites to import from here
 
 Array = NDArray[Any]
 
@@ -80,17 +98,11 @@ def infer(field: pf.Field, variant: str, **options: Any) -> pf.Result:
 # ---- exact answers ----
 
 
-def labellings(field: pf.Field) -> Array:
-    """Every labelling that agrees with the evidence.  # (count, n_vars)"""
-    ranges = [
-        range(int(c)) if seen < 0 else [int(seen)]
-        for c, seen in zip(field.cardinalities, field.evidence, strict=True)
-    ]
-    return np.array(list(itertools.product(*ranges)), dtype=np.int64).reshape(-1, field.n_vars)
-
-
 def energies(field: pf.Field) -> Array:
-    """The energy of each of `labellings`, one call at a time.  # (count,)"""
+    """The energy of each of `labellings`, one call at a time.  # (count,)
+
+    `proxfield.testing.labelling_energies` looks them up in tables: this is the check on it.
+    """
     return _energies(field, len(field.terms))
 
 
@@ -99,20 +111,9 @@ def _energies(field: pf.Field, n_terms: int) -> Array:
     return np.array([field.energy(x) for x in labellings(field)])
 
 
-def log_sum_exp(values: Array) -> float:
-    """log Σ exp(values), -inf for nothing but -inf."""
-    top = float(np.max(values))
-    return top if top == -np.inf else top + float(np.log(np.exp(values - top).sum()))
-
-
 def exact_log_z(field: pf.Field) -> float:
     """log Σ_x exp(−E(x)) over the labellings that agree with the evidence."""
     return log_sum_exp(-energies(field))
-
-
-def probabilities(field: pf.Field, q: Array) -> Array:
-    """Q(x) of each of `labellings`.  # (count,)"""
-    return q[field.layout.offsets[:-1] + labellings(field)].prod(axis=1)
 
 
 def exact_free_energy(field: pf.Field, q: Array) -> float:
@@ -133,46 +134,7 @@ def energy_tensor(field: pf.Field) -> Array:
     return total
 
 
-def explicit_tables(field: pf.Field) -> Iterator[tuple[Array, Array]]:
-    """Every scope of every term with its own table."""
-    for term in field.terms:
-        for scopes, tables, index in term.as_tables(field.layout):
-            which = np.arange(len(scopes)) if index is None else index
-            yield from zip(scopes, tables[which], strict=True)
-
-
-def exact_hessian(field: pf.Field, q: Array | None = None) -> Array:
-    """The Hessian of E at q, by contracting explicit tables.  # (size, size)"""
-    offsets, cards = field.layout.offsets, field.cardinalities
-    out = np.zeros((field.layout.size, field.layout.size))
-    for scope, table in explicit_tables(field):
-        for a, b in itertools.combinations(range(len(scope)), 2):
-            block = np.moveaxis(table, (a, b), (0, 1))
-            for p in range(len(scope) - 1, -1, -1):
-                if p not in (a, b):
-                    i = scope[p]
-                    block = block @ q[offsets[i] : offsets[i + 1]]
-            i, j = scope[a], scope[b]
-            rows = slice(offsets[i], offsets[i] + cards[i])
-            columns = slice(offsets[j], offsets[j] + cards[j])
-            out[rows, columns] += block
-            out[columns, rows] += block.T
-    return out
-
-
-def projected(layout: Layout, matrix: Array) -> Array:
-    """P M P, with P the projection that centres each variable's block."""
-    p = np.stack([layout.centre(e) for e in np.eye(layout.size)])
-    return p @ matrix @ p
-
-
-# ---- marginals and fields at random ----
-
-
-def random_marginals(layout: Layout, rng: np.random.Generator) -> Array:
-    """Distributions drawn uniformly from the simplices.  # (size,)"""
-    noise = rng.exponential(size=layout.size)
-    return noise / layout.sum_by_variable(noise)[layout.owner]
+# ---- fields at random ----
 
 
 def random_field(

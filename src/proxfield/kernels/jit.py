@@ -3,6 +3,10 @@
 Compiled kernels are kept in a per-user folder, never in the install folder (which may
 be read-only). The folder's name holds a digest of all kernel sources, because numba
 itself only notices edits in the file of the function it caches.
+
+Threads don't survive a fork: a child process that runs a parallel kernel after its parent did
+would be aborted (GNU OpenMP) or wait forever. Such a child runs serial twins of the parallel
+kernels instead, compiled or loaded when they are first called.
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property, update_wrapper
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numba
 from numba.core import event
+from numba.np.ufunc import parallel as threading
 
 PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""
@@ -113,12 +119,60 @@ def kernel(function: Callable[..., Any]) -> Any:
         return numba.njit(cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
 
 
-def parallel_kernel(function: Callable[..., Any]) -> Any:
+def parallel_kernel(function: Callable[..., Any]) -> ParallelKernel:
     """Compile for several threads: ``prange`` loops; called from Python only."""
-    with _numba_cache_dir():
-        return numba.njit(
-            cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=True
-        )(function)
+    return ParallelKernel(function)
+
+
+class ParallelKernel:
+    """A kernel over threads, and its serial twin for forked processes.
+
+    Attributes that aren't its own are those of numba's parallel dispatcher.
+
+    Args:
+        function: The kernel, with ``prange`` loops.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        with _numba_cache_dir():
+            self._parallel = numba.njit(
+                cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=True
+            )(function)
+
+    @cached_property
+    def serial(self) -> Any:
+        """The same function for one thread: ``prange`` is ``range``."""
+        given: Any = self._function
+        twin = FunctionType(
+            given.__code__, given.__globals__, given.__name__, given.__defaults__, given.__closure__
+        )
+        twin.__module__ = given.__module__
+        twin.__qualname__ = f"{given.__qualname__}_serial"  # numba's cache goes by this name
+        return kernel(twin)
+
+    def __call__(self, *args: Any) -> Any:
+        return (self.serial if _threads_lost else self._parallel)(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also while an instance is being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self._parallel, name)
+
+
+_threads_lost = False
+"""Is this a process forked from one whose threads were started?"""
+
+
+def _after_fork_in_child() -> None:
+    global _threads_lost
+    started = getattr(threading, "_is_initialized", True)
+    _threads_lost = _threads_lost or bool(started)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
@@ -162,6 +216,9 @@ def when_compiling(notify: Callable[[], None]) -> Any:
 @contextmanager
 def thread_count(threads: int) -> Any:
     """Run with this many threads, and put the old number back."""
+    if _threads_lost:  # there is one; asking numba for others may abort the process
+        yield
+        return
     before = numba.get_num_threads()
     numba.set_num_threads(max(1, min(threads, max_threads())))
     try:
@@ -173,11 +230,12 @@ def thread_count(threads: int) -> Any:
 @contextmanager
 def threads_for(work: int) -> Any:
     """Run on one thread unless there are ``PARALLEL_WORK`` operations to share."""
-    with thread_count(1 if work < PARALLEL_WORK else numba.get_num_threads()):
+    few = work < PARALLEL_WORK or _threads_lost
+    with thread_count(1 if few else numba.get_num_threads()):
         yield
 
 
 def max_threads() -> int:
-    """Threads that can be used at all."""
+    """Maximum number of threads: 1 in a process forked from one whose threads were started."""
     config: Any = numba.config
-    return int(config.NUMBA_NUM_THREADS)
+    return 1 if _threads_lost else int(config.NUMBA_NUM_THREADS)

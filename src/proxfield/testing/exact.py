@@ -1,0 +1,279 @@
+"""Exact answers by enumeration, and the fixed-point residual straight from a field's terms."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError
+from proxfield.field import Field
+from proxfield.terms.base import Floats, Ints, Layout, Term, offers
+from proxfield.terms.cooccurrence import Cooccurrence
+
+MAX_LABELLINGS = 1 << 20
+"""Maximum number of labellings that are enumerated by default."""
+CHUNK = 1 << 21
+"""Table lookups made at a time."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What enumeration finds out about a field, evidence included.
+
+    Example:
+        >>> import proxfield as pf
+        >>> exact = enumerate_field(pf.Field([2], terms=[pf.Unary([[0.0, np.log(3)]])]))
+        >>> exact.marginals.round(3), round(exact.log_z, 4)
+        (array([0.75, 0.25]), 0.2877)
+    """
+
+    labellings: Ints
+    """Every labelling that agrees with the evidence.  # (count, n_vars)"""
+    energies: NDArray[np.float64]
+    """Their energies, +inf where impossible.  # (count,)"""
+    log_z: float
+    """log Σ_x exp(−E(x)); −inf where every labelling is impossible."""
+    marginals: NDArray[np.float64]
+    """P(x_i = l), flat; NaN where every labelling is impossible.  # (layout.size,)"""
+    min_energy: float
+    """The smallest energy of a labelling."""
+    labels: Ints
+    """The first labelling that has it.  # (n_vars,)"""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether some labelling has a finite energy."""
+        return self.min_energy < np.inf
+
+
+def enumerate_field(field: Field, *, limit: int = MAX_LABELLINGS) -> Exact:
+    """Exact log Z, marginals and minimum energy, by enumerating all labellings.
+
+    Args:
+        field: A small field; forbidden configurations and evidence are fine.
+        limit: Maximum number of labellings.
+
+    Returns:
+        The exact answers.
+
+    Raises:
+        InputError: If there are more labellings than ``limit``.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(3, labels=2, terms=[pf.Potts([[0, 1], [1, 2]], 1.0)])
+        >>> exact = enumerate_field(field.condition({0: 1}))
+        >>> exact.min_energy, exact.labels, exact.marginals[:2]
+        (0.0, array([1, 1, 1]), array([0., 1.]))
+    """
+    x = labellings(field, limit=limit)
+    e = labelling_energies(field, x)
+    best = int(e.argmin())
+    low = float(e[best])
+    if low == np.inf:
+        nothing = np.full(field.layout.size, np.nan)
+        return Exact(x, e, -np.inf, nothing, np.inf, x[best])
+    p = np.exp(low - e)
+    total = float(p.sum())
+    entries = field.layout.offsets[:-1] + x  # (count, n_vars)
+    weight = np.broadcast_to((p / total)[:, None], entries.shape)
+    sums = np.bincount(entries.ravel(), weights=weight.ravel(), minlength=field.layout.size)
+    return Exact(x, e, float(np.log(total)) - low, sums.astype(np.float64), low, x[best])
+
+
+def labellings(field: Field, *, limit: int = MAX_LABELLINGS) -> Ints:
+    """Every labelling that agrees with the evidence, the last variable running fastest.
+
+    Args:
+        field: The field.
+        limit: Maximum number of labellings.
+
+    Returns:
+        One labelling per row.  # (count, n_vars)
+
+    Example:
+        >>> labellings(Field([2, 1, 2]).condition({0: 1})).tolist()
+        [[1, 0, 0], [1, 0, 1]]
+    """
+    seen = np.asarray(field.evidence)
+    counts = np.where(seen < 0, field.cardinalities, 1)
+    total = float(np.prod(counts, dtype=np.float64))
+    if total > limit:
+        raise InputError(f"{total:.3g} labellings are too many to enumerate, expected <= {limit}")
+    index = np.arange(int(total))
+    out = np.empty((int(total), field.n_vars), dtype=np.int64)
+    for v in range(field.n_vars - 1, -1, -1):  # digits of the index, the last one first
+        index, digit = np.divmod(index, counts[v])
+        out[:, v] = digit if seen[v] < 0 else seen[v]
+    return out
+
+
+def labelling_energies(field: Field, labels: ArrayLike) -> NDArray[np.float64]:
+    """Energies of many labellings at once, from the terms' explicit tables.
+
+    Terms without tables are asked for one labelling at a time.
+
+    Args:
+        field: The field.
+        labels: One labelling per row.  # (count, n_vars)
+
+    Returns:
+        Their energies.  # (count,)
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(2, labels=2, terms=[pf.Potts([[0, 1]], 3.0)])
+        >>> labelling_energies(field, [[0, 0], [0, 1]])
+        array([0., 3.])
+    """
+    x = np.asarray(labels, dtype=np.int64).reshape(-1, field.n_vars)
+    out = np.zeros(len(x))
+    for term in field.terms:
+        if offers(term, "as_tables"):
+            _add_tables(term, field.layout, x, out)
+        else:
+            out += _one_by_one(term, field.layout, x)
+    return out
+
+
+def _add_tables(term: Term, layout: Layout, x: Ints, out: NDArray[np.float64]) -> None:
+    for scopes, tables, index in term.as_tables(layout):
+        which = np.arange(len(scopes)) if index is None else index
+        sizes = tables.shape[1:]
+        flat = np.asarray(tables, dtype=np.float64).reshape(-1)
+        per = max(1, CHUNK // max(1, len(x)))
+        for start in range(0, len(scopes), per):
+            rows = slice(start, start + per)
+            at = np.broadcast_to(which[rows], (len(x), len(which[rows]))).copy()
+            for p, size in enumerate(sizes):
+                at = at * size + x[:, scopes[rows, p]]
+            out += flat[at].sum(axis=1)
+
+
+def _one_by_one(term: Term, layout: Layout, x: Ints) -> NDArray[np.float64]:
+    if not isinstance(term, Cooccurrence):
+        return np.array([term.labelling_energy(layout, row) for row in x])
+    # only how often each class is shown matters: one call for each such count
+    shown = x[:, term.first : term.first + term.pixels]
+    counts = (shown[:, :, None] == np.arange(term.labels)).sum(axis=1)
+    _, first, back = np.unique(counts, axis=0, return_index=True, return_inverse=True)
+    values = np.array([term.labelling_energy(layout, row) for row in x[first]])
+    return np.asarray(values[back.ravel()])
+
+
+def log_sum_exp(values: Floats) -> float:
+    """log Σ exp(values); −inf if all values are −inf.
+
+    Example:
+        >>> round(log_sum_exp(np.log([1.0, 2.0, 5.0])), 4)
+        2.0794
+    """
+    top = float(np.max(values))
+    return top if top == -np.inf else top + float(np.log(np.exp(values - top).sum()))
+
+
+def probabilities(field: Field, q: Floats) -> NDArray[np.float64]:
+    """Q(x) = Π_i q_i(x_i) of each of `labellings`.  # (size,) -> (count,)"""
+    return np.asarray(q[field.layout.offsets[:-1] + labellings(field)].prod(axis=1))
+
+
+def random_marginals(layout: Layout, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Distributions drawn uniformly from the simplices, flat.  # (size,)"""
+    noise = rng.exponential(size=layout.size)
+    return np.asarray(noise / layout.sum_by_variable(noise)[layout.owner])
+
+
+# ---- fixed points ----
+
+
+def fixed_point_residual(field: Field, q: Any) -> float:
+    """max |softmax(−g(q)) − q|: how far marginals are from a fixed point of mean field.
+
+    The gradient g is summed from the terms' own ``add_gradient`` in float64, without lowering and
+    without fused kernels, so that it checks what they compute.
+
+    Args:
+        field: The field. An observed variable's target puts all weight on its label.
+        q: Marginals in any form that `Field.flatten` accepts.
+
+    Returns:
+        The largest difference of an entry; +inf if some variable has no possible label at q.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(2, labels=2, terms=[pf.Potts([[0, 1]], 1.0)])
+        >>> fixed_point_residual(field, np.full((2, 2), 0.5))
+        0.0
+        >>> round(fixed_point_residual(field, np.array([[1.0, 0.0], [1.0, 0.0]])), 4)
+        0.2689
+    """
+    layout = field.layout
+    flat = field.flatten(q)
+    if layout.n_vars == 0:
+        return 0.0
+    g = np.zeros(layout.size)
+    for term in field.terms:
+        term.add_gradient(layout, flat, g)
+    seen = np.flatnonzero(np.asarray(field.evidence) >= 0)
+    at = layout.offsets[seen] + field.evidence[seen]
+    if np.isinf(g[at]).any():
+        return np.inf
+    g[(np.asarray(field.evidence) >= 0)[layout.owner]] = np.inf
+    g[at] = 0.0
+    low = np.minimum.reduceat(g, layout.offsets[:-1])
+    if np.isinf(low).any():
+        return np.inf
+    weight = np.exp(low[layout.owner] - g)
+    target = weight / layout.sum_by_variable(weight)[layout.owner]
+    return float(np.abs(target - flat).max())
+
+
+# ---- second derivatives ----
+
+
+def explicit_tables(field: Field) -> Iterator[tuple[Ints, Floats]]:
+    """Every scope of every term with its own table."""
+    for term in field.terms:
+        for scopes, tables, index in term.as_tables(field.layout):
+            which = np.arange(len(scopes)) if index is None else index
+            yield from zip(scopes, tables[which], strict=True)
+
+
+def exact_hessian(field: Field, q: Floats | None = None) -> NDArray[np.float64]:
+    """The Hessian of E at q, by contracting explicit tables.
+
+    Args:
+        field: A field whose terms can be expressed as tables.
+        q: Marginals, flat; not needed where no table has more than two variables.  # (size,)
+
+    Returns:
+        The matrix of second derivatives.  # (size, size)
+    """
+    offsets, cards = field.layout.offsets, field.cardinalities
+    out = np.zeros((field.layout.size, field.layout.size))
+    for scope, table in explicit_tables(field):
+        for a, b in itertools.combinations(range(len(scope)), 2):
+            block = np.moveaxis(table, (a, b), (0, 1))
+            for p in range(len(scope) - 1, -1, -1):
+                if p not in (a, b):
+                    if q is None:
+                        raise InputError("tables of three or more variables need marginals q")
+                    i = scope[p]
+                    block = block @ q[offsets[i] : offsets[i + 1]]
+            i, j = scope[a], scope[b]
+            rows = slice(offsets[i], offsets[i] + cards[i])
+            columns = slice(offsets[j], offsets[j] + cards[j])
+            out[rows, columns] += block
+            out[columns, rows] += block.T
+    return out
+
+
+def projected(layout: Layout, matrix: Floats) -> NDArray[np.float64]:
+    """P M P, with P the projection that centers each variable's block."""
+    p = np.stack([layout.centre(e) for e in np.eye(layout.size)])
+    return np.asarray(p @ matrix @ p)
