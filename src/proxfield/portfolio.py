@@ -47,7 +47,8 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
             break
         left = len(members) - k
         loop.member = label
-        loop.max_iters = loop.iterations + max(1, (whole_iters - loop.iterations) // left)
+        share = max(1, (whole_iters - loop.iterations) // left)
+        loop.max_iters = min(whole_iters, loop.iterations + share)
         if whole_budget is not None:
             loop.budget = loop.elapsed + max(0.0, whole_budget - loop.elapsed) / left
         try:

@@ -1,0 +1,23 @@
+"""Some seeds of every promise; `make soak` runs many more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from promises import PROMISES  # noqa: E402
+
+PARTS = 4
+"""Each promise is split into so many tests, so that processes can share them."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", PROMISES)
+def test_promise(name: str, part: int) -> None:
+    promise = PROMISES[name]
+    tested = sum(promise.check(seed) for seed in range(part, promise.ci, PARTS))
+    assert tested > 0
