@@ -9,7 +9,7 @@ import pytest
 
 import proxfield as pf
 from helpers import Chain, energies, labellings, random_field, random_marginals
-from proxfield.lowering import deduplicate, merge_edges, merge_scopes
+from proxfield.merging import deduplicate, merge_edges, merge_scopes
 from proxfield.reduction import Reduction
 
 INF = np.inf

@@ -20,6 +20,7 @@ from proxfield.errors import UnsupportedError
 from proxfield.kernels import compile_program
 from proxfield.lowering import Lowered, lower
 from proxfield.terms.base import Floats, Term, offers
+from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
     from proxfield.field import Field
@@ -48,8 +49,8 @@ class Curvature:
         lowered: The lowered field.
         field: The field itself, for L (which looks at the tables as they were given).
         kernels: The kernel set to multiply with.
-        seconds: Most seconds to spend on an eigenvalue; after that the bound from the tables
-            serves, which is certified too.
+        seconds: Maximum seconds to spend on an eigenvalue, or on the norms of all tables;
+            after that a bound from the tables serves, which is certified too.
     """
 
     lowered: Lowered
@@ -72,8 +73,12 @@ class Curvature:
 
     def _local_of(self, terms: list) -> NDArray[np.float64]:  # type: ignore[type-arg]
         total = np.zeros(self.lowered.layout.n_vars)
+        deadline = time.perf_counter() + self.seconds
         for term in terms:
-            total += term.curvature(self.lowered.layout)
+            if isinstance(term, Factor):  # many norms: after the deadline, bounds on them
+                total += term.curvature(self.lowered.layout, deadline)
+            else:
+                total += term.curvature(self.lowered.layout)
         return total
 
     @cached_property

@@ -16,13 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.reduction import Reduction, Untouched, possible
-from proxfield.terms.base import Floats, Ints, Layout, Term, offers
+from proxfield.errors import InputError
+from proxfield.merging import (
+    Scoped,
+    compact_index,
+    concatenate,
+    deduplicate,
+    merge_edges,
+    merge_scopes,
+)
+from proxfield.propagation import possible
+from proxfield.reduction import Reduction, Untouched
+from proxfield.terms.base import Floats, Ints, Layout, Term, largest_finite, offers
 from proxfield.terms.factor import Factor
 from proxfield.terms.pairwise import Ising, Potts
+from proxfield.terms.unary import Unary
 
-DEDUPLICATE_LIMIT = 50_000_000
-"""Table entries above which equal tables aren't searched for (sorting would dominate)."""
+MAX_ENERGY = 1e300
+"""Sum of the sizes of all energies above which a field is refused: sums must not overflow."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,8 @@ class Lowered:
     factors: tuple[Factor, ...] = ()
     extras: tuple[Term, ...] = ()
     """Terms that can't be lowered: iterated through their own ``add_gradient``."""
+    magnitude: float = 0.0
+    """A bound on the size of the energy of any possible labelling."""
 
     @property
     def layout(self) -> Layout:
@@ -104,8 +117,13 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     """
     extras = [t for t in terms if not offers(t, "lower")]
     hard = any(isinstance(t, Factor) and t.hard for t in terms)
-    if extras and not hard and not (evidence >= 0).any():
+    observed = bool((evidence >= 0).any())
+    if extras and not hard and not observed:
         return lower_untouched(layout, terms, plain)
+    if not (extras or hard or observed) and stays_whole(layout, terms):
+        lowered = lower_untouched(layout, terms, plain, np.dtype(np.float64))
+        if not lowered.infeasible:
+            return lowered
     keep = possible(layout, terms, evidence)
     reduction = Reduction(layout, keep)
     if len(reduction.empty):  # no labelling at all: nothing to iterate on
@@ -126,9 +144,26 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     return builder.finish()
 
 
-def lower_untouched(layout: Layout, terms: list[Term], plain: bool) -> Lowered:
-    """Lower a field of which nothing is taken out, lean enough for millions of pixels."""
-    builder = Builder(Untouched(layout), plain)
+def stays_whole(layout: Layout, terms: list[Term]) -> bool:
+    """Does each variable stay, as far as its number of labels and the kinds of terms tell?"""
+    few = layout.cardinalities.min(initial=2) if layout.common is None else layout.common
+    several = bool(few > 1)
+    # what a user's own term takes out isn't known before it is asked
+    return several and all(isinstance(t, (Factor, Unary)) or not offers(t, "prune") for t in terms)
+
+
+def lower_untouched(
+    layout: Layout, terms: list[Term], plain: bool, dtype: np.dtype[Any] | None = None
+) -> Lowered:
+    """Lower a field of which nothing is taken out, lean enough for millions of variables.
+
+    Args:
+        layout: The variables.
+        terms: The terms.
+        plain: As in `lower`.
+        dtype: The type of the unary energies; by default that of the only unary term.
+    """
+    builder = Builder(Untouched(layout), plain, unary_dtype=dtype)
     for term in terms:
         if offers(term, "lower"):
             term.lower(layout, builder)
@@ -149,11 +184,15 @@ class Builder:
     reduction: Reduction
     plain: bool = False
     """Keep every table as it was given: no Ising, no Potts."""
+    unary_dtype: np.dtype[Any] | None = None
+    """The type that unary energies must have to be shared; any by default."""
     constant: float = 0.0
+    magnitude: float = 0.0
+    """A bound on the size of the energy of any possible labelling."""
     shared: NDArray[Any] | None = None
     """Unary energies of all entries, still in the array that a term holds."""
-    pairs: dict[tuple[int, int], list[tuple[Ints, Floats, Ints]]] = field(default_factory=dict)
-    larger: dict[tuple[int, ...], list[tuple[Ints, Floats, Ints]]] = field(default_factory=dict)
+    pairs: dict[tuple[int, int], list[Scoped]] = field(default_factory=dict)
+    larger: dict[tuple[int, ...], list[Scoped]] = field(default_factory=dict)
     potts: list[tuple[Ints, Floats]] = field(default_factory=list)
     ising: list[tuple[Ints, Floats]] = field(default_factory=list)
     extras: list[Term] = field(default_factory=list)
@@ -171,11 +210,17 @@ class Builder:
 
     def add_constant(self, value: float) -> None:
         """An energy that every labelling pays."""
+        if abs(value) != np.inf:
+            self._weigh("constants", abs(value))
         self.constant += value
 
     def add_unary(self, entries: Ints, energies: Floats) -> None:
         """Energies of single entries of the user's flat layout.  # (m,), (m,)"""
         r = self.reduction
+        self._weigh("unary energies", len(energies) * largest_finite(energies))
+        if isinstance(r, Untouched):
+            np.add.at(self.unary, entries, energies)
+            return
         new = r.new_entry[entries]
         stays = new >= 0
         np.add.at(self.unary, new[stays], energies[stays])
@@ -185,8 +230,13 @@ class Builder:
     def add_all_unary(self, energies: Floats) -> None:
         """Energies of all entries of the user's flat layout, in order.  # (size,)"""
         alone = self.shared is None and "unary" not in vars(self)
-        if alone and isinstance(self.reduction, Untouched):
-            self.shared = energies
+        fits = self.unary_dtype is None or energies.dtype == self.unary_dtype
+        if isinstance(self.reduction, Untouched):
+            self._weigh("unary energies", len(energies) * largest_finite(energies))
+            if alone and fits:
+                self.shared = energies
+            else:
+                self.unary[:] += energies
         else:
             self.add_unary(np.arange(len(energies)), energies)
 
@@ -195,6 +245,10 @@ class Builder:
         if len(scopes) == 0:
             return
         r = self.reduction
+        self._weigh("energies in tables", len(scopes) * largest_finite(tables))
+        if isinstance(r, Untouched):
+            self._store(scopes, tables, index)
+            return
         whole = r.untouched[scopes].all(axis=1)
         if whole.any():
             self._store(r.new_variable[scopes[whole]], tables, index[whole])
@@ -204,9 +258,8 @@ class Builder:
         shape = tables.shape[1:]
         entries = [r.full.entries(scopes[rest, p], c) for p, c in enumerate(shape)]
         masks = np.concatenate([r.keep[at] for at in entries], axis=1)  # (rows, Σ c_p)
-        kinds, kind = np.unique(masks, axis=0, return_inverse=True)
-        for g, mask in enumerate(kinds):
-            rows = rest[kind.ravel() == g]
+        for mask, rows in group_rows(masks):
+            rows = rest[rows]
             kept = [np.flatnonzero(part) for part in np.split(mask, np.cumsum(shape)[:-1])]
             used, where = np.unique(index[rows], return_inverse=True)
             small = tables[np.ix_(used, *kept)]
@@ -217,21 +270,36 @@ class Builder:
     def add_potts(self, edges: Ints, weights: Floats) -> None:
         """Energies w·[x_i ≠ x_j].  # (m, 2), (m,)"""
         r = self.reduction
+        self._weigh("Potts weights", len(weights) * largest_finite(weights))
+        if isinstance(r, Untouched) and not self.plain and r.full.common is not None:
+            if r.full.common > 2:
+                self.potts.append((edges, weights))
+            else:
+                self._potts_of_spins(edges, weights)
+            return
         whole = r.untouched[edges].all(axis=1) & (not self.plain)
         binary = whole & (r.full.cardinalities[edges] == 2).all(axis=1)
         many = whole & ~binary
         if many.any():
             self.potts.append((r.new_variable[edges[many]], weights[many]))
-        if binary.any():  # w·[x ≠ y] = w/2 − w/2·s·t for spins s, t
-            self.constant += 0.5 * float(weights[binary].sum())
-            self.ising.append((r.new_variable[edges[binary]], -0.5 * weights[binary]))
+        if binary.any():
+            self._potts_of_spins(r.new_variable[edges[binary]], weights[binary])
         if not whole.all():
             for scopes, tables, _ in Potts(edges[~whole], weights[~whole]).as_tables(r.full):
                 self.add_tables(scopes, tables, np.arange(len(scopes)))
 
+    def _potts_of_spins(self, edges: Ints, weights: Floats) -> None:
+        """Potts between binary variables that stay: w·[x ≠ y] = w/2 − w/2·s·t for spins s, t."""
+        self.constant += 0.5 * float(weights.sum())
+        self.ising.append((edges, -0.5 * weights))
+
     def add_ising(self, edges: Ints, weights: Floats) -> None:
         """Energies J·s_i·s_j between spins (binary variables).  # (m, 2), (m,)"""
         r = self.reduction
+        self._weigh("Ising weights", len(weights) * largest_finite(weights))
+        if isinstance(r, Untouched) and not self.plain:
+            self.ising.append((edges, weights))
+            return
         whole = r.untouched[edges].all(axis=1) & (not self.plain)
         self.ising.append((r.new_variable[edges[whole]], weights[whole]))
         if not whole.all():
@@ -240,9 +308,19 @@ class Builder:
 
     def add_extra(self, term: Term) -> None:
         """A term that keeps iterating on its own."""
+        self._weigh(f"energies of {term.name}", term.magnitude(self.reduction.full))
         self.extras.append(term)
 
     # ---- putting it together ----
+
+    def _weigh(self, what: str, most: float) -> None:
+        """Count energies of up to ``most`` in sum, and refuse what sums could not hold."""
+        self.magnitude += most
+        if not self.magnitude <= MAX_ENERGY:
+            raise InputError(
+                f"the {what} add up to as much as {most:.3g} and all energies to "
+                f"{self.magnitude:.3g} in size, expected at most {MAX_ENERGY:g} (+inf: impossible)"
+            )
 
     def _store(self, scopes: Ints, tables: Floats, index: Ints) -> None:
         """Tables over variables that stay, in the new numbering."""
@@ -264,9 +342,9 @@ class Builder:
 
     @staticmethod
     def _pool(pool: dict, scopes: Ints, tables: Floats, index: Ints) -> None:  # type: ignore[type-arg]
-        used, where = np.unique(index, return_inverse=True)
-        item = (scopes, np.ascontiguousarray(tables[used]), where.ravel())
-        pool.setdefault(tables.shape[1:], []).append(item)
+        used, index = compact_index(index, len(tables))
+        tables = np.ascontiguousarray(tables if used is None else tables[used])
+        pool.setdefault(tables.shape[1:], []).append((scopes, tables, index))
 
     def finish(self) -> Lowered:
         """Merge, recognise and store once."""
@@ -276,20 +354,21 @@ class Builder:
             if not self.plain:
                 scopes, tables, index = self._recognise(scopes, tables, index)
             if len(scopes):
-                factors.append(Factor(scopes, *deduplicate(tables, index)))
+                factors.append(Factor.trusted(scopes, *deduplicate(tables, index)))
         for items in self.larger.values():
             scopes, tables, index = merge_scopes(*concatenate(items))
-            factors.append(Factor(scopes, *deduplicate(tables, index)))
+            factors.append(Factor.trusted(scopes, *deduplicate(tables, index)))
         ising = merge_edges(self.ising)
         potts = merge_edges(self.potts)
         return Lowered(
             reduction=self.reduction,
             constant=self.constant,
             unary=self.unary if self.shared is None else self.shared,
-            ising=Ising(*ising) if ising else None,
-            potts=Potts(*potts) if potts else None,
+            ising=Ising.trusted(*ising) if ising else None,
+            potts=Potts.trusted(*potts) if potts else None,
             factors=tuple(factors),
             extras=tuple(self.extras),
+            magnitude=self.magnitude,
         )
 
     def _recognise(self, scopes: Ints, tables: Floats, index: Ints) -> tuple[Ints, Floats, Ints]:
@@ -326,64 +405,17 @@ class Builder:
         return scopes[~take], tables, index[~take]
 
 
-def concatenate(items: list[tuple[Ints, Floats, Ints]]) -> tuple[Ints, Floats, Ints]:
-    """Several (scopes, tables, index) of one shape as one."""
-    shift = np.cumsum([0, *(len(t) for _, t, _ in items)])
-    return (
-        np.concatenate([s for s, _, _ in items]),
-        np.concatenate([t for _, t, _ in items]),
-        np.concatenate([i + d for (_, _, i), d in zip(items, shift, strict=False)]),
-    )
-
-
-def merge_scopes(scopes: Ints, tables: Floats, index: Ints) -> tuple[Ints, Floats, Ints]:
-    """Add up the tables of scopes that occur more than once."""
-    n, k = int(scopes.max(initial=0)) + 1, scopes.shape[1]
-    if n**k < 2**62:  # one integer per scope sorts many times faster than rows
-        keys = np.ravel_multi_index(tuple(scopes.T), (n,) * k)
-        _, first, where, count = np.unique(
-            keys, return_index=True, return_inverse=True, return_counts=True
-        )
+def group_rows(masks: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.bool_], Ints]]:
+    """Each row that occurs, in order, with the positions where it does.  # (m, k)"""
+    if masks.shape[1] < 63:  # one integer per row sorts many times faster than rows
+        keys = np.zeros(len(masks), dtype=np.int64)
+        for column in masks.T:
+            keys *= 2
+            keys += column
+        _, first, kind = np.unique(keys, return_index=True, return_inverse=True)
+        kinds = masks[first]
     else:
-        _, first, where, count = np.unique(
-            scopes, axis=0, return_index=True, return_inverse=True, return_counts=True
-        )
-    unique, where = scopes[first], where.ravel()
-    if len(unique) == len(scopes):
-        return scopes, tables, index
-    many = count[where] > 1
-    number = np.cumsum(count > 1) - 1  # position of each repeated scope among the sums
-    sums = np.zeros((int((count > 1).sum()), *tables.shape[1:]))
-    np.add.at(sums, number[where[many]], tables[index[many]])
-    return (
-        np.concatenate([scopes[~many], unique[count > 1]]),
-        np.concatenate([tables, sums]),
-        np.concatenate([index[~many], len(tables) + np.arange(len(sums))]),
-    )
-
-
-def merge_edges(items: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats] | None:
-    """Add up the weights of parallel edges; edges that cancel are dropped."""
-    if not items:
-        return None
-    edges = np.sort(np.concatenate([e for e, _ in items]), axis=1)
-    weights = np.concatenate([w for _, w in items])
-    if len(edges) == 0:
-        return None
-    n = int(edges.max()) + 1
-    keys, where = np.unique(edges[:, 0] * n + edges[:, 1], return_inverse=True)
-    total = np.bincount(where.ravel(), weights=weights, minlength=len(keys))
-    keys, total = keys[total != 0], total[total != 0]
-    return (np.stack([keys // n, keys % n], axis=1), total) if len(keys) else None
-
-
-def deduplicate(tables: Floats, index: Ints) -> tuple[Floats, Ints]:
-    """Drop unused tables and store equal ones once."""
-    used, index = np.unique(index, return_inverse=True)
-    tables, index = tables[used], index.ravel()
-    if tables.size > DEDUPLICATE_LIMIT or len(tables) < 2:
-        return tables, index
-    flat = np.ascontiguousarray(tables.reshape(len(tables), -1) + 0.0)  # +0.0 turns −0 into 0
-    rows = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).ravel()
-    _, first, where = np.unique(rows, return_index=True, return_inverse=True)
-    return tables[first], where.ravel()[index]
+        kinds, kind = np.unique(masks, axis=0, return_inverse=True)
+    kind = kind.ravel()
+    ends = np.cumsum(np.bincount(kind, minlength=len(kinds)))
+    yield from zip(kinds, np.split(np.argsort(kind, kind="stable"), ends[:-1]), strict=True)

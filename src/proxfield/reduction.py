@@ -6,7 +6,6 @@ in fields with forbidden configurations, labels that can't occur.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.terms.base import Floats, Ints, Layout, Term
+from proxfield.terms.base import Floats, Ints, Layout
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,9 @@ class Reduction:
     @cached_property
     def counts(self) -> Ints:
         """Possible labels per variable.  # (full.n_vars,)"""
-        return np.bincount(self.full.owner, weights=self.keep, minlength=self.full.n_vars).astype(
-            np.int64
-        )
+        if self.full.n_vars == 0:
+            return np.zeros(0, dtype=np.int64)
+        return np.add.reduceat(self.keep, self.full.offsets[:-1], dtype=np.int64)
 
     @property
     def empty(self) -> Ints:
@@ -135,15 +134,3 @@ class Untouched(Reduction):
 
     def expand_labels(self, labels: Ints) -> Ints:
         return labels
-
-
-def possible(layout: Layout, terms: Iterable[Term], evidence: Ints) -> NDArray[np.bool_]:
-    """Labels that evidence and hard energies leave possible, propagated to a fixed point."""
-    keep = np.ones(layout.size, dtype=bool)
-    seen = np.flatnonzero(evidence >= 0)
-    keep[(evidence >= 0)[layout.owner]] = False
-    keep[layout.offsets[seen] + evidence[seen]] = True
-    terms = list(terms)
-    while sum(term.prune(layout, keep) for term in terms):  # a sum: every term gets its turn
-        pass
-    return keep

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from proxfield.kernels.binary import CLAMP, BinaryPack
 from proxfield.kernels.general import GeneralPack
 from proxfield.lowering import Lowered
+from proxfield.merging import group_positions
 from proxfield.terms.base import Floats, Ints
 
 MAX_DIAGONALS = 16
@@ -15,12 +16,14 @@ MIN_FILL = 0.2
 """Diagonals pay while at least this share of their entries holds a coupling."""
 BLOCK_ENTRIES = 2048
 """Entries of a block of variables in the general kernels."""
+CHUNK = 1 << 18
+"""Edges or variables packed at a time where whole temporary arrays would cost memory."""
 
 
 def is_binary(lowered: Lowered) -> bool:
     """Can the field run on the compact binary kernels?"""
     plain = not (lowered.potts or lowered.factors or lowered.extras)
-    return plain and bool((lowered.layout.cardinalities == 2).all())
+    return plain and (lowered.layout.n_vars == 0 or lowered.layout.common == 2)
 
 
 def compressed_rows(
@@ -36,12 +39,24 @@ def compressed_rows(
     Returns:
         Row starts (n + 1,), columns (2m,), and the values in the same order.
     """
-    here = np.concatenate([ends[:, 0], ends[:, 1]])
-    there = np.concatenate([ends[:, 1], ends[:, 0]])
-    order = np.argsort(here, kind="stable")
-    row = np.zeros(n + 1, dtype=np.int64)
-    np.cumsum(np.bincount(here, minlength=n), out=row[1:])
-    return row, there[order].astype(np.int32), [v[order] for v in values]
+    if len(ends) == 0:
+        return np.zeros(n + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), [v[:0] for v in values]
+    here = np.concatenate([ends[:, 0], ends[:, 1]], dtype=np.int32, casting="same_kind")
+    row, order = group_positions(here, n)
+    del here
+    there = np.concatenate([ends[:, 1], ends[:, 0]], dtype=np.int32, casting="same_kind")
+    return row, there[order], [v[order] for v in values]
+
+
+def grid_distances(edges: Ints, n: int) -> Ints:
+    """The distances j − i of edges if they are so few that diagonals pay, else none.  # (k,)"""
+    found: Ints = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(edges), CHUNK):
+        some = edges[start : start + CHUNK]
+        found = np.union1d(found, some[:, 1] - some[:, 0])  # positive: lowering sorts the ends
+        if len(found) > MAX_DIAGONALS:
+            return found[:0]
+    return found if len(edges) >= MIN_FILL * n * len(found) else found[:0]
 
 
 def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bool) -> BinaryPack:
@@ -52,28 +67,33 @@ def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bo
     n = lowered.layout.n_vars
     unary = lowered.unary.reshape(n, 2)
     edges = np.zeros((0, 2), dtype=np.int64) if lowered.ising is None else lowered.ising.edges
-    weights = np.zeros(0) if lowered.ising is None else 4.0 * lowered.ising.weights
-    gap = edges[:, 1] - edges[:, 0]  # positive: lowering sorts the ends
-    distances, counts = np.unique(gap, return_counts=True)
-    best = np.sort(distances[np.argsort(-counts)][:MAX_DIAGONALS])
-    fits = np.isin(gap, best)
-    if not len(best) or fits.mean() < 1.0 or len(edges) < MIN_FILL * n * len(best):
-        best, fits = best[:0], np.zeros(len(edges), dtype=bool)
-    pad = int(best.max(initial=0))
-    if rows_only:
-        best, fits = best[:0], np.zeros(len(edges), dtype=bool)
-    diagonal = np.zeros((len(best), n + 2 * pad), dtype=dtype)
-    diagonal[np.searchsorted(best, gap[fits]), pad + edges[fits, 0]] = weights[fits]
-    rest = weights[~fits].astype(dtype)
-    row, column, (weight,) = compressed_rows(n, edges[~fits], [np.concatenate([rest, rest])])
-    clamped = np.flatnonzero(np.isinf(unary).any(axis=1))
-    bias = np.zeros(n)
-    free = np.isfinite(unary).all(axis=1)
-    bias[free] = unary[free, 1] - unary[free, 0]
-    clamp = np.where(np.isinf(unary[clamped, 1]), CLAMP, -CLAMP)
-    return BinaryPack(
-        bias.astype(dtype), best, diagonal, pad, row, column, weight, clamped, clamp.astype(dtype)
-    )
+    weights = np.zeros(0) if lowered.ising is None else lowered.ising.weights
+    distance = grid_distances(edges, n)
+    pad = int(distance.max(initial=0))
+    if len(distance) == 0 or rows_only:
+        distance = distance[:0]
+        diagonal = np.zeros((0, n + 2 * pad), dtype=dtype)
+        rest = (4.0 * weights).astype(dtype)
+        row, column, (weight,) = compressed_rows(n, edges, [np.concatenate([rest, rest])])
+    else:
+        diagonal = np.zeros((len(distance), n + 2 * pad), dtype=dtype)
+        for start in range(0, len(edges), CHUNK):
+            i, j = edges[start : start + CHUNK].T
+            value = 4.0 * weights[start : start + CHUNK]
+            diagonal[np.searchsorted(distance, j - i), pad + i] = value
+        row, column, (weight,) = compressed_rows(n, edges[:0], [np.zeros(0, dtype=dtype)])
+    bias = np.zeros(n, dtype=dtype)
+    clamped: list[Ints] = [np.zeros(0, dtype=np.int64)]
+    for start in range(0, n, CHUNK):
+        some = unary[start : start + CHUNK]
+        if np.isinf(some.max()):
+            free = np.isfinite(some).all(axis=1)
+            clamped.append(start + np.flatnonzero(~free))
+            some = np.where(free[:, None], some, 0.0)
+        bias[start : start + CHUNK] = some[:, 1] - some[:, 0]
+    held = np.concatenate(clamped)
+    clamp = np.where(np.isinf(unary[held, 1]), CLAMP, -CLAMP).astype(dtype)
+    return BinaryPack(bias, distance, diagonal, pad, row, column, weight, held, clamp)
 
 
 def binary_constant(lowered: Lowered) -> float:
@@ -82,6 +102,8 @@ def binary_constant(lowered: Lowered) -> float:
     A variable with an impossible label counts with the energy of the other one.
     """
     unary = lowered.unary.reshape(-1, 2)
+    if not lowered.forbids:
+        return lowered.constant + float(0.5 * unary.sum())
     free = np.isfinite(unary).all(axis=1)
     return lowered.constant + float(0.5 * unary[free].sum() + unary[~free].min(axis=1).sum())
 
@@ -124,14 +146,12 @@ def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[Genera
     )
     slots = np.concatenate([np.zeros(0, dtype=np.int64), *(f.scopes.ravel() for f in larger)])
     lengths = layout.cardinalities[slots] if len(slots) else slots
-    by_variable = np.argsort(slots, kind="stable")
-    slot_row = np.zeros(n + 1, dtype=np.int64)
-    np.cumsum(np.bincount(slots, minlength=n), out=slot_row[1:])
+    slot_row, by_variable = group_positions(slots, n)
     bounds = np.searchsorted(offset, np.arange(0, layout.size, BLOCK_ENTRIES))
     return (
         GeneralPack(
             offset=offset,
-            unary=lowered.unary.astype(dtype),
+            unary=lowered.unary.astype(dtype, copy=False),
             block=np.unique(np.concatenate([bounds, [n]])).astype(np.int64),
             agree_row=agree_row,
             agree_column=agree_column,
@@ -139,16 +159,23 @@ def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[Genera
             table_row=table_row,
             table_column=table_column,
             table_start=table_start,
-            table=np.concatenate([np.zeros(0), *tables]).astype(dtype),
+            table=joined(tables, dtype),
             factor_slot=np.concatenate([[0], np.cumsum(arity)]).astype(np.int64),
-            slot_variable=slots.astype(np.int64),
+            slot_variable=slots,
             slot_message=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
             factor_start=np.concatenate([np.zeros(0, dtype=np.int64), *starts[len(pairs) :]]),
             slot_row=slot_row,
             slot_list=by_variable.astype(np.int64),
-            slot_factor=np.repeat(np.arange(len(arity)), arity).astype(np.int64),
+            slot_factor=np.repeat(np.arange(len(arity)), arity),
             scratch=max([1, *(int(np.prod(f.shape)) // min(f.shape) for f in larger)]),
             hard=lowered.hard,
         ),
         constant,
     )
+
+
+def joined(parts: list[Floats], dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
+    """Flat arrays one after the other; a single one that has the type is used as it is."""
+    if len(parts) == 1:
+        return parts[0].astype(dtype, copy=False)
+    return np.concatenate([np.zeros(0), *parts], dtype=dtype, casting="same_kind")

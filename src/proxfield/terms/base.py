@@ -7,6 +7,7 @@ mixed numbers of labels cost nothing.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,6 +162,14 @@ class Term(ABC):
 
     # ---- optional ----
 
+    def magnitude(self, layout: Layout) -> float:
+        """A bound on the size of the energy of any possible labelling.
+
+        Asked of terms that can't be lowered, so that a field whose sums could overflow is
+        refused. Infinite energies don't count; 0, the default, means that it isn't known.
+        """
+        return 0.0
+
     def curvature(self, layout: Layout) -> Floats:
         """Per-variable bounds λ_i with ΔᵀHΔ ≤ Σ λ_i‖Δ_i‖² for centred Δ.  # (n_vars,)"""
         raise missing(self, "curvature", "a certified step")
@@ -220,6 +229,19 @@ def expectation(q: Floats, g: Floats) -> float:
         return float(np.sum(np.where(q > 0, q * g, 0.0), dtype=np.float64))
 
 
+def largest_finite(values: Floats) -> float:
+    """The largest size of a finite entry, 0 without one.
+
+    Example:
+        >>> largest_finite(np.array([-3.0, 2.0, np.inf]))
+        3.0
+    """
+    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    if high == np.inf:
+        high = float(np.max(values, initial=0.0, where=np.isfinite(values)))
+    return max(-low, high)
+
+
 def as_floats(
     values: ArrayLike, what: str, *, allow_inf: bool = False, share_single: bool = False
 ) -> NDArray[Any]:
@@ -265,15 +287,20 @@ def check_scopes(layout: Layout, scopes: Ints, what: str) -> None:
     """Variables in range, none twice in one scope."""
     if scopes.size == 0:
         return
-    bad = (scopes < 0) | (scopes >= layout.n_vars)
-    if bad.any():
+    if scopes.min() < 0 or scopes.max() >= layout.n_vars:
+        bad = (scopes < 0) | (scopes >= layout.n_vars)
         row = int(np.flatnonzero(bad.any(axis=1))[0])
         raise InputError(
             f"{what} {row} names variable {int(scopes[row][bad[row]][0])}, "
             f"expected 0 to {layout.n_vars - 1}"
         )
-    ordered = np.sort(scopes, axis=1)
-    twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    if scopes.shape[1] <= 3:  # pair by pair: no sorted copy of millions of scopes
+        twice = np.zeros(len(scopes), dtype=bool)
+        for a, b in itertools.combinations(scopes.T, 2):
+            twice |= a == b
+    else:
+        ordered = np.sort(scopes, axis=1)
+        twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
     if twice.any():
         row = int(np.flatnonzero(twice)[0])
         raise InputError(f"{what} {row} names a variable twice: {scopes[row].tolist()}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import string
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,10 +27,14 @@ from proxfield.terms.base import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from proxfield.lowering import Builder
 
 CHUNK = 1 << 20
 """Table entries the numpy code expands at a time, so that shared tables stay small."""
+NORM_CHUNK = 1 << 18
+"""Table entries whose norms are computed at a time, between looks at the clock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +91,14 @@ class Factor(Term):
         for key, value in (("scopes", scope), ("tables", table), ("index", which)):
             object.__setattr__(self, key, value)
 
+    @classmethod
+    def trusted(cls, scopes: Ints, tables: Floats, index: Ints) -> Self:
+        """A term that holds these very arrays, unchecked: for lowering."""
+        out = object.__new__(cls)
+        for key, value in (("scopes", scopes), ("tables", tables), ("index", index)):
+            object.__setattr__(out, key, value)
+        return out
+
     @property
     def degree(self) -> int:  # type: ignore[override]
         """The number of variables of a scope."""
@@ -98,11 +112,13 @@ class Factor(Term):
     @cached_property
     def hard(self) -> bool:
         """Does a table forbid a configuration?"""
-        return bool(np.isinf(self.tables).any())
+        return bool(self.tables.max(initial=0.0) == np.inf)
 
     def validate(self, layout: Layout) -> None:
         check_scopes(layout, self.scopes, "scope")
         if self.scopes.size == 0:
+            return
+        if layout.common is not None and set(self.shape) == {layout.common}:
             return
         want = layout.cardinalities[self.scopes]
         wrong = (want != np.array(self.shape)).any(axis=1)
@@ -117,11 +133,12 @@ class Factor(Term):
         at = (self.index, *labels[self.scopes].T)
         return float(self.tables[at].sum())
 
-    def _rows(self) -> Iterator[tuple[slice, Floats]]:
-        """Slices of scopes with their tables expanded, a bounded amount at a time."""
+    def _rows(self, some: Ints | None = None) -> Iterator[tuple[Any, Floats]]:
+        """Scopes (all by default) with their tables expanded, a bounded amount at a time."""
         per = max(1, CHUNK // max(1, int(np.prod(self.shape))))
-        for start in range(0, len(self.scopes), per):
-            rows = slice(start, start + per)
+        for start in range(0, len(self.scopes) if some is None else len(some), per):
+            part = slice(start, start + per)
+            rows = part if some is None else some[part]
             yield rows, self.tables[self.index[rows]]
 
     def messages(self, layout: Layout, q: Floats, position: int) -> Floats:
@@ -158,27 +175,43 @@ class Factor(Term):
         at = layout.entries(self.scopes[:, 0], self.shape[0])
         return expectation(q[at], self.messages(layout, q, 0))
 
-    def curvature(self, layout: Layout) -> Floats:
-        return self._block_norms(layout, centred=True)
+    def curvature(self, layout: Layout, deadline: float = np.inf) -> Floats:
+        """As in `Term`; tables looked at after the deadline get a bound that is easy to compute.
+
+        Args:
+            layout: The variables.
+            deadline: A time of ``time.perf_counter``.
+        """
+        return self._block_norms(layout, centred=True, deadline=deadline)
 
     def lipschitz(self, layout: Layout) -> float:
         norms = self._block_norms(layout, centred=False)
         return float(norms.max(initial=0.0))
 
-    def _block_norms(self, layout: Layout, *, centred: bool) -> Floats:
+    def _block_norms(
+        self, layout: Layout, *, centred: bool, deadline: float = np.inf
+    ) -> NDArray[np.float64]:
         """λ_i = Σ_j max over the other labels of ‖block of the Hessian for i and j‖₂."""
         out = np.zeros(layout.n_vars)
         k = self.degree
         if self.hard:
-            out[np.unique(self.scopes)] = np.inf
+            out[self.scopes.ravel()] = np.inf
             return out
-        for a in range(k):
-            for b in range(a + 1, k):
-                blocks = np.moveaxis(self.tables, (a + 1, b + 1), (-2, -1))
-                blocks = blocks.reshape(len(self.tables), -1, *blocks.shape[-2:])
-                norms = spectral_norms(blocks, centred=centred).max(axis=1)[self.index]
-                np.add.at(out, self.scopes[:, a], norms)
-                np.add.at(out, self.scopes[:, b], norms)
+        per = max(1, NORM_CHUNK // max(1, int(np.prod(self.shape))))
+        norms = np.empty(len(self.tables))
+        for a, b in itertools.combinations(range(k), 2):
+            for start in range(0, len(self.tables), per):
+                some = self.tables[start : start + per]
+                if centred and max(self.shape[a], self.shape[b]) <= 3:
+                    norms[start : start + per] = small_block_norms(some, a, b)
+                    continue
+                blocks = np.moveaxis(some, (a + 1, b + 1), (-2, -1))
+                blocks = blocks.reshape(len(some), -1, *blocks.shape[-2:])
+                exact = time.perf_counter() < deadline
+                found = spectral_norms(blocks, centred=centred, exact=exact)
+                norms[start : start + per] = found.max(axis=1)
+            np.add.at(out, self.scopes[:, a], norms[self.index])
+            np.add.at(out, self.scopes[:, b], norms[self.index])
         return out
 
     def neighbours(self, layout: Layout) -> Ints:
@@ -191,42 +224,105 @@ class Factor(Term):
 
     def prune(self, layout: Layout, keep: NDArray[np.bool_]) -> bool:
         """Keep a label only if some allowed configuration of each scope supports it."""
-        if not self.hard:
-            return False
-        before = int(keep.sum())
+        return self.hard and len(self.unsupported(layout, keep, None)) > 0
+
+    def unsupported(self, layout: Layout, keep: NDArray[np.bool_], some: Ints | None) -> Ints:
+        """Clear labels that no allowed configuration of a scope supports.
+
+        Args:
+            layout: The variables.
+            keep: Entries that are still possible; cleared where they are not.  # (size,)
+            some: The scopes to look at, all by default.
+
+        Returns:
+            Variables that lost a label, possibly repeated.
+        """
         k = self.degree
-        for rows, tables in self._rows():
-            entries = [layout.entries(self.scopes[rows, p], self.shape[p]) for p in range(k)]
+        lost = [np.zeros(0, dtype=np.int64)]
+        for rows, tables in self._rows(some):
+            scopes = self.scopes[rows]
+            entries = [layout.entries(scopes[:, p], self.shape[p]) for p in range(k)]
             allowed = np.isfinite(tables)
             for p, at in enumerate(entries):  # an outer product of kept labels, axis by axis
                 shape = [len(allowed)] + [1] * k
                 shape[p + 1] = self.shape[p]
-                allowed = allowed & keep[at].reshape(shape)
+                allowed &= keep[at].reshape(shape)
             for p, at in enumerate(entries):
                 others = tuple(a + 1 for a in range(k) if a != p)
-                np.logical_and.at(keep, at, allowed.any(axis=others))
-        return int(keep.sum()) < before
+                gone = keep[at] & ~allowed.any(axis=others)
+                if gone.any():
+                    keep[at[gone]] = False
+                    lost.append(scopes[gone.any(axis=1), p])
+        return np.concatenate(lost)
 
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
         yield self.scopes, self.tables, self.index
 
 
-def spectral_norms(blocks: Floats, *, centred: bool) -> Floats:
+def small_block_norms(tables: Floats, a: int, b: int) -> NDArray[np.float64]:
+    """Largest ‖P·block·P‖₂ over the blocks of two positions with up to 3 labels each.
+
+    In an orthonormal basis of the centred vectors a block has at most 2 rows and columns, and
+    the norm of [[p, q], [r, s]] is half of √((p+s)² + (r−q)²) + √((p−s)² + (r+q)²).
+
+    Args:
+        tables: Tables.  # (m, c_1, …, c_k)
+        a: The position of the rows.
+        b: The position of the columns.
+
+    Returns:
+        The largest norm over the labels of all other positions.  # (m,)
+    """
+    # tables last: everything below is arithmetic on contiguous arrays of m numbers
+    moved = np.moveaxis(tables, (a + 1, b + 1, 0), (0, 1, -1))
+    moved = np.ascontiguousarray(moved).reshape(*moved.shape[:2], -1, len(tables))
+    out = np.zeros(len(tables))
+    for other in range(moved.shape[2]):
+        rows = [centred_parts(list(row)) for row in moved[:, :, other]]
+        block = [centred_parts(list(column)) for column in zip(*rows, strict=True)]
+        numbers = [x for column in block for x in column]
+        if not numbers:
+            continue
+        if len(numbers) == 1:
+            norm = np.abs(numbers[0])
+        elif len(numbers) == 2:
+            norm = np.hypot(*numbers)
+        else:
+            p, r, q, s = numbers
+            norm = 0.5 * (np.hypot(p + s, r - q) + np.hypot(p - s, r + q))
+        np.maximum(out, norm, out=out)
+    return out
+
+
+def centred_parts(values: list[Floats]) -> list[Floats]:
+    """Up to 3 numbers per table in an orthonormal basis of those that sum to 0."""
+    if len(values) == 3:
+        x, y, z = values
+        return [(x - y) * 0.5**0.5, (x + y - 2.0 * z) * (1 / 6) ** 0.5]
+    return [(values[0] - values[1]) * 0.5**0.5] if len(values) == 2 else []
+
+
+def spectral_norms(blocks: Floats, *, centred: bool, exact: bool = True) -> Floats:
     """Largest singular value of each matrix, after centring rows and columns if asked.
 
     Args:
         blocks: Matrices.  # (…, a, b)
         centred: Take P·block·P, with P the projection that removes the mean.
+        exact: Otherwise the Frobenius norm, which is no smaller and takes less time.
 
     Example:
         >>> float(spectral_norms(np.eye(2)[None], centred=True)[0])
         1.0
     """
-    if centred:
-        blocks = blocks - blocks.mean(axis=-1, keepdims=True)
-        blocks = blocks - blocks.mean(axis=-2, keepdims=True)
     if blocks.size == 0:
         return np.zeros(blocks.shape[:-2])
+    if centred:
+        blocks = blocks - blocks.mean(axis=-1, keepdims=True)
+        blocks -= blocks.mean(axis=-2, keepdims=True)
     if blocks.shape[-2:] == (2, 2) and centred:  # closed form: ±x in every entry
         return np.asarray(2.0 * np.abs(blocks[..., 0, 0]))
-    return np.asarray(np.linalg.norm(blocks, ord=2, axis=(-2, -1)))
+    if exact:
+        return np.asarray(np.linalg.norm(blocks, ord=2, axis=(-2, -1)))
+    size = np.maximum(blocks.max(axis=(-2, -1)), -blocks.min(axis=(-2, -1)))
+    scale = np.where(size > 0, size, 1.0)[..., None, None]  # squares of large numbers overflow
+    return np.asarray(size * np.linalg.norm(blocks / scale, axis=(-2, -1)))

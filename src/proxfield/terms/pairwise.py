@@ -23,6 +23,8 @@ from proxfield.terms.base import (
 from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from proxfield.lowering import Builder
 
 
@@ -64,7 +66,17 @@ class _Weighted(Term):
         if values.ndim > 1 or (values.ndim == 1 and len(values) != len(pairs)):
             raise InputError(f"{len(pairs)} edges but weights of shape {values.shape}")
         object.__setattr__(self, "edges", pairs)
-        object.__setattr__(self, "weights", np.broadcast_to(values, len(pairs)).copy())
+        if values.ndim == 0:
+            values = np.full(len(pairs), float(values))
+        object.__setattr__(self, "weights", values)
+
+    @classmethod
+    def trusted(cls, edges: Ints, weights: Floats) -> Self:
+        """A term that holds these very arrays, unchecked: for lowering.  # (m, 2), (m,)"""
+        out = object.__new__(cls)
+        object.__setattr__(out, "edges", edges)
+        object.__setattr__(out, "weights", weights)
+        return out
 
     def neighbours(self, layout: Layout) -> Ints:
         return self.edges
@@ -152,7 +164,7 @@ class Ising(_Weighted):
 
     def validate(self, layout: Layout) -> None:
         check_scopes(layout, self.edges, "edge")
-        if len(self.edges) and (layout.cardinalities[self.edges] != 2).any():
+        if len(self.edges) and layout.common != 2 and (layout.cardinalities[self.edges] != 2).any():
             v = int(self.edges[layout.cardinalities[self.edges] != 2][0])
             c = int(layout.cardinalities[v])
             raise InputError(f"an Ising edge needs binary variables; variable {v} has {c} label(s)")

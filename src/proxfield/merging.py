@@ -1,0 +1,204 @@
+"""Merging what lowering collects: repeated scopes, parallel edges, equal tables.
+
+All of it is meant for millions of rows: sorted keys instead of rows, no temporary array that
+a plain case doesn't need, and nothing is copied where there is nothing to merge.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.terms.base import Floats, Ints
+
+DEDUPLICATE_LIMIT = 50_000_000
+"""Table entries above which equal tables aren't searched for (sorting would dominate)."""
+LARGEST_KEY = 2**62
+"""Scopes are numbered by one integer each while the largest number is below this."""
+HASH_BLOCK = 1 << 16
+"""Numbers hashed at a time: they stay in the cache while columns are taken one by one."""
+
+Scoped = tuple[Ints, Floats, Ints]
+"""Scopes, tables and the table of each scope.  # (m, k), (T, c_1, …, c_k), (m,)"""
+
+
+def concatenate(items: list[Scoped]) -> Scoped:
+    """Several (scopes, tables, index) of one shape as one."""
+    if len(items) == 1:
+        return items[0]
+    shift = np.cumsum([0, *(len(t) for _, t, _ in items)])
+    return (
+        np.concatenate([s for s, _, _ in items]),
+        np.concatenate([t for _, t, _ in items]),
+        np.concatenate([i + d for (_, _, i), d in zip(items, shift, strict=False)]),
+    )
+
+
+def compact_index(index: Ints, count: int) -> tuple[Ints | None, Ints]:
+    """Number the values that occur in ``index`` without gaps.
+
+    Args:
+        index: Numbers from 0 to ``count`` − 1.  # (m,)
+        count: How many numbers there are.
+
+    Returns:
+        The numbers that occur, in order (None if all do), and ``index`` in terms of these.
+
+    Example:
+        >>> compact_index(np.array([5, 2, 5]), 9)
+        (array([2, 5]), array([1, 0, 1]))
+    """
+    occurs = np.zeros(count, dtype=bool)
+    occurs[index] = True
+    if occurs.all():
+        return None, index
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[index]
+
+
+def group_positions(values: NDArray[np.integer[Any]], count: int) -> tuple[Ints, NDArray[Any]]:
+    """Positions of each value: a stable argsort in linear time.
+
+    Args:
+        values: Numbers from 0 to ``count`` − 1.  # (m,)
+        count: How many numbers there are.
+
+    Returns:
+        Where the positions of each number start (count + 1,), and all positions (m,).
+
+    Example:
+        >>> group_positions(np.array([1, 0, 1]), 2)[1].tolist()
+        [1, 0, 2]
+    """
+    from scipy.sparse import csr_matrix
+
+    m = len(values)
+    if m == 0:
+        return np.zeros(count + 1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    # one entry per row in the column of its value; by columns, rows come in their order
+    flags = np.ones(m, dtype=np.int8)
+    by_row = csr_matrix((flags, values, np.arange(m + 1)), shape=(m, count))
+    by_value = by_row.tocsc()
+    return by_value.indptr.astype(np.int64), by_value.indices
+
+
+def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint64]:
+    """One 64-bit number per row; equal rows have equal numbers.  # (m, k) -> (m,)"""
+    out = np.zeros(len(rows), dtype=np.uint64)
+    block = max(1, HASH_BLOCK // max(1, rows.shape[1]))
+    for start in range(0, len(rows), block):
+        some = out[start : start + block]
+        # + 0 turns −0.0 into 0.0, its equal
+        words = np.ascontiguousarray(rows[start : start + block] + 0).view(np.uint64)
+        for column in words.T:  # take in a column, multiply, mix the high bits down
+            some ^= column
+            some *= np.uint64(0x9E3779B97F4A7C15)
+            some ^= some >> np.uint64(29)
+    return out
+
+
+def repeated(keys: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Which keys occur more than once; None if all are different.  # (m,)"""
+    ordered = np.sort(keys)
+    again = ordered[1:] == ordered[:-1]
+    if not again.any():
+        return None
+    twice = np.unique(ordered[1:][again])
+    at = np.minimum(np.searchsorted(twice, keys), len(twice) - 1)
+    return np.asarray(twice[at] == keys)
+
+
+def merge_scopes(scopes: Ints, tables: Floats, index: Ints) -> Scoped:
+    """Add up the tables of scopes that occur more than once."""
+    n, k = int(scopes.max(initial=0)) + 1, scopes.shape[1]
+    if n**k < LARGEST_KEY:
+        keys: NDArray[Any] = np.ravel_multi_index(tuple(scopes.T), (n,) * k)
+    else:
+        keys = row_hashes(scopes)
+    candidates = repeated(keys)
+    if candidates is None:
+        return scopes, tables, index
+    rows = np.flatnonzero(candidates)  # few: a row whose key is unique occurs once
+    some = scopes[rows]
+    unique, where, count = np.unique(some, axis=0, return_inverse=True, return_counts=True)
+    where = where.ravel()
+    some_many = count[where] > 1  # different rows may have the same hash
+    many = np.zeros(len(scopes), dtype=bool)
+    many[rows[some_many]] = True
+    number = np.cumsum(count > 1) - 1  # position of each repeated scope among the sums
+    sums = np.zeros((int((count > 1).sum()), *tables.shape[1:]))
+    np.add.at(sums, number[where[some_many]], tables[index[many]])
+    return (
+        np.concatenate([scopes[~many], unique[count > 1]]),
+        np.concatenate([tables, sums]),
+        np.concatenate([index[~many], len(tables) + np.arange(len(sums))]),
+    )
+
+
+def merge_edges(items: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats] | None:
+    """Add up the weights of parallel edges; edges that cancel are dropped.
+
+    The result is in the order of the edges, the smaller end first. Edges that come like
+    this are returned as they are, without a copy.
+    """
+    items = [item for item in items if len(item[0])]
+    if not items:
+        return None
+    edges: Ints | None
+    edges, weights = items[0]
+    if len(items) > 1:
+        edges = np.concatenate([e for e, _ in items])
+        weights = np.concatenate([w for _, w in items])
+    n = int(edges.max()) + 1
+    keys = np.minimum(edges[:, 0], edges[:, 1])
+    forward = bool((keys == edges[:, 0]).all())
+    keys *= n
+    keys += np.maximum(edges[:, 0], edges[:, 1])
+    if not forward:
+        edges = None
+    if not (keys[1:] > keys[:-1]).all():
+        edges = None
+        # stable: parallel edges are added up in the order in which they were given
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        weights = weights[order]
+        del order
+        first = np.ones(len(keys), dtype=bool)
+        np.not_equal(keys[1:], keys[:-1], out=first[1:])
+        if not first.all():
+            totals = np.bincount(np.cumsum(first) - 1, weights=weights)
+            weights = totals.astype(np.float64, copy=False)
+            keys = keys[first]
+    if not weights.all():
+        some = weights != 0
+        keys, weights, edges = keys[some], weights[some], None
+    if len(keys) == 0:
+        return None
+    if edges is None:
+        edges = np.empty((len(keys), 2), dtype=np.int64)
+        np.floor_divide(keys, n, out=edges[:, 0])
+        np.remainder(keys, n, out=edges[:, 1])
+    return edges, weights
+
+
+def deduplicate(tables: Floats, index: Ints) -> tuple[Floats, Ints]:
+    """Drop unused tables and store equal ones once."""
+    used, index = compact_index(index, len(tables))
+    tables = tables if used is None else tables[used]
+    if tables.size > DEDUPLICATE_LIMIT or len(tables) < 2:
+        return tables, index
+    flat = tables.reshape(len(tables), -1)
+    candidates = repeated(row_hashes(flat))
+    if candidates is None:
+        return tables, index
+    rows = np.flatnonzero(candidates)
+    some = np.ascontiguousarray(flat[rows] + 0.0)  # + 0.0 turns −0 into 0
+    void = some.view(np.dtype((np.void, some.dtype.itemsize * some.shape[1]))).ravel()
+    _, first, where = np.unique(void, return_index=True, return_inverse=True)
+    stays = ~candidates
+    stays[rows[first]] = True
+    target = np.arange(len(tables))
+    target[rows] = rows[first][where.ravel()]  # each table's equal that stays
+    number = np.cumsum(stays) - 1
+    return tables[stays], number[target][index]
