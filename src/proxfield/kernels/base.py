@@ -7,6 +7,7 @@ unification), `Order` (one variable at a time, or a colour at a time) or `Custom
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,6 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.errors import UnsupportedError
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, Ints, Layout, missing, offers
+
+WARM_UP_SECONDS = 0.005
+"""Time for a few trial evaluations before the clock starts."""
+WARM_UP_LOOKS = 20
+"""Maximum number of trial evaluations."""
+WARM_UP_SWEEPS = 3
+"""Sweeps of a trial chain."""
 
 
 class Kind(IntEnum):
@@ -290,6 +298,39 @@ class Program(ABC):
         scratch = self.start(self.marginals(state))
         self.advance(scratch, plan, once, 0.0, trace)
         self.free_energy(scratch)
+
+    def warm_up_chains(self, start: NDArray[np.float64]) -> float:
+        """Run once what `explore` needs, before the clock starts.
+
+        Compiles or loads the kernels, starts the threads, and spends a few milliseconds on trial
+        evaluations and chains: the first calls in a new process are slow, and a search
+        that plans by their pace would plan for a slower machine.
+
+        Args:
+            start: Marginals that chains will start from.  # (layout.size,)
+
+        Returns:
+            Seconds that one evaluation of F takes.
+        """
+        for threads in dict.fromkeys((self.threads, 1)):
+            self.explore(Chains.make(start[None], polish=0), threads)
+        self.free_energy(self.start(start))
+        begun = before = time.perf_counter()
+        look = np.inf
+        for count in range(1, WARM_UP_LOOKS + 1):
+            self.free_energy(self.start(start))
+            now = time.perf_counter()
+            look, before = min(look, now - before), now  # the others waited for the machine
+            if now - begun > WARM_UP_SECONDS * (10 if count < 5 else 0.25):
+                break
+        trial = Chains.make(
+            np.stack([start, start]), sweeps=WARM_UP_SWEEPS, drawn=[False, True], polish=1
+        )
+        begun = time.perf_counter()
+        cost = 8 * (WARM_UP_SWEEPS + 2) * look  # of two chains: a sweep takes a few evaluations
+        while time.perf_counter() - begun + cost < WARM_UP_SECONDS:
+            self.explore(trial, 1)
+        return look
 
     @property
     def sweepable(self) -> bool:
