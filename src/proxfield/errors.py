@@ -1,4 +1,4 @@
-"""The exceptions that proxfield raises on purpose.
+"""The exceptions that proxfield raises on purpose, and its warnings.
 
 Every message is one line: what is wrong, where, and what was expected.
 """
@@ -44,6 +44,10 @@ class UnsupportedError(ProxfieldError, TypeError):
 
 class MissingDependencyError(ProxfieldError, ImportError):
     """An optional package is needed; the message says how to install it."""
+
+
+class GradientWarning(RuntimeWarning):
+    """A gradient was not computed in the way that was asked for; the message says how it was."""
 
 
 _REPR = Repr()

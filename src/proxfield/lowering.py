@@ -376,6 +376,9 @@ class Builder:
         a, b = tables.shape[1:]
         finite = np.asarray(np.isfinite(tables).all(axis=(1, 2)))
         offsets = self.reduction.layout.offsets
+        if a == b == 1:  # variables with one label, which stay where nothing is taken out
+            self.constant += float(tables[index].sum())
+            return scopes[:0], tables, index[:0]
         if (a, b) == (2, 2):
             take = finite[index]
             t = 0.25 * tables[index[take]]

@@ -131,7 +131,7 @@ class Restarts(Rule):
             count = min(self.count, loop.max_iters // 2)
             q = np.stack(list(islice(self._starts(session), count)))
         each = max(1, min(20, loop.max_iters // (2 * len(q))))
-        program.explore(Chains.make(q[:1], polish=0))  # compile outside the clock
+        program.warm_up_chains(session.start)
         done, step = 0, 1
         while done < each:
             begun, base = time.perf_counter(), loop.elapsed

@@ -27,7 +27,7 @@ def main() -> None:
     mend_interpreter()
     import proxfield as pf
     import proxfield.torch as pt
-    from proxfield.torch import inference, plans
+    from proxfield.torch import plans, run
 
     torch.manual_seed(0)
     out: dict[str, Any] = {}
@@ -36,7 +36,17 @@ def main() -> None:
         f[:, :35] += 20.0  # far from the mean
         fast, plain = plans.TritonPlan(f), plans.PlainPlan(f.double())
         out[f"filter {own}"] = error(fast.apply(b), plain.apply(b.double()))
-        out[f"pull {own}"] = error(fast.pull(a, b), plain.pull(a.double(), b.double()))
+        expected = plain.pull(a.double(), b.double())
+        out[f"pull {own}"] = [error(x, y) for x, y in zip(fast.pull(a, b), expected, strict=True)]
+    f, a, b = torch.randn(1, 70, 5), 1e-9 * torch.randn(1, 70, 70), 1e4 * torch.rand(1, 70, 70)
+    fast, plain = plans.TritonPlan(f), plans.PlainPlan(f.double())  # more than one pass
+    for x, y in zip(fast.pull(a, b), plain.pull(a.double(), b.double()), strict=True):
+        out.setdefault("pull in passes", []).append(error(x, y))
+    f = 400 * torch.randn(1, 70, 2)  # further than products reach
+    f[:, 1::2] = f[:, ::2] + 0.5
+    fast, plain = plans.TritonPlan(f), plans.PlainPlan(f.double())
+    for x, y in zip(fast.pull(a, b), plain.pull(a.double(), b.double()), strict=True):
+        out.setdefault("pull far away", []).append(error(x, y))
     image, logits = torch.rand(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
     layer = pt.DenseCRF(3, bilateral_color=0.3, spatial_weight=0.7, bilateral_weight=0.8)
     found = []
@@ -63,7 +73,7 @@ def main() -> None:
         weighted = sum(len(t.edges) for t in field.terms if isinstance(t, pf.Potts | pf.Ising))
         found = []
         for kernels in (lambda energies: compile_cuda, lambda energies: None):
-            inference.cuda_kernels = kernels
+            run.cuda_kernels = kernels
             torch.manual_seed(1)
             u = torch.randn(2, field.layout.size, dtype=torch.float64, requires_grad=True)
             w = torch.randn(weighted, dtype=torch.float64, requires_grad=True)

@@ -49,10 +49,6 @@ def compile_cuda(
     return GpuProgram(lowered, dtype, device)
 
 
-WARM: set[Any] = set()
-"""Plans and programs like these have run in this process; see `GpuProgram.likeness`."""
-
-
 def numbers_in(thing: Any) -> tuple[Any, ...]:
     """Its attributes that are plain numbers or words: all that kernels are compiled for."""
     return tuple((k, v) for k, v in vars(thing).items() if isinstance(v, (bool, int, str)))
@@ -107,6 +103,7 @@ class GpuProgram(Program):
         self.batch = GpuBatch([lowered], dtype, self.device, form)
         self.batch.extras = lowered.extras
         self.batch.terms = terms_on(lowered.extras, lowered, dtype, self.device)
+        self._flat_step = True
         self.batch.capturable = all(getattr(t, "capturable", True) for t in self.batch.terms)
 
     @property
@@ -115,22 +112,23 @@ class GpuProgram(Program):
         return True
 
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
-        """An iteration, unless one like it has been made: here it takes longer than looking."""
-        like = self.likeness(plan, trace)
-        if like not in WARM:
-            super().warm_up(plan, state, trace)
-            WARM.add(like)
-
-    def likeness(self, plan: Plan, trace: bool) -> tuple[Any, ...]:
-        """What programs and plans have in common that need the same kernels, and more than that:
-        sizes and numbers of blocks are in it too."""
+        """An iteration, unless one like it has been made."""
         step = getattr(plan, "step", None)
-        flat = isinstance(step, np.ndarray) and bool((step == step[:1]).all())
+        self._flat_step = isinstance(step, np.ndarray) and bool((step == step[:1]).all())
+        super().warm_up(plan, state, trace)
+
+    def build_for(self, plan: Plan | None) -> None:
+        if self.sweepable and (plan is None or isinstance(plan, Order)):
+            _ = self._sweeper
+
+    def kernel_key(self) -> tuple[Any, ...]:
+        """What programs have in common that need the same kernels, and more than that: sizes and
+        numbers of blocks are in it too."""
         pack = self.batch.pack
         filters = [t.filter for t in self.batch.terms if hasattr(t, "filter")]
         return (
-            type(plan), getattr(plan, "kind", None), getattr(plan, "adaptive", None), flat, trace,
-            self.dtype, str(self.device), self.batch.binary, self.batch.per_state, numbers_in(pack),
+            type(self), self.dtype, str(self.device), self._flat_step, self.batch.binary,
+            self.batch.per_state, numbers_in(pack),
             *(numbers_in(bucket) for bucket in getattr(pack, "buckets", ())),
             *(type(t) for t in self.batch.terms), *((f.kind, f.features.shape) for f in filters),
         )  # fmt: skip

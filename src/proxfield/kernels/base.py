@@ -22,6 +22,8 @@ from proxfield.errors import UnsupportedError
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats, Ints, Layout, missing, offers
 
+WARM: set[Any] = set()
+"""What has run in this process and needn't be compiled or loaded any more."""
 WARM_UP_SECONDS = 0.005
 """Time for a few trial evaluations before the clock starts."""
 WARM_UP_LOOKS = 20
@@ -292,15 +294,34 @@ class Program(ABC):
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
         """Run independent cooling chains, each polished into a local minimum of F."""
 
+    def kernel_key(self) -> tuple[Any, ...]:
+        """What programs have in common that run the same compiled kernels."""
+        pack = getattr(self, "pack", ())
+        arrays = [a for a in pack if isinstance(a, np.ndarray)]
+        types = tuple((a.dtype.str, a.ndim, a.flags.writeable) for a in arrays)
+        return (type(self), self.dtype.name, self.parallel, bool(self.lowered.extras), types)
+
+    def build_for(self, plan: Plan | None) -> None:  # noqa: B027 (a hook)
+        """Pack what a plan (or, with None, chains) will need and isn't packed yet."""
+
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
-        """Compile (or load) what advancing needs, without changing the state."""
+        """Compile or load what advancing needs, once per process; the state stays as it is."""
+        self.build_for(plan)
+        kind = (getattr(plan, name, None) is None for name in ("starts", "shuffle"))
+        key = (
+            *self.kernel_key(), type(plan), getattr(plan, "kind", None),
+            getattr(plan, "adaptive", None), trace, *kind,
+        )  # fmt: skip
+        if key in WARM:
+            return
         once = 1 if self.parallel or not self.sweepable else 0
         scratch = self.start(self.marginals(state))
         self.advance(scratch, plan, once, 0.0, trace)
         self.free_energy(scratch)
+        WARM.add(key)
 
-    def warm_up_chains(self, start: NDArray[np.float64]) -> float:
-        """Run once what `explore` needs, before the clock starts.
+    def warm_up_chains(self, start: NDArray[np.float64]) -> None:
+        """Run once per process what `explore` needs, before the clock starts.
 
         Compiles or loads the kernels, starts the threads, and spends a few milliseconds on trial
         evaluations and chains: the first calls in a new process are slow, and a search
@@ -308,10 +329,11 @@ class Program(ABC):
 
         Args:
             start: Marginals that chains will start from.  # (layout.size,)
-
-        Returns:
-            Seconds that one evaluation of F takes.
         """
+        self.build_for(None)
+        key = (*self.kernel_key(), "chains", self.threads)
+        if key in WARM:
+            return
         for threads in dict.fromkeys((self.threads, 1)):
             self.explore(Chains.make(start[None], polish=0), threads)
         self.free_energy(self.start(start))
@@ -330,7 +352,7 @@ class Program(ABC):
         cost = 8 * (WARM_UP_SWEEPS + 2) * look  # of two chains: a sweep takes a few evaluations
         while time.perf_counter() - begun + cost < WARM_UP_SECONDS:
             self.explore(trial, 1)
-        return look
+        WARM.add(key)
 
     @property
     def sweepable(self) -> bool:

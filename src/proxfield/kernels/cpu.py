@@ -76,6 +76,10 @@ class CpuProgram(Program):
 
     # ---- the layout-dependent parts ----
 
+    def build_for(self, plan: Plan | None) -> None:
+        if plan is None or isinstance(plan, Order):
+            _ = self.sweep_pack
+
     @abstractmethod
     def _buffer(self, s: CpuState) -> Any:
         """The marginals in use, in the kernels' own layout."""

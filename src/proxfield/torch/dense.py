@@ -1,6 +1,6 @@
-"""Dense CRFs as one operator: unaries, features and tables in, energies at the fixed point out.
+"""Dense CRFs as one operator: unaries, features and tables in, energies after the updates out.
 
-The iteration and its derivative are opaque to autograd and to compilers, so that neither unrolls
+The updates and their derivative are opaque to autograd and to compilers, so that neither unrolls
 them. ``torch.ops.proxfield.dense_energies`` is what `proxfield.torch.DenseCRF` calls.
 """
 
@@ -10,8 +10,23 @@ from typing import Any
 
 from proxfield.gpu.backend import torch
 from proxfield.torch.filter import define, nothing_saved, plain_precision, refuse
-from proxfield.torch.operator import Operator, PlannedOperator, differentiable
-from proxfield.torch.solve import adjoint, certified_step, fixed_point, moved, softmax
+from proxfield.torch.operator import (
+    FeatureGradient,
+    PlannedOperator,
+    differentiable,
+    eigenvalue_range,
+)
+from proxfield.torch.solve import (
+    IMPLICIT_TOL,
+    adjoint,
+    certified_step,
+    covariance,
+    fixed_point,
+    moved,
+    relative_residual,
+    softmax,
+    warn_fallback,
+)
 
 
 def dense_energies(
@@ -24,22 +39,36 @@ def dense_energies(
     step: float | None = None,
     iterations: int = 10,
     tol: float = 1e-6,
+    gradient: str = "exact",
+    keep_every: int = 1,
+    implicit_tol: float = IMPLICIT_TOL,
     adjoint_tol: float | None = None,
     adjoint_iterations: int = 50,
 ) -> Any:
-    """θ with θ = U + Σ_t A_t softmax(−θ) M_t, differentiable by the implicit function theorem.
+    """θ after updates θ ← θ − step (θ − g(softmax(−θ))) with g(q) = U + Σ_t A_t q M_t.
+
+    The gradient is that of the updates made: θ is kept before each of them, everything else is
+    recomputed while they are gone through backwards, with one product with every A_t per update.
+    It includes the derivative of the certified step. With ``gradient="implicit"`` it is that of
+    the fixed point where the updates reached one, and memory doesn't grow with the updates.
 
     Args:
-        unary: U; +inf rules a label out.  # (B, n, c)
+        unary: U, and the first θ; +inf rules a label out.  # (B, n, c)
         features: Of each term; (1, n, d) if all images share them.  # (B, n, d) each
         tables: M, weight times compatibility; must be symmetric.  # (terms, c, c)
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
         step: Of the updates; None: certified for each image.
-        iterations: Most updates.
+        iterations: Maximum number of updates.
         tol: Change of q at which to stop; 0: never.
-        adjoint_tol: Of the backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64: 1e-10).
-        adjoint_iterations: Most iterations of the backward pass.
+        gradient: "exact" or "implicit".
+        keep_every: Keep θ before every so many updates; the backward pass makes those between
+            again.
+        implicit_tol: Relative residual max |log softmax(−g(q)) − log q| above which "implicit"
+            takes the exact gradient instead, with a warning.
+        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:
+            1e-10).
+        adjoint_iterations: Maximum number of iterations of the implicit backward pass.
 
     Returns:
         θ after the last update, and a tensor of two numbers on the CPU: updates made, change by
@@ -49,10 +78,15 @@ def dense_energies(
         # the GPU's sums in float32 have errors of 1e-4: no use in solving to less
         rough = 1e-4 if unary.is_cuda else 1e-5
         adjoint_tol = 1e-10 if unary.dtype == torch.float64 else rough
-    return torch.ops.proxfield.dense_energies(
-        unary, features, tables, normalization, self_message, 0.0 if step is None else step,
-        iterations, tol, adjoint_tol, adjoint_iterations,
+    given = (unary, tables, *features)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    size = step_sizes(unary, features, tables, normalization, self_message, step)
+    theta, facts, _ = torch.ops.proxfield.dense_energies(
+        unary, features, tables, size, normalization, self_message, iterations, tol,
+        keep_every if learns and gradient == "exact" else 0, torch.compiler.is_compiling(),
+        implicit_tol if gradient == "implicit" else -1.0, adjoint_tol, adjoint_iterations,
     )  # fmt: skip
+    return theta, facts
 
 
 def unrolled_energies(
@@ -65,16 +99,29 @@ def unrolled_energies(
     step: float | None = None,
     iterations: int = 10,
 ) -> Any:
-    """The same iteration in operations that autograd records: memory grows with each update."""
+    """The same updates in operations that autograd records: for comparison."""
     operators = [differentiable(f, normalization, self_message) for f in features]
-    size: Any = step
-    if step is None:
-        with torch.no_grad():
-            size = certified_step(curvature(operators, tables.detach(), len(unary)))
+    size = step_sizes(unary, features, tables, normalization, self_message, step)
     theta = unary
     for _ in range(iterations):
         theta = moved(theta, _gradient(unary, operators, tables, softmax(theta)), size)
     return theta
+
+
+def step_sizes(
+    unary: Any,
+    features: list[Any],
+    tables: Any,
+    normalization: str,
+    self_message: bool,
+    step: float | None,
+) -> Any:
+    """The step, or those that are certified, with their derivatives.  # (1, 1, 1) or (B, 1, 1)"""
+    if step is not None:
+        return unary.new_full((1, 1, 1), step)
+    with plain_precision(unary):
+        ranges = [eigenvalue_range(f, normalization, self_message) for f in features]
+        return certified_step(curvature(ranges, tables, len(unary)))
 
 
 def _gradient(unary: Any, operators: list[Any], tables: Any, q: Any) -> Any:
@@ -85,101 +132,217 @@ def _gradient(unary: Any, operators: list[Any], tables: Any, q: Any) -> Any:
     return out
 
 
-def curvature(operators: list[Operator] | list[PlannedOperator], tables: Any, images: int) -> Any:
+def curvature(ranges: list[tuple[Any, Any]], tables: Any, images: int) -> Any:
     """A bound λ on the curvature of the energy of each image.  # (B,)
 
     The Hessian of a term is A ⊗ M, so on centred blocks its eigenvalues are products of one of A
     (within its range) and one of the centred M. Potts tables that attract have none above 0, and
     A, with the own message and normalised symmetrically, none below 0: λ = 0, the full step.
+
+    Args:
+        ranges: Bounds on the eigenvalues of each A.  # (B or 1,), (B or 1,) each
+        tables: # (terms, c, c)
+        images: B.
     """
     total = tables.new_zeros(images)
     labels = tables.shape[-1]
     centring = torch.eye(labels, dtype=tables.dtype, device=tables.device) - 1 / labels
-    for operator, table in zip(operators, tables, strict=True):
+    for (low, high), table in zip(ranges, tables, strict=True):
         values = torch.linalg.eigvalsh(centring @ table @ centring)
-        low, high = operator.range()
         ends = [k * m for k in (low, high) for m in (values[0], values[-1])]
         total = total + torch.stack(ends).amax(dim=0).clamp(min=0)
     return total
 
 
+# ---- the operators ----
+
+
 def _energies(
-    unary: Any, features: Any, tables: Any, normalization: str, self_message: bool, step: float,
-    iterations: int, tol: float, adjoint_tol: float, adjoint_iterations: int,
+    unary: Any, features: Any, tables: Any, size: Any, normalization: str, self_message: bool,
+    iterations: int, tol: float, keep_every: int, fixed_count: bool, *others: Any,
 ) -> Any:  # fmt: skip
     with plain_precision(unary):
         operators = [PlannedOperator(f, normalization, self_message) for f in features]
-        size = step if step > 0 else certified_step(curvature(operators, tables, len(unary)))
         found = fixed_point(
-            lambda q: _gradient(unary, operators, tables, q), unary, size, iterations, tol
-        )
+            lambda q: _gradient(unary, operators, tables, q), unary, size, iterations, tol,
+            keep_every,
+        )  # fmt: skip
         facts = torch.tensor([found.iterations, found.change], dtype=torch.float64)
-        return found.theta.clone() if found.theta is unary else found.theta, facts
+        kept = found.kept
+        if fixed_count:  # compiled graphs need shapes that don't depend on when it stopped
+            kept += [
+                torch.empty_like(unary) for _ in range(len(kept), _most(iterations, keep_every))
+            ]
+        return found.theta.clone() if found.theta is unary else found.theta, facts, kept
 
 
-def _energies_shape(unary: Any, *others: Any) -> Any:
-    return unary.new_empty(unary.shape), unary.new_empty(2, dtype=torch.float64, device="cpu")
+def _most(iterations: int, keep_every: int) -> int:
+    """How many θ are kept if all updates are made."""
+    return max(0, (iterations - 1) // keep_every) if keep_every else 0
+
+
+def _energies_shape(
+    unary: Any, features: Any, tables: Any, size: Any, normalization: str, self_message: bool,
+    iterations: int, tol: float, keep_every: int, *others: Any,
+) -> Any:  # fmt: skip
+    kept = [unary.new_empty(unary.shape) for _ in range(_most(iterations, keep_every))]
+    return unary.new_empty(unary.shape), unary.new_empty(2, dtype=torch.float64, device="cpu"), kept
 
 
 def _context(ctx: Any, inputs: Any, output: Any) -> None:
-    _, features, tables, normalization, self_message, _, _, _, *limits = inputs
-    ctx.save_for_backward(output[0], tables, *features)
-    ctx.options = (normalization, self_message, *limits)
-    ctx.mark_non_differentiable(output[1])
+    unary, features, tables, size, normalization, self_message, _, _, every, _, *limits = inputs
+    theta, facts, kept = output
+    ctx.save_for_backward(unary, tables, size, theta, facts, *features, *kept)
+    ctx.terms = len(features)
+    ctx.options = (normalization, self_message, every, *limits)
+    ctx.mark_non_differentiable(facts, *kept)
+    ctx.set_materialize_grads(False)  # no zeros for each θ that was kept
 
 
-def _backward(ctx: Any, grad: Any, _: Any) -> Any:
-    theta, tables, *features = ctx.saved_tensors
+def _backward(ctx: Any, grad: Any, *_: Any) -> Any:
+    unary, tables, size, theta, facts, *rest = ctx.saved_tensors
+    features, kept = rest[: ctx.terms], rest[ctx.terms :]
     wanted = ctx.needs_input_grad
     learns = any(wanted[1]) if isinstance(wanted[1], (list, tuple)) else bool(wanted[1])
-    unary, to_features, to_tables = torch.ops.proxfield.dense_adjoint(
-        grad, theta, features, tables, *ctx.options, learns
+    if grad is None:
+        grad = torch.zeros_like(theta)
+    to_unary, to_features, to_tables, to_size = torch.ops.proxfield.dense_adjoint(
+        grad,
+        theta,
+        facts,
+        kept,
+        unary,
+        features,
+        tables,
+        size,
+        *ctx.options,
+        learns,
+        bool(wanted[3]),
     )
     given = to_features if learns else [None] * len(features)
-    return (unary, given, to_tables, *[None] * 7)
+    return (to_unary, given, to_tables, to_size, *[None] * 9)
 
 
 def _adjoint(
-    grad: Any, theta: Any, features: Any, tables: Any, normalization: str, self_message: bool,
-    tol: float, iterations: int, learns: bool,
+    grad: Any, theta: Any, facts: Any, kept: Any, unary: Any, features: Any, tables: Any,
+    size: Any, normalization: str, self_message: bool, keep_every: int, implicit_tol: float,
+    adjoint_tol: float, adjoint_iterations: int, learns: bool, sized: bool,
 ) -> Any:  # fmt: skip
     with plain_precision(theta):
         operators = [PlannedOperator(f, normalization, self_message) for f in features]
-        q = softmax(theta)
         grad = torch.where(torch.isinf(theta), torch.zeros_like(grad), grad)
+        sums = [FeatureGradient(operator) for operator in operators] if learns else []
+        found = None
+        if implicit_tol >= 0:
+            found = _implicit(
+                grad, theta, unary, operators, tables, size, sums,
+                implicit_tol, adjoint_tol, adjoint_iterations,
+            )  # fmt: skip
+        if found is None:
+            found = _exact(
+                grad, theta, int(facts[0]), kept, keep_every, unary, operators, tables, size, sums,
+                sized,
+            )  # fmt: skip
+        to_unary, to_tables, to_size = found
+        to_features = (
+            [s.total() for s in sums] if learns else [torch.zeros_like(f) for f in features]
+        )
+        return to_unary, to_features, to_tables, to_size
 
-        def hessian(p: Any) -> Any:
-            return _gradient(torch.zeros_like(p), operators, tables, p)
 
-        y = adjoint(hessian, q, grad, tol, iterations)
-        to_tables = torch.zeros_like(tables)
-        to_features = []
-        for k, (operator, f) in enumerate(zip(operators, features, strict=True)):
-            to_tables[k] = torch.einsum("bnc,bnd->cd", operator.apply(q), y)
-            to_features.append(operator.pull(y, q @ tables[k]) if learns else torch.zeros_like(f))
-        return y, to_features, to_tables
+def _implicit(
+    grad: Any, theta: Any, unary: Any, operators: list[PlannedOperator], tables: Any, size: Any,
+    sums: list[FeatureGradient], implicit_tol: float, tol: float, iterations: int,
+) -> Any:  # fmt: skip
+    """Gradients of the fixed point θ = g(q) for U, M and the step; None where it isn't near."""
+    q = softmax(theta)
+    away = relative_residual(q, _gradient(unary, operators, tables, q))
+    if not away <= implicit_tol:
+        warn_fallback(f"relative residual {away:.1e}, limit {implicit_tol:.1e}: not converged")
+        return None
+
+    def hessian(p: Any) -> Any:
+        return _gradient(torch.zeros_like(p), operators, tables, p)
+
+    y, trouble = adjoint(hessian, q, grad, tol, iterations)
+    if trouble:
+        warn_fallback(trouble)
+        return None
+    to_tables = torch.stack([torch.einsum("bnc,bnd->cd", q, o.apply(y)) for o in operators])
+    for mine, table in zip(sums, tables, strict=False):
+        mine.add(y, q @ table)
+    return y, to_tables, torch.zeros_like(size)
 
 
-def _adjoint_shape(grad: Any, theta: Any, features: Any, tables: Any, *others: Any) -> Any:
+def _exact(
+    grad: Any, theta: Any, made: int, kept: list[Any], keep_every: int, unary: Any,
+    operators: list[PlannedOperator], tables: Any, size: Any, sums: list[FeatureGradient],
+    sized: bool,
+) -> Any:  # fmt: skip
+    """Gradients of the updates made for U, M and the step, from that for the last θ.
+
+    An update is θ⁺ = (1 − s) θ + s (U + Σ_t A_t q M_t) with q = softmax(−θ). With a the gradient
+    for θ⁺, b = s a and p_t = A_t b, one product per term: U gets b, M_t gets qᵀ p_t since A_t is
+    symmetric, q gets Σ_t p_t M_tᵀ, and θ gets (1 − s) a less S times what q gets. The features'
+    gradients are sums over pairs of b and q M_t (`FeatureGradient`).
+    """
+    every = keep_every or max(1, made)
+    to_unary = torch.zeros_like(unary)
+    to_tables = torch.zeros_like(tables)
+    to_size = torch.zeros_like(size)
+    after = theta
+    for first in reversed(range(0, made, every)):
+        states = [unary if first == 0 else kept[first // every - 1]]
+        while len(states) < min(every, made - first):  # those that weren't kept
+            target = _gradient(unary, operators, tables, softmax(states[-1]))
+            states.append(moved(states[-1], target, size))
+        while states:
+            before = states.pop()
+            q = softmax(before)
+            b = size * grad
+            to_unary += b
+            if sized:  # ∂θ⁺/∂s = (θ⁺ − θ)/s
+                move = torch.where(torch.isinf(before), torch.zeros_like(b), after - before)
+                to_size += (grad * move).sum(dim=(1, 2), keepdim=True) / size
+            to_q = torch.zeros_like(q)
+            for k, (operator, table) in enumerate(zip(operators, tables, strict=True)):
+                p = operator.apply(b)
+                to_tables[k] += torch.einsum("bnc,bnd->cd", q, p)
+                to_q += p @ table.mT
+                if sums:
+                    sums[k].add(b, q @ table)
+            grad = (grad - b) - covariance(q, to_q)
+            after = before
+    to_unary += grad
+    return to_unary, to_tables, to_size
+
+
+def _adjoint_shape(
+    grad: Any, theta: Any, facts: Any, kept: Any, unary: Any, features: Any, tables: Any,
+    size: Any, *others: Any,
+) -> Any:  # fmt: skip
     return (
         theta.new_empty(theta.shape),
         [f.new_empty(f.shape) for f in features],
         tables.new_empty(tables.shape),
+        size.new_empty(size.shape),
     )
 
 
 if torch is not None and hasattr(torch.library, "custom_op"):
     define(
         "dense_energies",
-        "(Tensor unary, Tensor[] features, Tensor tables, str normalization, bool self_message, "
-        "float step, int iterations, float tol, float adjoint_tol, int adjoint_iterations) "
-        "-> (Tensor, Tensor)",
+        "(Tensor unary, Tensor[] features, Tensor tables, Tensor size, str normalization, "
+        "bool self_message, int iterations, float tol, int keep_every, bool fixed_count, "
+        "float implicit_tol, float adjoint_tol, int adjoint_iterations) "
+        "-> (Tensor, Tensor, Tensor[])",
         _energies, _energies_shape, _context, _backward,
     )  # fmt: skip
     define(
         "dense_adjoint",
-        "(Tensor grad, Tensor theta, Tensor[] features, Tensor tables, str normalization, "
-        "bool self_message, float tol, int iterations, bool learns) "
-        "-> (Tensor, Tensor[], Tensor)",
+        "(Tensor grad, Tensor theta, Tensor facts, Tensor[] kept, Tensor unary, "
+        "Tensor[] features, Tensor tables, Tensor size, str normalization, bool self_message, "
+        "int keep_every, float implicit_tol, float adjoint_tol, int adjoint_iterations, "
+        "bool learns, bool sized) -> (Tensor, Tensor[], Tensor, Tensor)",
         _adjoint, _adjoint_shape, nothing_saved, refuse,
     )  # fmt: skip

@@ -96,7 +96,7 @@ def _pull(features: Any, a: Any, b: Any) -> Any:
     with plain_precision(features):
         if a.numel() == 0:
             return torch.zeros_like(features)
-        return PLANS.get(features).pull(a, b)
+        return PLANS.get(features).pull(a, b)[0]
 
 
 def _pull_shape(features: Any, a: Any, b: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy as np
 from proxfield.curvature import Curvature
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.field import Field
-from proxfield.gpu.backend import torch, triton
-from proxfield.kernels.base import Custom, Kind, Plan, Update
+from proxfield.gpu.backend import torch
+from proxfield.kernels.base import Custom, Kind, Order, Plan, Update
 from proxfield.lowering import Lowered, lower
 from proxfield.registry import make_rule
 from proxfield.rules import Rule
@@ -21,10 +20,11 @@ from proxfield.terms.pairwise import Ising, Potts
 from proxfield.torch.energy import Energy
 from proxfield.torch.filter import working_dtype
 from proxfield.torch.needs import need_torch
-from proxfield.torch.program import TorchProgram
-from proxfield.torch.solve import adjoint, covariance, moved, softmax
+from proxfield.torch.run import Run, marginals_function
+from proxfield.torch.solve import moved, softmax
 
 INITS = ("uniform", "unary")
+GRADIENTS = ("exact", "implicit", "unrolled")
 
 
 def infer(
@@ -36,7 +36,7 @@ def infer(
     init: Any = "uniform",
     max_iters: int = 1000,
     tol: float = 1e-6,
-    gradient: str = "implicit",
+    gradient: str = "exact",
     adjoint_tol: float | None = None,
     adjoint_iterations: int = 200,
     seed: int = 0,
@@ -46,8 +46,8 @@ def infer(
     """Marginals of a field, differentiable in its unary energies and edge weights.
 
     The field gives the structure: variables, terms, evidence. Tensors go in and come out, on the
-    unary's device. Gradients are those of the fixed point that the rule reached (see
-    `proxfield.torch.solve.adjoint`): whatever the rule, and without memory for its iterations.
+    unary's device. Gradients are those of the updates made, whatever the rule and wherever it
+    stopped; the rule's steps, which may depend on the weights, count as constants.
 
     Args:
         field: The field. Gaussian terms are summed over all pairs, whatever filter they name.
@@ -55,17 +55,22 @@ def infer(
             the same structure may come as a batch.  # (n, labels), (size,), (B, n, labels) or
             (B, size)
         rule: One of the rules that iterate one plan: fixed, adaptive, full-parallel, adhoc,
-            momentum, adam, sweep, colored. A rule that doesn't converge has no meaningful gradient.
+            momentum, adam, sweep, colored.
         weights: In place of the weights of the field's Potts and Ising terms, one after another.
             # (edges,) or (B, edges)
         init: "uniform", "unary" (softmax of the unary energies), or marginals, shaped like the
-            result.
-        max_iters: Most updates.
+            result; these count as constants.
+        max_iters: Maximum number of updates.
         tol: Stop when the largest change of a marginal, divided by the step, is below it.
-        gradient: "implicit", or "unrolled": through the updates of a proximal rule ("fixed",
-            "full-parallel"), as recorded by autograd, all ``max_iters`` of them.
-        adjoint_tol: Of the backward pass, relative; None: 1e-5 (float64: 1e-10).
-        adjoint_iterations: Most iterations of the backward pass.
+        gradient: "exact": of the updates made, with the states before them kept (θ; the moments
+            for momentum and adam; q for sweeps). "implicit": of the fixed point, without memory
+            for updates, and on a GPU with the iteration in the kernels of the set "cuda"; where
+            the relative residual says that there is none (`proxfield.torch.solve.IMPLICIT_TOL`) the exact
+            one is computed instead, with a `proxfield.errors.GradientWarning`, once.
+            "unrolled": the exact one of a proximal rule ("fixed", "full-parallel") as recorded by
+            autograd, all ``max_iters`` updates.
+        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5 (float64: 1e-10).
+        adjoint_iterations: Maximum number of iterations of the implicit backward pass.
         seed: Of a random order of sweeps.
         device: Where to compute if neither unary nor weights are given.
         **params: Parameters of the rule.
@@ -80,15 +85,15 @@ def infer(
         >>> q[:, 1].sum().backward()  # doctest: +SKIP
     """
     need_torch()
-    if gradient not in ("implicit", "unrolled"):
-        raise InputError(f"gradient={gradient!r}, expected implicit or unrolled")
+    if gradient not in GRADIENTS:
+        raise InputError(f"gradient={gradient!r}, expected one of: {', '.join(GRADIENTS)}")
     chosen = make_rule(rule, params)
     if type(chosen).solve is not Rule.solve:
         raise UnsupportedError(f"{chosen.name} runs other rules; torch.infer needs one that moves")
     given = next((x for x in (unary, weights) if x is not None), None)
     device = torch.device("cpu" if device is None else device) if given is None else given.device
     dtype = working_dtype(torch.get_default_dtype() if given is None else given.dtype)
-    model = _Model.make(field, weights, dtype, device)
+    model = Model.make(field, weights, dtype, device)
     shape = _Shape.of(field, unary)
     flat = shape.flatten(unary, dtype, device)  # (B, full size)
     if weights is not None:
@@ -103,12 +108,15 @@ def infer(
     else:
         if adjoint_tol is None:
             adjoint_tol = 1e-10 if dtype == torch.float64 else 1e-5
-        run = _Run(model, plan, start, max_iters, tol, adjoint_tol, adjoint_iterations)
-        q = _function().apply(energies, weights, run)
+        run = Run(
+            model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters, tol,
+            gradient == "implicit", adjoint_tol, adjoint_iterations,
+        )  # fmt: skip
+        q = marginals_function().apply(energies, weights, run)
     return shape.restore(model.expand(q))
 
 
-def _plan(rule: Rule, model: _Model, field: Field, seed: int) -> Plan:
+def _plan(rule: Rule, model: Model, field: Field, seed: int) -> Update | Order:
     """How the states move: for a batch of weights, with the least of the steps."""
     plans = []
     for full in model.fulls:
@@ -131,7 +139,7 @@ def _plan(rule: Rule, model: _Model, field: Field, seed: int) -> Plan:
 
 
 @dataclass
-class _Model:
+class Model:
     """A field as `Energy`, and the way between its entries and the user's."""
 
     fulls: list[Lowered]
@@ -143,7 +151,7 @@ class _Model:
     """Marginals of those that aren't.  # (full size,)"""
 
     @classmethod
-    def make(cls, field: Field, weights: Any, dtype: Any, device: Any) -> _Model:
+    def make(cls, field: Field, weights: Any, dtype: Any, device: Any) -> Model:
         if weights is None:
             rest = field.lower()
             fulls, edges = [rest], None
@@ -171,6 +179,13 @@ class _Model:
         """The user's entries as a state.  # (B, full size) -> (B, n, labels)"""
         whole = flat.shape[1] == len(self.kept)
         return self.energy.padding.pad(flat if whole else flat[:, self.kept], fill)
+
+    def split(self, weights: Any) -> tuple[Any, ...]:
+        """Weights of one edge term after another."""
+        if weights is None:
+            return ()
+        parts = self.energy.parts[len(self.energy.parts) - self.energy.given :]
+        return tuple(weights.split([len(part.owner) // 2 for part, _ in parts], dim=-1))
 
     def expand(self, q: Any) -> Any:
         """A state as the user's entries.  # (B, n, labels) -> (B, full size)"""
@@ -238,145 +253,29 @@ class _Shape:
         return flat.reshape(*batch, *self.entries)
 
 
-def _start(init: Any, energies: Any, model: _Model, shape: _Shape, dtype: Any, device: Any) -> Any:
+def _start(init: Any, energies: Any, model: Model, shape: _Shape, dtype: Any, device: Any) -> Any:
     """Marginals to start from.  # (B, n, labels)"""
-    detached = energies.detach()
     if isinstance(init, str):
         if init not in INITS:
             raise InputError(f"init={init!r}, expected {', '.join(INITS)} or marginals")
         if init == "unary":
-            return softmax(detached)
+            return softmax(energies)
         counts = model.energy.lowered.layout.cardinalities
         flat = model.energy.tensor(np.repeat(1 / counts, counts))[None]
-        return model.energy.padding.pad(flat.expand(len(detached), -1), 0.0)
+        return model.energy.padding.pad(flat.expand(len(energies), -1), 0.0)
     flat = shape.flatten(torch.as_tensor(init).detach(), dtype, device)
-    q = model.pad(flat.expand(len(detached), -1), 0.0)
+    q = model.pad(flat.expand(len(energies), -1), 0.0)
     return q / q.sum(dim=-1, keepdim=True)
 
 
 def _unrolled(
-    model: _Model, energies: Any, weights: Any, plan: Plan, q: Any, iterations: int
+    model: Model, energies: Any, weights: Any, plan: Plan, q: Any, iterations: int
 ) -> Any:
     if not isinstance(plan, Update) or plan.kind != Kind.PROXIMAL or plan.adaptive:
         raise UnsupportedError('gradient="unrolled" needs the rule "fixed" or "full-parallel"')
     step = model.energy.tensor(plan.step)[None, :, None]
     theta = -torch.log(q.clamp(min=1e-30))
-    given = split(model, weights)
+    given = model.split(weights)
     for _ in range(iterations):
         theta = moved(theta, model.energy.gradient(softmax(theta), energies, *given), step)
     return softmax(theta)
-
-
-def split(model: _Model, weights: Any) -> tuple[Any, ...]:
-    """Weights of one edge term after another."""
-    if weights is None:
-        return ()
-    energy = model.energy
-    parts = energy.parts[len(energy.parts) - energy.given :]
-    return tuple(weights.split([len(part.owner) // 2 for part, _ in parts], dim=-1))
-
-
-@dataclass
-class _Run:
-    """What the forward and the backward pass need beside tensors with gradients."""
-
-    model: _Model
-    plan: Plan
-    start: Any
-    max_iters: int
-    tol: float
-    adjoint_tol: float
-    adjoint_iterations: int
-
-    def forward(self, energies: Any, weights: Any) -> Any:
-        """Marginals at the fixed point.  # (B, n, labels)"""
-        kind = str(energies.dtype).removeprefix("torch.")
-        compile_cuda = cuda_kernels(energies)
-        fulls = self.model.fulls
-        if compile_cuda is None:
-            program = TorchProgram(
-                fulls[0], kind, energies.device, unary=energies, energy=self.model.energy,
-                weights=split(self.model, weights),
-            )  # fmt: skip
-            state = program.start_from(self.start)
-            program.advance(state, self.plan, self.max_iters, self.tol, False)
-            return program.tensor(state)
-        padding = self.model.energy.padding
-        before = padding.flatten(self.model.energy.unary)[0]
-        finite = torch.isfinite(before)
-        out: list[Any] = []
-        for image, start in zip(
-            padding.flatten(energies), padding.flatten(self.start), strict=True
-        ):
-            full = fulls[len(out)] if len(fulls) > 1 else fulls[0]
-            memory = vars(full).setdefault("_torch", {})
-            key = ("program", kind, energies.device)
-            if key not in memory:
-                # what lowering moved into the unaries when it merged edges and tables stays there
-                own = self.model.energy.tensor(full.unary)
-                shift = torch.where(finite, own - torch.where(finite, before, 0.0), 0.0)
-                memory[key] = compile_cuda(full, kind, device=energies.device), shift
-            program, shift = memory[key]
-            program.set_unary(image + shift)
-            state = program.start_from(start.contiguous())
-            program.advance(state, self.plan, self.max_iters, self.tol, False)
-            out.append(program.tensor(state).clone())
-        return padding.pad(torch.stack(out).to(energies.dtype), 0.0)
-
-    def backward(self, q: Any, grad: Any, energies: Any, weights: Any) -> tuple[Any, Any]:
-        """Gradients for the energies and the weights."""
-        energy = self.model.energy
-        with torch.enable_grad():
-            at = q.detach().requires_grad_()
-            w = None if weights is None else weights.detach().requires_grad_()
-            finite = torch.where(torch.isinf(energies), torch.zeros_like(energies), energies)
-            g = energy.gradient(at, finite.detach(), *split(self.model, w))
-
-        def hessian(p: Any) -> Any:
-            if not g.requires_grad:  # nothing but unaries
-                return torch.zeros_like(p)
-            (out,) = torch.autograd.grad(g, at, p, retain_graph=True, allow_unused=True)
-            return torch.zeros_like(p) if out is None else out
-
-        to_theta = -covariance(q, grad)
-        y = adjoint(hessian, q, to_theta, self.adjoint_tol, self.adjoint_iterations)
-        to_weights = None if w is None else torch.autograd.grad(g, w, y)[0]
-        return y, to_weights
-
-
-def cuda_kernels(energies: Any) -> Any:
-    """The compiler of the GPU's own kernels, where there are any; else None."""
-    if not energies.is_cuda or triton is None:
-        return None
-    try:
-        return import_module("proxfield.gpu.program").compile_cuda
-    except ImportError:
-        return None
-
-
-_FUNCTION: list[Any] = []
-
-
-def _function() -> Any:
-    """The autograd function, made when first used: torch may not be there before."""
-    if not _FUNCTION:
-
-        class FixedPoint(torch.autograd.Function):  # type: ignore[misc]
-            """Marginals at a fixed point, with the gradient of the fixed point."""
-
-            @staticmethod
-            def forward(ctx: Any, energies: Any, weights: Any, run: _Run) -> Any:
-                q = run.forward(energies, weights)
-                ctx.run = run
-                ctx.save_for_backward(q, energies, weights)
-                return q
-
-            @staticmethod
-            @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-            def backward(ctx: Any, grad: Any) -> Any:
-                q, energies, weights = ctx.saved_tensors
-                y, to_weights = ctx.run.backward(q, grad, energies, weights)
-                return y, to_weights, None
-
-        _FUNCTION.append(FixedPoint)
-    return _FUNCTION[0]

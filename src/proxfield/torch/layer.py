@@ -15,7 +15,7 @@ from proxfield.torch.filter import working_dtype
 from proxfield.torch.needs import Module, need_torch
 
 LEARN = ("weights", "bandwidths", "compatibility")
-GRADIENTS = ("implicit", "unrolled")
+GRADIENTS = ("exact", "implicit", "unrolled")
 OUTPUTS = ("marginals", "log-marginals", "energies")
 
 
@@ -25,9 +25,10 @@ class DenseCRF(Module):  # type: ignore[misc]
     The model is that of `proxfield.DenseCRF`: unaries, and Gaussian terms over all pairs of
     pixels (one that sees places, one that also sees colours, and one over embeddings if there are
     any). The layer iterates q ← softmax(−g(q)) with the certified step, so that F never rises
-    whatever the weights become in training, and differentiates at the fixed point (see
-    `dense_energies`): the memory of training is that of one update. All sums run over all pairs,
-    exactly; use a CUDA device for more than a few thousand pixels.
+    whatever the weights become in training, and gives the exact gradient of the updates it made
+    (see `dense_energies`): the memory of training is that of the inputs and one map of energies
+    per update. All sums run over all pairs, exactly; use a CUDA device for more than a few
+    thousand pixels.
 
     Parameters (train them with any optimiser): ``weights`` (one per term), ``log_spatial_sigma``,
     ``log_bilateral_sigma``, ``log_bilateral_color``, ``log_embedding_sigma``, ``compatibility``.
@@ -54,13 +55,19 @@ class DenseCRF(Module):  # type: ignore[misc]
         learn: Which groups of parameters need gradients: "weights", "bandwidths" and
             "compatibility".
         step: Of the updates, in (0, 2]; None: certified.
-        iterations: Most updates.
+        iterations: Maximum number of updates.
         tol: Stop when no marginal changes by more, over the step; 0: never.
-        gradient: "implicit" (exact at convergence; memory of one update) or "unrolled" (through
-            all ``iterations`` updates, as recorded by autograd; ``tol`` isn't looked at).
+        gradient: "exact": of the updates made, with θ kept before each. "implicit": of the fixed
+            point, without memory that grows with the updates; where they haven't reached one (a
+            relative residual above `proxfield.torch.solve.IMPLICIT_TOL`) the exact one is taken instead,
+            with a `proxfield.errors.GradientWarning`, once. "unrolled": the exact one as recorded
+            by autograd, through all ``iterations`` updates (``tol`` isn't looked at): more memory
+            and time, for comparison.
+        keep_every: With "exact", keep θ before every so many updates only, and make those between
+            again in the backward pass: less memory for one more forward pass.
         adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:
             1e-10).
-        adjoint_iterations: Most iterations of the implicit backward pass.
+        adjoint_iterations: Maximum number of iterations of the implicit backward pass.
         output: "marginals", "log-marginals" (for losses: softmax of these gives the marginals, so
             they also serve as logits) or "energies" (θ; logits are −θ).
         clip: Probabilities below it count as this much.
@@ -89,7 +96,8 @@ class DenseCRF(Module):  # type: ignore[misc]
         step: float | None = None,
         iterations: int = 10,
         tol: float = 1e-6,
-        gradient: str = "implicit",
+        gradient: str = "exact",
+        keep_every: int = 1,
         adjoint_tol: float | None = None,
         adjoint_iterations: int = 50,
         output: str = "marginals",
@@ -107,12 +115,15 @@ class DenseCRF(Module):  # type: ignore[misc]
                 f"labels={labels}, dimensions={dimensions}, iterations={iterations}, tol={tol}: "
                 "expected 1 or more, 1 or more, 0 or more, 0 or more"
             )
+        if keep_every < 1:
+            raise InputError(f"keep_every={keep_every}, expected 1 or more")
         if step is not None and not 0 < step <= 2:
             raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
         self.labels, self.dimensions = labels, dimensions
         self.normalization, self.self_message = normalization, self_message
         self.step, self.iterations, self.tol = step, iterations, tol
-        self.gradient, self.output, self.clip = gradient, output, clip
+        self.gradient, self.keep_every = gradient, keep_every
+        self.output, self.clip = output, clip
         self.adjoint_tol, self.adjoint_iterations = adjoint_tol, adjoint_iterations
         terms = {
             "spatial": spatial_weight,
@@ -254,6 +265,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         else:
             theta, _ = dense_energies(
                 table, features, tables, **options, tol=self.tol,
+                gradient=self.gradient, keep_every=self.keep_every,
                 adjoint_tol=self.adjoint_tol, adjoint_iterations=self.adjoint_iterations,
             )  # fmt: skip
         if self.output == "marginals":

@@ -10,6 +10,9 @@ from proxfield.terms.gaussian import SMALLEST_MASS
 from proxfield.torch.filter import gaussian_filter
 from proxfield.torch.plans import PLANS, FilterPlan
 
+CHANNELS = 64
+"""Up to how many channels gradients for features wait for each other: one pass on a GPU."""
+
 
 class Operator:
     """A = Σ diag(out) K diag(in), without its diagonal if the own message is left out.
@@ -95,31 +98,80 @@ class PlannedOperator(Operator):
     def pull(self, v: Any, b: Any) -> Any:
         """The gradient of Σ_ij a_ij v_i·b_j with respect to the features, masses included.
 
-        A scale s that depends on the masses n contributes ∂/∂s · ds/dn · Σ_j k_ij · 1: one more
-        pair of channels, (∂/∂n, 1), in the same sum over pairs.
-
         Args:
             v: # (B, n, c)
             b: # (B, n, c)
         """
-        if self.mass is None:  # the diagonal of K is 1, whatever the features
-            return self.plan.pull(v, b)
-        c = v.shape[-1]
-        if self.root is not None:
-            left, right = self.root * v, self.root * b
-            seen = self.plan.apply(torch.cat([right, left], dim=-1))
-            to_root = (v * seen[..., :c] + b * seen[..., c:]).sum(-1, keepdim=True)
-            to_mass = -0.5 * to_root * self.root / self.mass
+        out = FeatureGradient(self)
+        out.add(v, b)
+        return out.total()
+
+
+class FeatureGradient:
+    """Sums gradients of Σ_ij a_ij v_i·b_j with respect to the features, over several (v, b).
+
+    Channels of several pairs go through the kernel together, so that its weights are computed
+    once for all of them. A scale that depends on the masses n contributes ∂/∂n_i · Σ_j k_ij · 1,
+    which is such a sum itself, with the values (∂/∂n, 1): once, at the end.
+
+    Args:
+        operator: A.
+    """
+
+    def __init__(self, operator: PlannedOperator) -> None:
+        self.operator = operator
+        self.waiting: list[tuple[Any, Any]] = []
+        self.to_features: Any = 0.0
+        self.to_mass: Any = 0.0
+
+    def add(self, v: Any, b: Any) -> None:
+        """One more pair.  # (B, n, c), (B, n, c)"""
+        self.waiting.append((v, b))
+        shared = len(v) // len(self.operator.own)  # images whose values are channels of one
+        if len(self.waiting) * shared * v.shape[-1] > CHANNELS - shared * v.shape[-1]:
+            self._flush()
+
+    def total(self) -> Any:
+        """The sum of all.  # (Bf, n, d)"""
+        self._flush()
+        operator = self.operator
+        if operator.mass is None:  # the diagonal of K is 1, whatever the features
+            return self.to_features
+        return (
+            self.to_features + operator.plan.pull(self.to_mass, torch.ones_like(operator.mass))[0]
+        )
+
+    def _flush(self) -> None:
+        if not self.waiting:
+            return
+        operator, plan = self.operator, self.operator.plan
+        v, b = (torch.cat(x, dim=-1) for x in zip(*self.waiting, strict=True))
+        self.waiting = []
+        left, right = v, b
+        if operator.root is not None:
+            left, right = operator.root * v, operator.root * b
+        elif operator.half is not None:
+            left = torch.cat([operator.half * v, v], dim=-1)
+            right = torch.cat([b, operator.half * b], dim=-1)
+        found, totals = plan.pull(left, right)
+        self.to_features = self.to_features + found
+        if operator.mass is None:
+            return
+        if operator.root is not None:  # totals are root times ∂/∂root
+            to_mass = -0.5 * totals / operator.mass
         else:
-            seen = self.plan.apply(torch.cat([b, v], dim=-1))
-            to_half = (v * seen[..., :c] + b * seen[..., c:]).sum(-1, keepdim=True)
-            to_mass = -to_half * self.half / self.mass
-            left, right = torch.cat([self.half * v, v], -1), torch.cat([b, self.half * b], -1)
-        if not self.self_message:  # −a_ii v_i·b_i with a_ii = 1/n_i
-            to_mass = to_mass + (v * b).sum(-1, keepdim=True) / self.mass**2
-        left = torch.cat([left, to_mass], dim=-1)
-        right = torch.cat([right, torch.ones_like(to_mass)], dim=-1)
-        return self.plan.pull(left, right)
+            c = v.shape[-1]
+            seen = plan.apply(torch.cat([b, v], dim=-1))
+            to_half = self._per_points(v * seen[..., :c] + b * seen[..., c:])
+            to_mass = -to_half * operator.half / operator.mass
+        if not operator.self_message:  # −a_ii v_i·b_i with a_ii = 1/n_i
+            to_mass = to_mass + self._per_points(v * b) / operator.mass**2
+        self.to_mass = self.to_mass + to_mass
+
+    def _per_points(self, x: Any) -> Any:
+        """Sums over channels, and over images that share their points.  # -> (Bf, n, 1)"""
+        out = x.sum(-1, keepdim=True)
+        return out if len(out) == len(self.operator.own) else out.sum(0, keepdim=True)
 
 
 def differentiable(features: Any, normalization: str, self_message: bool) -> Operator:
@@ -127,3 +179,11 @@ def differentiable(features: Any, normalization: str, self_message: bool) -> Ope
     return Operator(
         lambda values: gaussian_filter(features, values), features, normalization, self_message
     )
+
+
+def eigenvalue_range(features: Any, normalization: str, self_message: bool) -> tuple[Any, Any]:
+    """`Operator.range` in operations that autograd sees through.  # (Bf, n, d) -> (Bf,), (Bf,)"""
+    if normalization == "symmetric" and self_message:  # nothing of the features in it
+        zero = features.new_zeros(len(features))
+        return zero, zero + 1
+    return differentiable(features, normalization, self_message).range()

@@ -27,8 +27,17 @@ class FilterPlan(Protocol):
     def apply(self, values: Any) -> Any:
         """K @ values.  # (B, n, c) -> (B, n, c)"""
 
-    def pull(self, a: Any, b: Any) -> Any:
-        """The gradient of Σ_ij k_ij a_i·b_j with respect to the features.  # -> (Bf, n, d)"""
+    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """The gradient of Σ_ij k_ij a_i·b_j with respect to the features, and a by-product.
+
+        Args:
+            a: # (B, n, c)
+            b: # (B, n, c)
+
+        Returns:
+            The gradient, and a_i·(K b)_i + b_i·(K a)_i, both summed over the images that share
+            the points.  # (Bf, n, d), (Bf, n, 1)
+        """
 
 
 def fold(values: Any, images: int) -> Any:
@@ -89,15 +98,17 @@ class PlainPlan:
             out[:, rows] = k @ folded
         return unfold(out, len(values)).contiguous()
 
-    def pull(self, a: Any, b: Any) -> Any:
+    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
         # −Σ_j w_ij (f_i − f_j) with w_ij = k_ij (a_i·b_j + b_i·a_j)
         left = torch.cat([fold(a, self.images), fold(b, self.images)], dim=-1)
         right = torch.cat([fold(b, self.images), fold(a, self.images)], dim=-1)
         out = torch.empty_like(self.features)
+        totals = self.features.new_empty((self.images, self.n, 1))
         for rows, k in self._rows():
             w = (left[:, rows] @ right.transpose(1, 2)).mul_(k)
-            out[:, rows] = w @ self.features - self.features[:, rows] * w.sum(-1, keepdim=True)
-        return out
+            totals[:, rows] = w.sum(-1, keepdim=True)
+            out[:, rows] = w @ self.features - self.features[:, rows] * totals[:, rows]
+        return out, totals
 
 
 class TritonPlan:
@@ -120,21 +131,15 @@ class TritonPlan:
         out = torch.stack([p.apply(v) for p, v in zip(self.plans, folded, strict=True)])
         return unfold(out, len(values)).contiguous()
 
-    def pull(self, a: Any, b: Any) -> Any:
-        # The sums over j apart: f_i Σ_j w_ij − Σ_j w_ij f_j. Both see the same rounded weights,
-        # so of the error only that of the values stays.
+    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
+        from proxfield.gpu.pull import pull
+
         a, b = fold(a, self.images), fold(b, self.images)
-        c = a.shape[-1]
-        out = torch.empty_like(self.features)
-        for image, plan in enumerate(self.plans):
-            left = torch.cat([a[image], b[image]], dim=1)  # (n, 2c)
-            right = torch.cat([left[:, c:], left[:, :c]], dim=1)
-            total = (left * plan.apply(right)).sum(dim=1)
-            for k in range(self.features.shape[2]):
-                f = self.features[image, :, k]
-                seen = (left * plan.apply(f[:, None] * right)).sum(dim=1)
-                out[image, :, k] = seen - f * total
-        return out
+        found = [
+            pull(plan, f, x, y)
+            for plan, f, x, y in zip(self.plans, self.features, a, b, strict=True)
+        ]
+        return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
 
 
 def on_triton(features: Any) -> bool:

@@ -143,22 +143,37 @@ class TorchProgram(Program):
         s = state.arrays
         with torch.no_grad():
             for _ in range(n):
-                adaptive = isinstance(plan, Update) and plan.adaptive
-                f = self._free_energy(s.q) if trace or adaptive else None
+                f = self._free_energy(s.q) if trace else None
                 energies.append(np.nan if f is None else float(f.sum()))
                 old = s.q
-                if isinstance(plan, Update):
-                    scale = self._parallel(s, plan, f)
-                elif isinstance(plan, Order):
-                    scale = self._sweep(s, plan)
-                else:
+                if isinstance(plan, Custom):
                     scale = self._custom(s, plan, state)
+                else:
+                    scale = self.update(s, plan, f)
                 changes.append(largest((s.q - old).abs() / scale))
                 period2 = largest((s.q - s.before).abs() / scale)
                 s.before = old
                 if not changes[-1] > tol:  # NaN ends it too
                     break
         return Rows(np.array(energies), np.array(changes), period2)
+
+    def update(self, s: TorchState, plan: Update | Order, f: Any = None) -> Any:
+        """One update of a state, in operations that autograd can record.
+
+        Args:
+            s: The state; its tensors are replaced, not written to.
+            plan: How it moves.
+            f: F of each image, if it is known.  # (B,)
+
+        Returns:
+            The step: what changes of q are measured by.
+        """
+        if isinstance(plan, Order):
+            return self._sweep(s, plan)
+        if plan.adaptive and f is None:
+            with torch.no_grad():
+                f = self._free_energy(s.q)
+        return self._parallel(s, plan, f)
 
     def _parallel(self, s: TorchState, plan: Update, f: Any) -> Any:
         target = plan.inverse_temperature * self._gradient(s.q)

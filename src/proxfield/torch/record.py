@@ -1,0 +1,159 @@
+"""Updates of any rule with their states kept, and the exact gradient of what they did.
+
+What an update needs of the state before it is kept: θ for proximal rules, θ and moments for
+momentum and adam, q for the others. The backward pass takes one update at a time, the last first:
+it makes it again, recorded by autograd, and drops the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from proxfield.gpu.backend import torch
+from proxfield.kernels.base import Kind, Order, Update
+from proxfield.torch.program import TorchProgram, TorchState, largest
+from proxfield.torch.solve import softmax
+
+KEPT = {
+    Kind.PROXIMAL: ("theta",),
+    Kind.MEAN: ("q",),
+    Kind.MOMENTUM: ("theta", "u"),
+    Kind.MOMENTUM_PRINTED: ("theta", "u"),
+    Kind.ADAM: ("theta", "u", "v"),
+    Kind.ADAM_PRINTED: ("theta", "u", "v"),
+}
+"""What an update depends on."""
+SMALLEST_MOMENT = 1e-30
+"""Adam's second moment starts here: the square root has no derivative at 0."""
+
+
+@dataclass
+class Recording:
+    """What some updates did.
+
+    Attributes:
+        q: Marginals after the last.  # (B, n, labels)
+        names: What is kept of the state before each update.
+        kept: These tensors, one update after another.  # (B, n, labels) each
+        plans: The plan of each update; orders are no longer random.
+    """
+
+    q: Any
+    names: tuple[str, ...]
+    kept: list[Any]
+    plans: list[Update | Order]
+
+
+def kept_names(plan: Update | Order) -> tuple[str, ...]:
+    """What is kept of the state before an update."""
+    return KEPT[plan.kind] if isinstance(plan, Update) else ("q",)
+
+
+def first_state(plan: Update | Order, q: Any) -> TorchState:
+    """The state at these marginals.  # (B, n, labels)"""
+    state = TorchState(q)
+    if isinstance(plan, Update) and plan.kind in (Kind.ADAM, Kind.ADAM_PRINTED):
+        state.v = torch.full_like(q, SMALLEST_MOMENT)
+    return state
+
+
+def record(
+    program: TorchProgram, plan: Update | Order, q: Any, max_iters: int, tol: float
+) -> Recording:
+    """Update as `TorchProgram.advance` does, and keep what `pull_back` needs.
+
+    Args:
+        program: Of the field.
+        plan: How states move.
+        q: Marginals to start from.  # (B, n, labels)
+        max_iters: Maximum number of updates.
+        tol: Largest change over the step at which to stop.
+    """
+    state = first_state(plan, q)
+    names = kept_names(plan)
+    kept: list[Any] = []
+    plans: list[Update | Order] = []
+    for _ in range(max_iters):
+        now = plan
+        if isinstance(plan, Order) and plan.shuffle is not None:
+            drawn = plan.shuffle.permutation(plan.variables)
+            now = replace(plan, variables=drawn, shuffle=None)
+        kept += [getattr(state, name) for name in names]
+        plans.append(now)
+        before = state.q
+        with torch.no_grad():
+            scale = program.update(state, now)
+            change = largest((state.q - before).abs() / scale)
+        if not change > tol:
+            break
+    return Recording(state.q, names, kept, plans)
+
+
+def pull_back(
+    make_program: Callable[[Any, Any], TorchProgram],
+    made: Recording,
+    grad: Any,
+    energies: Any,
+    weights: Any,
+    start: Callable[[Any], Any] | None,
+) -> tuple[Any, Any]:
+    """Gradients for the energies and the weights, from that for the marginals.
+
+    Args:
+        make_program: From energies and weights.
+        made: The updates.
+        grad: # (B, n, labels)
+        energies: # (B, n, labels)
+        weights: Of edges, or None.
+        start: The first marginals as a function of the energies; None: they don't depend on them.
+
+    Returns:
+        # (B, n, labels), as the weights
+    """
+    with torch.enable_grad():
+        given = [energies.detach().requires_grad_()]
+        if weights is not None:
+            given.append(weights.detach().requires_grad_())
+        program = make_program(given[0], given[1] if weights is not None else None)
+    totals = [torch.zeros_like(x) for x in given]
+    width = len(made.names)
+    ends: tuple[str, ...] = ("q",)  # what the gradients are for
+    grads = [grad]
+    for k in reversed(range(len(made.plans))):
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in made.kept[k * width : (k + 1) * width]]
+            state = _restored(made.names, leaves)
+            program.update(state, made.plans[k])
+        found = _gradients([getattr(state, name) for name in ends], [*leaves, *given], grads)
+        grads, ends = found[:width], made.names
+        totals = [a + b for a, b in zip(totals, found[width:], strict=True)]
+    if start is not None:
+        with torch.enable_grad():
+            plan = made.plans[0] if made.plans else Update(Kind.MEAN, np.ones(1))
+            state = first_state(plan, start(given[0]))
+        found = _gradients([getattr(state, name) for name in ends], given, grads)
+        totals = [a + b for a, b in zip(totals, found, strict=True)]
+    return totals[0], totals[1] if weights is not None else None
+
+
+def _restored(names: tuple[str, ...], tensors: list[Any]) -> TorchState:
+    """The state before an update, from what was kept of it."""
+    held = dict(zip(names, tensors, strict=True))
+    state = TorchState(held["q"] if "q" in held else softmax(held["theta"]))
+    for name, tensor in held.items():
+        setattr(state, name, tensor)
+    return state
+
+
+def _gradients(outputs: list[Any], inputs: list[Any], grads: list[Any]) -> list[Any]:
+    """Gradients for the inputs, 0 where an output doesn't depend on them."""
+    used = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
+    if not used:
+        return [torch.zeros_like(x) for x in inputs]
+    outs, weights = zip(*used, strict=True)
+    found = torch.autograd.grad(outs, inputs, weights, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]

@@ -1,0 +1,168 @@
+"""The updates of `proxfield.torch.infer` and their gradients, as one function for autograd."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from proxfield.gpu.backend import torch, triton
+from proxfield.kernels.base import Order, Update
+from proxfield.torch.program import TorchProgram
+from proxfield.torch.record import Recording, pull_back, record
+from proxfield.torch.solve import (
+    IMPLICIT_TOL,
+    adjoint,
+    covariance,
+    relative_residual,
+    softmax,
+    warn_fallback,
+)
+
+if TYPE_CHECKING:
+    from proxfield.torch.inference import Model
+
+
+@dataclass
+class Run:
+    """What the forward and the backward pass need beside tensors with gradients."""
+
+    model: Model
+    plan: Update | Order
+    start: Any
+    from_unary: bool
+    """Whether the start is the softmax of the energies."""
+    max_iters: int
+    tol: float
+    implicit: bool
+    adjoint_tol: float
+    adjoint_iterations: int
+
+    def record(self, energies: Any, weights: Any) -> Recording:
+        """The updates, with the states before them."""
+        program = self.program(energies, weights)
+        return record(program, deepcopy(self.plan), self.start, self.max_iters, self.tol)
+
+    def program(self, energies: Any, weights: Any) -> TorchProgram:
+        """The updates in torch operations."""
+        return TorchProgram(
+            self.model.fulls[0], str(energies.dtype).removeprefix("torch."), energies.device,
+            unary=energies, energy=self.model.energy, weights=self.model.split(weights),
+        )  # fmt: skip
+
+    def forward(self, energies: Any, weights: Any) -> Any:
+        """Marginals after the updates, by the fastest way there is.  # (B, n, labels)"""
+        plan = deepcopy(self.plan)  # random orders start over if the updates are made again
+        kind = str(energies.dtype).removeprefix("torch.")
+        compile_cuda = cuda_kernels(energies)
+        fulls = self.model.fulls
+        if compile_cuda is None:
+            plain = self.program(energies, weights)
+            state = plain.start_from(self.start)
+            plain.advance(state, plan, self.max_iters, self.tol, False)
+            return plain.tensor(state)
+        padding = self.model.energy.padding
+        before = padding.flatten(self.model.energy.unary)[0]
+        finite = torch.isfinite(before)
+        out: list[Any] = []
+        for image, start in zip(
+            padding.flatten(energies), padding.flatten(self.start), strict=True
+        ):
+            full = fulls[len(out)] if len(fulls) > 1 else fulls[0]
+            memory = vars(full).setdefault("_torch", {})
+            key = ("program", kind, energies.device)
+            if key not in memory:
+                # what lowering moved into the unaries when it merged edges and tables stays there
+                own = self.model.energy.tensor(full.unary)
+                shift = torch.where(finite, own - torch.where(finite, before, 0.0), 0.0)
+                memory[key] = compile_cuda(full, kind, device=energies.device), shift
+            program, shift = memory[key]
+            program.set_unary(image + shift)
+            state = program.start_from(start.contiguous())
+            program.advance(state, plan, self.max_iters, self.tol, False)
+            out.append(program.tensor(state).clone())
+        return padding.pad(torch.stack(out).to(energies.dtype), 0.0)
+
+    def backward(
+        self, q: Any, made: Recording | None, grad: Any, energies: Any, weights: Any
+    ) -> tuple[Any, Any]:
+        """Gradients for the energies and the weights; ``made`` are the updates, if recorded."""
+        if made is None:
+            found: tuple[Any, Any] | None = self.backward_implicit(q, grad, energies, weights)
+            if found is not None:
+                return found
+            made = self.record(energies, weights)
+        start = softmax if self.from_unary else None
+        return pull_back(self.program, made, grad, energies, weights, start)
+
+    def backward_implicit(self, q: Any, grad: Any, energies: Any, weights: Any) -> Any:
+        """Gradients of the fixed point; None, and a warning, where there isn't one."""
+        energy = self.model.energy
+        with torch.enable_grad():
+            at = q.detach().requires_grad_()
+            w = None if weights is None else weights.detach().requires_grad_()
+            finite = torch.where(torch.isinf(energies), torch.zeros_like(energies), energies)
+            g = energy.gradient(at, finite.detach(), *self.model.split(w))
+        target = torch.where(torch.isinf(energies), energies, g.detach())
+        away = relative_residual(q, target)
+        if not away <= IMPLICIT_TOL:
+            warn_fallback(f"relative residual {away:.1e}, limit {IMPLICIT_TOL:.1e}: not converged")
+            return None
+
+        def hessian(p: Any) -> Any:
+            if not g.requires_grad:  # nothing but unaries
+                return torch.zeros_like(p)
+            (out,) = torch.autograd.grad(g, at, p, retain_graph=True, allow_unused=True)
+            return torch.zeros_like(p) if out is None else out
+
+        to_theta = -covariance(q, grad)
+        y, trouble = adjoint(hessian, q, to_theta, self.adjoint_tol, self.adjoint_iterations)
+        if trouble:
+            warn_fallback(trouble)
+            return None
+        return y, None if w is None else torch.autograd.grad(g, w, y)[0]
+
+
+def cuda_kernels(energies: Any) -> Any:
+    """The compiler of the GPU's own kernels, where there are any; else None."""
+    if not energies.is_cuda or triton is None:
+        return None
+    try:
+        return import_module("proxfield.gpu.program").compile_cuda
+    except ImportError:
+        return None
+
+
+_FUNCTION: list[Any] = []
+
+
+def marginals_function() -> Any:
+    """The autograd function, made when first used: torch may not be there before."""
+    if not _FUNCTION:
+
+        class Marginals(torch.autograd.Function):  # type: ignore[misc]
+            """Marginals after the updates, with the gradient that the run asks for."""
+
+            @staticmethod
+            def forward(ctx: Any, energies: Any, weights: Any, run: Run) -> Any:
+                made = None
+                if any(ctx.needs_input_grad) and not run.implicit:
+                    made = run.record(energies, weights)
+                q = run.forward(energies, weights) if made is None else made.q
+                ctx.run = run
+                # its tensors go where autograd's hooks see them
+                ctx.made = None if made is None else replace(made, q=None, kept=[])
+                ctx.save_for_backward(q, energies, weights, *([] if made is None else made.kept))
+                return q
+
+            @staticmethod
+            @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+            def backward(ctx: Any, grad: Any) -> Any:
+                q, energies, weights, *kept = ctx.saved_tensors
+                made = None if ctx.made is None else replace(ctx.made, kept=kept)
+                to_energies, to_weights = ctx.run.backward(q, made, grad, energies, weights)
+                return to_energies, to_weights, None
+
+        _FUNCTION.append(Marginals)
+    return _FUNCTION[0]
