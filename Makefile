@@ -4,6 +4,7 @@
 #   make test   install, run the whole test suite
 #   make test-gpu  install torch and Triton (pinned in constraints/gpu.txt), run the GPU kernels in
 #               Triton's interpreter and in plain torch, and the torch layer; on the GPU if there is one
+#   make soak   check every promise of docs/reliability.md on many seeded cases, for 30 minutes
 #   make lint   ruff and mypy
 
 PYTHON ?= python3
@@ -28,7 +29,9 @@ Image.fromarray(guess.astype(np.uint8)).save("out/guess.png")
 endef
 export SCENE
 
-.PHONY: demo test test-gpu lint format clean
+MINUTES ?= 30
+
+.PHONY: demo test test-gpu soak lint format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -57,6 +60,9 @@ $(GPU_STAMP): pyproject.toml constraints/gpu.txt
 
 test-gpu: $(GPU_STAMP)
 	$(GPU_BIN)/python tests/gpu/run_all.py --jobs $(JOBS)
+
+soak: $(STAMP)
+	$(BIN)/python tests/reliability/soak.py --minutes $(MINUTES) --jobs $(JOBS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -165,8 +165,8 @@ def test_statuses_say_what_to_do(status: Status, remedy: str) -> None:
 def test_status_names() -> None:
     assert Status.CONVERGED.converged
     assert {s.label for s in Status} == {
-        "converged", "saddle", "overshot", "max-iters", "budget", "oscillating", "interrupted", "stopped",
-        "diverged", "no-feasible", "infeasible",
+        "converged", "saddle", "overshot", "max-iters", "budget", "oscillating", "interrupted",
+        "stopped", "diverged", "no-feasible", "infeasible",
     }  # fmt: skip
 
 

@@ -69,7 +69,8 @@ class Anneal(Rule):
         levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
         begun_at, begun = loop.iterations, loop.elapsed
         loop.best = None
-        for k in range(levels):
+        k = 0
+        while k < levels:
             temperature = hot ** (1.0 - k / max(1, levels - 1))
             share = COOLING * (k + 1) / levels
             limit = max(1, int(share * (loop.max_iters - begun_at)) - (loop.iterations - begun_at))
@@ -81,6 +82,10 @@ class Anneal(Rule):
             if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
                 last = Outcome(program.marginals(state), loop.last, status)
                 return conclude(loop, self, last, lambda: np.inf, session.start, "best")
+            k += 1
+            if loop.budget is not None:  # levels that there is no time for are left out
+                used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
+                k = max(k, int(levels * used))
         return session.settle(inner, plan, program.marginals(state))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,7 +106,10 @@ def infer(
         keep=keep,
         trace=trace,
     )
-    return infer_one(field, request, request.open(field))
+    begun = time.perf_counter()
+    result = infer_one(field, request, request.open(field))
+    result.setup_seconds = max(0.0, time.perf_counter() - begun - result.seconds)
+    return result
 
 
 @dataclass(frozen=True)

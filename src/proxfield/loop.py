@@ -20,7 +20,8 @@ from proxfield.stationarity import is_fixed_point
 LOOK_SECONDS = 0.05
 """Aim of a look at the clock, the callback and Ctrl-C."""
 FIRST_CHUNK = 4
-"""Iterations before the first look; one for fields that use threads."""
+LARGE = 10_000
+"""Iterations before the first look; one for fields of more entries than this."""
 ENDING_ITERATIONS = 1.5
 """What the last F and the copy of the marginals take, in iterations."""
 
@@ -118,6 +119,8 @@ class Loop:
     """Difference of the last state from the one two updates before it."""
     last: float = np.inf
     """F of the state in which the last run ended."""
+    known: State | None = None
+    """The state whose F that is."""
     live: tuple[Program, State] | None = None
     """Where the present run stands, if its F is the user's."""
 
@@ -153,7 +156,7 @@ class Loop:
         tol = self.tol if tol is None else tol
         budget = min(x for x in (self.budget, until, np.inf) if x is not None)
         end = self.max_iters if limit is None else min(self.max_iters, self.iterations + limit)
-        pace = Pace(1 if program.parallel else FIRST_CHUNK)
+        pace = Pace(1 if program.lowered.layout.size > LARGE else FIRST_CHUNK)
         first, base, start = self.iterations, self.elapsed, time.perf_counter()
         batches: list[Rows] = []
         moments: list[NDArray[np.float64]] = []
@@ -187,7 +190,8 @@ class Loop:
             return Status.INTERRUPTED
         finally:
             self.period2 = batches[-1].period2 if batches else np.inf
-            self.last = program.free_energy(state)
+            if batches or self.known is not state:  # stages that had no time keep what they know
+                self.last, self.known = program.free_energy(state), state
             self.append(first, moments, batches, self.last, visible)
             self.elapsed = base + time.perf_counter() - start
         return Status.MAX_ITERS

@@ -14,12 +14,14 @@ from proxfield.errors import InputError, UnsupportedError
 from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Chains, Plan
 from proxfield.loop import Loop
-from proxfield.polish import end_at_minimum, polish
+from proxfield.polish import end_at_minimum, polish, without_symmetry
 from proxfield.result import Status
 from proxfield.rules import Rule
 from proxfield.session import Outcome, Problem, Session
 from proxfield.terms.base import Layout
 
+LOOKS_A_SWEEP = 4
+"""Evaluations of F that take as long as a sweep, about."""
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
 
 
@@ -125,13 +127,19 @@ class Restarts(Rule):
     def _together(self, session: Session) -> Outcome:
         """All starts in one batch, a few sweeps at a time; then polish the best."""
         loop, program = session.loop, session.program
-        if loop.max_iters < 4:
-            return polish(session, session.start)
+        program.warm_up_chains(session.start)
         with loop.clock():
             count = min(self.count, loop.max_iters // 2)
+            if loop.budget is not None:  # starts and sweeps that half of it has time for
+                begun = time.perf_counter()
+                program.free_energy(program.start(session.start))
+                look = time.perf_counter() - begun
+                count = min(count, int((loop.budget - loop.elapsed) / (4 * LOOKS_A_SWEEP * look)))
+        if count < 2:
+            return polish(session, without_symmetry(session, session.start))
+        with loop.clock():
             q = np.stack(list(islice(self._starts(session), count)))
         each = max(1, min(20, loop.max_iters // (2 * len(q))))
-        program.warm_up_chains(session.start)
         done, step = 0, 1
         while done < each:
             begun, base = time.perf_counter(), loop.elapsed

@@ -106,7 +106,9 @@ class Result:
         free_energy: F(q) = E(q) − H(q); +inf if no feasible labelling was found.
         status: Why it stopped, with a remedy.
         iterations: Updates made.
-        seconds: Seconds of inference, without loading and compiling.
+        seconds: Seconds of inference: what a budget limits.
+        setup_seconds: All other seconds of the call: lowering and packing the field, loading and
+            compiling kernels.
         rule: The rule's name.
         params: The rule's parameters.
         trace: F and the change of q, state by state.
@@ -121,6 +123,7 @@ class Result:
     rule: str
     params: dict[str, Any]
     trace: Trace
+    setup_seconds: float = 0.0
     feasible: Ints | None = None
     """A labelling of finite energy known to the search, for fields with hard constraints."""
 
@@ -215,6 +218,7 @@ class Result:
             "message": self.message,
             "iterations": self.iterations,
             "seconds": self.seconds,
+            "setup_seconds": self.setup_seconds,
             "free_energy": self.free_energy,
             "log_z_bound": self.log_z_bound,
             "map_energy": self.map_energy,

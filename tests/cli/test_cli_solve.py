@@ -25,6 +25,7 @@ KEYS = {
     "status",
     "iterations",
     "seconds",
+    "setup_seconds",
     "free_energy",
     "log_z_bound",
     "map_energy",

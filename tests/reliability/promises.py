@@ -1,8 +1,8 @@
 """What proxfield promises, each as a check on one seeded case.
 
 A check takes a seed and returns how many claims it tested (0 where the case makes none), or raises
-`BrokenPromiseError` with what to run to see it again. `test_promises` runs some seeds of each in CI,
-`soak` many.
+`BrokenPromiseError` with what to run to see it again. `test_promises` runs some seeds of each in
+CI, `soak` many.
 """
 
 from __future__ import annotations
@@ -248,7 +248,9 @@ def bounds(seed: int) -> int:
     claim(not np.isnan(result.q).any() and not np.isnan(result.free_energy), what)
     if np.isfinite(result.free_energy):
         own = field.free_energy(result.q)
-        claim(abs(own - result.free_energy) <= slack + 1e-9 * abs(own), f"{what}, F(q) = {own:.12g}")
+        claim(
+            abs(own - result.free_energy) <= slack + 1e-9 * abs(own), f"{what}, F(q) = {own:.12g}"
+        )
     if result.status is pf.Status.INFEASIBLE:
         claim(not exact.feasible, what)
     claim(exact.feasible or result.status in NOT_FEASIBLE, what)
@@ -269,7 +271,10 @@ def descent(seed: int) -> int:
         return 0
     f = result.trace.free_energy[np.isfinite(result.trace.free_energy)]
     rise = np.diff(f) - 1e-9 * (1 + np.abs(f[:-1]))
-    claim(len(rise) == 0 or rise.max() <= 0, f"{about}, {rule}, {kernels}: F rose by {rise.max(initial=0):.3g}")
+    claim(
+        len(rise) == 0 or rise.max() <= 0,
+        f"{about}, {rule}, {kernels}: F rose by {rise.max(initial=0):.3g}",
+    )
     return 1
 
 
@@ -278,12 +283,17 @@ def labellings(seed: int) -> int:
     rng = np.random.default_rng([seed, 7])
     field, about = draw(seed, scale=float(10 ** rng.uniform(-2, 2)))
     init = start(field, ("random", "uniform", "corner")[seed % 3], rng)
-    result = run(field, ("fixed", "adhoc", "momentum")[seed % 3], init=init, max_iters=int(rng.integers(4)))
+    result = run(
+        field, ("fixed", "adhoc", "momentum")[seed % 3], init=init, max_iters=int(rng.integers(4))
+    )
     certain = all(term.bounds_log_z(field.layout) for term in field.terms)
     if result is None or not certain or not np.isfinite(result.free_energy):
         return 0
     e, expected = result.map_energy, result.expected_energy
-    claim(e <= expected + 1e-9 * (1 + abs(expected)), f"{about}: E(map) {e:.12g}, E(q) {expected:.12g}")
+    claim(
+        e <= expected + 1e-9 * (1 + abs(expected)),
+        f"{about}: E(map) {e:.12g}, E(q) {expected:.12g}",
+    )
     return 1
 
 
@@ -354,7 +364,9 @@ def agreement(seed: int) -> int:
     rng = np.random.default_rng([seed, 11])
     field, about = draw(seed, scale=float(10 ** rng.uniform(-2, 1)))
     rule = ("full-parallel", "adhoc", "fixed", "adaptive", "momentum", "sweep")[seed % 6]
-    found = [run(field, rule, init="random", max_iters=5, kernels=k, dtype="float64") for k in KERNELS]
+    found = [
+        run(field, rule, init="random", max_iters=5, kernels=k, dtype="float64") for k in KERNELS
+    ]
     if len(found) < 2 or any(r is None for r in found):
         return 0
     for kernels, other in zip(KERNELS[1:], found[1:], strict=True):
@@ -371,7 +383,7 @@ def files(seed: int) -> int:
     import tempfile
     from pathlib import Path
 
-    from proxfield.io import model_to_field, read_model, write_model
+    from proxfield.io import read_model, write_model
 
     rng = np.random.default_rng([seed, 12])
     field, _ = random_field(seed % 200, kinds=SPIN_KINDS, scale=1.0)
@@ -385,7 +397,7 @@ def files(seed: int) -> int:
         for _ in range(20):
             path.write_bytes(damaged(text, rng))
             try:
-                model_to_field(read_model(path))
+                read_model(path)
             except ProxfieldError as error:
                 line = str(error)
                 claim("\n" not in line and len(line) < 200 + len(folder), f"seed {seed}: {line!r}")
@@ -407,7 +419,15 @@ def damaged(text: bytes, rng: np.random.Generator) -> bytes:
         elif how == 3:
             data = data[:at]
         else:
-            odd = [b" -1 ", b" 1e999 ", b" nan ", b" inf ", b" 99999999999999999999 ", b" x ", b" 0 "]
+            odd = [
+                b" -1 ",
+                b" 1e999 ",
+                b" nan ",
+                b" inf ",
+                b" 99999999999999999999 ",
+                b" x ",
+                b" 0 ",
+            ]
             data[at:at] = odd[int(rng.integers(len(odd)))]
     return bytes(data)
 
@@ -421,8 +441,8 @@ PROMISES: dict[str, Promise] = {
         "the same when continuing from a result after the unary energies changed",
         warm_starts, 60, 3_000),
     "minima": Promise(
-        "where auto, anneal, restarts and portfolio say CONVERGED, the Hessian of F has no negative "
-        "eigenvalue; they never say SADDLE", minima, 200, 5_000),
+        "where auto, anneal, restarts and portfolio say CONVERGED, the Hessian of F has no "
+        "negative eigenvalue; they never say SADDLE", minima, 200, 5_000),
     "saddles": Promise(
         "SADDLE is said where, and only where, F falls along some direction", saddles, 200, 8_000),
     "bounds": Promise("log_z_bound ≤ log Z by enumeration; F is F(q); infeasible means infeasible",

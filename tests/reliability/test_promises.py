@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from promises import PROMISES  # noqa: E402
+from promises import PROMISES
 
 PARTS = 4
 """Each promise is split into so many tests, so that processes can share them."""

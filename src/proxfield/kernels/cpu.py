@@ -92,6 +92,13 @@ class CpuProgram(Program):
     def _entropies(self, s: CpuState) -> float:
         """Fill ``s.h``; return the sum."""
 
+    def _entropy(self, s: CpuState) -> float:
+        """H of the buffer in use, without the energy."""
+        s.h = np.zeros(self.layout.n_vars)
+        total = self._entropies(s)
+        s.h = None
+        return total
+
     @abstractmethod
     def _set(self, s: CpuState, theta: Floats) -> None:
         """Take natural parameters in the flat layout."""
@@ -180,8 +187,10 @@ class CpuProgram(Program):
         )
 
     def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
-        if s.entropy is None or (plan.adaptive and s.known_f is None):
+        if plan.adaptive and (s.known_f is None or s.entropy is None):
             s.known_f = self._evaluate(s)
+        elif s.entropy is None:
+            s.entropy = self._entropy(s)
         f, s.known_f = s.known_f, None
         motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)

@@ -87,6 +87,7 @@ class DenseProgram(GeneralProgram):
         )
         if self.tail:
             self.tail_pack = self._general_pack(self.n)
+        self._warm: set[tuple[Any, ...]] = set()  # plans like these have run
         self._shown: CpuState | None = None  # whose marginals the rows show …
         self._stage = ""  # … and whether they are "splatted" or "blurred"
 
@@ -391,6 +392,10 @@ class DenseProgram(GeneralProgram):
         if not isinstance(plan, Update) or self.n <= FEW:
             super().warm_up(plan, state, trace)
             return
+        key = (plan.kind, plan.adaptive, trace, bool((plan.step == 1.0).all()))
+        if key in self._warm:
+            return
+        self._warm.add(key)
         few = Layout(np.full(FEW, self.labels))
         terms = tuple(term.like(FEW) for term in self.terms)
         unary = np.zeros(few.size, dtype=self.lowered.unary.dtype)
