@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError
-from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
+from proxfield.terms.base import (
+    Floats,
+    Ints,
+    Layout,
+    Tables,
+    Term,
+    as_floats,
+    as_indices,
+    largest_finite,
+)
 
 if TYPE_CHECKING:
     from proxfield.lowering import Builder
@@ -193,6 +202,9 @@ class Consistency(Term):
     def _centring(self, layout: Layout) -> NDArray[np.float64]:
         """1 − 1/L, or 1 for segments of up to three variables.  # (S,)"""
         return np.where(self.sizes > 3, 1.0 - 1.0 / self._labels(layout), 1.0)
+
+    def magnitude(self, layout: Layout) -> float:
+        return len(self.weights) * largest_finite(self.weights)
 
     def curvature(self, layout: Layout) -> Floats:
         top = self.weights.max(axis=1, initial=0.0) * self._centring(layout)

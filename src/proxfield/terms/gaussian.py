@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.errors import InputError
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.base import Filter, check_features
-from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats
+from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
 SMALLEST_MASS = 1e-20
@@ -97,7 +97,10 @@ class Gaussian(Term):
                     "a compatibility is a vector (labels,) or a square matrix (labels, labels), "
                     f"not of shape {table.shape}"
                 )
-            self.matrix = self.weight * 0.5 * (table + table.T)
+            with np.errstate(over="ignore"):
+                self.matrix = self.weight * (0.5 * (table + table.T))
+            if not np.isfinite(self.matrix).all():
+                raise InputError("the weight times the compatibility is too large for a float64")
 
     def compatibility(self, labels: int) -> NDArray[np.float64]:
         """weight · μ up to what is the same for all labels of a variable.  # (labels, labels)"""
@@ -274,6 +277,11 @@ class Gaussian(Term):
         table = self.compatibility(int(layout.cardinalities[self.first]))
         equal = np.diag(table)
         return bool((table >= 0.5 * (equal[:, None] + equal) - 1e-12).all())
+
+    def magnitude(self, layout: Layout) -> float:
+        # entries of K are at most about 1; normalised, those of a row sum to 1 on average
+        pairs = float(self.n_points) ** (2 if self.normalization == "none" else 1)
+        return pairs * (abs(self.weight) if self.matrix is None else largest_finite(self.matrix))
 
     def curvature(self, layout: Layout) -> Floats:
         out = np.zeros(layout.n_vars)
