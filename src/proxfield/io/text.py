@@ -52,8 +52,8 @@ def squeeze(chunks: Iterable[bytes]) -> Text:
 
     Example:
         >>> text = squeeze([b"PR" + 100 * b" \\n", b"1"])
-        >>> text.data, text.line(3)
-        (b'PR\\n1', 101)
+        >>> text.data, text.line(4)
+        (b'PR \\n1', 101)
     """
     out = io.BytesIO()
     offsets, lines = array("q"), array("q")
@@ -74,7 +74,7 @@ def squeeze(chunks: Iterable[bytes]) -> Text:
             for begin, end in _long_runs(piece, solid):
                 ends = count_lines(piece[begin:end])
                 out.write(piece[done:begin])
-                out.write(b"\n" if ends else b" ")
+                out.write(b" \n" if ends else b" ")  # a blank first: \r and \n would be one end
                 done = end
                 if ends > 1:
                     offsets.append(out.tell())

@@ -21,6 +21,7 @@ from proxfield.terms.base import (
     as_indices,
     largest_finite,
 )
+from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
     from proxfield.lowering import Builder
@@ -219,6 +220,9 @@ class Consistency(Term):
         down = self._by_variable(layout, top * (self.sizes - 1))
         return -float(down.max(initial=0.0)), float(self.curvature(layout).max(initial=0.0))
 
+    def workspace(self, layout: Layout) -> int:
+        return 8 * self.nbytes
+
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
         labels = self._labels(layout)
         for n in np.unique(self.sizes).tolist():
@@ -242,6 +246,13 @@ class TabledConsistency(Consistency):
         for scopes, tables, index in self.as_tables(layout):
             assert index is not None
             builder.add_tables(scopes, tables, index)
+
+    def workspace(self, layout: Layout) -> int:
+        total = 8 * self.nbytes
+        for scopes, tables, index in self.as_tables(layout):
+            assert index is not None
+            total += tables.nbytes + Factor.trusted(scopes, tables, index).workspace(layout)
+        return total
 
     def neighbours(self, layout: Layout) -> Ints:
         pairs = [np.zeros((0, 2), dtype=np.int64)]

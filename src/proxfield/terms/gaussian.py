@@ -14,6 +14,12 @@ from proxfield.filters.base import Filter, check_features
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
+CORNER_BYTES = 150
+"""Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
+VERTEX_BYTES = 170
+"""The same per vertex of the lattice: neighbours and values."""
+POINT_BYTES = 100
+"""Scales, sums and temporary arrays per point."""
 SMALLEST_MASS = 1e-20
 """Added to a point's total weight before dividing by it."""
 
@@ -299,6 +305,15 @@ class Gaussian(Term):
     def nbytes(self) -> int:
         return 0 if self.features is None else self.features.nbytes
 
+    def workspace(self, layout: Layout) -> int:
+        if self.filter_kind == "exact":
+            return POINT_BYTES * self.n_points
+        if self.features is None or "filter" in vars(self):  # built: it is part of the field
+            return POINT_BYTES * self.n_points
+        corners = (self.features.shape[1] + 1) * self.n_points
+        per_vertex = VERTEX_BYTES * lattice_vertices(self.features)
+        return int(POINT_BYTES * self.n_points + CORNER_BYTES * corners + per_vertex)
+
     def as_tables(self, layout: Layout) -> Any:
         """The term as explicit tables, one per pair: for small fields."""
         a = self.operate(np.eye(self.n_points))
@@ -310,3 +325,18 @@ class Gaussian(Term):
             yield (np.arange(self.n_points) + self.first)[:, None], own, None
         pairs = np.stack([i, j], axis=1) + self.first
         yield pairs.astype(np.int64), a[i, j][:, None, None] * table, None
+
+
+def lattice_vertices(features: NDArray[Any]) -> int:
+    """About how many vertices a permutohedral lattice has at most.  # (n, d)
+
+    At most 3 (d + 1) per point (its simplex and what filtering adds around it), and about those
+    in the points' bounding box: a vertex takes the volume (3/2)^(d/2) / √(d + 1) in units
+    of standard deviations.
+    """
+    n, d = features.shape
+    if n == 0:
+        return 0
+    span = np.ptp(features, axis=0).astype(np.float64) + 5.0
+    volume = float(1.5 ** (d / 2)) / float(np.sqrt(d + 1))
+    return int(min(3 * (d + 1) * n, 1.2 * float(np.prod(span)) / volume))
