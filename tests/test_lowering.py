@@ -291,3 +291,72 @@ def test_restrict_starts_uniform_where_nothing_is_left() -> None:
     layout = pf.Field([3]).layout
     reduction = Reduction(layout, np.array([False, True, True]))
     assert reduction.restrict(np.array([1.0, 0.0, 0.0])).tolist() == [0.5, 0.5]
+
+
+# ---- energies too large to add up ----
+
+
+def chain_edges(n: int) -> np.ndarray:
+    return np.stack([np.arange(n - 1), np.arange(1, n)], axis=1)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        [pf.Unary([[1e308, -1e308]] * 3), pf.Unary([[1e308, -1e308]] * 3)],
+        [pf.Unary([[0.0, 1.1e300]], [1])],
+        [pf.Constant(-1e300), pf.Constant(-1e300)],
+        [pf.Ising([[0, 1]], 1e308)],
+        [pf.Ising(chain_edges(3), [-6e299, 6e299])],
+        [pf.Potts([[0, 1], [1, 2]], -1e300)],
+        [pf.Pairwise([[0, 1]], [[0.0, 1e301], [np.inf, 0.0]])],
+        [pf.Factor([0, 1, 2], np.full((2, 2, 2), -1e307))],
+        [pf.Gaussian(np.zeros((3, 1)), 1e301)],
+        [pf.Gaussian(np.zeros((3, 1)), 1.0, compatibility=[1e301, 0.0], normalization="none")],
+        [pf.Consistency([0, 0, 0], 1e301)],
+    ],
+)
+def test_energies_that_could_overflow_are_refused(terms: list[pf.Term]) -> None:
+    field = pf.Field(3, labels=2, terms=terms)
+    with pytest.raises(pf.InputError, match=r"in size, expected at most 1e\+300") as caught:
+        pf.infer(field)
+    assert len(str(caught.value)) < 200
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", ["fixed", "momentum", "sweep", "auto"])
+def test_energies_below_the_limit_give_finite_bounds(rule: str) -> None:
+    edges = chain_edges(80)
+    weights = 1e297 * np.linspace(-1, 1, 79)
+    field = pf.Field(80, labels=2, terms=[pf.Ising(edges, weights), pf.Unary([[0, INF]], [3])])
+    result = pf.infer(field, rule, max_iters=30, init="random")
+    assert np.isfinite(result.free_energy)
+    assert result.log_z_bound < 1e299
+
+
+def test_infinite_energies_do_not_count() -> None:
+    table = np.where(np.eye(2, dtype=bool), 0.0, INF)
+    field = pf.Field(2, labels=2, terms=[pf.Pairwise([[0, 1]], table), pf.Unary([[0, INF]], [0])])
+    assert field.lower().magnitude == 0.0
+    assert pf.Field(1, labels=2, terms=[pf.Constant(INF)]).lower().infeasible
+
+
+def test_single_precision_has_a_limit_of_its_own() -> None:
+    field = pf.Field(2, labels=2, terms=[pf.Ising([[0, 1]], 2e37)])
+    assert np.isfinite(pf.infer(field, "sweep").free_energy)
+    with pytest.raises(pf.InputError, match=r"2e\+37 in size, expected at most 1e\+37 for dtype"):
+        pf.infer(field, "sweep", dtype="float32")
+
+
+# ---- nothing to take out ----
+
+
+def test_unary_energies_are_shared_only_as_float64() -> None:
+    energies = np.array([[0.1, 0.2], [0.3, 0.4]])
+    term = pf.Unary(energies)
+    assert np.shares_memory(pf.Field(2, labels=2, terms=[term]).lower().unary, term.energies)
+    single = pf.Field(2, labels=2, terms=[pf.Unary(energies.astype(np.float32))]).lower().unary
+    assert single.dtype == np.float64
+    both = pf.Field(2, labels=2, terms=[term, term]).lower().unary
+    np.testing.assert_array_equal(both, 2 * energies.ravel())
+    np.testing.assert_array_equal(term.energies, energies)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError
 from proxfield.lowering import Lowered, lower
-from proxfield.memory import check_memory
+from proxfield.memory import check_memory, estimate_memory
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
 
 STATE_ARRAYS = 8
@@ -176,10 +176,20 @@ class Field:
             self._lowered = lower(self.layout, self.terms, self.evidence)
         return self._lowered
 
-    def memory_estimate(self) -> int:
-        """Bytes that lowering and iterating will take at most, beside the field itself."""
-        tables = sum(t.nbytes for t in self.terms)
-        return 3 * tables + 8 * STATE_ARRAYS * self.layout.size
+    def memory_estimate(self, chains: int = 4) -> int:
+        """Bytes that lowering and iterating take at most, beside the field itself.
+
+        An upper bound for all rules on the CPU kernels, in float64.
+
+        Args:
+            chains: How many chains `auto` runs at a time: 4, or one per thread with a budget.
+
+        Example:
+            >>> field = Field(1000, labels=2)
+            >>> field.memory_estimate() < 2**20
+            True
+        """
+        return estimate_memory(self.layout, self.terms, self.evidence, chains)
 
 
 def entropy(q: Floats) -> float:

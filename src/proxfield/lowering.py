@@ -317,9 +317,10 @@ class Builder:
         """Count energies of up to ``most`` in sum, and refuse what sums could not hold."""
         self.magnitude += most
         if not self.magnitude <= MAX_ENERGY:
+            total = f"{self.magnitude:.3g}" if np.isfinite(self.magnitude) else "over 1.8e308"
             raise InputError(
-                f"the {what} add up to as much as {most:.3g} and all energies to "
-                f"{self.magnitude:.3g} in size, expected at most {MAX_ENERGY:g} (+inf: impossible)"
+                f"with the {what}, energies can add up to {total} in size, expected at most "
+                f"{MAX_ENERGY:g} (scale them down; for what is impossible use +inf)"
             )
 
     def _store(self, scopes: Ints, tables: Floats, index: Ints) -> None:

@@ -75,12 +75,12 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
 
 @POSIX
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(self: Path) -> bytes:
+    def denied(self: Path, mode: str) -> bytes:
         raise PermissionError(13, "Permission denied")
 
     path = tmp_path / "m.uai"
     path.write_bytes(TEXT)
-    monkeypatch.setattr(Path, "read_bytes", denied)  # root may read everything, so pretend
+    monkeypatch.setattr(Path, "open", denied)  # root may read everything, so pretend
     with pytest.raises(InputError, match=r"permission denied.*chmod"):
         read_bytes(path)
 

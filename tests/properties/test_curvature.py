@@ -19,7 +19,7 @@ from helpers import (
     repulsive_grid,
 )
 from proxfield.curvature import DENSE, Curvature, damping_for
-from proxfield.terms.factor import spectral_norms
+from proxfield.terms.factor import small_block_norms, spectral_norms
 
 
 def curvature_of(field: pf.Field, kernels: str = "cpu") -> Curvature:
@@ -165,3 +165,26 @@ def test_spectral_norms() -> None:
         left, right = (np.eye(c) - 1 / c for c in shape)
         flat = [np.linalg.svd(left @ b @ right, compute_uv=False)[0] for b in blocks]
         np.testing.assert_allclose(spectral_norms(blocks, centred=True), flat)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 3), (2, 3), (3, 2), (1, 3), (3, 2, 2), (2, 4, 3, 3)])
+def test_norms_of_small_blocks(shape: tuple[int, ...]) -> None:
+    tables = np.random.default_rng(1).normal(size=(6, *shape)) * 1e200  # squares would overflow
+    for a in range(len(shape)):
+        for b in range(a + 1, len(shape)):
+            if max(shape[a], shape[b]) > 3:
+                continue
+            blocks = np.moveaxis(tables, (a + 1, b + 1), (-2, -1))
+            blocks = blocks.reshape(6, -1, *blocks.shape[-2:])
+            expected = spectral_norms(blocks / 1e200, centred=True).max(axis=1)
+            np.testing.assert_allclose(small_block_norms(tables, a, b) / 1e200, expected)
+
+
+def test_norms_that_come_too_late_are_bounds() -> None:
+    rng = np.random.default_rng(2)
+    scopes = np.array([[0, 1, 2], [2, 3, 4]])
+    field = pf.Field(5, labels=5, terms=[pf.Factor(scopes, rng.normal(size=(2, 5, 5, 5)))])
+    exact = Curvature(field.lower()).local
+    late = Curvature(field.lower(), seconds=0.0).local
+    assert (late > exact).all()
+    assert (late < 3 * exact).all()

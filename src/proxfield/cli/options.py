@@ -25,6 +25,29 @@ def stack(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     return apply
 
 
+class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number of bytes: a whole number, or one with K, M or G for 2^10, 2^20 or 2^30."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if isinstance(value, int):
+            return value
+        scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(value[-1:].upper(), 1)
+        digits = value if scale == 1 else value[:-1]
+        if not digits.isdecimal():
+            self.fail(f"{value!r} isn't a number of bytes, expected for example 500M or 8G")
+        return int(digits) * scale
+
+
+MAX_BYTES_KEY = "proxfield.max_bytes"
+"""Where the context keeps the limit for `shared.load`: no subcommand needs to hand it on."""
+
+
+def _remember_max_bytes(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
+    ctx.meta[MAX_BYTES_KEY] = value
+
+
 model_options = stack(
     click.argument("model"),
     click.option("--evidence", metavar="FILE", help="UAI evidence file: observed variables."),
@@ -34,6 +57,15 @@ model_options = stack(
         default="0",
         show_default=True,
         help="Does the evidence file count variables from 0 or from 1?",
+    ),
+    click.option(
+        "--max-bytes",
+        metavar="N",
+        type=ByteCount(),
+        expose_value=False,
+        callback=_remember_max_bytes,
+        help="Maximum size of each file once decompressed, for example 8G.  [default: 4G; "
+        "for a compressed file 64M or 250 times its own size, whichever is more]",
     ),
 )
 

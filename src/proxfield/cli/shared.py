@@ -46,13 +46,18 @@ def load(model: str, evidence: str | None, evidence_base: str) -> Loaded:
     if model == "-" and evidence == "-":
         raise click.UsageError("the model and the evidence can't both come from standard input")
     start = time.perf_counter()
+    from proxfield.cli.options import MAX_BYTES_KEY
     from proxfield.io.evidence import read_evidence
     from proxfield.io.uai import read_model
 
-    field = read_model(model)
+    context = click.get_current_context(silent=True)
+    limit = None if context is None else context.meta.get(MAX_BYTES_KEY)
+    field = read_model(model, max_bytes=limit)
     observed: dict[int, int] = {}
     if evidence is not None:
-        observed = read_evidence(evidence, field.cardinalities, base=int(evidence_base))
+        observed = read_evidence(
+            evidence, field.cardinalities, base=int(evidence_base), max_bytes=limit
+        )
         field = field.condition(observed)
     name = "<stdin>" if model == "-" else model
     return Loaded(name, field, len(observed), time.perf_counter() - start)

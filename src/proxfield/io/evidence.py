@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from proxfield.errors import InputError
-from proxfield.io.files import Source, Target, atomic_write, read_bytes
+from proxfield.io.files import Source, Target, atomic_write
+from proxfield.io.text import Text, read_text
 from proxfield.io.tokens import Tokens
 
 
@@ -57,7 +58,7 @@ def _is_samples(tokens: Tokens, samples: int) -> bool:
 
 
 def parse_evidence(
-    data: bytes, name: str, cardinalities: npt.ArrayLike, *, base: int = 0
+    data: bytes | Text, name: str, cardinalities: npt.ArrayLike, *, base: int = 0
 ) -> dict[int, int]:
     """Read the text of an evidence file.
 
@@ -112,26 +113,30 @@ def parse_evidence(
     return evidence
 
 
-def read_evidence(source: Source, cardinalities: npt.ArrayLike, *, base: int = 0) -> dict[int, int]:
+def read_evidence(
+    source: Source, cardinalities: npt.ArrayLike, *, base: int = 0, max_bytes: int | None = None
+) -> dict[int, int]:
     """Read an evidence file, plain or compressed.
 
     Args:
         source: A path, ``"-"`` for standard input, or an open binary file.
         cardinalities: Number of labels of each variable.
         base: 1 if the file counts variables from 1, otherwise 0.
+        max_bytes: Maximum number of bytes of content. By default 4 GiB, and for a compressed file
+            at most 64 MiB or 250 times its own size, whichever is more.
 
     Returns:
         The label of each observed variable; see :func:`parse_evidence`.
 
     Raises:
-        InputError: If the file can't be read or isn't valid evidence.
+        InputError: If the file can't be read, is larger than allowed or isn't valid evidence.
 
     Example:
         >>> import io
         >>> read_evidence(io.BytesIO(b"1 2 0"), [2, 2], base=1)
         {1: 0}
     """
-    return parse_evidence(*read_bytes(source), cardinalities, base=base)
+    return parse_evidence(*read_text(source, max_bytes), cardinalities, base=base)
 
 
 def write_evidence(evidence: Mapping[int, int] | npt.ArrayLike, target: Target) -> None:

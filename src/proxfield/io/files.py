@@ -11,21 +11,17 @@ import re
 import secrets
 import stat
 import sys
-import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from proxfield.errors import InputError
+from proxfield.io.archives import Read, read_chunks
 
 # "-" (a plain str) stands for standard input or output.
 Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
 Target: TypeAlias = "str | os.PathLike[str]"
 
-_MAGIC = {
-    ".gz": ("gzip", b"\x1f\x8b"),
-    ".xz": ("xz", b"\xfd7zXZ\x00"),
-    ".bz2": ("bzip2", b"BZh"),
-}
 _FD_PATH = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,9})")
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 
@@ -58,93 +54,39 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(text).split())
 
 
-def _decompress(data: bytes, name: str) -> bytes:
-    """Undo gzip, xz or bzip2, recognised by the first bytes; other data pass unchanged."""
-    for suffix, (kind, magic) in _MAGIC.items():
-        if data.startswith(magic):
-            break
-        # Cut inside the magic bytes: only the suffix still tells that it was an archive.
-        if name.lower().endswith(suffix) and magic.startswith(data):
-            raise InputError(
-                f"{kind} archive is cut short after {len(data)} bytes, expected a whole archive",
-                path=name,
-            )
-    else:
-        return data
-    try:
-        if kind == "gzip":
-            return gzip.decompress(data)
-        if kind == "xz":
-            return lzma.decompress(data)
-        return bz2.decompress(data)
-    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(
-            f"{kind} archive is corrupt or cut short ({_reason(error)}), expected a whole archive",
-            path=name,
-        ) from None
-    except MemoryError:
-        raise InputError(
-            f"{kind} archive doesn't fit in memory once decompressed, expected a smaller file",
-            path=name,
-        ) from None
-
-
-def _read_stream(stream: object, name: str) -> bytes:
-    """Read an open file to its end; text streams are refused unless they wrap bytes."""
+def _reader(stream: object, name: str) -> Read:
+    """How to read from an open file; text streams are refused unless they wrap bytes."""
     stream = getattr(stream, "buffer", stream)
     read = getattr(stream, "read", None)
     if read is None:
         raise InputError(
             f"can't read from {type(stream).__name__}, expected a path, '-' or a binary file"
         )
+
+    def some(size: int) -> bytes:
+        try:
+            content = read(size)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"can't read ({_reason(error)}), expected an open, readable binary file", path=name
+            ) from None
+        if isinstance(content, str):
+            content = content.encode("utf-8", "surrogateescape")
+        if not isinstance(content, bytes | bytearray | memoryview):
+            raise InputError(
+                f"read() gave {type(content).__name__}, expected bytes "
+                "(open the file in mode 'rb')",
+                path=name,
+            )
+        return bytes(content)
+
+    return some
+
+
+def _open(path: str | os.PathLike[str], name: str) -> BinaryIO:
+    """Open a file for reading, or say why it can't be."""
     try:
-        content = read()
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"can't read ({_reason(error)}), expected an open, readable binary file", path=name
-        ) from None
-    if isinstance(content, str):
-        content = content.encode("utf-8", "surrogateescape")
-    if not isinstance(content, bytes | bytearray | memoryview):
-        raise InputError(
-            f"read() gave {type(content).__name__}, expected bytes (open the file in mode 'rb')",
-            path=name,
-        )
-    return bytes(content)
-
-
-def read_bytes(source: Source) -> tuple[bytes, str]:
-    """Read a whole file and decompress it if it's a gzip, xz or bzip2 archive.
-
-    Archives are recognised by their first bytes, so a wrong or missing suffix
-    does no harm.
-
-    Args:
-        source: A path, ``"-"`` for standard input, or an open binary file.
-
-    Returns:
-        The content and the name to print in messages.
-
-    Raises:
-        InputError: If the file is missing, unreadable, a directory or a broken archive.
-
-    Example:
-        >>> import io
-        >>> read_bytes(io.BytesIO(b"0"))
-        (b'0', '<file>')
-    """
-    if isinstance(source, str) and source == "-":
-        if sys.stdin is None:
-            raise InputError("standard input is closed, expected a file name or piped data")
-        name = "<stdin>"
-        return _decompress(_read_stream(sys.stdin, name), name), name
-    if not isinstance(source, str | os.PathLike):
-        given = getattr(source, "name", None)
-        name = display_name(given) if isinstance(given, str | os.PathLike) else "<file>"
-        return _decompress(_read_stream(source, name), name), name
-    name = display_name(source)
-    try:
-        data = Path(source).read_bytes()
+        return Path(path).open("rb")
     except FileNotFoundError:
         raise InputError(
             "no such file, expected an existing file (check the spelling and the folder)", path=name
@@ -152,7 +94,7 @@ def read_bytes(source: Source) -> tuple[bytes, str]:
     except IsADirectoryError:
         raise InputError("is a directory, expected a file inside it", path=name) from None
     except PermissionError:
-        if Path(source).is_dir():  # what Windows says when a directory is opened
+        if Path(path).is_dir():  # what Windows says when a directory is opened
             raise InputError("is a directory, expected a file inside it", path=name) from None
         raise InputError(
             "permission denied, expected a readable file (try chmod +r)", path=name
@@ -161,7 +103,69 @@ def read_bytes(source: Source) -> tuple[bytes, str]:
         raise InputError(
             f"can't read ({_reason(error)}), expected a readable file", path=name
         ) from None
-    return _decompress(data, name), name
+
+
+def open_source(source: Source, max_bytes: int | None = None) -> tuple[Iterator[bytes], str]:
+    """The content of a file in pieces, decompressed, and its name for messages.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        max_bytes: Maximum number of bytes of content; see `archives.read_chunks`.
+
+    Raises:
+        InputError: If the file is missing, unreadable or a directory; while iterating, if it is
+            a broken archive or too large.
+    """
+    if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 0):
+        raise InputError(f"max_bytes={max_bytes!r}, expected a number of bytes, 0 or more")
+    if isinstance(source, str) and source == "-":
+        if sys.stdin is None:
+            raise InputError("standard input is closed, expected a file name or piped data")
+        name = "<stdin>"
+        return read_chunks(_reader(sys.stdin, name), name, max_bytes), name
+    if not isinstance(source, str | os.PathLike):
+        given = getattr(source, "name", None)
+        name = display_name(given) if isinstance(given, str | os.PathLike) else "<file>"
+        return read_chunks(_reader(source, name), name, max_bytes), name
+    name = display_name(source)
+    stream = _open(source, name)
+
+    def chunks() -> Iterator[bytes]:
+        with stream:
+            size = os.fstat(stream.fileno()).st_size
+            yield from read_chunks(_reader(stream, name), name, max_bytes, size=size)
+
+    return chunks(), name
+
+
+def read_bytes(source: Source, max_bytes: int | None = None) -> tuple[bytes, str]:
+    """Read a whole file and decompress it if it's a gzip, xz or bzip2 archive.
+
+    Archives are recognised by their first bytes, so a wrong or missing suffix
+    does no harm.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        max_bytes: Maximum number of bytes of content. By default 4 GiB, and for an archive at
+            most 64 MiB or 250 times its own size, whichever is more.
+
+    Returns:
+        The content and the name to print in messages.
+
+    Raises:
+        InputError: If the file is missing, unreadable, a directory, a broken archive, or larger
+            than allowed.
+
+    Example:
+        >>> import io
+        >>> read_bytes(io.BytesIO(b"0"))
+        (b'0', '<file>')
+    """
+    chunks, name = open_source(source, max_bytes)
+    try:
+        return b"".join(chunks), name
+    except MemoryError:
+        raise InputError("doesn't fit in memory, expected a smaller file", path=name) from None
 
 
 def _compress(data: bytes, name: str) -> bytes:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from proxfield.errors import InputError
-from proxfield.io.files import Source, read_bytes
+from proxfield.io.files import Source
+from proxfield.io.text import Text, read_text
 from proxfield.io.tokens import Floats, Ints, Tokens
 from proxfield.io.uai_write import _rows
 
@@ -103,7 +104,7 @@ def _sample_error(tokens: Tokens, kind: str, expected: str) -> InputError:
 
 
 def parse_mar(
-    data: bytes, name: str = "<mar>", cardinalities: npt.ArrayLike | None = None
+    data: bytes | Text, name: str = "<mar>", cardinalities: npt.ArrayLike | None = None
 ) -> list[Floats]:
     """Read the text of a MAR file, with or without the header word and a sample count of 1.
 
@@ -187,7 +188,9 @@ def _check_sizes(tokens: Tokens, heads: Ints, sizes: Ints, wanted: Ints) -> None
         )
 
 
-def parse_map(data: bytes, name: str = "<map>", cardinalities: npt.ArrayLike | None = None) -> Ints:
+def parse_map(
+    data: bytes | Text, name: str = "<map>", cardinalities: npt.ArrayLike | None = None
+) -> Ints:
     """Read the text of a MAP file, with or without the header word and a sample count of 1.
 
     ``MPE`` is accepted as the header word too.
@@ -232,7 +235,7 @@ def parse_map(data: bytes, name: str = "<map>", cardinalities: npt.ArrayLike | N
     return labels.astype(np.int64)
 
 
-def parse_pr(data: bytes, name: str = "<pr>") -> float:
+def parse_pr(data: bytes | Text, name: str = "<pr>") -> float:
     """Read the text of a PR file, with or without the header word and a sample count of 1.
 
     Args:
@@ -266,12 +269,15 @@ def parse_pr(data: bytes, name: str = "<pr>") -> float:
     return value * _LN10
 
 
-def read_mar(source: Source, cardinalities: npt.ArrayLike | None = None) -> list[Floats]:
+def read_mar(
+    source: Source, cardinalities: npt.ArrayLike | None = None, *, max_bytes: int | None = None
+) -> list[Floats]:
     """Read a MAR file, plain or compressed; see :func:`parse_mar`.
 
     Args:
         source: A path, ``"-"`` for standard input, or an open binary file.
         cardinalities: The numbers of labels to expect, if known.
+        max_bytes: Maximum number of bytes of content, as for `read_model`.
 
     Returns:
         The marginal of each variable.
@@ -281,15 +287,18 @@ def read_mar(source: Source, cardinalities: npt.ArrayLike | None = None) -> list
         >>> len(read_mar(io.BytesIO(b"MAR 2 1 1 1 1")))
         2
     """
-    return parse_mar(*read_bytes(source), cardinalities)
+    return parse_mar(*read_text(source, max_bytes), cardinalities)
 
 
-def read_map(source: Source, cardinalities: npt.ArrayLike | None = None) -> Ints:
+def read_map(
+    source: Source, cardinalities: npt.ArrayLike | None = None, *, max_bytes: int | None = None
+) -> Ints:
     """Read a MAP file, plain or compressed; see :func:`parse_map`.
 
     Args:
         source: A path, ``"-"`` for standard input, or an open binary file.
         cardinalities: The numbers of labels to check against, if known.
+        max_bytes: Maximum number of bytes of content, as for `read_model`.
 
     Returns:
         The label of each variable.
@@ -299,14 +308,15 @@ def read_map(source: Source, cardinalities: npt.ArrayLike | None = None) -> Ints
         >>> read_map(io.BytesIO(b"MAP 2 0 1")).tolist()
         [0, 1]
     """
-    return parse_map(*read_bytes(source), cardinalities)
+    return parse_map(*read_text(source, max_bytes), cardinalities)
 
 
-def read_pr(source: Source) -> float:
+def read_pr(source: Source, *, max_bytes: int | None = None) -> float:
     """Read a PR file, plain or compressed; see :func:`parse_pr`.
 
     Args:
         source: A path, ``"-"`` for standard input, or an open binary file.
+        max_bytes: Maximum number of bytes of content, as for `read_model`.
 
     Returns:
         The natural logarithm of the partition function.
@@ -316,4 +326,4 @@ def read_pr(source: Source) -> float:
         >>> read_pr(io.BytesIO(b"PR 0"))
         0.0
     """
-    return parse_pr(*read_bytes(source))
+    return parse_pr(*read_text(source, max_bytes))

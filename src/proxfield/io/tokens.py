@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from proxfield.errors import InputError
+from proxfield.io.text import BYTE_ORDER_MARK, SPACES, Text
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_SPACES = b" \t\n\r\v\f"
 _SPACE = re.compile(rb"[ \t\n\r\v\f]")
 _WORD = re.compile(rb"[^ \t\n\r\v\f]+")
 _NUMBER = re.compile(
@@ -28,7 +28,7 @@ _NUMBER = re.compile(
 _BINARY = re.compile(rb"[\x00\x80-\xff]")
 # Byte classes: 0 whitespace, 1 digit, 2 decimal point, 3 anything else.
 _CLASS = bytes(
-    0 if byte in _SPACES else 1 if byte in b"0123456789" else 2 if byte == ord(".") else 3
+    0 if byte in SPACES else 1 if byte in b"0123456789" else 2 if byte == ord(".") else 3
     for byte in range(256)
 )
 _CHUNK = 1 << 19  # small enough for the working arrays to stay in cache
@@ -146,7 +146,7 @@ class Tokens:
     names its line.
 
     Args:
-        data: The content of the file.
+        data: The content of the file, whole or from `read_text`.
         name: The name of the file for messages.
         headers: Upper-case words which may open the file.
         required: Whether one of these words must open the file.
@@ -161,9 +161,16 @@ class Tokens:
     """
 
     def __init__(
-        self, data: bytes, name: str, *, headers: tuple[str, ...] = (), required: bool = False
+        self,
+        data: bytes | Text,
+        name: str,
+        *,
+        headers: tuple[str, ...] = (),
+        required: bool = False,
     ) -> None:
-        self._data = data.removeprefix(b"\xef\xbb\xbf")  # the mark some Windows editors add
+        text = data if isinstance(data, Text) else Text(data.removeprefix(BYTE_ORDER_MARK))
+        self._text = text
+        self._data = text.data
         self.name = name
         self.header = ""
         self._begin = 0
@@ -230,10 +237,7 @@ class Tokens:
         return self._data[begin:end].decode("ascii")
 
     def _at(self, message: str, offset: int) -> InputError:
-        before = self._data[:offset]
-        # \r\n, \n and a lone \r all end a line.
-        line = 1 + before.count(b"\n") + before.count(b"\r") - before.count(b"\r\n")
-        return InputError(message, path=self.name, line=line)
+        return InputError(message, path=self.name, line=self._text.line(offset))
 
     def error(self, message: str, index: int) -> InputError:
         """The error to raise about the k-th number (past the end: about the last one)."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxfield.errors import InputError
-from proxfield.io.files import Source, read_bytes
+from proxfield.io.files import Source
+from proxfield.io.text import Text, read_text
 from proxfield.io.tokens import Floats, Ints, Tokens
 from proxfield.io.uai_write import format_model, write_model
 
@@ -71,14 +72,14 @@ class UaiModel:
         return self.scope_ptr.size - 1
 
 
-def parse_model(data: bytes, name: str = "<model>") -> UaiModel:
+def parse_model(data: bytes | Text, name: str = "<model>") -> UaiModel:
     """Read the text of a MARKOV or BAYES model.
 
     Everything is checked: counts, ranges, repeated variables, table sizes and signs. Tables
     needn't be normalised. Numbers too small for a double are read as 0.
 
     Args:
-        data: The content of the file, already decompressed.
+        data: The content of the file, already decompressed, or from `read_text`.
         name: The name of the file for messages.
 
     Returns:
@@ -305,21 +306,23 @@ def model_to_field(model: UaiModel) -> Field:
     return field
 
 
-def read_model(source: Source) -> Field:
+def read_model(source: Source, *, max_bytes: int | None = None) -> Field:
     """Read a model file, plain or compressed, as a field.
 
     Args:
         source: A path, ``"-"`` for standard input, or an open binary file.
+        max_bytes: Maximum number of bytes of content. By default 4 GiB, and for a compressed file
+            at most 64 MiB or 250 times its own size, whichever is more.
 
     Returns:
         The field; see :func:`model_to_field`.
 
     Raises:
-        InputError: If the file can't be read or isn't a valid model.
+        InputError: If the file can't be read, is larger than allowed or isn't a valid model.
 
     Example:
         >>> import io
         >>> read_model(io.BytesIO(b"MARKOV 1 2 1 1 0 2 1 3")).cardinalities.tolist()
         [2]
     """
-    return model_to_field(parse_model(*read_bytes(source)))
+    return model_to_field(parse_model(*read_text(source, max_bytes)))

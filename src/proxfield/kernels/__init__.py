@@ -20,6 +20,8 @@ KERNELS: dict[str, tuple[str, str]] = {
     "cuda": ("proxfield.gpu.program", "compile_cuda"),
     "torch": ("proxfield.torch.program", "compile_torch"),
 }
+MAX_SINGLE_ENERGY = 1e37
+"""Sum of the sizes of all energies above which float32 is refused: it holds up to 3.4e38."""
 ON_DEVICES = ("cuda",)
 """Sets whose name may be followed by the number of a device."""
 
@@ -33,6 +35,11 @@ def compile_program(
         raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(KERNELS)}")
     if dtype not in ("float32", "float64"):
         raise InputError(f"unknown dtype {dtype!r}, expected float32 or float64")
+    if dtype == "float32" and lowered.magnitude > MAX_SINGLE_ENERGY:
+        raise InputError(
+            f"the energies add up to as much as {lowered.magnitude:.3g} in size, expected at most "
+            f"{MAX_SINGLE_ENERGY:g} for dtype float32 (float64 holds more)"
+        )
     module, maker = KERNELS[name]
     where = {"device": kernels} if name in ON_DEVICES else {}
     program: Program = getattr(import_module(module), maker)(lowered, dtype, threads, **where)

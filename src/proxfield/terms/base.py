@@ -160,6 +160,13 @@ class Term(ABC):
         """Bytes of the arrays this term holds."""
         return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
 
+    def workspace(self, layout: Layout) -> int:
+        """Bytes that lowering, packing and iterating take for this term at most.
+
+        Beside the arrays that the term holds and the state of the variables.
+        """
+        return 4 * self.nbytes
+
     # ---- optional ----
 
     def magnitude(self, layout: Layout) -> float:

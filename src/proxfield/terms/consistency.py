@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError
-from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
+from proxfield.terms.base import (
+    Floats,
+    Ints,
+    Layout,
+    Tables,
+    Term,
+    as_floats,
+    as_indices,
+    largest_finite,
+)
+from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
     from proxfield.lowering import Builder
@@ -194,6 +204,9 @@ class Consistency(Term):
         """1 − 1/L, or 1 for segments of up to three variables.  # (S,)"""
         return np.where(self.sizes > 3, 1.0 - 1.0 / self._labels(layout), 1.0)
 
+    def magnitude(self, layout: Layout) -> float:
+        return len(self.weights) * largest_finite(self.weights)
+
     def curvature(self, layout: Layout) -> Floats:
         top = self.weights.max(axis=1, initial=0.0) * self._centring(layout)
         return self._by_variable(layout, top * np.sqrt(self.sizes - 1))
@@ -206,6 +219,9 @@ class Consistency(Term):
         top = self.weights.max(axis=1, initial=0.0) * self._centring(layout)
         down = self._by_variable(layout, top * (self.sizes - 1))
         return -float(down.max(initial=0.0)), float(self.curvature(layout).max(initial=0.0))
+
+    def workspace(self, layout: Layout) -> int:
+        return 8 * self.nbytes
 
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
         labels = self._labels(layout)
@@ -230,6 +246,13 @@ class TabledConsistency(Consistency):
         for scopes, tables, index in self.as_tables(layout):
             assert index is not None
             builder.add_tables(scopes, tables, index)
+
+    def workspace(self, layout: Layout) -> int:
+        total = 8 * self.nbytes
+        for scopes, tables, index in self.as_tables(layout):
+            assert index is not None
+            total += tables.nbytes + Factor.trusted(scopes, tables, index).workspace(layout)
+        return total
 
     def neighbours(self, layout: Layout) -> Ints:
         pairs = [np.zeros((0, 2), dtype=np.int64)]

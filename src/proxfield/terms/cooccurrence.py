@@ -127,7 +127,9 @@ class Cooccurrence(Term):
         classes = np.setdiff1d(np.arange(count), fixed)
         n, start = whole_number(pixels, "pixels", 0), whole_number(first, "first", 0)
         scale = _size(0.005 * n if beta is None else beta, "beta")
-        weights = -scale * np.log(statistics.pair_probability()[np.ix_(classes, classes)])
+        chance = statistics.pair_probability()[np.ix_(classes, classes)]
+        with np.errstate(over="ignore"):  # lowering refuses what is too large
+            weights = -scale * np.log(chance)
         after = start + n if presence is None else whole_number(presence, "presence", 0)
         for key, value in (
             ("pixels", n),
@@ -186,6 +188,10 @@ class Cooccurrence(Term):
     def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
         off = envelope(self._absent(layout, q), self.weights)[1]
         self._add_to_pixels(layout, self.kappa * off, out)
+
+    def magnitude(self, layout: Layout) -> float:
+        pairs = self.weights.size * float(self.weights.max(initial=0.0))
+        return self.pixels * self.kappa + pairs
 
     def curvature(self, layout: Layout) -> Floats:
         return np.zeros(layout.n_vars)  # concave

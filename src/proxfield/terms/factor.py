@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 """Table entries the numpy code expands at a time, so that shared tables stay small."""
+SLOT_BYTES = 80
+"""Indices per variable of a scope, temporary ones included."""
 NORM_CHUNK = 1 << 18
 """Table entries whose norms are computed at a time, between looks at the clock."""
 
@@ -213,6 +215,13 @@ class Factor(Term):
             np.add.at(out, self.scopes[:, a], norms[self.index])
             np.add.at(out, self.scopes[:, b], norms[self.index])
         return out
+
+    def workspace(self, layout: Layout) -> int:
+        # tables are copied where scopes are turned round, joined or cut; each slot (a variable of
+        # a scope) has places in lists by factor and by variable, and a message
+        copies = 3.5 if self.degree == 2 or self.hard else 1.5
+        per_slot = sum(SLOT_BYTES + 16 * c for c in self.shape)
+        return int(copies * self.tables.nbytes) + per_slot * len(self.scopes)
 
     def neighbours(self, layout: Layout) -> Ints:
         k = self.degree

@@ -11,9 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.errors import InputError
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.base import Filter, check_features
-from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats
+from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
+CORNER_BYTES = 150
+"""Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
+VERTEX_BYTES = 170
+"""The same per vertex of the lattice: neighbours and values."""
+POINT_BYTES = 100
+"""Scales, sums and temporary arrays per point."""
 SMALLEST_MASS = 1e-20
 """Added to a point's total weight before dividing by it."""
 
@@ -97,7 +103,10 @@ class Gaussian(Term):
                     "a compatibility is a vector (labels,) or a square matrix (labels, labels), "
                     f"not of shape {table.shape}"
                 )
-            self.matrix = self.weight * 0.5 * (table + table.T)
+            with np.errstate(over="ignore"):
+                self.matrix = self.weight * (0.5 * (table + table.T))
+            if not np.isfinite(self.matrix).all():
+                raise InputError("the weight times the compatibility is too large for a float64")
 
     def compatibility(self, labels: int) -> NDArray[np.float64]:
         """weight · μ up to what is the same for all labels of a variable.  # (labels, labels)"""
@@ -275,6 +284,11 @@ class Gaussian(Term):
         equal = np.diag(table)
         return bool((table >= 0.5 * (equal[:, None] + equal) - 1e-12).all())
 
+    def magnitude(self, layout: Layout) -> float:
+        # entries of K are at most about 1; normalised, those of a row sum to 1 on average
+        pairs = float(self.n_points) ** (2 if self.normalization == "none" else 1)
+        return pairs * (abs(self.weight) if self.matrix is None else largest_finite(self.matrix))
+
     def curvature(self, layout: Layout) -> Floats:
         out = np.zeros(layout.n_vars)
         out[self.first : self.first + self.n_points] = self.spectrum(layout)[1]
@@ -291,6 +305,15 @@ class Gaussian(Term):
     def nbytes(self) -> int:
         return 0 if self.features is None else self.features.nbytes
 
+    def workspace(self, layout: Layout) -> int:
+        if self.filter_kind == "exact":
+            return POINT_BYTES * self.n_points
+        if self.features is None or "filter" in vars(self):  # built: it is part of the field
+            return POINT_BYTES * self.n_points
+        corners = (self.features.shape[1] + 1) * self.n_points
+        per_vertex = VERTEX_BYTES * lattice_vertices(self.features)
+        return int(POINT_BYTES * self.n_points + CORNER_BYTES * corners + per_vertex)
+
     def as_tables(self, layout: Layout) -> Any:
         """The term as explicit tables, one per pair: for small fields."""
         a = self.operate(np.eye(self.n_points))
@@ -302,3 +325,18 @@ class Gaussian(Term):
             yield (np.arange(self.n_points) + self.first)[:, None], own, None
         pairs = np.stack([i, j], axis=1) + self.first
         yield pairs.astype(np.int64), a[i, j][:, None, None] * table, None
+
+
+def lattice_vertices(features: NDArray[Any]) -> int:
+    """About how many vertices a permutohedral lattice has at most.  # (n, d)
+
+    At most 3 (d + 1) per point (its simplex and what filtering adds around it), and about those
+    in the points' bounding box: a vertex takes the volume (3/2)^(d/2) / √(d + 1) in units
+    of standard deviations.
+    """
+    n, d = features.shape
+    if n == 0:
+        return 0
+    span = np.ptp(features, axis=0).astype(np.float64) + 5.0
+    volume = float(1.5 ** (d / 2)) / float(np.sqrt(d + 1))
+    return int(min(3 * (d + 1) * n, 1.2 * float(np.prod(span)) / volume))

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from proxfield.lowering import Builder
 
 
+EDGE_BYTES = 120
+"""Per edge: sorted keys, merged edges, and rows of both ends in two programs."""
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class Pairwise(Factor):
     """A table per edge, or tables shared between edges: a `Factor` of two variables.
@@ -77,6 +81,9 @@ class _Weighted(Term):
         object.__setattr__(out, "edges", edges)
         object.__setattr__(out, "weights", weights)
         return out
+
+    def workspace(self, layout: Layout) -> int:
+        return EDGE_BYTES * len(self.edges)
 
     def neighbours(self, layout: Layout) -> Ints:
         return self.edges
