@@ -247,7 +247,7 @@ def test_operator_is_well_formed(device: str) -> None:
     f = [torch.randn(1, 5, 2, **make).requires_grad_(), torch.randn(2, 5, 1, **make)]
     table = (-torch.eye(3, **make)).repeat(2, 1, 1).requires_grad_()
     size = torch.full((2, 1, 1), 0.8, **make).requires_grad_()
-    for keep_every, implicit_tol in ((1, -1.0), (2, -1.0), (0, 1e-4)):
+    for keep_every, implicit_tol in ((1, -1.0), (2, -1.0), (0, 1e-2)):
         limits = (keep_every, True, implicit_tol, 1e-10, 50)
         given = (u, f, table, size, "symmetric", True, 50, 1e-4, *limits)
         torch.library.opcheck(torch.ops.proxfield.dense_energies, given)
