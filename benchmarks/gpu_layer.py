@@ -1,14 +1,13 @@
-"""The dense CRF as a layer: time and memory of training steps, implicit against unrolled.
+"""The dense CRF as a layer: time and memory of training steps, by kind of gradient.
 
 A batch of 8 images of 321×321 pixels, 21 labels, a Gaussian of 3 pixels and a bilateral term of
-80/13, 10 updates: for each kind of gradient the seconds of the forward and of the backward pass
-(median of several after a warm-up, with the spread) and the most memory PyTorch held beyond what
-was there before. Both use the same filter operator; "unrolled" is autograd through the updates.
-The cosine between the two gradients says how near the fixed point 10 updates come; with
-``--iterations 100`` they should agree.
+80/13, after 10 and after 100 updates. For each kind of gradient: the seconds of the forward and of
+the backward pass (median of several after a warm-up, with the spread), the most memory PyTorch held
+beyond what was there before, and the cosine to the gradient that autograd records ("unrolled").
+"implicit" says whether it fell back to the exact gradient because the updates hadn't converged.
 
-    python benchmarks/gpu_layer.py --json results/gpu_layer.json
-    python benchmarks/gpu_layer.py --quick      # tiny, on any machine
+    python benchmarks/gpu_layer.py              # on a GPU; writes results/gpu_layer.json
+    python benchmarks/gpu_layer.py --quick      # tiny, on any machine; writes nothing
 """
 
 from __future__ import annotations
@@ -17,12 +16,17 @@ import argparse
 import json
 import statistics
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from proxfield.torch import DenseCRF, clear_plans
+from proxfield.errors import GradientWarning
+from proxfield.torch import DenseCRF, clear_plans, solve
+
+KINDS = ("exact", "implicit", "unrolled")
+RESULTS = Path(__file__).parent / "results" / "gpu_layer.json"
 
 
 def scene(batch: int, size: int, labels: int, device: str) -> tuple[Any, Any, Any]:
@@ -86,19 +90,67 @@ def measure(
     }
 
 
+def compare(options: argparse.Namespace, data: Any, iterations: int) -> dict[str, Any]:
+    """Every kind of gradient after so many updates."""
+    learn = ("weights",) if options.fixed_bandwidths else ("weights", "bandwidths")
+    found: dict[str, Any] = {}
+    gradients = {}
+    for kind in KINDS:
+        layer = DenseCRF(
+            options.labels, gradient=kind, iterations=iterations, learn=learn,
+            output="log-marginals", tol=0.0,
+        ).to(options.device)  # fmt: skip
+        solve._told.clear()  # the warning comes once per process
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", GradientWarning)
+                found[kind] = measure(
+                    layer, data, options.device, options.repeats, options.image_gradient
+                )
+        except torch.cuda.OutOfMemoryError as error:
+            found[kind] = {"out_of_memory": str(error).split("\n", 1)[0]}
+            torch.cuda.empty_cache()
+            continue
+        gradients[kind] = found[kind].pop("gradient")
+        found[kind]["backward_per_forward"] = found[kind]["backward_s"] / found[kind]["forward_s"]
+        if kind == "implicit":
+            found[kind]["fell_back"] = any(w.category is GradientWarning for w in caught)
+    for kind, mine in gradients.items():
+        if "unrolled" in gradients:
+            other = gradients["unrolled"]
+            found[kind]["cosine"] = float((mine @ other) / (mine.norm() * other.norm()))
+    return found
+
+
+def show(iterations: int, found: dict[str, Any]) -> None:
+    """One line per kind of gradient."""
+    for kind, row in found.items():
+        if "out_of_memory" in row:
+            print(f"{iterations:4d} {kind:9s} out of memory")
+            continue
+        memory = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:7.2f} GB"
+        note = " (fell back to exact)" if row.get("fell_back") else ""
+        print(
+            f"{iterations:4d} {kind:9s} forward {row['forward_s']:7.3f} s, backward "
+            f"{row['backward_s']:7.3f} s ({row['backward_per_forward']:.2f} forward passes), "
+            f"{memory} cosine {row.get('cosine', float('nan')):.8f}{note}",
+            flush=True,
+        )
+
+
 def main() -> None:
-    """Measure and print one JSON object."""
+    """Measure, print a table, and keep everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for any machine")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--size", type=int, default=321)
     parser.add_argument("--labels", type=int, default=21)
-    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--iterations", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--image-gradient", action="store_true", help="also into the image")
     parser.add_argument("--fixed-bandwidths", action="store_true", help="learn weights alone")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help=f"by default {RESULTS.name}, but not --quick")
     options = parser.parse_args()
     if options.quick:
         options.batch, options.size, options.labels, options.repeats = 2, 20, 4, 1
@@ -106,32 +158,16 @@ def main() -> None:
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "torch": torch.__version__,
-        **{k: getattr(options, k) for k in ("batch", "size", "labels", "iterations", "repeats")},
+        **{k: getattr(options, k) for k in ("batch", "size", "labels", "repeats")},
+        "updates": {},
     }
-    learn = ("weights",) if options.fixed_bandwidths else ("weights", "bandwidths")
-    gradients = {}
-    for kind in ("implicit", "unrolled"):
-        layer = DenseCRF(
-            options.labels, gradient=kind, iterations=options.iterations, learn=learn,
-            output="log-marginals", tol=0.0,
-        ).to(options.device)  # fmt: skip
-        try:
-            found[kind] = measure(
-                layer, data, options.device, options.repeats, options.image_gradient
-            )
-        except torch.cuda.OutOfMemoryError as error:
-            found[kind] = {"out_of_memory": str(error).split("\n", 1)[0]}
-            torch.cuda.empty_cache()
-            continue
-        gradients[kind] = found[kind].pop("gradient")
-    if len(gradients) == 2:
-        a, b = gradients.values()
-        found["cosine"] = float((a @ b) / (a.norm() * b.norm()))
-    text = json.dumps(found, indent=2)
-    print(text)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text + "\n")
+    for iterations in options.iterations:
+        found["updates"][str(iterations)] = compare(options, data, iterations)
+        show(iterations, found["updates"][str(iterations)])
+    path = options.json or (None if options.quick else RESULTS)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -77,19 +77,21 @@ def test_same_marginals_as_infer(name: str, device: str) -> None:
 
 
 @every_field
-def test_gradcheck(name: str, device: str) -> None:
+@pytest.mark.parametrize("gradient", ["exact", "implicit"])
+def test_gradcheck_at_convergence(name: str, gradient: str, device: str) -> None:
     field = fields()[name]
     unary = extra(field, device, 2).requires_grad_()
 
     def run(u: Any) -> Any:
-        return pt.infer(field, u, tol=1e-13, max_iters=5000)
+        return pt.infer(field, u, tol=1e-13, max_iters=5000, gradient=gradient)
 
     assert torch.autograd.gradcheck(run, unary, fast_mode=True, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [pf.Potts, pf.Ising])
 @pytest.mark.parametrize("batched", [False, True])
-def test_gradients_of_weights(kind: Any, batched: bool, device: str) -> None:
+@pytest.mark.parametrize("gradient", ["exact", "implicit"])
+def test_gradients_of_weights(kind: Any, batched: bool, gradient: str, device: str) -> None:
     labels = 2 if kind is pf.Ising else 3
     field = pf.Field(6, labels=labels).add(pf.Pairwise([[0, 5]], np.eye(labels)))
     field = field.add(kind(GRID, 1.0))
@@ -98,7 +100,7 @@ def test_gradients_of_weights(kind: Any, batched: bool, device: str) -> None:
     weights = torch.randn(size, dtype=torch.float64, device=device).requires_grad_()
 
     def run(u: Any, w: Any) -> Any:
-        return pt.infer(field, u, weights=w, tol=1e-13, max_iters=5000)
+        return pt.infer(field, u, weights=w, tol=1e-13, max_iters=5000, gradient=gradient)
 
     assert torch.autograd.gradcheck(run, (unary, weights), fast_mode=True, atol=1e-6)
     row = weights[0] if batched else weights
@@ -114,7 +116,7 @@ def test_unrolled_equals_implicit(name: str, device: str) -> None:
     unary = extra(field, device, None).requires_grad_()
     weigh = torch.randn_like(unary)
     grads = []
-    for kind in ({"tol": 1e-13}, {"gradient": "unrolled"}):
+    for kind in ({"tol": 1e-13, "gradient": "implicit"}, {"gradient": "unrolled"}):
         q = pt.infer(field, unary, max_iters=400, **kind)
         grads.append(torch.autograd.grad((q * weigh).sum(), unary)[0])
     assert torch.allclose(*grads, atol=1e-6)

@@ -45,11 +45,17 @@ def found() -> dict[str, Any]:
 @pytest.mark.parametrize("own", [1, 2])
 def test_filter_and_its_gradient(own: int, found: dict[str, Any]) -> None:
     assert found[f"filter {own}"] < 3e-4
-    assert found[f"pull {own}"] < 5e-3
+    assert max(found[f"pull {own}"]) < 1e-3
 
 
-def test_layer(found: dict[str, Any]) -> None:
-    marginals, *gradients = found["layer"]
+@pytest.mark.parametrize("case", ["in passes", "far away"])
+def test_gradient_of_many_channels_or_far_points(case: str, found: dict[str, Any]) -> None:
+    assert max(found[f"pull {case}"]) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["exact", "implicit"])
+def test_layer(kind: str, found: dict[str, Any]) -> None:
+    marginals, *gradients = found[f"layer {kind}"]
     assert marginals < 1e-4
     assert max(gradients) < 2e-3
 

@@ -48,17 +48,21 @@ def main() -> None:
     for x, y in zip(fast.pull(a, b), plain.pull(a.double(), b.double()), strict=True):
         out.setdefault("pull far away", []).append(error(x, y))
     image, logits = torch.rand(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
-    layer = pt.DenseCRF(3, bilateral_color=0.3, spatial_weight=0.7, bilateral_weight=0.8)
-    found = []
-    for on_triton in (lambda f: True, lambda f: False):
-        plans.on_triton = on_triton
-        pt.clear_plans()
-        layer.zero_grad()
-        x = logits.clone().requires_grad_()
-        q = layer(image, x)
-        q.square().sum().backward()
-        found.append([q.detach(), x.grad, *(p.grad.clone() for p in layer.parameters())])
-    out["layer"] = [error(a, b) for a, b in zip(*found, strict=True)]
+    for kind, iterations in (("exact", 6), ("implicit", 60)):
+        layer = pt.DenseCRF(
+            3, bilateral_color=0.3, spatial_weight=0.7, bilateral_weight=0.8, gradient=kind,
+            iterations=iterations,
+        )  # fmt: skip
+        found = []
+        for on_triton in (lambda f: True, lambda f: False):
+            plans.on_triton = on_triton
+            pt.clear_plans()
+            layer.zero_grad()
+            x = logits.clone().requires_grad_()
+            q = layer(image, x)
+            q.square().sum().backward()
+            found.append([q.detach(), x.grad, *(p.grad.clone() for p in layer.parameters())])
+        out[f"layer {kind}"] = [error(a, b) for a, b in zip(*found, strict=True)]
     rng = np.random.default_rng(0)
     edges = [[i, i + 1] for i in range(5)]
     fields = {
@@ -77,8 +81,8 @@ def main() -> None:
             torch.manual_seed(1)
             u = torch.randn(2, field.layout.size, dtype=torch.float64, requires_grad=True)
             w = torch.randn(weighted, dtype=torch.float64, requires_grad=True)
-            q = pt.infer(field, u, tol=1e-8, max_iters=25)
-            r = pt.infer(field, u, weights=w, tol=1e-8, max_iters=25)
+            q = pt.infer(field, u, tol=1e-8, max_iters=25, gradient="implicit")
+            r = pt.infer(field, u, weights=w, tol=1e-8, max_iters=25, gradient="implicit")
             (q.square().sum() + r.square().sum()).backward()
             found.append([q.detach(), r.detach(), u.grad, w.grad])
         out[f"infer {name}"] = [error(a, b) for a, b in zip(*found, strict=True)]

@@ -2,8 +2,8 @@
 
 `DenseCRF` is an ``nn.Module`` for images and volumes, `infer` gives differentiable marginals of any
 sparse or mixed field, `gaussian_filter` is the sum over all pairs that both are made of. Gradients
-are those of the fixed point, by implicit differentiation: memory doesn't grow with the iterations.
-Names are loaded when first used; they need PyTorch: ``pip install "proxfield[gpu]"``.
+are exact for the updates made; implicit differentiation of the fixed point is an option. Names are
+loaded when first used; they need PyTorch: ``pip install "proxfield[gpu]"``.
 """
 
 from __future__ import annotations

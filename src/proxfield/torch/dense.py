@@ -170,9 +170,8 @@ def _energies(
         facts = torch.tensor([found.iterations, found.change], dtype=torch.float64)
         kept = found.kept
         if fixed_count:  # compiled graphs need shapes that don't depend on when it stopped
-            kept += [
-                torch.empty_like(unary) for _ in range(len(kept), _most(iterations, keep_every))
-            ]
+            missing = _most(iterations, keep_every) - len(kept)
+            kept += [torch.zeros_like(unary) for _ in range(missing)]
         return found.theta.clone() if found.theta is unary else found.theta, facts, kept
 
 

@@ -64,9 +64,10 @@ def infer(
         tol: Stop when the largest change of a marginal, divided by the step, is below it.
         gradient: "exact": of the updates made, with the states before them kept (θ; the moments
             for momentum and adam; q for sweeps). "implicit": of the fixed point, without memory
-            for updates, and on a GPU with the iteration in the kernels of the set "cuda"; where
-            the relative residual says that there is none (`proxfield.torch.solve.IMPLICIT_TOL`) the exact
-            one is computed instead, with a `proxfield.errors.GradientWarning`, once.
+            for updates, and on a GPU with the iteration in the kernels of the set "cuda". Where
+            the updates haven't reached one (a relative residual above
+            `proxfield.torch.solve.IMPLICIT_TOL`) the exact one is computed instead, with a
+            `proxfield.errors.GradientWarning`, once.
             "unrolled": the exact one of a proximal rule ("fixed", "full-parallel") as recorded by
             autograd, all ``max_iters`` updates.
         adjoint_tol: Of the implicit backward pass, relative; None: 1e-5 (float64: 1e-10).

@@ -59,10 +59,10 @@ class DenseCRF(Module):  # type: ignore[misc]
         tol: Stop when no marginal changes by more, over the step; 0: never.
         gradient: "exact": of the updates made, with θ kept before each. "implicit": of the fixed
             point, without memory that grows with the updates; where they haven't reached one (a
-            relative residual above `proxfield.torch.solve.IMPLICIT_TOL`) the exact one is taken instead,
-            with a `proxfield.errors.GradientWarning`, once. "unrolled": the exact one as recorded
-            by autograd, through all ``iterations`` updates (``tol`` isn't looked at): more memory
-            and time, for comparison.
+            relative residual above `proxfield.torch.solve.IMPLICIT_TOL`) the exact one is taken
+            instead, with a `proxfield.errors.GradientWarning`, once. "unrolled": the exact one as
+            recorded by autograd, through all ``iterations`` updates (``tol`` isn't looked at):
+            more memory and time, for comparison.
         keep_every: With "exact", keep θ before every so many updates only, and make those between
             again in the backward pass: less memory for one more forward pass.
         adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:

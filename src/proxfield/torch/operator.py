@@ -121,8 +121,8 @@ class FeatureGradient:
     def __init__(self, operator: PlannedOperator) -> None:
         self.operator = operator
         self.waiting: list[tuple[Any, Any]] = []
-        self.to_features: Any = 0.0
-        self.to_mass: Any = 0.0
+        self.to_features = torch.zeros_like(operator.plan.features)
+        self.to_mass = None if operator.mass is None else torch.zeros_like(operator.mass)
 
     def add(self, v: Any, b: Any) -> None:
         """One more pair.  # (B, n, c), (B, n, c)"""

@@ -23,6 +23,7 @@ class FilterPlan(Protocol):
     """K over fixed points: K v, and the gradient of a sum with K in it."""
 
     nbytes: int
+    features: Any
 
     def apply(self, values: Any) -> Any:
         """K @ values.  # (B, n, c) -> (B, n, c)"""
