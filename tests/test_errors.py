@@ -86,8 +86,8 @@ def test_the_ends_of_a_message_survive() -> None:
 
 def test_the_name_of_a_deep_file_survives() -> None:
     message = "a table " + "that has a long story, " * 6
-    error = InputError(message, path="/a" * 400 + "/segmentation_12.uai", line=12)
-    assert "/segmentation_12.uai:12: a table that" in str(error)
+    error = InputError(message, path="/a" * 400 + "/segmentation_of_a_street.uai", line=12)
+    assert "/segmentation_of_a_street.uai:12: a table that" in str(error)
     assert len(str(error)) < 200
 
 
