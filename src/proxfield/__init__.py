@@ -7,12 +7,12 @@ and showing the command line's help cost next to nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from proxfield._version import __version__
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C isn't handled yet
+    from typing import Any
+
     from proxfield.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.curvature import Curvature as Curvature
     from proxfield.densecrf import DenseCRF as DenseCRF
@@ -116,6 +116,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in ("generate", "torch"):  # PyTorch itself is imported when its layer is used
         return import_module(f"proxfield.{name}")
     if name not in _HOME:

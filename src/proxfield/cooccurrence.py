@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.terms.base import Ints, as_indices
 
@@ -262,9 +262,9 @@ def whole_number(value: Any, what: str, least: int | None) -> int:
     try:
         number = index(value)
     except TypeError:
-        raise InputError(f"{what}={value!r}, expected a whole number") from None
+        raise InputError(f"{what}={shown(value)}, expected a whole number") from None
     if isinstance(value, bool) or (least is not None and number < least):
-        raise InputError(f"{what}={value!r}, expected a whole number, {least} or more")
+        raise InputError(f"{what}={shown(value)}, expected a whole number, {least} or more")
     return number
 
 

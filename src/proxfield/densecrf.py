@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.inference import infer
 from proxfield.pixels import (
@@ -183,12 +183,12 @@ class DenseCRF(Field):
             raise InputError(f"labels must be whole numbers, not {given.dtype}")
         check_size(given.shape, "labels")
         if not 0 < confidence <= 1:
-            raise InputError(f"confidence={confidence!r}, expected above 0 and at most 1")
+            raise InputError(f"confidence={shown(confidence)}, expected above 0 and at most 1")
         known = np.ones(given.shape, dtype=bool) if unsure is None else given != unsure
         top = int(given.max(where=known, initial=0))
         count = top + 1 if n_labels is None else int(n_labels)
         if count < 1:
-            raise InputError(f"n_labels={n_labels!r}, expected 1 or more")
+            raise InputError(f"n_labels={shown(n_labels)}, expected 1 or more")
         low = int(given.min(where=known, initial=0))
         if low < 0 or top >= count:
             value = low if low < 0 else top
@@ -359,7 +359,7 @@ def refine_batch(
         (2, 4, 5, 3)
     """
     if output not in ("probabilities", "labels", "results"):
-        raise InputError(f"output={output!r}, expected probabilities, labels or results")
+        raise InputError(f"output={shown(output)}, expected probabilities, labels or results")
     unaries = list(probabilities)
     pictures = [None] * len(unaries) if images is None else list(images)
     if len(pictures) != len(unaries):

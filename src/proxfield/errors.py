@@ -1,16 +1,92 @@
 """The exceptions that proxfield raises on purpose, and its warnings.
 
-Every message is one line: what is wrong, where, and what was expected.
+Every message is one line of less than 200 characters: what is wrong, where, and what was expected.
+Longer ones are cut where that loses least.
 """
 
 from __future__ import annotations
 
+import re
 from reprlib import Repr
-from typing import Any
+
+LONGEST_LINE = 199
+"""Maximum number of characters of a message."""
+LONGEST_VALUE = 60
+"""Maximum number of characters of a value that a message echoes."""
+LONGEST_WORD = 40
+"""Characters to which long words (file names, say) and quoted texts are cut first."""
+ELLIPSIS = "…"
+
+_short = Repr()
+_short.maxstring = _short.maxother = _short.maxlong = LONGEST_VALUE
+_short.maxlist = _short.maxtuple = _short.maxset = _short.maxdict = _short.maxarray = 6
+_PIECES = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|[^\s,;]+")
+"""What can be cut in the middle: quoted text, brackets, words."""
+
+
+def shown(value: object) -> str:
+    """A value as messages echo it: its repr on one line, cut if it is long.
+
+    Example:
+        >>> shown("x" * 1000)
+        "'xxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxx'"
+        >>> shown(list(range(1000)))
+        '[0, 1, 2, 3, 4, 5, ...]'
+    """
+    text = _short.repr(value)  # also of objects whose own repr fails
+    return cut_middle(" ".join(text.split()), LONGEST_VALUE)
+
+
+def cut_middle(text: str, longest: int, *, head_share: float = 0.5) -> str:
+    """Text without its middle, if it is longer than that.
+
+    Args:
+        text: The text.
+        longest: Maximum number of characters that are left.
+        head_share: Share of them that stay at the beginning.
+
+    Example:
+        >>> cut_middle("abcdefghij", 7)
+        'abc…hij'
+    """
+    if len(text) <= longest:
+        return text
+    room = max(0, longest - len(ELLIPSIS))
+    head = int(head_share * room)
+    return text[:head] + ELLIPSIS + text[len(text) - (room - head) :]
+
+
+def one_line(text: str, longest: int = LONGEST_LINE) -> str:
+    """A message on one line of limited length.
+
+    The longest words, quoted texts and brackets lose their middle first, then the whole line
+    does: its beginning says what is wrong, its end what was expected.
+
+    Example:
+        >>> one_line("unknown rule '" + "x" * 500 + "', expected one of: sweep, auto", 86)
+        "unknown rule 'xxxxxxxxxxxxxxxxxxxx…xxxxxxxxxxxxxxxxxxxx', expected one of: sweep, auto"
+    """
+    line = " ".join(text.split())
+    while len(line) > longest:
+        piece = max(_PIECES.finditer(line), key=lambda m: m.end() - m.start(), default=None)
+        if piece is None or piece.end() - piece.start() <= LONGEST_WORD:
+            return cut_middle(line, longest)
+        start, end = piece.span()
+        spare = max(LONGEST_WORD, (end - start) - (len(line) - longest))
+        share = 0.2 if "/" in piece[0] else 0.5  # of a path, the end is the file's name
+        line = line[:start] + cut_middle(piece[0], spare, head_share=share) + line[end:]
+    return line
 
 
 class ProxfieldError(Exception):
-    """Base class of every error raised on purpose."""
+    """Base class of every error raised on purpose.
+
+    Args:
+        message: What is wrong; cut to one line of limited length.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class InputError(ProxfieldError, ValueError):
@@ -48,17 +124,3 @@ class MissingDependencyError(ProxfieldError, ImportError):
 
 class GradientWarning(RuntimeWarning):
     """A gradient was not computed in the way that was asked for; the message says how it was."""
-
-
-_REPR = Repr()
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 40
-
-
-def shown(value: Any) -> str:
-    """A value for a message: its repr, cut where it is long.
-
-    Example:
-        >>> shown("x" * 1000)
-        "'xxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxx'"
-    """
-    return " ".join(_REPR.repr(value).split())

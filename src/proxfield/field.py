@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.lowering import Lowered, lower
 from proxfield.memory import check_memory, estimate_memory
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
@@ -115,7 +115,9 @@ class Field:
             try:
                 v, label = index(key), index(value)
             except TypeError:
-                raise InputError(f"evidence {key!r}: {value!r}, expected whole numbers") from None
+                raise InputError(
+                    f"evidence {shown(key)}: {shown(value)}, expected whole numbers"
+                ) from None
             if not 0 <= v < self.n_vars:
                 raise InputError(f"evidence names variable {v}, expected 0 to {self.n_vars - 1}")
             if not 0 <= label < self.cardinalities[v]:

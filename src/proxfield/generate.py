@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.memory import check_memory
 from proxfield.terms.base import Ints
@@ -87,9 +87,9 @@ def grid(
     """
     _check_strength(strength)
     if sign not in SIGNS:
-        raise InputError(f"sign={sign!r}, expected one of: {', '.join(SIGNS)}")
+        raise InputError(f"sign={shown(sign)}, expected one of: {', '.join(SIGNS)}")
     if labels < 2:
-        raise InputError(f"labels={labels!r}, expected 2 or more")
+        raise InputError(f"labels={shown(labels)}, expected 2 or more")
     edges = grid_edges(rows, cols, wrap)
     rng = _generator(seed)
     field = Field(rows * cols, labels=labels)
@@ -161,7 +161,7 @@ def segmentation(
     _check_count("regions", regions)
     _check_strength(strength)
     if not (math.isfinite(noise) and noise >= 0):
-        raise InputError(f"noise={noise!r}, expected a finite number, 0 or more")
+        raise InputError(f"noise={shown(noise)}, expected a finite number, 0 or more")
     check_memory(150 * PIXELS_PER_REGION * regions, f"a picture of {regions:,} regions")
     rng = _generator(seed)
     side = math.ceil(math.sqrt(regions * PIXELS_PER_REGION))
@@ -240,15 +240,15 @@ def _spin_unary(h: NDArray[np.float64]) -> Unary:
 
 def _generator(seed: int) -> np.random.Generator:
     if seed < 0:
-        raise InputError(f"seed={seed!r}, expected 0 or more")
+        raise InputError(f"seed={shown(seed)}, expected 0 or more")
     return np.random.default_rng(seed)
 
 
 def _check_count(name: str, value: int) -> None:
     if value < 1:
-        raise InputError(f"{name}={value!r}, expected 1 or more")
+        raise InputError(f"{name}={shown(value)}, expected 1 or more")
 
 
 def _check_strength(value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise InputError(f"strength={value!r}, expected a finite number, 0 or more")
+        raise InputError(f"strength={shown(value)}, expected a finite number, 0 or more")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.filters.base import MAX_DIMENSIONS
 
 TOLERANCE = 1e-3
@@ -47,9 +47,11 @@ def each(values: Any, count: int, what: str, of: str) -> NDArray[np.float64]:
         if out.ndim > 1 or (out.ndim == 1 and len(out) != count):
             raise ValueError
     except (TypeError, ValueError):
-        raise InputError(f"{what}={values!r}, expected a number or {count}, one per {of}") from None
+        raise InputError(
+            f"{what}={shown(values)}, expected a number or {count}, one per {of}"
+        ) from None
     if not np.isfinite(out).all():
-        raise InputError(f"{what}={values!r}, expected finite numbers")
+        raise InputError(f"{what}={shown(values)}, expected finite numbers")
     return np.broadcast_to(out, (count,))
 
 
@@ -57,7 +59,7 @@ def widths(values: Any, count: int, what: str, of: str) -> NDArray[np.float64]:
     """Like `each`, for lengths: all above 0.  # (count,)"""
     out = each(values, count, what, of)
     if (out <= 0).any():
-        raise InputError(f"{what}={values!r}, expected numbers above 0")
+        raise InputError(f"{what}={shown(values)}, expected numbers above 0")
     return out
 
 
@@ -140,7 +142,7 @@ def _candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
     if axis == "auto":
         return sorted({0, ndim - 1})
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-        raise InputError(f"{option}={axis!r}, expected an axis (0 or -1) or 'auto'")
+        raise InputError(f"{option}={shown(axis)}, expected an axis (0 or -1) or 'auto'")
     if not -ndim <= axis < ndim:
         raise InputError(f"{option}={axis} for an array with {ndim} axes")
     return [int(axis) % ndim]
@@ -178,7 +180,7 @@ def into_energies(
         normalize: Divide by the sums.
     """
     if not 0 <= clip < 1:
-        raise InputError(f"clip={clip!r}, expected 0 or more and less than 1")
+        raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
     low, high = p.min(), p.max()  # both pass NaN on
     if not (np.isfinite(low) and np.isfinite(high)) or low < 0:
         at = int(np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(axis=1))[0])

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxfield.anneal import Anneal
 from proxfield.auto import Auto
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.portfolio import Portfolio, Restarts
 from proxfield.rules import Adam, Adaptive, AdHoc, Fixed, FullParallel, Momentum, Rule
 from proxfield.schedules import Colored, Sweep
@@ -46,11 +46,11 @@ def make_rule(rule: str | Rule | type[Rule], params: dict[str, Any] | None = Non
         return rule
     if isinstance(rule, str):
         if rule not in RULES:
-            raise InputError(f"unknown rule {rule!r}, expected one of: {', '.join(RULES)}")
+            raise InputError(f"unknown rule {shown(rule)}, expected one of: {', '.join(RULES)}")
         rule = RULES[rule]
     known = {f.name for f in fields(rule)}
     for key in params or {}:
         if key not in known:
             expected = f"expected one of: {', '.join(sorted(known))}" if known else "it has none"
-            raise InputError(f"{rule.name} has no parameter {key!r}, {expected}")
+            raise InputError(f"{rule.name} has no parameter {shown(key)}, {expected}")
     return rule(**(params or {}))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.kernels.base import Custom, Kind, Plan, Update, UpdateFunction
 from proxfield.session import Outcome, Problem, Session
 
@@ -75,20 +75,21 @@ class Rule(ABC):
         if not good or not low < value or not (value <= high if closed else value < high):
             kind = "at most" if closed else "below"
             raise InputError(
-                f"{self.name}: {key}={value!r}, expected above {low:g} and {kind} {high:g}"
+                f"{self.name}: {key}={shown(value)}, expected above {low:g} and {kind} {high:g}"
             )
 
     def _nonnegative_below_one(self, key: str) -> None:
         value = getattr(self, key)
         if not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise InputError(f"{self.name}: {key}={value!r}, expected 0 or more and below 1")
+            raise InputError(f"{self.name}: {key}={shown(value)}, expected 0 or more and below 1")
 
     def _step(self, key: str = "step") -> None:
         value = getattr(self, key)
         if isinstance(value, str):
             if value not in STEPS:
                 raise InputError(
-                    f"{self.name}: {key}={value!r}, expected a number or one of: {', '.join(STEPS)}"
+                    f"{self.name}: {key}={shown(value)}, expected a number or one of: "
+                    f"{', '.join(STEPS)}"
                 )
         else:
             self._number(key, 0.0, 2.0)
@@ -96,7 +97,7 @@ class Rule(ABC):
     def _variant(self) -> None:
         value = getattr(self, "variant", None)
         if value not in ("default", "printed"):
-            raise InputError(f"{self.name}: variant={value!r}, expected default or printed")
+            raise InputError(f"{self.name}: variant={shown(value)}, expected default or printed")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.kernels.base import Order, Plan
 from proxfield.lowering import Lowered
 from proxfield.rules import Rule
@@ -29,7 +29,7 @@ class Sweep(Rule):
 
     def check(self) -> None:
         if self.order not in ("natural", "random"):
-            raise InputError(f"sweep: order={self.order!r}, expected natural or random")
+            raise InputError(f"sweep: order={shown(self.order)}, expected natural or random")
 
     def prepare(self, problem: Problem) -> None:
         pass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError, MissingDependencyError
+from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import atomic_write
 from proxfield.style import rule_style
 
@@ -109,7 +109,9 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """
     kind = Path(path).suffix.lower().lstrip(".")
     if kind not in FORMATS:
-        raise InputError(f"picture {str(path)!r}, expected a name ending in .png, .svg or .pdf")
+        raise InputError(
+            f"picture {shown(str(path))}, expected a name ending in .png, .svg or .pdf"
+        )
     buffer = BytesIO()
     figure.savefig(buffer, format=kind, dpi=150)
     atomic_write(path, buffer.getvalue())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.bench.published import DIGESTS, SUITES
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.io.files import display_name, read_bytes
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def load_suites(data: str | None, wanted: Sequence[str] | None) -> dict[str, lis
     names = tuple(wanted or SUITES)
     for name in names:
         if name not in SUITES:
-            raise InputError(f"unknown suite {name!r}, expected some of: {', '.join(SUITES)}")
+            raise InputError(f"unknown suite {shown(name)}, expected some of: {', '.join(SUITES)}")
     if data is None:
         return {name: _generated_suite(name) for name in names}
     folder = Path(data)
@@ -105,7 +105,8 @@ def _read_suite(folder: Path, suite: str) -> list[Instance]:
         name = stem(path.name)
         if name in out:
             raise InputError(
-                f"the model {name!r} is there twice, expected it once", path=display_name(folder)
+                f"the model {shown(name)} is there twice, expected it once",
+                path=display_name(folder),
             )
         if weights is not None and name not in weights:
             raise InputError(
@@ -155,7 +156,7 @@ def _read_weights(path: Path) -> dict[str, int] | None:
             count = row[1].strip() if len(row) == 2 else ""
             if not re.fullmatch(r"[0-9]{1,9}", count) or int(count) == 0:
                 raise InputError(
-                    f"{','.join(row)!r}, expected a model and a whole number above 0",
+                    f"{shown(','.join(row))}, expected a model and a whole number above 0",
                     path=name,
                     line=line,
                 )

@@ -281,7 +281,7 @@ def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) 
         with Bar() as bar:
             failures = run_tasks(tasks, store, settings, bar)
     except KeyboardInterrupt:
-        from proxfield.cli.main import INTERRUPTED
+        from proxfield.cli.signals import INTERRUPTED
 
         finished = sum(store.find(t.identity(settings)) is not None for t in tasks)
         click.echo(
@@ -342,7 +342,9 @@ def finish(outputs: Outputs, data: Any) -> None:
 
 def note(text: str) -> None:
     """One line on stderr."""
-    click.echo(f"proxfield: note: {text}", err=True)
+    from proxfield.cli.main import report
+
+    report(text, kind="note: ")
 
 
 def this_command() -> str:

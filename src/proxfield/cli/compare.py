@@ -48,6 +48,7 @@ def command(
     The best F is marked by a star. MODEL is a UAI file, plain or compressed, or - for standard
     input. Ctrl-C ends the comparison with the rules that have run so far.
     """
+    from proxfield.cli.main import report
     from proxfield.cli.progress import Display
     from proxfield.cli.running import check_limits, prepare_rule, run
     from proxfield.cli.shared import load
@@ -83,10 +84,10 @@ def command(
     else:
         print_results(results)
     for name, why in failures.items():
-        click.echo(f"proxfield: note: {name} can't run on this model ({why})", err=True)
+        report(f"{name} can't run on this model ({why})", kind="note: ")
     code = 0 if no_plot or not results else draw(loaded, results, plot)
     if interrupted:
-        from proxfield.cli.main import INTERRUPTED
+        from proxfield.cli.signals import INTERRUPTED
 
         ctx.exit(INTERRUPTED)
     ctx.exit(code)
@@ -125,6 +126,7 @@ def check_picture(plot: str | None, no_plot: bool, model: str, evidence: str | N
 
 def draw(loaded: Loaded, results: dict[str, Result], plot: str | None) -> int:
     """Draw and save; returns the exit code. A picture nobody asked for by name may fail."""
+    from proxfield.cli.main import report
     from proxfield.errors import ProxfieldError
 
     path = plot or f"{stem(loaded.name)}-compare.png"
@@ -136,7 +138,7 @@ def draw(loaded: Loaded, results: dict[str, Result], plot: str | None) -> int:
     except ProxfieldError as error:
         if plot is not None:
             raise
-        click.echo(f"proxfield: note: no picture: {error}", err=True)
+        report(f"no picture: {error}", kind="note: ")
         return 0
     click.echo(f"picture: {path}", err=True)
     return 0

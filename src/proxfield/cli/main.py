@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from proxfield._version import __version__
-from proxfield.errors import ProxfieldError
+from proxfield.cli.signals import INTERRUPTED, MESSAGE, interrupted
+from proxfield.errors import LONGEST_LINE, ProxfieldError, one_line
 
 BAD_INPUT = 2
 BUG = 1
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 """What a shell reports for a program that SIGPIPE ended."""
 
@@ -62,6 +62,13 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the arguments; click would answer Ctrl-C with an empty line."""
+        try:
+            return super().make_context(*args, **extra)
+        except KeyboardInterrupt:
+            sys.exit(report_interrupt())
+
     def invoke(self, ctx: click.Context) -> Any:
         """Handle what click would handle in its own way."""
         try:
@@ -69,8 +76,7 @@ class LazyGroup(click.Group):
             sys.stdout.flush()  # here, so that a reader who left shows as an error we know
             return result
         except KeyboardInterrupt:
-            report("interrupted before there was a result", kind="")
-            ctx.exit(INTERRUPTED)
+            ctx.exit(report_interrupt())
         except BrokenPipeError:
             silence(sys.stdout)
             ctx.exit(BROKEN_PIPE)
@@ -83,13 +89,13 @@ class LazyGroup(click.Group):
             try:
                 code = super().main(args, *rest, **extra)
             except click.Abort:
-                code = INTERRUPTED
+                code = report_interrupt()
             except click.ClickException as error:
                 code = report(error.format_message(), error)
             except (ProxfieldError, OSError, MemoryError) as error:
                 code = report(describe(error), error)
-            except Exception as error:
-                code = report_bug(error)
+            except Exception as error:  # or what a library made of Ctrl-C
+                code = report_interrupt() if interrupted() else report_bug(error)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -103,12 +109,21 @@ def describe(error: BaseException) -> str:
 
 
 def report(message: str, error: BaseException | None = None, *, kind: str = "error: ") -> int:
-    """Print one line on stderr; returns the exit code for bad input."""
-    line = " ".join(message.split())
+    """Print one line on stderr, cut to a readable length; returns the exit code for bad input."""
+    after = ""
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        line = f"{line.rstrip('.')} (see: {error.ctx.command_path} --help)"
-    click.echo(f"proxfield: {kind}{line}", err=True)
+        message = message.rstrip(". \n")
+        after = f" (see: {error.ctx.command_path} --help)"
+    before = f"proxfield: {kind}"
+    line = one_line(message, LONGEST_LINE - len(before) - len(after))
+    click.echo(f"{before}{line}{after}", err=True)
     return BAD_INPUT
+
+
+def report_interrupt() -> int:
+    """Say that Ctrl-C came before there was a result; returns the exit code."""
+    click.echo(MESSAGE, err=True)
+    return INTERRUPTED
 
 
 def report_bug(error: Exception) -> int:
@@ -157,5 +172,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def main() -> None:
-    """The console script."""
-    cli.main()
+    """The command line, for scripts that were installed with this name for it."""
+    from proxfield.__main__ import main as guarded
+
+    guarded()

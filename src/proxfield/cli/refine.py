@@ -343,12 +343,13 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
 
 def report_all(summary: dict[str, Any], records: list[dict[str, Any]], as_json: bool) -> None:
     """What was done, on stdout."""
+    from proxfield.cli.main import report
     from proxfield.cli.shared import print_json, print_pairs
 
     notes = [note for record in records for note in record["notes"]]
     if notes:
         more = f" (and {len(notes) - 1} more notes like this)" if len(notes) > 1 else ""
-        click.echo(f"proxfield: note: {notes[0]}{more}", err=True)
+        report(f"{notes[0]}{more}", kind="note: ")
     if as_json:
         print_json({**summary, "files": records})
         return
@@ -365,8 +366,9 @@ def finish(
     ctx: click.Context, summary: dict[str, Any], failed: list[dict[str, Any]], ending: str
 ) -> None:
     """Leave with the right code, and the list of what failed."""
-    from proxfield.cli.main import INTERRUPTED, report
+    from proxfield.cli.main import report
     from proxfield.cli.refine_files import some
+    from proxfield.cli.signals import INTERRUPTED
 
     if ending:
         left = summary["images"] - summary["refined"] - summary["skipped"] - summary["failed"]

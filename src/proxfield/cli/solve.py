@@ -144,7 +144,7 @@ def command(
     elif task is None:
         print_summary(loaded, result)
     if result.status.name == "INTERRUPTED":
-        from proxfield.cli.main import INTERRUPTED
+        from proxfield.cli.signals import INTERRUPTED
 
         ctx.exit(INTERRUPTED)
     if strict and not result.converged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -27,14 +27,14 @@ def choose(name: str, points: int) -> str:
     if name == "auto":
         return "exact" if points <= EXACT_POINTS else "lattice"
     if name not in FILTERS:
-        raise InputError(f"unknown filter {name!r}, expected auto, {', '.join(FILTERS)}")
+        raise InputError(f"unknown filter {shown(name)}, expected auto, {', '.join(FILTERS)}")
     return name
 
 
 def make_filter(name: str, features: ArrayLike) -> Filter:
     """A filter by name ("exact" or "lattice")."""
     if name not in FILTERS:
-        raise InputError(f"unknown filter {name!r}, expected {', '.join(FILTERS)}")
+        raise InputError(f"unknown filter {shown(name)}, expected {', '.join(FILTERS)}")
     module, kind = FILTERS[name]
     made: Filter = getattr(import_module(module), kind)(features)
     return made

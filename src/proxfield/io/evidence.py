@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write
 from proxfield.io.text import Text, read_text
 from proxfield.io.tokens import Tokens
@@ -82,7 +82,7 @@ def parse_evidence(
         {0: 1, 2: 0}
     """
     if base not in (0, 1):
-        raise InputError(f"base of the variable indices is {base!r}, expected 0 or 1")
+        raise InputError(f"base of the variable indices is {shown(base)}, expected 0 or 1")
     labels = np.asarray(cardinalities, dtype=np.int64).reshape(-1)
     tokens = Tokens(data, name)
     if tokens.count == 0:
@@ -168,7 +168,7 @@ def write_evidence(evidence: Mapping[int, int] | npt.ArrayLike, target: Target) 
         for value in (variable, label):
             if not isinstance(value, int | np.integer) or value < 0:
                 raise InputError(
-                    f"evidence has variable {variable!r} with label {label!r}, "
+                    f"evidence has variable {shown(variable)} with label {shown(label)}, "
                     "expected integers >= 0"
                 )
     body = [f"{int(variable)} {int(label)}" for variable, label in sorted(pairs)]

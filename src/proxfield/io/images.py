@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError, MissingDependencyError
+from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def write_probabilities(path: Target, values: ArrayLike, *, dtype: str = "float3
     if suffix not in ARRAYS:
         raise InputError("probabilities are written as .npy or .npz", path=name)
     if dtype not in ("float16", "float32"):
-        raise InputError(f"dtype={dtype!r}, expected float16 or float32", path=name)
+        raise InputError(f"dtype={shown(dtype)}, expected float16 or float32", path=name)
     atomic_write(path, _array_bytes(np.asarray(values, dtype=dtype), suffix, "probabilities"))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name
 from proxfield.io.images import import_pillow, png_bytes
 
@@ -70,7 +70,7 @@ def overlay(
     if x.ndim != 2 or x.dtype.kind not in "iub" or x.size == 0 or x.min() < 0:
         raise InputError(f"an overlay needs a label map of two axes, not shape {x.shape}")
     if not 0 <= opacity <= 1:
-        raise InputError(f"opacity={opacity!r}, expected 0 to 1")
+        raise InputError(f"opacity={shown(opacity)}, expected 0 to 1")
     x = x.astype(np.int64)
     colors = label_colors(int(x.max()) + 1, palette)
     flat = colors[x].astype(np.float32)

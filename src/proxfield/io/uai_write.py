@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write
 from proxfield.io.tokens import Floats, Ints
 
@@ -105,7 +105,7 @@ def format_model(field: Field, *, kind: str = "MARKOV") -> str:
         'MARKOV\\n2\\n2 3\\n0\\n'
     """
     if kind not in ("MARKOV", "BAYES"):
-        raise InputError(f"model kind {kind!r}, expected 'MARKOV' or 'BAYES'")
+        raise InputError(f"model kind {shown(kind)}, expected 'MARKOV' or 'BAYES'")
     cardinalities = np.asarray(field.cardinalities, dtype=np.int64)
     count = 0
     constant = 0.0

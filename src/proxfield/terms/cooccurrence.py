@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Cooccurrence(Term):
     ) -> Cooccurrence:
         # what a term offers is a matter of its class, so each form is one
         if latent not in ("implicit", "variables"):
-            raise InputError(f"latent={latent!r}, expected implicit or variables")
+            raise InputError(f"latent={shown(latent)}, expected implicit or variables")
         if tables and latent == "implicit":
             raise InputError('tables=True needs latent="variables"')
         if cls is Cooccurrence and latent == "variables":
@@ -118,7 +118,7 @@ class Cooccurrence(Term):
             raise InputError(f"statistics must be CooccurrenceStatistics, not {kind}")
         count = statistics.labels
         if labels is not None and labels != count:
-            raise InputError(f"labels={labels!r}, but the statistics count {count} classes")
+            raise InputError(f"labels={shown(labels)}, but the statistics count {count} classes")
         if presence is not None and latent == "implicit":
             raise InputError('presence= needs latent="variables"')
         fixed = as_indices(list(always), "always", 1)
@@ -399,5 +399,5 @@ def _check_block(layout: Layout, start: int, count: int, labels: int, what: str)
 def _size(value: Any, what: str) -> float:
     number = as_floats(value, what)
     if number.ndim or not number >= 0:
-        raise InputError(f"{what}={value!r}, expected a number, 0 or more")
+        raise InputError(f"{what}={shown(value)}, expected a number, 0 or more")
     return float(number)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.base import Filter, check_features
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
@@ -78,10 +78,11 @@ class Gaussian(Term):
     ) -> None:
         if normalization not in NORMALIZATIONS:
             raise InputError(
-                f"unknown normalization {normalization!r}, expected {', '.join(NORMALIZATIONS)}"
+                f"unknown normalization {shown(normalization)}, expected one of: "
+                f"{', '.join(NORMALIZATIONS)}"
             )
         if filter not in ("auto", *FILTERS):
-            raise InputError(f"unknown filter {filter!r}, expected auto, {', '.join(FILTERS)}")
+            raise InputError(f"unknown filter {shown(filter)}, expected auto, {', '.join(FILTERS)}")
         self.features: NDArray[Any] | None = check_features(features)
         """As given; None once `build` was told to drop them.  # (n, d)"""
         self.n_points = len(self.features)

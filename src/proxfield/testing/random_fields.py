@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.terms import TERMS
 from proxfield.terms.base import Ints
@@ -131,9 +131,9 @@ def random_field(
     if unknown or not allowed:
         raise InputError(f"kinds={unknown or allowed}, expected names from {', '.join(MAKERS)}")
     if scale is not None and not (0 < scale < math.inf):
-        raise InputError(f"scale={scale!r}, expected a positive number")
+        raise InputError(f"scale={shown(scale)}, expected a positive number")
     if size is not None and size < 1:
-        raise InputError(f"size={size!r}, expected at least 1")
+        raise InputError(f"size={shown(size)}, expected at least 1")
     rng = np.random.default_rng(seed)
     drawn = float(10 ** rng.uniform(*DECADES))
     draft = Draft(rng, drawn if scale is None else float(scale), size)

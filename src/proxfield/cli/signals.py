@@ -1,0 +1,103 @@
+"""Ctrl-C on the command line: one line on stderr and exit code 130, whatever is going on.
+
+Inside an inference Ctrl-C is a KeyboardInterrupt that ends it with the best result so far. Anywhere
+else (imports, compilation, reading and writing) it ends the process. This module imports next
+to nothing, because it guards the imports of all others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes some milliseconds to import
+    from types import FrameType, TracebackType
+    from typing import NoReturn, Protocol
+
+    class Unraisable(Protocol):
+        """What `sys.unraisablehook` is given."""
+
+        exc_type: type[BaseException]
+        exc_value: BaseException | None
+        exc_traceback: TracebackType | None
+        err_msg: str | None
+        object: object
+
+
+INTERRUPTED = 130
+MESSAGE = "proxfield: interrupted before there was a result"
+SHOW_CURSOR = "\x1b[?25h"
+"""A progress bar hides the terminal's cursor."""
+
+_seen = False
+
+
+def interrupted() -> bool:
+    """Whether this process has received Ctrl-C: any error after it is a consequence of it."""
+    return _seen
+
+
+def install() -> None:
+    """Handle Ctrl-C, also where Python would only print that it ignored an exception."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it so
+        signal.signal(signal.SIGINT, _on_interrupt)
+    sys.unraisablehook = _on_unraisable
+
+
+def ignore() -> None:
+    """Ignore Ctrl-C from now on: there is nothing left to interrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def finish(code: object) -> None:
+    """Get ready for the end of the process; after Ctrl-C, end it with this exit code.
+
+    Python remembers a KeyboardInterrupt that passed through code run from a string (as modules
+    that define named tuples do) and would in the end kill itself by a signal, with another code.
+    """
+    ignore()
+    if _seen and isinstance(code, int):
+        _flush()
+        atexit._run_exitfuncs()
+        _flush()
+        os._exit(code)
+
+
+def leave() -> NoReturn:
+    """Say so in one line and end the process, without running anything that could fail."""
+    ignore()
+    try:
+        if sys.stderr.isatty():
+            sys.stderr.write(SHOW_CURSOR)
+        sys.stderr.write(f"{MESSAGE}\n")
+    except (OSError, ValueError, AttributeError):
+        pass  # nobody reads it
+    _flush()
+    os._exit(INTERRUPTED)
+
+
+def _flush() -> None:
+    """Write out what is buffered, if somebody still reads it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:  # noqa: SIM105 (contextlib is one more import)
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # noqa: PERF203
+            pass
+
+
+def _on_interrupt(_: int, __: FrameType | None) -> None:
+    global _seen
+    _seen = True
+    raise KeyboardInterrupt
+
+
+def _on_unraisable(args: Unraisable) -> None:
+    """Callbacks and finalizers can't pass a KeyboardInterrupt on; it counts all the same."""
+    if isinstance(args.exc_value, KeyboardInterrupt) or issubclass(
+        args.exc_type, KeyboardInterrupt
+    ):
+        leave()
+    sys.__unraisablehook__(args)
