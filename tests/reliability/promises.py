@@ -434,7 +434,7 @@ def damaged(text: bytes, rng: np.random.Generator) -> bytes:
 
 PROMISES: dict[str, Promise] = {
     "fixed-points": Promise(
-        "CONVERGED and SADDLE mean max |softmax(−g(q)) − q| ≤ tol (scales 0.1 to 100, all rules, "
+        "CONVERGED and SADDLE: softmax(−g(q)) is within tol of q (scales 0.1 to 100, all rules, "
         "starts and kernel sets)", fixed_points, 600, 40_000),
     "any-scale": Promise("the same at scales 1e-8 to 1e8", any_scale, 200, 10_000),
     "warm-starts": Promise(

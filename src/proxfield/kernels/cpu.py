@@ -77,7 +77,7 @@ class CpuProgram(Program):
     # ---- the layout-dependent parts ----
 
     def build_for(self, plan: Plan | None) -> None:
-        if plan is None or isinstance(plan, Order):
+        if self.sweepable and (plan is None or isinstance(plan, Order)):
             _ = self.sweep_pack
 
     @abstractmethod
