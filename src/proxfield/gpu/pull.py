@@ -24,7 +24,7 @@ else:
 
 PAIRS = 64
 """Maximum number of channels of ``a`` (and of ``b``) in one pass."""
-SHARED_MEMORY = 110_000
+SHARED_MEMORY = 120_000
 """Bytes of shared memory that a program with so many channels takes; with half of them, half."""
 TF32_ROUNDING = 0x1000
 TF32_MASK = -0x2000
