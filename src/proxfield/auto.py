@@ -124,11 +124,8 @@ class Search:
         session, loop, program = self.session, self.session.loop, self.session.program
         self.start, self.best_q, self.best_f = start, start, f
         self.rng = np.random.default_rng(session.problem.seed)
-        program.explore(Chains.make(start[None], polish=0))  # compile outside the clock
-        program.free_energy(program.start(start))
-        begun = time.perf_counter()
+        look = program.warm_up_chains(start)  # compile and load outside the clock
         first = program.free_energy(program.start(start))
-        look = time.perf_counter() - begun
         if f == np.inf:
             loop.note(0, loop.elapsed + look, first)
         if loop.budget is not None and loop.budget - loop.elapsed < LOOKS * look:

@@ -112,7 +112,7 @@ class Restarts(Rule):
         """All starts in one batch, a few sweeps at a time; then polish the best."""
         loop, program = session.loop, session.program
         each = max(1, min(20, loop.max_iters // (2 * len(starts))))
-        program.explore(Chains.make(starts[:1], polish=0))  # compile outside the clock
+        program.warm_up_chains(starts[0])  # compile and load outside the clock
         done, step, q = 0, 1, starts
         while done < each:
             begun, base = time.perf_counter(), loop.elapsed
