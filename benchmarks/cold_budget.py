@@ -75,7 +75,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     suites = load_suites(str(args.data), args.suite or ["DBN", "SEG"])
-    about = metadata(str(args.data), max_threads())
+    about = metadata("DATA", max_threads())
+    about["command"] = f"python benchmarks/cold_budget.py DATA --budget {args.budget}"
     out: dict[str, Any] = {"budget": args.budget, **about, "suites": {}}
     print("| suite | mean F, fresh process | mean F, warm process | sweeps, fresh | sweeps, warm |")
     print("|---|---|---|---|---|")
