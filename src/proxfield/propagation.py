@@ -121,7 +121,7 @@ class Propagation:
         row, scope = (x.data for x in self.incidence)  # entries without numpy's overhead
         starts = self.starts.tolist()
         views = [self._view(term) for term in range(len(self.factors))]
-        # variables that lost labels, and the scope that took them if it is the only one: it
+        # variables that lost labels, and the last scope that took one: it
         # needn't look again, since it supports what it left
         changed = dict.fromkeys(variables.tolist(), -1)
         while changed:
@@ -134,7 +134,7 @@ class Propagation:
             for g in sorted(scopes):
                 term = bisect_right(starts, g) - 1
                 for v in self._lost(views[term], g - starts[term]):
-                    changed[v] = g if changed.get(v, g) == g else -1
+                    changed[v] = g
         return np.zeros(0, dtype=np.int64)
 
     def _view(self, term: int) -> _FactorView:
