@@ -152,7 +152,7 @@ def lowest_curvature(
         MINIMUM or UNDECIDED and None, or SADDLE and the direction.
     """
     size = space.q.shape[0]
-    least = min(max_products, MIN_PRODUCTS + int(0.5 * np.log2(max(2, size))))
+    least = MIN_PRODUCTS + int(0.5 * np.log2(max(2, size)))
     noise = np.random.default_rng([seed, 0x5ADD1E]).normal(size=size)
     x = space.project(space.tangent.from_host(noise))
     x = x / norm(x)

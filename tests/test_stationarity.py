@@ -1,0 +1,272 @@
+"""Fixed points, saddles and minima: what the statuses say is so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import proxfield as pf
+from helpers import VARIANTS, grid_edges, infer
+from proxfield.kernels import compile_program
+from proxfield.kernels.base import Kind, Update
+from proxfield.stationarity import Verdict, is_fixed_point, judge
+from proxfield.testing import fixed_point_residual
+
+LEAVING = ("auto", "anneal", "restarts", "portfolio")
+STAYING = ("sweep", "colored", "full-parallel", "adhoc", "fixed", "adaptive", "momentum", "adam")
+
+
+def saturated() -> tuple[pf.Field, Any]:
+    """q_0 is at the wrong corner, where it hardly moves while θ is far away."""
+    field = pf.Field(3, 2).add(pf.Unary([[30.0, 0.0]], [0])).add(pf.Ising([[1, 2]], 20.0))
+    return field, [[1 - 1e-12, 1e-12], [0.5, 0.5], [0.5, 0.5]]
+
+
+def symmetric_grid(side: int = 20, coupling: float = -1.0) -> pf.Field:
+    return pf.Field(side * side, 2).add(pf.Ising(grid_edges(side, side), coupling))
+
+
+# ---- fixed points ----
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_saturated_start_is_left(variant: str, kernels: str) -> None:
+    field, start = saturated()
+    result = infer(field, variant, init=start, kernels=kernels, max_iters=5000)
+    if result.status in (pf.Status.CONVERGED, pf.Status.SADDLE):
+        assert fixed_point_residual(field, result.q) <= 1e-6
+        assert result.free_energy < 0  # 28.6 where the start was taken for the end
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adam", "fixed"])
+def test_dense_ising_fields_from_their_unaries(rule: str) -> None:
+    """Scale 30: false in up to 19 of 40 runs while the change of q decided."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n = 12
+        pairs = np.stack(np.triu_indices(n, 1), axis=1)
+        field = pf.Field(n, 2).add(pf.Unary(30 * rng.normal(size=(n, 2))))
+        field.add(pf.Ising(pairs, 30 * rng.normal(size=len(pairs))))
+        result = pf.infer(field, rule, init="unary")
+        if result.status is pf.Status.CONVERGED:
+            assert fixed_point_residual(field, result.q) <= 1e-6, (seed, result)
+
+
+def test_a_failed_test_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests cost a gradient each: after k failures the next comes 2^k iterations later."""
+    at: list[int] = []
+    field, start = saturated()
+
+    def never(program: Any, state: Any, tol: float) -> bool:
+        at.append(1)
+        return False
+
+    monkeypatch.setattr("proxfield.loop.is_fixed_point", never)
+    result = pf.infer(field, "fixed", init=start, max_iters=200)
+    assert result.status is pf.Status.MAX_ITERS
+    assert result.iterations == 200
+    assert 5 <= len(at) <= 9  # 1 + 2 + 4 + … + 128
+
+
+def test_tests_do_not_show_in_the_states() -> None:
+    """When a test is made must not depend on how many iterations fit between two looks."""
+    field, start = saturated()
+    a = pf.infer(field, "momentum", init=start, max_iters=300)
+    b = pf.infer(field, "momentum", init=start, max_iters=300, callback=lambda p: False)
+    assert a.iterations == b.iterations
+    np.testing.assert_array_equal(a.q, b.q)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_residual(kernels: str, dtype: str) -> None:
+    """Of every kernel set, against the field's own gradient."""
+    rng = np.random.default_rng(1)
+    field = pf.Field([2, 3, 2, 4], terms=[pf.Potts([[0, 1], [1, 3], [2, 3]], -2.0)])
+    field.add(pf.Unary([[0.0, np.inf]], [2])).add(pf.Unary([[0.0, 1.0, 5.0, 2.0]], [3]))
+    q = np.concatenate([rng.dirichlet(np.ones(c)) for c in (2, 3, 2, 4)])
+    q[5:7] = 1.0, 0.0
+    program = compile_program(field.lower(), kernels, dtype)
+    state = program.start(q)
+    residual, rounding = program.residual(state)
+    assert residual == pytest.approx(fixed_point_residual(field, q), abs=1e-6)
+    assert 0 < rounding < 1e-4
+    assert is_fixed_point(program, state, 1.0) and not is_fixed_point(program, state, 1e-3)
+
+
+# ---- saddles ----
+
+
+@pytest.mark.parametrize("rule", STAYING)
+@pytest.mark.parametrize("coupling", [-1.0, 1.0])
+def test_symmetric_fields_end_on_a_named_saddle(rule: str, coupling: float) -> None:
+    result = pf.infer(symmetric_grid(coupling=coupling), rule)
+    assert result.status is pf.Status.SADDLE
+    assert not result.converged
+    assert "init='random'" in result.message
+    assert result.free_energy == pytest.approx(-400 * np.log(2))
+
+
+@pytest.mark.parametrize("rule", LEAVING)
+@pytest.mark.parametrize("limits", [{}, {"max_iters": 20}, {"budget": 0.001}], ids=str)
+def test_rules_that_leave_saddles(rule: str, limits: dict[str, Any]) -> None:
+    result = pf.infer(symmetric_grid(), rule, **limits)
+    assert result.status is not pf.Status.SADDLE
+    assert result.free_energy < -300  # −277.3 on the saddle
+    assert result.iterations <= limits.get("max_iters", 2**62)
+
+
+@pytest.mark.parametrize("rule", LEAVING)
+@pytest.mark.parametrize("limits", [{}, {"max_iters": 20}, {"budget": 0.001}], ids=str)
+def test_rules_that_leave_saddles_of_terms_without_tables(
+    rule: str, limits: dict[str, Any]
+) -> None:
+    points = np.linspace(0, 3, 30)[:, None]
+    field = pf.Field(30, 3).add(pf.Gaussian(points, 4.0, self_message=False))
+    if rule == "restarts":
+        rule_params: dict[str, Any] = {"inner": "fixed"}
+    elif rule == "portfolio":
+        rule_params = {"rules": "anneal,momentum,adam"}
+    else:
+        rule_params = {}
+    saddle = pf.infer(field, "fixed")
+    assert saddle.status is pf.Status.SADDLE
+    result = pf.infer(field, rule, **rule_params, **limits)
+    assert result.status is not pf.Status.SADDLE
+    assert result.free_energy < saddle.free_energy - 1e-3
+
+
+def test_a_large_grid_in_a_second() -> None:
+    field = symmetric_grid(700)
+    result = pf.infer(field, budget=1.0)
+    assert result.status in (pf.Status.BUDGET, pf.Status.CONVERGED)
+    assert result.free_energy < -1.2 * 490_000 * np.log(2)
+
+
+def test_minima_are_not_called_saddles(kernels: str) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        field = pf.Field(9, 3).add(pf.Unary(rng.normal(size=(9, 3))))
+        field.add(pf.Potts(grid_edges(3, 3), rng.normal(size=12)))
+        result = pf.infer(field, "fixed", init="random", kernels=kernels, seed=seed)
+        assert result.status is pf.Status.CONVERGED
+
+
+def test_a_saddle_that_concerns_few_of_many_variables() -> None:
+    """One symmetric pair among 5,000 certain variables."""
+    n = 5000
+    field = pf.Field(n, 2).add(pf.Unary(np.tile([0.0, 8.0], (n - 2, 1)), np.arange(n - 2)))
+    field.add(pf.Ising([[n - 2, n - 1]], -1.5))
+    result = pf.infer(field, "fixed")
+    assert result.status is pf.Status.SADDLE
+    assert pf.infer(field, "auto", max_iters=100).free_energy < result.free_energy - 0.1
+
+
+def test_saddles_of_factors_over_several_variables(kernels: str) -> None:
+    """The Hessian depends on q there, and products with it are differences."""
+    same = np.full((2, 2, 2), 3.0)
+    same[0, 0, 0] = same[1, 1, 1] = 0.0
+    field = pf.Field(3, 2).add(pf.Factor([[0, 1, 2]], same))
+    assert pf.infer(field, "fixed", kernels=kernels).status is pf.Status.SADDLE
+    assert pf.infer(field, "fixed", init="random", kernels=kernels).converged
+    weak = pf.Field(3, 2).add(pf.Factor([[0, 1, 2]], 0.1 * same))
+    assert pf.infer(weak, "fixed", kernels=kernels).converged
+
+
+def test_the_test_leaves_the_state_alone(kernels: str) -> None:
+    field = symmetric_grid(4)
+    program = compile_program(field.lower(), kernels)
+    state = program.start(np.full(32, 0.5))
+    found = judge(program, state)
+    assert found.verdict is Verdict.SADDLE
+    assert found.lower is not None and found.free_energy < program.free_energy(state)
+    assert found.free_energy == pytest.approx(field.free_energy(found.lower))
+    np.testing.assert_array_equal(program.marginals(state), 0.5)
+
+
+def test_a_test_without_time_decides_nothing() -> None:
+    program = compile_program(pf.infer(symmetric_grid(6), "fixed").field.lower())
+    state = program.start(np.full(72, 0.5))
+    assert judge(program, state, max_products=1).verdict in (Verdict.UNDECIDED, Verdict.SADDLE)
+    stable = compile_program(symmetric_grid(6, coupling=0.1).lower())
+    undecided = judge(stable, stable.start(np.full(72, 0.5)), max_products=1)
+    assert undecided.verdict is Verdict.UNDECIDED
+
+
+# ---- the state of lowest F ----
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adam", "full-parallel", "adhoc", "anneal"])
+def test_ctrl_c_returns_the_lowest_free_energy_seen(rule: str) -> None:
+    rng = np.random.default_rng(0)
+    field = pf.Field(100, 2).add(pf.Ising(grid_edges(10, 10), 4 * rng.normal(size=180)))
+    field.add(pf.Unary(rng.normal(size=(100, 2))))
+
+    def interrupt(progress: pf.Progress) -> None:
+        if progress.iteration > 60:
+            raise KeyboardInterrupt
+
+    result = pf.infer(field, rule, tol=0.0, max_iters=500, init="random", callback=interrupt)
+    assert result.status is pf.Status.INTERRUPTED
+    lowest = np.nanmin(result.trace.free_energy)
+    assert result.free_energy == pytest.approx(lowest, abs=1e-8)
+    assert result.free_energy == pytest.approx(field.free_energy(result.q), abs=1e-8)
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adam"])
+def test_the_best_state_that_a_rule_went_on_from(rule: str, kernels: str) -> None:
+    rng = np.random.default_rng(3)
+    field = pf.Field(36, 2).add(pf.Ising(grid_edges(6, 6), 4 * rng.normal(size=60)))
+    field.add(pf.Unary(rng.normal(size=(36, 2))))
+    best = pf.infer(field, rule, keep="best", max_iters=3000, kernels=kernels)
+    assert best.free_energy == pytest.approx(np.nanmin(best.trace.free_energy), abs=1e-8)
+    if best.status is pf.Status.CONVERGED:
+        assert fixed_point_residual(field, best.q) <= 1e-6
+
+
+def test_an_update_is_never_cut_in_two() -> None:
+    """Ctrl-C that arrives during an update is raised after it."""
+    import signal
+
+    from proxfield.interrupts import finish_first
+
+    done = []
+    with pytest.raises(KeyboardInterrupt), finish_first():
+        signal.raise_signal(signal.SIGINT)
+        done.append(1)
+    assert done == [1]
+    with pytest.raises(KeyboardInterrupt), finish_first():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # the second one at once
+        done.append(2)
+    assert done == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_plans_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while λ is sought: the start, not an exception."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("proxfield.curvature.Curvature.steps", interrupt)
+    result = pf.infer(symmetric_grid(4), "fixed", init="random")
+    assert result.status is pf.Status.INTERRUPTED
+    assert np.isfinite(result.free_energy)
+
+
+def test_copies_of_states_move_on_their_own(kernels: str) -> None:
+    field = symmetric_grid(4)
+    program = compile_program(field.lower(), kernels)
+    rng = np.random.default_rng(0)
+    start = np.stack([1 - (p := rng.random(16)), p], axis=1).ravel()
+    plan = Update(Kind.MOMENTUM, np.ones(16), gamma1=0.9)
+    state = program.start(start)
+    program.advance(state, plan, 3, -1.0, True)
+    copy = program.copy(state)
+    before = program.marginals(state)
+    program.advance(copy, plan, 4, -1.0, True)
+    np.testing.assert_array_equal(program.marginals(state), before)
+    program.advance(state, plan, 4, -1.0, True)
+    np.testing.assert_allclose(program.marginals(state), program.marginals(copy), atol=1e-12)
