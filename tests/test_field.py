@@ -164,10 +164,10 @@ def test_huge_labels_are_refused() -> None:
 
 def test_lowering_looks_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     field = pf.Field(100, labels=2, terms=[pf.Unary(np.zeros((100, 2)))])
-    monkeypatch.setattr(memory, "available_memory", lambda: field.memory_estimate() - 1)
+    monkeypatch.setattr(memory, "available_memory", lambda: field.memory_estimate(4) - 1)
     with pytest.raises(pf.MemoryLimitError, match="inference on Field"):
         pf.infer(field)
-    monkeypatch.setattr(memory, "available_memory", lambda: field.memory_estimate())
+    monkeypatch.setattr(memory, "available_memory", lambda: field.memory_estimate(4))
     assert pf.infer(field).converged
 
 

@@ -84,14 +84,14 @@ FIELDS: dict[str, Callable[[int], pf.Field]] = {
     "consistency": consistency,
     "unary": lambda s: pf.Field(2000 * s, labels=4).add(pf.Unary(draw(2000 * s, 4))),
 }
-RULES = ["fixed", "adaptive", "adam", "sweep", "colored", "anneal", "auto"]
+RULES = ["fixed", "adaptive", "adam", "sweep", "colored", "anneal", "restarts", "portfolio", "auto"]
 
 
 def used(field: pf.Field, rule: str) -> int:
     """Peak of what numpy and Python allocate while inferring."""
     tracemalloc.start()
     try:
-        pf.infer(field, rule, max_iters=40 if rule == "auto" else 3)
+        pf.infer(field, rule, max_iters=40 if rule in ("auto", "restarts") else 3)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

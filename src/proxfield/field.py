@@ -16,6 +16,10 @@ from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
 
 STATE_ARRAYS = 8
 """Flat arrays that inference keeps: q twice, theta, gradient, two moments, unary, spare."""
+RESTARTS = 8
+"""Starts that the rule `restarts` keeps by default, more than any other rule."""
+FEW_CHAINS = 4
+"""Chains of `auto`, the default rule: a field must have memory for these to be lowered."""
 
 
 class Field:
@@ -174,21 +178,24 @@ class Field:
     def lower(self) -> Lowered:
         """The field in its fastest equivalent form (kept until a term is added)."""
         if self._lowered is None:
-            check_memory(self.memory_estimate(), f"inference on {self!r}")
+            needed = self.memory_estimate(FEW_CHAINS)  # the rule isn't known here
+            check_memory(needed, f"inference on {self!r}")
             self._lowered = lower(self.layout, self.terms, self.evidence)
         return self._lowered
 
-    def memory_estimate(self, chains: int = 4) -> int:
+    def memory_estimate(self, chains: int = RESTARTS) -> int:
         """Bytes that lowering and iterating take at most, beside the field itself.
 
-        An upper bound for all rules on the CPU kernels, in float64.
+        An upper bound for all rules on the CPU kernels, in float64. ``step="lipschitz"`` isn't
+        covered: it lowers the field once more, as plain tables, and may take twice as much.
 
         Args:
-            chains: How many chains `auto` runs at a time: 4, or one per thread with a budget.
+            chains: How many starts or chains run at a time: 8 in `restarts`, 4 in `auto` without a
+                budget and one per thread with one, 1 in all other rules.
 
         Example:
             >>> field = Field(1000, labels=2)
-            >>> field.memory_estimate() < 2**20
+            >>> field.memory_estimate() < 2**21
             True
         """
         return estimate_memory(self.layout, self.terms, self.evidence, chains)

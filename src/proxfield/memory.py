@@ -83,7 +83,7 @@ def check_memory(needed: int, what: str) -> None:
         )
 
 
-def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains: int = 4) -> int:
+def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains: int) -> int:
     """An upper bound on the bytes that inference takes beside the field; see `Field`."""
     from proxfield.terms import Constant, Factor, Ising, Potts, Unary
     from proxfield.terms.base import offers
@@ -99,10 +99,7 @@ def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chain
     per_entry += EXTRA_BYTES if extras else 0
     search = 0 if extras else CHAIN_BYTES * chains
     if any(t.degree == 2 and not offers(t, "spectrum") for t in terms):
-        search = max(search, LANCZOS_BYTES)
-    search = search // 2 if spins else search
-    if all(t.degree == 1 or isinstance(t, Constant) for t in terms):
-        search = 0  # F is convex: nothing to search, and no curvature
+        search = max(search, LANCZOS_BYTES // 2 if spins else LANCZOS_BYTES)
     per_entry += search
     if hard or bool((evidence >= 0).any()):
         per_entry += REDUCTION_BYTES
