@@ -252,3 +252,13 @@ def test_ctrl_c_in_every_stage(stage: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(target, stage, interrupt)
     field = coloring(grid_edges(4, 4), 16, 2) if stage == "better_order" else complete(4, 3)
     assert pf.infer(field, "fixed").status is pf.Status.INTERRUPTED
+
+
+@pytest.mark.parametrize("rule", ["auto", "anneal", "restarts", "portfolio"])
+@pytest.mark.parametrize("seed", range(5))
+def test_saddles_are_left_where_configurations_are_forbidden(rule: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    field = coloring(grid_edges(3, 3), 9, 3).add(pf.Potts(grid_edges(3, 3), rng.normal(size=12)))
+    result = pf.infer(field, rule, seed=seed)
+    assert result.status in (pf.Status.CONVERGED, pf.Status.MAX_ITERS)
+    assert np.isfinite(result.map_energy)

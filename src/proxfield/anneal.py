@@ -33,6 +33,7 @@ class Anneal(Rule):
     """
 
     name = "anneal"
+    leaves_saddles = True
     summary = "cools down from a convex objective, around any rule; good minima, no randomness"
     inner: str = "fixed"
     hot: float | None = None

@@ -61,6 +61,7 @@ class Auto(Rule):
     """Needs no parameter: uses its budget (or max_iters sweeps) and ends at a local minimum."""
 
     name = "auto"
+    leaves_saddles = True
     summary = "the default: chooses for you, explores within the budget, ends at a local minimum"
 
     def plan(self, problem: Problem) -> Plan:

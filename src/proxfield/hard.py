@@ -11,7 +11,8 @@ Every stage counts as time of inference and keeps to the budget, the callback an
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +23,19 @@ from proxfield.kernels import compile_program
 from proxfield.kernels.base import Order, Program
 from proxfield.loop import LOOK_SECONDS, Loop
 from proxfield.lowering import Lowered
+from proxfield.polish import better_of, polish
 from proxfield.result import Status, one_hot
 from proxfield.rules import Rule
 from proxfield.schedules import Sweep
 from proxfield.session import Outcome, Problem, Session
-from proxfield.stationarity import is_fixed_point
+from proxfield.stationarity import Verdict, is_fixed_point
 from proxfield.terms.base import Floats, Ints
 
 FIRST_PENALTY = 2.0
 LAST_PENALTY = 64.0
 STAGE_ITERATIONS = 100
+ROUND_SWEEPS = 50
+"""Maximum number of greedy sweeps of a rounding."""
 RESTARTS = 20
 ORDERS = 8
 """Sweep orders tried from a feasible labelling; the best bound is kept."""
@@ -64,19 +68,38 @@ def solve_hard(session: Session, rule: Rule) -> Outcome:
         return Outcome(finder.q, np.inf, stopped if stopped in HALTED else status)
     stopped = stopped or loop.spent
     outcome = descend_exactly(session, finder.labels, stopped)
-    return rule.improve(session, outcome) if outcome.status not in LIMITS else outcome
+    if outcome.status in LIMITS:
+        return outcome
+    outcome = rule.improve(session, outcome)
+    if rule.leaves_saddles and not known_minimum(outcome) and outcome.status not in HALTED:
+        outcome = better_of(outcome, polish(session, outcome.q))
+    return replace(outcome, labels=finder.labels)
+
+
+def known_minimum(outcome: Outcome) -> bool:
+    """Has the second-order test called this a minimum?"""
+    found = outcome.judgement
+    converged = outcome.status is Status.CONVERGED
+    return converged and found is not None and found.verdict is Verdict.MINIMUM
 
 
 def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
-    """Iterate under growing penalties, rounding after each stage; why it stopped, if it did."""
+    """Iterate under growing penalties, rounding after each stage; why it stopped, if it did.
+
+    Building the field of the first stage is part of the set-up, that of the others of the work.
+    """
     loop, problem = session.loop, session.problem
-    penalty = FIRST_PENALTY
+    penalty, build_seconds = FIRST_PENALTY, 0.0
     while penalty <= LAST_PENALTY:
-        with loop.clock():
+        if build_seconds > loop.seconds_left():
+            return Status.BUDGET
+        begun = time.perf_counter()
+        with nullcontext() if penalty == FIRST_PENALTY else loop.clock():
             soft = problem.lowered.soften(penalty)
             program = session.compile(soft)
             seconds = problem.curvature.seconds
             curvature = Curvature(soft, None, session.kernels, seconds)
+        build_seconds = time.perf_counter() - begun
         rule.prepare(Problem(soft, curvature, problem.seed))
         with loop.clock():
             plan = rule.plan(Problem(soft, curvature, problem.seed))
@@ -106,13 +129,17 @@ class Finder:
         self.lowered: Lowered = lowered
         self.q: NDArray[np.float64] = self.session.start
         self.labels: Ints | None = None
-        with self.session.loop.clock():
-            self.steep: Program = compile_program(lowered.soften(STEEP), kernels)
+        self.steep: Program = compile_program(lowered.soften(STEEP), kernels)
         self.steep.descend(self.q, 0)  # compile outside the clock
 
     def round(self, q: Floats) -> bool:
         """Round under a steep penalty; is the result feasible?"""
-        labels = self.lowered.layout.best_labels(self.steep.descend(q, 50))
+        begun = time.perf_counter()
+        hot = self.steep.descend(q, 1)
+        each = time.perf_counter() - begun
+        left = max(0.0, self.session.loop.seconds_left() - each)
+        hot = self.steep.descend(hot, int(min(ROUND_SWEEPS, left / max(each, 1e-9))))
+        labels = self.lowered.layout.best_labels(hot)
         energy = self.lowered.energy(labels)
         if not np.isfinite(energy):
             return False
@@ -229,40 +256,44 @@ def descend_exactly(session: Session, labels: Ints, stopped: Status | None) -> O
             if stopped is not Status.INTERRUPTED:
                 program.advance(state, natural, 1, loop.tol, True)
             q, f = program.marginals(state), program.free_energy(state)
-        loop.note(0, loop.elapsed, f)
         return Outcome(q, f, stopped, labels)
     best = session.run_plan(Sweep(), natural, start)
     rng = np.random.default_rng(session.problem.seed)
+    most = loop.max_iters - loop.iterations  # sweeps in other orders; not in the trace
     try:
         for _ in range(1, ORDERS):
-            if best.status in LIMITS or loop.spent is not None:
+            if best.status in LIMITS or loop.spent is not None or most <= 0:
                 break
             order = Order(rng.permutation(layout.n_vars))
-            best = better_order(session, order, start, best)
+            best, made = better_order(session, order, start, best, min(ORDER_SWEEPS, most))
+            most -= made
     except KeyboardInterrupt:
         best.status = Status.INTERRUPTED
     best.labels = labels
     return best
 
 
-def better_order(session: Session, order: Order, start: Floats, best: Outcome) -> Outcome:
-    """Sweep in another order within the limits; the better of its end and ``best``."""
+def better_order(
+    session: Session, order: Order, start: NDArray[np.float64], best: Outcome, most: int
+) -> tuple[Outcome, int]:
+    """Sweep in another order within the limits.
+
+    Returns:
+        The better of its end and ``best``, and the number of sweeps made.
+    """
     program, loop = session.program, session.loop
+    made, changed = 0, True
     with loop.clock():
-        state, made = program.start(start), 0
+        state = program.start(start)
         begun, left = time.perf_counter(), loop.seconds_left()
-        most = min(ORDER_SWEEPS, loop.max_iters - loop.iterations)
-        changed = True
         while changed and made < most and time.perf_counter() - begun < left:
             with finish_first():
-                changed = bool(
-                    program.advance(state, order, 1, loop.tol, True).change[-1] > loop.tol
-                )
+                rows = program.advance(state, order, 1, loop.tol, True)
+                changed = bool(rows.change[-1] > loop.tol)
                 made += 1
         f = program.free_energy(state)
         if f < best.free_energy:
             ended = not changed and is_fixed_point(program, state, loop.tol)
             status = Status.CONVERGED if ended else loop.spent or Status.MAX_ITERS
             best = Outcome(program.marginals(state), f, status)
-    loop.note(made, loop.elapsed, best.free_energy)
-    return best
+    return best, made

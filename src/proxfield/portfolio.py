@@ -90,6 +90,7 @@ class Restarts(Rule):
     """
 
     name = "restarts"
+    leaves_saddles = True
     summary = "one rule from several perturbed starts; the best F is kept"
     inner: str = "sweep"
     count: int = 8
@@ -173,6 +174,7 @@ class Portfolio(Rule):
     """
 
     name = "portfolio"
+    leaves_saddles = True
     summary = "several rules in one budget; the best F is kept"
     rules: str = "anneal,momentum,adam,sweep"
 

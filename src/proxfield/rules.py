@@ -29,6 +29,8 @@ class Rule(ABC):
     summary: ClassVar[str]
     monotone: ClassVar[bool] = False
     """Is F certain never to rise (with the default parameters)?"""
+    leaves_saddles: ClassVar[bool] = False
+    """Does it go on from saddles, so that CONVERGED means a local minimum?"""
 
     def __post_init__(self) -> None:
         self.check()

@@ -380,6 +380,17 @@ def fused_parallel(pack: Any, st: Any, motion: Any, phase: int, parts: Any) -> N
 
 
 @parallel_kernel
+def entropy_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+    """Entropies of blocks of variables.  # parts: (n_blocks, 4), column 1"""
+    n = len(pack.bias)
+    for b in numba.prange(len(parts)):
+        h = 0.0
+        for i in range(b * BLOCK, min(n, b * BLOCK + BLOCK)):
+            h += entropy_of(np.float64(st.v[phase, pack.pad + i]))
+        parts[b, 1] = h
+
+
+@parallel_kernel
 def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
     """The gradient alone, for the safeguard."""
     n = len(pack.bias)

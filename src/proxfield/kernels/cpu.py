@@ -94,6 +94,10 @@ class CpuProgram(Program):
 
     def _entropy(self, s: CpuState) -> float:
         """H of the buffer in use, without the energy."""
+        if self.parallel and not self.lowered.extras:
+            parts = np.zeros((self.n_blocks, 4))
+            self.kernels.entropy_parallel(self.pack, s.arrays, s.phase, parts)
+            return float(parts[:, 1].sum())
         s.h = np.zeros(self.layout.n_vars)
         total = self._entropies(s)
         s.h = None
@@ -111,7 +115,14 @@ class CpuProgram(Program):
 
     def _evaluate(self, s: CpuState) -> float:
         """F of the buffer in use; its gradient is left in ``g``."""
-        energy, entropy = self.kernels.evaluate(self.pack, s.arrays, s.phase)
+        if self.parallel and not self.lowered.extras:
+            parts = np.zeros((self.n_blocks, 4))
+            with thread_count(self.threads):
+                self._gradient(s, parts)
+                self.kernels.entropy_parallel(self.pack, s.arrays, s.phase, parts)
+            energy, entropy = float(parts[:, 0].sum()), float(parts[:, 1].sum())
+        else:
+            energy, entropy = self.kernels.evaluate(self.pack, s.arrays, s.phase)
         s.entropy = entropy
         extra = self._add_extras(s)  # their gradient counts whether or not F is finite
         if s.pending:

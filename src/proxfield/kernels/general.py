@@ -59,6 +59,33 @@ class GeneralArrays(NamedTuple):
 
 
 @inlined
+def message_of_three(pack: Any, q: Any, factor: int, position: int, out: Any) -> None:
+    """One message of a factor of three variables, without forbidden configurations."""
+    s = pack.factor_slot[factor]
+    first, second = (1 if position == 0 else 0), (1 if position == 2 else 2)
+    i, j, k = pack.slot_variable[s], pack.slot_variable[s + 1], pack.slot_variable[s + 2]
+    nj, nk = pack.offset[j + 1] - pack.offset[j], pack.offset[k + 1] - pack.offset[k]
+    stride_i, stride_j, stride_k = nj * nk, nk, 1
+    own = stride_i if position == 0 else (stride_j if position == 1 else stride_k)
+    a = i if first == 0 else j
+    b = j if second == 1 else k
+    stride_a = stride_i if first == 0 else stride_j
+    stride_b = stride_j if second == 1 else stride_k
+    oa, ob = pack.offset[a], pack.offset[b]
+    na, nb = pack.offset[a + 1] - oa, pack.offset[b + 1] - ob
+    start = pack.factor_start[factor]
+    for l in range(len(out)):
+        total = 0.0
+        for x in range(na):
+            inner = 0.0
+            at = start + l * own + x * stride_a
+            for y in range(nb):
+                inner += pack.table[at + y * stride_b] * q[ob + y]
+            total += inner * q[oa + x]
+        out[l] = total
+
+
+@inlined
 def contract(pack: Any, q: Any, factor: int, position: int, scratch: Any, out: Any) -> None:
     """Expected table of one factor for each label at one position, into ``out``.
 
@@ -67,6 +94,9 @@ def contract(pack: Any, q: Any, factor: int, position: int, scratch: Any, out: A
     """
     first = pack.factor_slot[factor]
     last = pack.factor_slot[factor + 1]
+    if last - first == 3 and not pack.hard:
+        message_of_three(pack, q, factor, position, out)
+        return
     size = 1
     for s in range(first, last):
         size *= pack.offset[pack.slot_variable[s] + 1] - pack.offset[pack.slot_variable[s]]
@@ -433,6 +463,16 @@ def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
         parts[b, 0] = gradient_block(
             pack, st.q[phase], st.message, st.g, pack.block[b], pack.block[b + 1]
         )
+
+
+@parallel_kernel
+def entropy_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+    """Entropies of blocks of variables.  # parts: (n_blocks, 4), column 1"""
+    for b in numba.prange(len(parts)):
+        h = 0.0
+        for i in range(pack.block[b], pack.block[b + 1]):
+            h += entropy_of(st.q[phase, pack.offset[i] : pack.offset[i + 1]])
+        parts[b, 1] = h
 
 
 @parallel_kernel
