@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.anneal import Anneal
-from proxfield.errors import UnsupportedError
 from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Chains, Explored, Plan
 from proxfield.polish import better_of, polish, without_symmetry
@@ -77,13 +76,7 @@ class Auto(Rule):
     def solve(self, session: Session) -> Outcome:
         if not session.program.sweepable:
             members: list[Rule] = [Anneal(), Adam(), Momentum()]
-            best = best_of(session, [(rule.name, rule, session.start) for rule in members])
-            if best.status in HALTED:
-                return best
-            try:
-                return better_of(best, polish(session, best.q))
-            except UnsupportedError:  # a term without curvature: no certified step to end with
-                return best
+            return best_of(session, [(rule.name, rule, session.start) for rule in members])
         with session.loop.clock():
             scale = float(session.problem.curvature.local.max(initial=0.0))
         if (

@@ -67,7 +67,7 @@ def solve_hard(session: Session, rule: Rule) -> Outcome:
         status = Status.INFEASIBLE if proved else Status.NO_FEASIBLE
         return Outcome(finder.q, np.inf, stopped if stopped in HALTED else status)
     stopped = stopped or loop.spent
-    outcome = descend_exactly(session, finder.labels, stopped)
+    outcome = descend_exactly(session, finder, stopped)
     if outcome.status in LIMITS:
         return outcome
     outcome = rule.improve(session, outcome)
@@ -129,6 +129,7 @@ class Finder:
         self.lowered: Lowered = lowered
         self.q: NDArray[np.float64] = self.session.start
         self.labels: Ints | None = None
+        self.sweep_seconds = 0.0
         self.steep: Program = compile_program(lowered.soften(STEEP), kernels)
         self.steep.descend(self.q, 0)  # compile outside the clock
 
@@ -136,7 +137,7 @@ class Finder:
         """Round under a steep penalty; is the result feasible?"""
         begun = time.perf_counter()
         hot = self.steep.descend(q, 1)
-        each = time.perf_counter() - begun
+        each = self.sweep_seconds = time.perf_counter() - begun
         left = max(0.0, self.session.loop.seconds_left() - each)
         hot = self.steep.descend(hot, int(min(ROUND_SWEEPS, left / max(each, 1e-9))))
         labels = self.lowered.layout.best_labels(hot)
@@ -238,14 +239,15 @@ def backtrack(lowered: Lowered, q: Floats, watch: Watch) -> tuple[Ints | None, b
     return None, True
 
 
-def descend_exactly(session: Session, labels: Ints, stopped: Status | None) -> Outcome:
+def descend_exactly(session: Session, finder: Finder, stopped: Status | None) -> Outcome:
     """Coordinate descent on the true F from a feasible labelling, in several orders.
 
     From a point of finite F each exact update keeps F finite: the label that was held
     stays possible. What the first variables gain in entropy the others lose, so the
-    order matters and several are tried. At a limit one sweep is all there is time for.
+    order matters and several are tried. At a limit there is time for one sweep, or for none.
     """
-    program, loop = session.program, session.loop
+    program, loop, labels = session.program, session.loop, finder.labels
+    assert labels is not None
     layout = session.problem.lowered.layout
     start = one_hot(layout.offsets, labels).astype(np.float64)
     natural = Order(np.arange(layout.n_vars))
@@ -253,7 +255,8 @@ def descend_exactly(session: Session, labels: Ints, stopped: Status | None) -> O
         state = program.start(start)
         loop.warm_up(program, natural, state)
         with loop.clock():
-            if stopped is not Status.INTERRUPTED:
+            late = loop.budget is not None and 4 * finder.sweep_seconds > loop.budget
+            if stopped is not Status.INTERRUPTED and not late:
                 program.advance(state, natural, 1, loop.tol, True)
             q, f = program.marginals(state), program.free_energy(state)
         return Outcome(q, f, stopped, labels)

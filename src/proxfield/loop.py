@@ -21,7 +21,8 @@ LOOK_SECONDS = 0.05
 """Aim of a look at the clock, the callback and Ctrl-C."""
 FIRST_CHUNK = 4
 LARGE = 10_000
-"""Iterations before the first look; one for fields of more entries than this."""
+"""Iterations before the first look; one for fields of more entries than this, or with terms that
+have no tables."""
 ENDING_ITERATIONS = 1.5
 """What the last F and the copy of the marginals take, in iterations."""
 
@@ -117,6 +118,8 @@ class Loop:
     """The state of lowest F seen by the present plan, where it isn't sure to be the last one."""
     period2: float = np.inf
     """Difference of the last state from the one two updates before it."""
+    change: float = np.nan
+    """Change of q by the last update of the last run; NaN if it made none."""
     last: float = np.inf
     """F of the state in which the last run ended."""
     known: State | None = None
@@ -156,7 +159,9 @@ class Loop:
         tol = self.tol if tol is None else tol
         budget = min(x for x in (self.budget, until, np.inf) if x is not None)
         end = self.max_iters if limit is None else min(self.max_iters, self.iterations + limit)
-        pace = Pace(1 if program.lowered.layout.size > LARGE else FIRST_CHUNK)
+        lowered = program.lowered
+        slow = lowered.layout.size > LARGE or bool(lowered.extras)
+        pace = Pace(1 if slow else FIRST_CHUNK)
         first, base, start = self.iterations, self.elapsed, time.perf_counter()
         batches: list[Rows] = []
         moments: list[NDArray[np.float64]] = []
@@ -190,6 +195,7 @@ class Loop:
             return Status.INTERRUPTED
         finally:
             self.period2 = batches[-1].period2 if batches else np.inf
+            self.change = float(batches[-1].change[-1]) if batches and len(batches[-1]) else np.nan
             if batches or self.known is not state:  # stages that had no time keep what they know
                 self.last, self.known = program.free_energy(state), state
             self.append(first, moments, batches, self.last, visible)

@@ -48,6 +48,8 @@ def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
         outcome.q if outcome.status is not Status.SADDLE else without_symmetry(session, outcome.q)
     )
     if loop.spent is not None:
+        if not symmetric:
+            outcome = session.step_off(outcome)
         return replace(outcome, status=loop.spent)
     try:
         return better_of(outcome, polish(session, start))

@@ -120,8 +120,11 @@ class Session:
         last = Outcome(program.marginals(state), loop.last, status)
         with loop.clock():
             at_limit = thorough and status in (Status.MAX_ITERS, Status.BUDGET)
-            if at_limit:  # a run without time may still stand on the saddle that it started from
+            if at_limit and not loop.change > loop.tol:
+                # a run without time may still stand on the saddle that it started from
                 at_limit = is_fixed_point(program, state, loop.tol)
+            else:
+                at_limit = False
             if status is Status.CONVERGED or at_limit:
                 last.judgement = self._judge(state, thorough)
                 if last.judgement.verdict is SADDLE:
@@ -151,6 +154,16 @@ class Session:
             max_products=THOROUGH * MAX_PRODUCTS if thorough else products,
             deadline=deadline,
         )
+
+    def step_off(self, outcome: Outcome) -> Outcome:
+        """If an outcome at a limit stands on a saddle, the point of lower F beside it."""
+        with self.loop.clock():
+            state = self.program.start(outcome.q)
+            if is_fixed_point(self.program, state, self.loop.tol):
+                found = self._judge(state, thorough=False)
+                if found.lower is not None:
+                    return replace(outcome, q=found.lower, free_energy=found.free_energy)
+        return outcome
 
     def settle(self, rule: Rule, plan: Plan, start: NDArray[np.float64]) -> Outcome:
         """Iterate to a local minimum: like `run_plan`, but a saddle is left and F goes on falling.
