@@ -23,12 +23,12 @@ from proxfield.kernels import compile_program
 from proxfield.kernels.base import Order, Program
 from proxfield.loop import LOOK_SECONDS, Loop
 from proxfield.lowering import Lowered
-from proxfield.polish import better_of, polish
+from proxfield.polish import better_of, known_minimum, polish
 from proxfield.result import Status, one_hot
 from proxfield.rules import Rule
 from proxfield.schedules import Sweep
 from proxfield.session import Outcome, Problem, Session
-from proxfield.stationarity import Verdict, is_fixed_point
+from proxfield.stationarity import is_fixed_point
 from proxfield.terms.base import Floats, Ints
 
 FIRST_PENALTY = 2.0
@@ -74,13 +74,6 @@ def solve_hard(session: Session, rule: Rule) -> Outcome:
     if rule.leaves_saddles and not known_minimum(outcome) and outcome.status not in HALTED:
         outcome = better_of(outcome, polish(session, outcome.q))
     return replace(outcome, labels=finder.labels)
-
-
-def known_minimum(outcome: Outcome) -> bool:
-    """Has the second-order test called this a minimum?"""
-    found = outcome.judgement
-    converged = outcome.status is Status.CONVERGED
-    return converged and found is not None and found.verdict is Verdict.MINIMUM
 
 
 def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:

@@ -14,7 +14,7 @@ from proxfield.result import Status
 from proxfield.rules import Fixed, Rule
 from proxfield.schedules import Sweep
 from proxfield.session import Outcome, Session
-from proxfield.stationarity import nudged
+from proxfield.stationarity import Verdict, nudged
 
 
 def descent(session: Session) -> Rule:
@@ -40,21 +40,26 @@ def without_symmetry(session: Session, q: NDArray[Any]) -> NDArray[Any]:
 def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
     """From the best of several runs on to a local minimum, as far as the limits allow."""
     loop, found = session.loop, outcome.judgement
-    if outcome.status in (Status.CONVERGED, Status.INTERRUPTED, Status.STOPPED):
+    if known_minimum(outcome) or outcome.status in (Status.INTERRUPTED, Status.STOPPED):
         return outcome
+    on_saddle = outcome.status is Status.SADDLE
     if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
         outcome = Outcome(found.lower, found.free_energy, Status.SADDLE)
-    start = (
-        outcome.q if outcome.status is not Status.SADDLE else without_symmetry(session, outcome.q)
-    )
     if loop.spent is not None:
-        if not symmetric:
-            outcome = session.step_off(outcome)
+        outcome = outcome if on_saddle else session.step_off(outcome)
         return replace(outcome, status=loop.spent)
+    start = without_symmetry(session, outcome.q) if on_saddle else outcome.q
     try:
         return better_of(outcome, polish(session, start))
     except UnsupportedError:  # a term without curvature: no certified step to go on with
         return replace(outcome, status=Status.MAX_ITERS)
+
+
+def known_minimum(outcome: Outcome) -> bool:
+    """Has the second-order test called this a minimum?"""
+    found = outcome.judgement
+    converged = outcome.status is Status.CONVERGED
+    return converged and found is not None and found.verdict is Verdict.MINIMUM
 
 
 def better_of(before: Outcome, after: Outcome) -> Outcome:
