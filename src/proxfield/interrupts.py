@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +41,40 @@ def finish_first() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if asked:
         raise KeyboardInterrupt
+
+
+RETRY_SECONDS = 0.02
+"""Time after which a KeyboardInterrupt that couldn't be raised is tried again."""
+
+
+@contextmanager
+def raised_again() -> Iterator[None]:
+    """Raise KeyboardInterrupt again, a little later, where a callback or a finalizer swallows it.
+
+    Example:
+        >>> with raised_again():
+        ...     labels = [0, 1]
+    """
+    before = sys.unraisablehook
+    timers: list[threading.Timer] = []
+
+    def retry(args: Any) -> None:
+        if not issubclass(args.exc_type, KeyboardInterrupt):
+            before(args)
+            return
+        timers.append(threading.Timer(RETRY_SECONDS, _thread.interrupt_main))
+        timers[-1].start()
+
+    sys.unraisablehook = retry
+    try:
+        yield
+    finally:
+        try:
+            for timer in timers:  # none of them fires after the block
+                timer.cancel()
+                timer.join()
+        finally:
+            sys.unraisablehook = before
 
 
 @contextmanager

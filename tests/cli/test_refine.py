@@ -406,6 +406,28 @@ def test_an_error_that_comes_of_ctrl_c(
     )
 
 
+def test_ctrl_c_that_a_finalizer_swallows(
+    work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised again, and the line says what is left."""
+
+    class Swallowing:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def infer(*_: Any, **__: Any) -> None:
+        Swallowing()
+        for _ in range(500):
+            time.sleep(0.01)
+
+    monkeypatch.setattr("proxfield.densecrf.infer", infer)
+    hook = sys.unraisablehook
+    result = work(*FOLDERS)
+    assert result.exit_code == 130
+    assert "interrupted; 3 images are left" in result.stderr
+    assert sys.unraisablehook is hook
+
+
 # ---- jobs ----
 
 

@@ -258,6 +258,7 @@ def command(
         run_all,
     )
     from proxfield.cli.signals import interrupted
+    from proxfield.interrupts import raised_again
 
     given, option, work = prepare(output_kind, options)
     found = files.find_images(images)
@@ -275,7 +276,7 @@ def command(
         jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
         if jobs > 1 and work.run["threads"] is None:
             work.run["threads"] = max(1, (os.cpu_count() or 1) // jobs)
-        with Counter(len(todo)) as display:
+        with raised_again(), Counter(len(todo)) as display:
             if why:
                 display.note(f"proxfield: note: {why}")
             for record in run_all(todo, work, jobs, display):
