@@ -1,10 +1,12 @@
-"""Ctrl-C between updates, never inside one."""
+"""Ctrl-C between updates, never inside one; and around code that it must not cut off."""
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,3 +41,90 @@ def finish_first() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if asked:
         raise KeyboardInterrupt
+
+
+RETRY_SECONDS = 0.02
+"""Time after which a KeyboardInterrupt that couldn't be raised is tried again."""
+
+
+@contextmanager
+def raised_again() -> Iterator[None]:
+    """Raise KeyboardInterrupt again, a little later, where a callback or a finalizer swallows it.
+
+    Example:
+        >>> with raised_again():
+        ...     labels = [0, 1]
+    """
+    before = sys.unraisablehook
+    timers: list[threading.Timer] = []
+
+    def retry(args: Any) -> None:
+        if not issubclass(args.exc_type, KeyboardInterrupt):
+            before(args)
+            return
+        timers.append(threading.Timer(RETRY_SECONDS, _thread.interrupt_main))
+        timers[-1].start()
+
+    sys.unraisablehook = retry
+    try:
+        yield
+    finally:
+        try:
+            for timer in timers:  # none of them fires after the block
+                timer.cancel()
+                timer.join()
+        finally:
+            sys.unraisablehook = before
+
+
+@contextmanager
+def deferred(*, block: bool = False) -> Iterator[Callable[[], bool]]:
+    """Remember Ctrl-C during the block and handle it at the end, as if it came then.
+
+    Unlike a signal that is ignored, one that is remembered isn't lost. A block that takes long
+    asks from time to time whether it should end. Nothing is deferred outside of the main thread,
+    which is the only one to handle signals, or where Ctrl-C is ignored.
+
+    Args:
+        block: Also block the signal, where the system can do that: threads and processes that
+            are started within never receive it, not even before their first instruction.
+
+    Returns:
+        A function that says whether Ctrl-C has come.
+
+    Example:
+        >>> with deferred() as interrupted:
+        ...     interrupted()
+        False
+    """
+    before = signal.getsignal(signal.SIGINT)
+    main = threading.current_thread() is threading.main_thread()
+    if not main or before is None or before is signal.SIG_IGN:
+        # if ignored, not blocked either: a signal that is blocked is pending, ignored or not
+        yield lambda: False
+        return
+    block = block and hasattr(signal, "pthread_sigmask")
+    seen = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal seen
+        seen = True
+
+    def interrupted() -> bool:
+        return seen or (block and signal.SIGINT in signal.sigpending())
+
+    # a handler in any case: a thread that existed before may receive the signal
+    signal.signal(signal.SIGINT, note)
+    try:
+        if not block:
+            yield interrupted
+        else:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                yield interrupted
+            finally:  # a signal that is pending is noted now
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if seen:
+            signal.raise_signal(signal.SIGINT)

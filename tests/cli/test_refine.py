@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -371,6 +372,62 @@ def test_ctrl_c_keeps_what_is_finished(
     assert "interrupted; 2 images are left, run the same again to go on" in result.stderr
 
 
+def test_ctrl_c_before_the_first_image(
+    work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as there is a folder for results, it says what is left."""
+
+    def interrupt(*_: Any) -> None:
+        assert Path("out").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("proxfield.cli.refine_run.affordable_jobs", interrupt)
+    result = work(*FOLDERS)
+    assert result.exit_code == 130
+    assert result.stderr.startswith("proxfield: interrupted; 3 images are left")
+
+
+@pytest.mark.parametrize("where", ["densecrf.infer", "cli.refine_run.affordable_jobs"])
+def test_an_error_that_comes_of_ctrl_c(
+    where: str, work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may turn KeyboardInterrupt into an error of its own."""
+    from proxfield.cli import signals
+
+    def fail(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(signals, "_seen", True)
+        raise SystemError("returned a result with an exception set")
+
+    monkeypatch.setattr(f"proxfield.{where}", fail)
+    result = work(*FOLDERS)
+    assert result.exit_code == 130
+    assert result.stderr == (
+        "proxfield: interrupted; 3 images are left, run the same again to go on\n"
+    )
+
+
+def test_ctrl_c_that_a_finalizer_swallows(
+    work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised again, and the line says what is left."""
+
+    class Swallowing:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def infer(*_: Any, **__: Any) -> None:
+        Swallowing()
+        for _ in range(500):
+            time.sleep(0.01)
+
+    monkeypatch.setattr("proxfield.densecrf.infer", infer)
+    hook = sys.unraisablehook
+    result = work(*FOLDERS)
+    assert result.exit_code == 130
+    assert "interrupted; 3 images are left" in result.stderr
+    assert sys.unraisablehook is hook
+
+
 # ---- jobs ----
 
 
@@ -399,14 +456,23 @@ def test_jobs_are_limited_by_memory(
 def test_a_job_that_is_ended_from_outside(
     work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import joblib
+    from concurrent.futures import Future
+
+    from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    def lost(calls: Any) -> Any:
-        yield {"image": "images/b.png", "error": None, "notes": []}
-        raise TerminatedWorkerError("killed")
+    answers = [{"image": "images/b.png", "error": None, "notes": []}, TerminatedWorkerError("x")]
 
-    monkeypatch.setattr(joblib, "Parallel", lambda *_, **__: lost)
+    def submit(*_: Any) -> Any:
+        future: Future[Any] = Future()
+        answer = answers.pop(0)
+        if isinstance(answer, dict):
+            future.set_result(answer)
+        else:  # not before the first one is seen
+            threading.Timer(0.5, future.set_exception, [answer]).start()
+        return future
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
     result = work(*FOLDERS, "--jobs", 2)  # the first image is refined here
     assert result.exit_code == 1
     assert "a job was ended from outside" in result.stderr
@@ -478,6 +544,54 @@ def test_ctrl_c_in_a_process(
         while time.monotonic() < deadline:  # all of its group are gone, soon
             os.killpg(child.pid, 0)
             time.sleep(0.05)
+
+
+STARTING = """
+import os, signal, time
+from importlib import import_module
+module = import_module("joblib.externals.loky.backend.fork_exec")
+start = module.fork_exec
+def interrupted(*args, **options):
+    {before}
+    process = start(*args, **options)
+    {after}
+    return process
+module.fork_exec = interrupted
+from proxfield.__main__ import main
+if __name__ == "__main__":
+    main()
+"""
+"""Ctrl-C for all processes, at the moment at which a process is started."""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_processes_start(
+    when: str, work: Callable[..., Any], environment: dict[str, str]
+) -> None:
+    """It is neither lost nor seen by the new process."""
+    lines = {"before": "pass", "after": "pass"} | {when: "os.killpg(0, signal.SIGINT)"}
+    if when == "after":  # long enough for Python to start, too short for its imports
+        lines["after"] = "time.sleep(0.1); " + lines["after"]
+    Path("start.py").write_text(STARTING.format(**lines), encoding="utf-8")
+    limits = ("--max-iters", "1000000", "--tol", "0", "--jobs", "3")
+    child = subprocess.Popen(
+        [sys.executable, "start.py", "refine", *FOLDERS, *limits],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        _, err = child.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        raise
+    assert child.returncode == 130
+    assert err == "proxfield: interrupted; 3 images are left, run the same again to go on\n"
+    assert files() == []
 
 
 # ---- usage ----

@@ -257,6 +257,8 @@ def command(
         check_packages,
         run_all,
     )
+    from proxfield.cli.signals import interrupted
+    from proxfield.interrupts import raised_again
 
     given, option, work = prepare(output_kind, options)
     found = files.find_images(images)
@@ -264,28 +266,32 @@ def command(
     pairs = files.make_pairs(found, partners, output, overlay, output_kind)
     check_packages(pairs, jobs)
     todo = [p for p in pairs if force or files.is_file_name(output) or not p.finished]
-    for path, name in ((output, "-o"), (overlay, "--overlay")):
-        if path is not None and todo and not files.is_file_name(path):
-            files.make_folder(path, name)
-    jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
-    if jobs > 1 and work.run["threads"] is None:
-        work.run["threads"] = max(1, (os.cpu_count() or 1) // jobs)
     start = time.perf_counter()
     records: list[dict[str, Any]] = []
     ending = ""
-    with Counter(len(todo)) as display:
-        if why:
-            display.note(f"proxfield: note: {why}")
-        try:
+    try:  # from here on, an interrupted run says what is left of it
+        for path, name in ((output, "-o"), (overlay, "--overlay")):
+            if path is not None and todo and not files.is_file_name(path):
+                files.make_folder(path, name)
+        jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
+        if jobs > 1 and work.run["threads"] is None:
+            work.run["threads"] = max(1, (os.cpu_count() or 1) // jobs)
+        with raised_again(), Counter(len(todo)) as display:
+            if why:
+                display.note(f"proxfield: note: {why}")
             for record in run_all(todo, work, jobs, display):
                 records.append(record)
                 display.count()
                 if record["error"] is not None:
                     display.note(f"proxfield: error: {record['error']}")
-        except KeyboardInterrupt:
-            ending = "interrupted"
-        except LostWorkerError:
-            ending = "a job was ended from outside, for lack of memory perhaps; try fewer --jobs"
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    except LostWorkerError:
+        ending = "a job was ended from outside, for lack of memory perhaps; try fewer --jobs"
+    except Exception:
+        if not interrupted():
+            raise
+        ending = "interrupted"  # what a library made of Ctrl-C
     failed = [r for r in records if r["error"] is not None]
     summary = {
         "images": len(pairs),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.progress import Display, make_bar
 from proxfield.cli.refine_files import Pair
 from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
+from proxfield.interrupts import deferred
 from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES, REMEDY, import_pillow
 
@@ -28,6 +32,19 @@ PIXEL_BYTES = 650
 PROCESS_BYTES = 300 * 2**20
 """Memory that an image takes for each pixel and label, for each pixel, and in any case: measured
 on images of 0.3 megapixels with 3 and with 21 labels."""
+POLL_SECONDS = 0.1
+"""How often to ask for Ctrl-C while other processes work."""
+HANDOVER_SECONDS = 5.0
+"""Maximum time to wait until work that was submitted is taken over."""
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+"""Environment variables that limit the threads of libraries in a process."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +66,32 @@ class Work:
 
 def refine_one(pair: Pair, work: Work, callback: Callback | None = None) -> dict[str, Any]:
     """Refine one image and write the result; a failure becomes an entry of the record."""
-    from proxfield.cli.main import describe
+    from proxfield.cli.signals import interrupted
 
     name = display_name(pair.image)
     record: dict[str, Any] = {"image": name, "error": None, "notes": []}
     try:
         record.update(_refine(pair, work, callback, record["notes"]))
-    except InputError as error:
-        record["error"] = str(error) if error.path is not None else f"{name}: {error.message}"
-    except (ProxfieldError, OSError, MemoryError) as error:
-        record["error"] = f"{name}: {describe(error)}"
-    except Exception as error:  # one image in a thousand must not end the run
-        if os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
-            raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        record["error"] = f"{name}: {what}; this is a bug, PROXFIELD_DEBUG=1 shows more"
+    except Exception as error:
+        if interrupted():  # what a library made of Ctrl-C
+            raise KeyboardInterrupt from error
+        record["error"] = _explain(error, name)
     return record
+
+
+def _explain(error: Exception, name: str) -> str:
+    """Why an image failed, in one line; what nobody foresaw is raised for debugging."""
+    from proxfield.cli.main import describe
+
+    if isinstance(error, InputError):
+        return str(error) if error.path is not None else f"{name}: {error.message}"
+    if isinstance(error, (ProxfieldError, OSError, MemoryError)):
+        return f"{name}: {describe(error)}"
+    # one image in a thousand must not end the run
+    if os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
+        raise error
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{name}: {what}; this is a bug, PROXFIELD_DEBUG=1 shows more"
 
 
 def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str]) -> dict[str, Any]:
@@ -176,44 +203,71 @@ def run_all(
     """The records of all images, as they are finished."""
     # the first image compiles what is missing: once, not in every process
     alone = len(pairs) if jobs == 1 else 1 if len(pairs) > jobs else 0
-    with display.announcing_compilation():
-        for pair in pairs[:alone]:
-            display.working(pair.image.name)
-            yield refine_one(pair, work, display.update)
-    if alone == len(pairs):
-        return
-    joblib = import_joblib()
+    if alone:
+        with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
+            import_module("proxfield.densecrf")
+        with display.announcing_compilation():
+            for pair in pairs[:alone]:
+                display.working(pair.image.name)
+                yield refine_one(pair, work, display.update)
+    if alone < len(pairs):
+        display.working(f"{jobs} jobs")
+        yield from _run_in_processes(pairs[alone:], work, jobs)
+
+
+def _run_in_processes(pairs: Sequence[Pair], work: Work, jobs: int) -> Iterator[dict[str, Any]]:
+    """The records of images that are refined in processes of their own.
+
+    Ctrl-C reaches all processes of a terminal. Here it is only remembered and asked for between
+    results: raised while processes are being started or ended, it would leave some behind.
+    """
+    import_joblib()
+    from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    display.working(f"{jobs} jobs")
+    env = {name: str(work.run["threads"]) for name in THREAD_VARIABLES}
+    todo = iter(pairs)
     here = Path.cwd()
-    calls = (joblib.delayed(_in_worker)(pair, work, here) for pair in pairs[alone:])
-    with joblib.parallel_config("loky", inner_max_num_threads=work.run["threads"]):
-        parallel = joblib.Parallel(jobs, return_as="generator_unordered", batch_size=1)
+    running: set[Future[dict[str, Any]]] = set()
+    with deferred():
+        pool = ProcessPoolExecutor(jobs, initializer=_ignore_ctrl_c, env=env)
+        if hasattr(signal, "pthread_sigmask"):
+            # started later, the tracker would unblock the signal (Python 3.11)
+            from multiprocessing.resource_tracker import ensure_running
+
+            ensure_running()
+    with deferred(block=True) as interrupted:
         try:
-            with _children_ignore_ctrl_c():
-                records = parallel(calls)
-            yield from records
+            while not interrupted():
+                for pair in islice(todo, 2 * jobs - len(running)):
+                    running.add(pool.submit(_in_worker, pair, work, here))
+                if not running:
+                    break
+                done, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
         except TerminatedWorkerError:
             raise LostWorkerError from None
+        finally:
+            _shut_down(pool, running)
 
 
-@contextmanager
-def _children_ignore_ctrl_c() -> Iterator[None]:
-    """Processes started here leave Ctrl-C to this one, which ends them."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _shut_down(pool: Any, running: set[Future[dict[str, Any]]]) -> None:
+    """End the processes, by force if they are at work."""
+    deadline = time.monotonic() + HANDOVER_SECONDS
+    while any(not (x.running() or x.done()) for x in running) and time.monotonic() < deadline:
+        # loky's thread fails, with a traceback, on work that it hasn't taken over at the end
+        time.sleep(0.01)
+    pool.shutdown(wait=True, kill_workers=bool(running))
+
+
+def _ignore_ctrl_c() -> None:
+    """Leave Ctrl-C to the process that started this one, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _in_worker(pair: Pair, work: Work, folder: Path) -> dict[str, Any]:
-    """`refine_one` in a process of its own, which may have worked elsewhere before."""
+    """`refine_one` in a process of its own, which may have been started elsewhere."""
     os.chdir(folder)
     return refine_one(pair, work)
 
