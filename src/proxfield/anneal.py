@@ -8,11 +8,12 @@ the start. From there T falls geometrically to 1, with the step certified for ea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from proxfield.curvature import damping_for
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.kernels.base import Custom, Order, Plan, Update
 from proxfield.result import Status
 from proxfield.rules import Rule
@@ -43,11 +44,10 @@ class Anneal(Rule):
 
         if self.hot is not None:
             self._number("hot", 0.0, np.inf, closed=False)
-        if not isinstance(self.levels, int) or self.levels < 1:
-            raise InputError(f"anneal: levels={self.levels!r}, expected a whole number above 0")
+        self._count("levels")
         if type(make_rule(self.inner)).solve is not Rule.solve:
             raise InputError(
-                f"anneal: inner={self.inner!r} runs other rules itself; name a plain one"
+                f"anneal: inner={shown(self.inner)} runs other rules itself; name a plain one"
             )
 
     def _inner(self) -> Rule:
@@ -81,11 +81,13 @@ class Anneal(Rule):
             )
             if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
                 last = Outcome(program.marginals(state), loop.last, status)
-                return conclude(loop, self, last, lambda: np.inf, session.start, "best")
+                first = partial(program.free_energy, program.start(session.start))
+                return conclude(loop, self, last, first, session.start, "best")
             k += 1
             if loop.budget is not None:  # levels that there is no time for are left out
                 used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
                 k = max(k, int(levels * used))
+        loop.set_aside(loop.best)
         return session.settle(inner, plan, program.marginals(state))
 
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.anneal import Anneal
-from proxfield.errors import UnsupportedError
 from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Chains, Explored, Plan
+from proxfield.loop import Seen
 from proxfield.polish import better_of, polish, without_symmetry
 from proxfield.portfolio import HALTED, best_of
 from proxfield.result import Status
@@ -76,13 +76,7 @@ class Auto(Rule):
     def solve(self, session: Session) -> Outcome:
         if not session.program.sweepable:
             members: list[Rule] = [Anneal(), Adam(), Momentum()]
-            best = best_of(session, [(rule.name, rule, session.start) for rule in members])
-            if best.status in HALTED:
-                return best
-            try:
-                return better_of(best, polish(session, best.q))
-            except UnsupportedError:  # a term without curvature: no certified step to end with
-                return best
+            return best_of(session, [(rule.name, rule, session.start) for rule in members])
         with session.loop.clock():
             scale = float(session.problem.curvature.local.max(initial=0.0))
         if (
@@ -154,9 +148,11 @@ class Search:
         budget = loop.budget
         if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
             loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
+        before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
+        loop.set_aside(Seen.at(self.best_f, self.best_q))
         outcome = polish(session, self.best_q)
         loop.budget = budget
-        return better_of(Outcome(self.best_q, self.best_f, outcome.status), outcome)
+        return better_of(before, outcome, program.dtype)
 
     # ---- limits ----
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
 from proxfield.inference import Request, device_memory, finish, infer_one, on_gpu
 from proxfield.interrupts import finish_first
@@ -125,7 +125,10 @@ def infer_many(
     for k, each in enumerate(fields):
         if k in results:
             continue
-        session = request.open(each, starts[k])
+        try:
+            session = request.open(each, starts[k])
+        except KeyboardInterrupt:  # the other fields' results stay; a second one is raised
+            stopped, session = True, request.open(each, starts[k])
         if stopped and not session.problem.lowered.infeasible:
             untouched = Outcome(session.start, np.inf, Status.INTERRUPTED)
             results[k] = finish(each, request, session, untouched)
@@ -137,11 +140,18 @@ def infer_many(
 
 def _list_of(fields: Iterable[Field]) -> list[Field]:
     if isinstance(fields, Field):
-        raise TypeError("infer_many takes a list of fields, not a Field; for one there is infer")
-    found = list(fields)
+        raise InputTypeError(
+            "infer_many takes a list of fields, not a Field; for one there is infer"
+        )
+    try:
+        found = list(fields)
+    except TypeError:
+        raise InputTypeError(
+            f"infer_many takes a list of fields, not {type(fields).__name__}"
+        ) from None
     for k, each in enumerate(found):
         if not isinstance(each, Field):
-            raise TypeError(f"infer_many takes Fields; number {k} is {type(each).__name__}")
+            raise InputTypeError(f"infer_many takes Fields; number {k} is {type(each).__name__}")
     return found
 
 
@@ -339,7 +349,8 @@ class _Batch:
                 self._test(program, state, request.tol)
         except KeyboardInterrupt:
             for m in self.members:
-                m.status = m.status or Status.INTERRUPTED
+                untested = m.status is CONVERGED and not m.tested
+                m.status = Status.INTERRUPTED if untested else m.status or Status.INTERRUPTED
 
     def _room(self, some: list[int], quiet: bool) -> tuple[float, int]:
         """Seconds and iterations that the limits leave to some members."""

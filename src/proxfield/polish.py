@@ -13,7 +13,7 @@ from proxfield.kernels.reference import slack
 from proxfield.result import Status
 from proxfield.rules import Fixed, Rule
 from proxfield.schedules import Sweep
-from proxfield.session import Outcome, Session
+from proxfield.session import MINIMUM, Outcome, Session
 from proxfield.stationarity import nudged
 
 
@@ -40,7 +40,9 @@ def without_symmetry(session: Session, q: NDArray[Any]) -> NDArray[Any]:
 def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
     """From the best of several runs on to a local minimum, as far as the limits allow."""
     loop, found = session.loop, outcome.judgement
-    if outcome.status in (Status.CONVERGED, Status.INTERRUPTED, Status.STOPPED):
+    if outcome.status in (Status.INTERRUPTED, Status.STOPPED):
+        return outcome
+    if outcome.status is Status.CONVERGED and found is not None and found.verdict is MINIMUM:
         return outcome
     if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
         outcome = Outcome(found.lower, found.free_energy, Status.SADDLE)
@@ -50,14 +52,14 @@ def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
     if loop.spent is not None:
         return replace(outcome, status=loop.spent)
     try:
-        return better_of(outcome, polish(session, start))
+        return better_of(outcome, polish(session, start), session.program.dtype)
     except UnsupportedError:  # a term without curvature: no certified step to go on with
         return replace(outcome, status=Status.MAX_ITERS)
 
 
-def better_of(before: Outcome, after: Outcome) -> Outcome:
+def better_of(before: Outcome, after: Outcome, dtype: np.dtype[Any]) -> Outcome:
     """The later of two outcomes, but never marginals of higher F (a limit may come too soon)."""
-    if not before.free_energy < after.free_energy - slack(after.free_energy, np.dtype("float64")):
+    if not before.free_energy < after.free_energy - slack(after.free_energy, dtype):
         return after
     ended = after.status in (Status.CONVERGED, Status.SADDLE)
     status = Status.OVERSHOT if ended else after.status
