@@ -15,6 +15,7 @@ import numpy as np
 from proxfield.curvature import damping_for
 from proxfield.errors import InputError, shown
 from proxfield.kernels.base import Custom, Order, Plan, Update
+from proxfield.polish import end_at_minimum
 from proxfield.result import Status
 from proxfield.rules import Rule
 from proxfield.session import Outcome, Problem, Session, conclude
@@ -68,7 +69,7 @@ class Anneal(Rule):
         state = program.start(session.start)
         levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
         begun_at, begun = loop.iterations, loop.elapsed
-        loop.best = None
+        loop.begin_stage()
         k = 0
         while k < levels:
             temperature = hot ** (1.0 - k / max(1, levels - 1))
@@ -87,8 +88,10 @@ class Anneal(Rule):
             if loop.budget is not None:  # levels that there is no time for are left out
                 used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
                 k = max(k, int(levels * used))
-        loop.set_aside(loop.best)
         return session.settle(inner, plan, program.marginals(state))
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)
 
 
 def at_temperature(plan: Plan, temperature: float, problem: Problem) -> Plan:

@@ -24,8 +24,8 @@ from proxfield.anneal import Anneal
 from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Chains, Explored, Plan
 from proxfield.loop import Seen
-from proxfield.polish import better_of, polish, without_symmetry
-from proxfield.portfolio import HALTED, best_of
+from proxfield.polish import better_of, end_at_minimum, polish, without_symmetry
+from proxfield.portfolio import best_of
 from proxfield.result import Status
 from proxfield.rules import Adam, Momentum, Rule
 from proxfield.schedules import Sweep
@@ -88,13 +88,12 @@ class Auto(Rule):
         return Search(session, scale).run(session.start, np.inf)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
-        if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
-            return outcome
+        loop = session.loop
+        loop.set_aside(Seen.at(outcome.free_energy, outcome.q))
+        if loop.max_iters - loop.iterations < 4 * FEW_SWEEPS:
+            return end_at_minimum(session, outcome)
         found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
-        if not found.free_energy < outcome.free_energy:
-            halted = found.status in HALTED
-            return replace(outcome, status=found.status) if halted else outcome
-        return replace(found, labels=outcome.labels)
+        return replace(better_of(session, outcome, found), labels=outcome.labels)
 
 
 @dataclass
@@ -125,6 +124,7 @@ class Search:
                 looks.append(time.perf_counter() - begun)
         look = min(looks)
         if f == np.inf:
+            self.best_f = first
             loop.note(0, loop.elapsed, first)
         if loop.budget is not None and loop.budget - loop.elapsed < LOOKS * look:
             return polish(
@@ -152,7 +152,7 @@ class Search:
         loop.set_aside(Seen.at(self.best_f, self.best_q))
         outcome = polish(session, self.best_q)
         loop.budget = budget
-        return better_of(before, outcome, program.dtype)
+        return better_of(session, before, outcome)
 
     # ---- limits ----
 

@@ -203,11 +203,19 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
     if lowered.infeasible:
         outcome = Outcome(session.start, np.inf, Status.INFEASIBLE)
         return finish(field, request, session, outcome)
+    done: Outcome | None = None
     with device_memory(request.kernels, lowered):
         try:
-            outcome = solve(session, request.rule)
-        except KeyboardInterrupt:  # outside of an iteration: preparing, between two stages
-            outcome = interrupted(session)
+            done = solve(session, request.rule)
+            return completed(field, request, session, done)
+        except KeyboardInterrupt:  # outside of an iteration: preparing, between stages, at the end
+            known = interrupted(session) if done is None else done
+        return completed(field, request, session, replace(known, status=Status.INTERRUPTED))
+
+
+def completed(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:
+    """The result of an outcome; of small fields in float32, with F in float64."""
+    lowered = session.problem.lowered
     rough = lowered.layout.size <= DOUBLE_CHECKED and not session.program.sums_in_double
     if request.dtype == "float32" and rough and np.isfinite(outcome.free_energy):
         outcome = in_double(outcome, lowered, request.kernels)

@@ -238,8 +238,13 @@ class Loop:
         if np.isfinite(f) and (self.best is None or f < self.best.free_energy):
             self.best = Seen.at(f, q)
 
+    def begin_stage(self) -> None:
+        """Forget the best state of the last plan, but for Ctrl-C and ``keep="best"``."""
+        self.set_aside(self.best)
+        self.best = None
+
     def set_aside(self, seen: Seen | None) -> None:
-        """Keep the best state of a stage for Ctrl-C and ``keep="best"`` in later stages."""
+        """Keep a state of an earlier stage if it is the best of these."""
         if seen is None or not np.isfinite(seen.free_energy):
             return
         if self.earlier is None or seen.free_energy < self.earlier.free_energy:

@@ -214,6 +214,8 @@ class _Member:
 
     def judged(self, outcome: Outcome) -> Outcome:
         """The outcome with the result of the second-order test, made on the host."""
+        if outcome.status is not CONVERGED:
+            return outcome
         program = compile_program(self.lowered)
         found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
         status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
@@ -311,9 +313,11 @@ class _Batch:
             loop.append(0, member.moments, member.rows, float(f[k]), True)
             assert member.status is not None
             last = Outcome(q[k], float(f[k]), member.status)
-            if member.status is CONVERGED:
-                last = member.judged(last)
             outcome = conclude(loop, request.rule, last, partial(float, at_start[k]), starts[k])
+            try:
+                outcome = member.judged(outcome)
+            except KeyboardInterrupt:  # no more tests; a second one is raised
+                outcome = replace(outcome, status=Status.INTERRUPTED)
             out.append(finish(member.given, request, member.session, outcome))
         return out
 

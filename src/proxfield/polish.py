@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.errors import UnsupportedError
@@ -45,22 +44,26 @@ def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
     if outcome.status is Status.CONVERGED and found is not None and found.verdict is MINIMUM:
         return outcome
     if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
-        outcome = Outcome(found.lower, found.free_energy, Status.SADDLE)
+        outcome = replace(
+            outcome, q=found.lower, free_energy=found.free_energy, status=Status.SADDLE
+        )
     start = (
         outcome.q if outcome.status is not Status.SADDLE else without_symmetry(session, outcome.q)
     )
     if loop.spent is not None:
         return replace(outcome, status=loop.spent)
     try:
-        return better_of(outcome, polish(session, start), session.program.dtype)
+        end = better_of(session, outcome, polish(session, start))
     except UnsupportedError:  # a term without curvature: no certified step to go on with
-        return replace(outcome, status=Status.MAX_ITERS)
+        end = replace(outcome, status=Status.MAX_ITERS)
+    return replace(end, labels=outcome.labels)
 
 
-def better_of(before: Outcome, after: Outcome, dtype: np.dtype[Any]) -> Outcome:
+def better_of(session: Session, before: Outcome, after: Outcome) -> Outcome:
     """The later of two outcomes, but never marginals of higher F (a limit may come too soon)."""
-    if not before.free_energy < after.free_energy - slack(after.free_energy, dtype):
+    f = after.free_energy
+    if not before.free_energy < f - slack(f, session.program.dtype):
         return after
     ended = after.status in (Status.CONVERGED, Status.SADDLE)
-    status = Status.OVERSHOT if ended else after.status
-    return replace(after, q=before.q, free_energy=before.free_energy, status=status)
+    status = session.limit if ended else after.status
+    return replace(after, q=before.q, free_energy=before.free_energy, status=status, judgement=None)

@@ -163,6 +163,9 @@ class Restarts(Rule):
             step = min(step if loop.budget is not None else each, max(1, each - done))
         return polish(session, q[winner])
 
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)
+
 
 @dataclass(frozen=True)
 class Portfolio(Rule):
@@ -196,3 +199,6 @@ class Portfolio(Rule):
 
     def solve(self, session: Session) -> Outcome:
         return best_of(session, [(r.name, r, session.start) for r in self._members()])
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)

@@ -88,6 +88,11 @@ class Session:
         """The field, packed for the kernels asked for."""
         return self.compile(self.problem.lowered)
 
+    @property
+    def limit(self) -> Status:
+        """The status of an end that isn't known to be a minimum: more of this would help."""
+        return Status.MAX_ITERS if self.loop.budget is None else Status.BUDGET
+
     def compile(self, lowered: Lowered) -> Program:
         """Another lowered field, packed the same way."""
         return compile_program(lowered, self.kernels, self.dtype, self.threads)
@@ -111,7 +116,7 @@ class Session:
         """
         program, loop = self.program, self.loop
         state = program.start(start)
-        loop.best = None
+        loop.begin_stage()
         look_back = self.keep == "best" or not rule.never_rises
         trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
         try:
@@ -181,7 +186,7 @@ class Session:
                 outcome.judgement = None
         ended = outcome.status in (Status.CONVERGED, Status.SADDLE)
         if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
-            outcome.status = Status.MAX_ITERS if loop.budget is None else Status.BUDGET
+            outcome.status = self.limit
         return outcome
 
 
