@@ -398,3 +398,23 @@ def test_memory_of_a_custom_rule_need_not_be_copyable() -> None:
     field = pf.Field(9, 2).add(pf.Ising(grid_edges(3, 3), rng.normal(size=12)))
     result = pf.infer(field.add(pf.Unary(rng.normal(size=(9, 2)))), CustomRule(half))
     assert result.status is pf.Status.CONVERGED
+
+
+def test_no_test_after_a_limit_while_q_still_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a large field a residual takes longer than the rest of the budget."""
+
+    def never(*_: Any) -> bool:
+        raise AssertionError("tested although the last update changed q")
+
+    monkeypatch.setattr("proxfield.session.is_fixed_point", never)
+    result = pf.infer(symmetric_grid(), "auto", max_iters=8, init="random")
+    assert result.status is pf.Status.MAX_ITERS
+
+
+def test_ctrl_c_at_the_very_end_keeps_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = pf.infer(frustrated(1), "momentum")
+    interrupt_at(monkeypatch, "proxfield.inference.finish", 1)
+    result = pf.infer(frustrated(1), "momentum")
+    assert result.status is pf.Status.INTERRUPTED
+    assert result.free_energy <= full.free_energy + 1e-9
+    assert result.free_energy == pytest.approx(np.nanmin(result.trace.free_energy), abs=1e-8)

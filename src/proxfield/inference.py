@@ -209,8 +209,10 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
             done = solve(session, request.rule)
             return completed(field, request, session, done)
         except KeyboardInterrupt:  # outside of an iteration: preparing, between stages, at the end
-            known = interrupted(session) if done is None else done
-        return completed(field, request, session, replace(known, status=Status.INTERRUPTED))
+            best = interrupted(session)
+            if done is not None and done.free_energy <= best.free_energy:
+                best = replace(done, status=Status.INTERRUPTED)
+        return completed(field, request, session, best)
 
 
 def completed(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:

@@ -208,6 +208,12 @@ class Loop:
         return Status.MAX_ITERS
 
     @property
+    def standing(self) -> bool:
+        """Did the last run make no update, or one that hardly changed q?"""
+        change = self.pieces[-1].change
+        return len(change) == 0 or bool(change[-1] <= self.tol)
+
+    @property
     def spent(self) -> Status | None:
         """The limit that has been reached, if one has."""
         if self.iterations >= self.max_iters:

@@ -134,7 +134,8 @@ class Session:
                 state = program.start(outcome.q)
                 if is_fixed_point(program, state, loop.tol):  # the same fixed point, or another
                     outcome.status = Status.CONVERGED
-            at_limit = thorough and outcome.status in (Status.MAX_ITERS, Status.BUDGET)
+            at_limit = outcome.status in (Status.MAX_ITERS, Status.BUDGET)
+            at_limit = thorough and at_limit and loop.standing
             if at_limit:  # a run without time may still stand on the saddle that it started from
                 at_limit = is_fixed_point(program, state, loop.tol)
             if outcome.status is Status.CONVERGED or at_limit:
