@@ -12,6 +12,7 @@ import pytest
 import proxfield as pf
 from helpers import repulsive_grid
 from proxfield.generate import grid
+from proxfield.inference import Request
 
 INF = np.inf
 
@@ -98,9 +99,9 @@ def test_bad_arguments(options: dict[str, Any], words: str) -> None:
 
 
 def test_what_are_not_fields() -> None:
-    with pytest.raises(TypeError, match="not a Field; for one there is infer"):
+    with pytest.raises(pf.InputError, match="not a Field; for one there is infer"):
         pf.infer_many(grid(2, 2))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="number 1 is int"):
+    with pytest.raises(pf.InputError, match="number 1 is int"):
         pf.infer_many([grid(2, 2), 3])  # type: ignore[list-item]
 
 
@@ -136,3 +137,20 @@ def test_the_torch_layer_is_an_attribute() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "proxfield.torch", "False", "False"], done.stderr
+
+
+def test_ctrl_c_while_a_field_is_lowered_keeps_the_other_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = [grid(3, 3, strength=s, seed=1) for s in (0.5, 1.0, 2.0)]
+    real, calls = Request.open, [0]
+
+    def interrupted_once(self: Any, *args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    monkeypatch.setattr(Request, "open", interrupted_once)
+    results = pf.infer_many(fields)
+    assert [r.status.name for r in results] == ["CONVERGED", "INTERRUPTED", "INTERRUPTED"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import proxfield as pf
 from helpers import VARIANTS, grid_edges, infer
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Kind, Update
-from proxfield.stationarity import Verdict, is_fixed_point, judge
+from proxfield.rules import CustomRule
+from proxfield.stationarity import Judgement, Verdict, is_fixed_point, judge
 from proxfield.testing import fixed_point_residual
 
 LEAVING = ("auto", "anneal", "restarts", "portfolio")
@@ -270,3 +273,148 @@ def test_copies_of_states_move_on_their_own(kernels: str) -> None:
     np.testing.assert_array_equal(program.marginals(state), before)
     program.advance(state, plan, 4, -1.0, True)
     np.testing.assert_allclose(program.marginals(state), program.marginals(copy), atol=1e-12)
+
+
+def frustrated(seed: int) -> pf.Field:
+    """Energies of scale 30, where the change of q is small long before the end."""
+    rng = np.random.default_rng(seed)
+    pairs = np.stack(np.triu_indices(12, 1), axis=1)
+    field = pf.Field(12, 2).add(pf.Unary(30 * rng.normal(size=(12, 2))))
+    return field.add(pf.Ising(pairs, 30 * rng.normal(size=len(pairs))))
+
+
+@pytest.mark.parametrize("rule", ["momentum", "fixed"])
+def test_results_do_not_depend_on_the_looks_at_the_clock(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test for a fixed point in the middle of a wait would depend on the machine's speed."""
+    for seed in range(12):
+        ends = set()
+        for chunk in (1, 3, 1000):
+            monkeypatch.setattr(
+                "proxfield.loop.Pace.next", lambda self, left, most, n=chunk: min(n, most)
+            )
+            result = pf.infer(frustrated(seed), rule, init="unary")
+            ends.add((result.iterations, result.status, result.q.tobytes()))
+        assert len(ends) == 1, seed
+
+
+def test_keep_best_at_a_fixed_point_is_converged() -> None:
+    """States around it whose F is lower by rounding are no reason to say OVERSHOT."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        field = pf.Field(36, 2).add(pf.Ising(grid_edges(6, 6), rng.normal(size=60)))
+        field.add(pf.Unary(rng.normal(size=(36, 2))))
+        result = pf.infer(field, "momentum", keep="best", max_iters=3000)
+        if result.status is pf.Status.OVERSHOT:
+            assert result.trace.free_energy[-1] > result.free_energy + 1e-10
+        elif result.status is pf.Status.CONVERGED:
+            assert fixed_point_residual(field, result.q) <= 1e-6
+
+
+@pytest.mark.parametrize("rule", LEAVING)
+def test_float32_rounding_is_no_overshoot(rule: str) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        field = pf.Field(36, 2).add(pf.Ising(grid_edges(6, 6), 3 * rng.normal(size=60)))
+        field.add(pf.Unary(rng.normal(size=(36, 2))))
+        result = pf.infer(field, rule, dtype="float32", max_iters=300)
+        assert result.status in (pf.Status.CONVERGED, pf.Status.MAX_ITERS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "params"),
+    [
+        ("auto", {}),
+        ("anneal", {}),
+        ("restarts", {"inner": "momentum"}),
+        ("portfolio", {"rules": "momentum"}),
+    ],
+)
+def test_converged_needs_a_decision_where_a_minimum_is_promised(
+    rule: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undecided = Judgement(Verdict.UNDECIDED)
+    monkeypatch.setattr("proxfield.session.judge", lambda *a, **k: undecided)
+    result = pf.infer(frustrated(0), rule, **params)
+    assert result.status is pf.Status.MAX_ITERS
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, target: str, call: int) -> None:
+    """Raise KeyboardInterrupt when a function is called so many times."""
+    module, name = target.rsplit(".", 1)
+    real, calls = getattr(sys.modules[module], name), [0]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(target, counted)
+
+
+def test_ctrl_c_in_a_later_member_keeps_the_best_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second member is worse; Ctrl-C comes in its second-order test."""
+    field = symmetric_grid(6)
+    full = pf.infer(field, "portfolio", rules="anneal,fixed")
+    interrupt_at(monkeypatch, "proxfield.session.judge", 3)
+    result = pf.infer(field, "portfolio", rules="anneal,fixed")
+    assert result.status is pf.Status.INTERRUPTED
+    assert result.free_energy == pytest.approx(full.free_energy)
+    assert result.free_energy == pytest.approx(field.free_energy(result.q))
+
+
+def test_ctrl_c_before_the_polish_keeps_what_auto_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    field = pf.Field(100, 2).add(pf.Ising(grid_edges(10, 10), 4 * rng.normal(size=180)))
+    full = pf.infer(field, "auto", max_iters=2000)
+    interrupt_at(monkeypatch, "proxfield.polish.descent", 1)
+    result = pf.infer(field, "auto", max_iters=2000)
+    assert result.status is pf.Status.INTERRUPTED
+    assert result.free_energy == pytest.approx(full.free_energy, abs=1e-2)
+
+
+def test_ctrl_c_while_polishing_keeps_the_best_of_the_cooling() -> None:
+    """Momentum passes states of lower F while it cools than those that it polishes."""
+    rng = np.random.default_rng(0)
+    field = pf.Field(100, 2).add(pf.Ising(grid_edges(10, 10), 4 * rng.normal(size=180)))
+
+    def interrupt(progress: pf.Progress) -> None:
+        if progress.iteration > 401:  # 400 of 500 cool
+            raise KeyboardInterrupt
+
+    result = pf.infer(field, "anneal", inner="momentum", tol=0.0, max_iters=500, callback=interrupt)
+    assert result.status is pf.Status.INTERRUPTED
+    assert result.free_energy == pytest.approx(np.nanmin(result.trace.free_energy), abs=1e-8)
+
+
+def test_memory_of_a_custom_rule_need_not_be_copyable() -> None:
+    def half(theta: Any, q: Any, g: Any, memory: dict[str, Any]) -> Any:
+        memory.setdefault("lock", threading.Lock())
+        return theta - 0.5 * (theta - g)
+
+    rng = np.random.default_rng(0)
+    field = pf.Field(9, 2).add(pf.Ising(grid_edges(3, 3), rng.normal(size=12)))
+    result = pf.infer(field.add(pf.Unary(rng.normal(size=(9, 2)))), CustomRule(half))
+    assert result.status is pf.Status.CONVERGED
+
+
+def test_no_test_after_a_limit_while_q_still_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a large field a residual takes longer than the rest of the budget."""
+
+    def never(*_: Any) -> bool:
+        raise AssertionError("tested although the last update changed q")
+
+    monkeypatch.setattr("proxfield.session.is_fixed_point", never)
+    result = pf.infer(symmetric_grid(), "auto", max_iters=8, init="random")
+    assert result.status is pf.Status.MAX_ITERS
+
+
+def test_ctrl_c_at_the_very_end_keeps_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = pf.infer(frustrated(1), "momentum")
+    interrupt_at(monkeypatch, "proxfield.inference.finish", 1)
+    result = pf.infer(frustrated(1), "momentum")
+    assert result.status is pf.Status.INTERRUPTED
+    assert result.free_energy <= full.free_energy + 1e-9
+    assert result.free_energy == pytest.approx(np.nanmin(result.trace.free_energy), abs=1e-8)

@@ -8,12 +8,14 @@ the start. From there T falls geometrically to 1, with the step certified for ea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from proxfield.curvature import damping_for
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.kernels.base import Custom, Order, Plan, Update
+from proxfield.polish import end_at_minimum
 from proxfield.result import Status
 from proxfield.rules import Rule
 from proxfield.session import Outcome, Problem, Session, conclude
@@ -33,7 +35,6 @@ class Anneal(Rule):
     """
 
     name = "anneal"
-    leaves_saddles = True
     summary = "cools down from a convex objective, around any rule; good minima, no randomness"
     inner: str = "fixed"
     hot: float | None = None
@@ -44,11 +45,10 @@ class Anneal(Rule):
 
         if self.hot is not None:
             self._number("hot", 0.0, np.inf, closed=False)
-        if not isinstance(self.levels, int) or self.levels < 1:
-            raise InputError(f"anneal: levels={self.levels!r}, expected a whole number above 0")
+        self._count("levels")
         if type(make_rule(self.inner)).solve is not Rule.solve:
             raise InputError(
-                f"anneal: inner={self.inner!r} runs other rules itself; name a plain one"
+                f"anneal: inner={shown(self.inner)} runs other rules itself; name a plain one"
             )
 
     def _inner(self) -> Rule:
@@ -69,7 +69,7 @@ class Anneal(Rule):
         state = program.start(session.start)
         levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
         begun_at, begun = loop.iterations, loop.elapsed
-        loop.best = None
+        loop.begin_stage()
         k = 0
         while k < levels:
             temperature = hot ** (1.0 - k / max(1, levels - 1))
@@ -82,12 +82,16 @@ class Anneal(Rule):
             )
             if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
                 last = Outcome(program.marginals(state), loop.last, status)
-                return conclude(loop, self, last, lambda: np.inf, session.start, "best")
+                first = partial(program.free_energy, program.start(session.start))
+                return conclude(loop, self, last, first, session.start, "best")
             k += 1
             if loop.budget is not None:  # levels that there is no time for are left out
                 used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
                 k = max(k, int(levels * used))
         return session.settle(inner, plan, program.marginals(state))
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)
 
 
 def at_temperature(plan: Plan, temperature: float, problem: Problem) -> Plan:

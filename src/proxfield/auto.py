@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from proxfield.anneal import Anneal
 from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Chains, Explored, Plan
-from proxfield.polish import better_of, polish, without_symmetry
-from proxfield.portfolio import HALTED, best_of
+from proxfield.loop import Seen
+from proxfield.polish import better_of, end_at_minimum, polish, without_symmetry
+from proxfield.portfolio import best_of
 from proxfield.result import Status
 from proxfield.rules import Adam, Momentum, Rule
 from proxfield.schedules import Sweep
@@ -60,7 +61,6 @@ class Auto(Rule):
     """Needs no parameter: uses its budget (or max_iters sweeps) and ends at a local minimum."""
 
     name = "auto"
-    leaves_saddles = True
     summary = "the default: chooses for you, explores within the budget, ends at a local minimum"
 
     def plan(self, problem: Problem) -> Plan:
@@ -88,13 +88,12 @@ class Auto(Rule):
         return Search(session, scale).run(session.start, np.inf)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
-        if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
-            return outcome
+        loop = session.loop
+        loop.set_aside(Seen.at(outcome.free_energy, outcome.q))
+        if loop.max_iters - loop.iterations < 4 * FEW_SWEEPS:
+            return end_at_minimum(session, outcome)
         found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
-        if not found.free_energy < outcome.free_energy:
-            halted = found.status in HALTED
-            return replace(outcome, status=found.status) if halted else outcome
-        return replace(found, labels=outcome.labels)
+        return replace(better_of(session, outcome, found), labels=outcome.labels)
 
 
 @dataclass
@@ -125,6 +124,7 @@ class Search:
                 looks.append(time.perf_counter() - begun)
         look = min(looks)
         if f == np.inf:
+            self.best_f = first
             loop.note(0, loop.elapsed, first)
         if loop.budget is not None and loop.budget - loop.elapsed < LOOKS * look:
             return polish(
@@ -148,9 +148,11 @@ class Search:
         budget = loop.budget
         if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
             loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
+        before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
+        loop.set_aside(Seen.at(self.best_f, self.best_q))
         outcome = polish(session, self.best_q)
         loop.budget = budget
-        return better_of(Outcome(self.best_q, self.best_f, outcome.status), outcome)
+        return better_of(session, before, outcome)
 
     # ---- limits ----
 

@@ -110,6 +110,10 @@ class InputError(ProxfieldError, ValueError):
         super().__init__(where + message)
 
 
+class InputTypeError(InputError, TypeError):
+    """An argument that is no field, or no list of fields."""
+
+
 class MemoryLimitError(ProxfieldError, MemoryError):
     """A field that would not fit in memory, found out before allocating."""
 

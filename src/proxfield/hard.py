@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from proxfield.kernels import compile_program
 from proxfield.kernels.base import Order, Program
 from proxfield.loop import LOOK_SECONDS, Loop
 from proxfield.lowering import Lowered
-from proxfield.polish import better_of, known_minimum, polish
 from proxfield.result import Status, one_hot
 from proxfield.rules import Rule
 from proxfield.schedules import Sweep
@@ -70,10 +69,7 @@ def solve_hard(session: Session, rule: Rule) -> Outcome:
     outcome = descend_exactly(session, finder, stopped)
     if outcome.status in LIMITS:
         return outcome
-    outcome = rule.improve(session, outcome)
-    if rule.leaves_saddles and not known_minimum(outcome) and outcome.status not in HALTED:
-        outcome = better_of(outcome, polish(session, outcome.q))
-    return replace(outcome, labels=finder.labels)
+    return rule.improve(session, outcome)
 
 
 def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.checks import is_real, is_whole
 from proxfield.curvature import Curvature
-from proxfield.errors import InputError, UnsupportedError, shown
+from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import softmax
@@ -24,6 +25,7 @@ from proxfield.session import Outcome, Problem, Session
 from proxfield.terms.base import Layout
 
 UNLIMITED = 2**62
+MAX_THREADS = 2**15
 DOUBLE_CHECKED = 2**20
 """Entries up to which F of a float32 result is evaluated again in float64."""
 INITS = "expected uniform, possible, unary, random, marginals or a Result"
@@ -89,7 +91,7 @@ def infer(
         (True, np.int64(2))
     """
     if not isinstance(field, Field):
-        raise TypeError(f"infer takes a Field, not {type(field).__name__}")
+        raise InputTypeError(f"infer takes a Field, not {type(field).__name__}")
     request = Request.make(
         rule,
         params,
@@ -142,18 +144,25 @@ class Request:
     ) -> Request:
         """A request, or an `InputError` that says what makes no sense."""
         chosen = make_rule(rule, params)
-        budget, seed, keep = rest.pop("budget"), rest["seed"], rest["keep"]
-        check_limits(rest["max_iters"], rest["tol"], budget, rest["threads"])
+        seed, keep, trace = rest["seed"], rest["keep"], rest["trace"]
+        check_limits(rest["max_iters"], rest["tol"], rest["budget"], rest["threads"])
+        rest.update(
+            max_iters=as_int(rest["max_iters"], UNLIMITED),
+            threads=as_int(rest["threads"], MAX_THREADS),
+            tol=float(rest["tol"]),
+            budget=as_budget(rest["budget"]),
+        )
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
             raise InputError(f"seed={shown(seed)}, expected a whole number, 0 or more")
+        if not isinstance(trace, (bool, np.bool_)):
+            raise InputError(f"trace={shown(trace)}, expected True or False")
         if rest["callback"] is not None and not callable(rest["callback"]):
             raise InputError(f"callback={shown(rest['callback'])}, expected a function")
         kernels, dtype = choose_kernels(device, kernels, dtype)
-        if keep not in ("last", "best"):
+        if not isinstance(keep, str) or keep not in ("last", "best"):
             raise InputError(f"keep={shown(keep)}, expected last or best")
-        if budget is not None and np.isinf(budget):
-            budget = None
-        return cls(chosen, budget=budget, kernels=kernels, dtype=dtype, **rest)
+        rest.update(seed=int(seed), trace=bool(trace))
+        return cls(chosen, kernels=kernels, dtype=dtype, **rest)
 
     def open(self, field: Field, init: Any = None) -> Session:
         """The session of one field; where no labelling is possible, it starts uniform.
@@ -194,11 +203,21 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
     if lowered.infeasible:
         outcome = Outcome(session.start, np.inf, Status.INFEASIBLE)
         return finish(field, request, session, outcome)
+    done: Outcome | None = None
     with device_memory(request.kernels, lowered):
         try:
-            outcome = solve(session, request.rule)
-        except KeyboardInterrupt:  # outside of an iteration: preparing, between two stages
-            outcome = interrupted(session)
+            done = solve(session, request.rule)
+            return completed(field, request, session, done)
+        except KeyboardInterrupt:  # outside of an iteration: preparing, between stages, at the end
+            best = interrupted(session)
+            if done is not None and done.free_energy <= best.free_energy:
+                best = replace(done, status=Status.INTERRUPTED)
+        return completed(field, request, session, best)
+
+
+def completed(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:
+    """The result of an outcome; of small fields in float32, with F in float64."""
+    lowered = session.problem.lowered
     rough = lowered.layout.size <= DOUBLE_CHECKED and not session.program.sums_in_double
     if request.dtype == "float32" and rough and np.isfinite(outcome.free_energy):
         outcome = in_double(outcome, lowered, request.kernels)
@@ -208,14 +227,12 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
 def interrupted(session: Session) -> Outcome:
     """The best of what is known when Ctrl-C comes between two stages of an inference."""
     loop, program = session.loop, session.program
-    known = []
+    known = [(program.free_energy(program.start(session.start)), session.start)]
     if loop.live is not None:
         live, state = loop.live
         known.append((live.free_energy(state), live.marginals(state)))
-    if loop.best is not None:
-        known.append(loop.best.recover())
-    known.append((program.free_energy(program.start(session.start)), session.start))
-    f, q = min(known, key=lambda item: item[0])
+    known += [seen.recover() for seen in (loop.best, loop.earlier) if seen is not None]
+    f, q = min((k for k in known if not np.isnan(k[0])), key=lambda item: item[0])
     return Outcome(q, f, Status.INTERRUPTED)
 
 
@@ -247,7 +264,12 @@ def choose_kernels(device: Any, kernels: str | None, dtype: Any) -> tuple[str, s
         >>> choose_kernels("cpu", None, None)
         ('cpu', 'float64')
     """
-    device = str(device)
+    if type(device).__module__ == "torch":  # a torch.device, known without importing torch
+        device = str(device)
+    if not isinstance(device, str):
+        raise InputError(f"device={shown(device)}, expected cpu, cuda or cuda:1 and the like")
+    if not (kernels is None or isinstance(kernels, str)):
+        raise InputError(f"kernels={shown(kernels)}, expected reference, cpu, cuda or torch")
     if device != "cpu":
         from proxfield.gpu.backend import find_device
 
@@ -265,7 +287,10 @@ def choose_kernels(device: Any, kernels: str | None, dtype: Any) -> tuple[str, s
     kernels = "cpu" if kernels is None else kernels
     if dtype is None:
         return kernels, "float32" if on_gpu(kernels) else "float64"
-    return kernels, dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    try:
+        return kernels, dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except Exception:  # numpy raises several kinds, and whatever the repr of a value raises
+        raise InputError(f"dtype={shown(dtype)}, expected float32 or float64") from None
 
 
 def moved(lowered: Lowered, kernels: str, dtype: str) -> Lowered:
@@ -339,15 +364,14 @@ def check_limits(max_iters: Any, tol: Any, budget: Any, threads: Any) -> None:
         raise InputError(f"threads={shown(threads)}, expected a whole number, 1 or more")
 
 
-def is_whole(value: Any) -> bool:
-    """Is this a whole number? 3.0 is one, True isn't."""
-    return is_real(value) and bool(np.isfinite(value)) and int(value) == value
+def as_int(value: Any, most: int) -> int | None:
+    """A whole number as an int, cut to ``most``; None as it is."""
+    return None if value is None else min(int(value), most)
 
 
-def is_real(value: Any) -> bool:
-    """Is this a number? NaN is one, True and "1" aren't."""
-    kinds = (int, float, np.integer, np.floating)
-    return isinstance(value, kinds) and not isinstance(value, bool)
+def as_budget(value: Any) -> float | None:
+    """Seconds as a float; an infinite budget is none."""
+    return None if value is None or value == np.inf else float(value)
 
 
 def starting_point(

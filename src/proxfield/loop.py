@@ -39,6 +39,11 @@ class Seen:
     free_energy: float
     recover: Callable[[], tuple[float, NDArray[np.float64]]]
 
+    @classmethod
+    def at(cls, f: float, q: NDArray[np.float64]) -> Seen:
+        """A state whose F and marginals are at hand."""
+        return cls(f, lambda: (f, q))
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -116,10 +121,10 @@ class Loop:
     elapsed: float = 0.0
     best: Seen | None = None
     """The state of lowest F seen by the present plan, where it isn't sure to be the last one."""
+    earlier: Seen | None = None
+    """The state of lowest F of the stages before the present plan."""
     period2: float = np.inf
     """Difference of the last state from the one two updates before it."""
-    change: float = np.nan
-    """Change of q by the last update of the last run; NaN if it made none."""
     last: float = np.inf
     """F of the state in which the last run ended."""
     known: State | None = None
@@ -175,6 +180,7 @@ class Loop:
                 n = pace.next(budget - self.elapsed, min(most, end - self.iterations))
                 with finish_first():
                     before = self._snapshot(program, state, n) if keep_best else None
+                    n = 1 if isinstance(before, np.ndarray) else n
                     begun = self.elapsed
                     rows = program.advance(state, plan, n, -1.0 if quiet else tol, self.trace)
                     self.elapsed = base + time.perf_counter() - start
@@ -184,9 +190,12 @@ class Loop:
                     if before is not None:
                         self._remember(program, plan, before, rows)
                 stop = ending(rows, tol)
-                if stop is Status.CONVERGED and not is_fixed_point(program, state, tol):
-                    waiting = max(1, 2 * waiting)
-                    test_at, stop = self.iterations + waiting, None
+                if stop is Status.CONVERGED:
+                    if self.iterations < min(test_at, end):  # looks must not show in the result
+                        stop = None
+                    elif not is_fixed_point(program, state, tol):
+                        waiting = max(1, 2 * waiting)
+                        test_at, stop = self.iterations + waiting, None
                 stop = stop or self._asked_to_stop(rows, program, state)
                 if stop is not None:
                     return stop
@@ -195,12 +204,17 @@ class Loop:
             return Status.INTERRUPTED
         finally:
             self.period2 = batches[-1].period2 if batches else np.inf
-            self.change = float(batches[-1].change[-1]) if batches and len(batches[-1]) else np.nan
             if batches or self.known is not state:  # stages that had no time keep what they know
                 self.last, self.known = program.free_energy(state), state
             self.append(first, moments, batches, self.last, visible)
             self.elapsed = base + time.perf_counter() - start
         return Status.MAX_ITERS
+
+    @property
+    def standing(self) -> bool:
+        """Did the last run make no update, or one that hardly changed q?"""
+        change = self.pieces[-1].change
+        return len(change) == 0 or bool(change[-1] <= self.tol)
 
     @property
     def spent(self) -> Status | None:
@@ -231,11 +245,30 @@ class Loop:
     def remember(self, f: float, q: NDArray[np.float64]) -> None:
         """Keep a state if it is the best so far."""
         if np.isfinite(f) and (self.best is None or f < self.best.free_energy):
-            self.best = Seen(f, lambda: (f, q))
+            self.best = Seen.at(f, q)
+
+    def begin_stage(self) -> None:
+        """Forget the best state of the last plan, but for Ctrl-C and ``keep="best"``."""
+        self.set_aside(self.best)
+        self.best = None
+
+    def set_aside(self, seen: Seen | None) -> None:
+        """Keep a state of an earlier stage if it is the best of these."""
+        if seen is None or not np.isfinite(seen.free_energy):
+            return
+        if self.earlier is None or seen.free_energy < self.earlier.free_energy:
+            self.earlier = seen
 
     def _snapshot(self, program: Program, state: State, n: int) -> State | NDArray[np.float64]:
-        """What is needed to make any of the next n states again."""
-        return program.marginals(state) if n == 1 else program.copy(state)
+        """What is needed to make any of the next n states again, or the marginals alone."""
+        if n == 1:
+            return program.marginals(state)
+        try:
+            return program.copy(state)
+        except Exception:
+            if not state.memory:
+                raise
+            return program.marginals(state)  # a custom rule's memory that can't be copied
 
     def _remember(
         self, program: Program, plan: Plan, before: State | NDArray[np.float64], rows: Rows

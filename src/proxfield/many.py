@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
 from proxfield.inference import Request, device_memory, finish, infer_one, on_gpu
 from proxfield.interrupts import finish_first
@@ -125,7 +125,10 @@ def infer_many(
     for k, each in enumerate(fields):
         if k in results:
             continue
-        session = request.open(each, starts[k])
+        try:
+            session = request.open(each, starts[k])
+        except KeyboardInterrupt:  # the other fields' results stay; a second one is raised
+            stopped, session = True, request.open(each, starts[k])
         if stopped and not session.problem.lowered.infeasible:
             untouched = Outcome(session.start, np.inf, Status.INTERRUPTED)
             results[k] = finish(each, request, session, untouched)
@@ -137,11 +140,18 @@ def infer_many(
 
 def _list_of(fields: Iterable[Field]) -> list[Field]:
     if isinstance(fields, Field):
-        raise TypeError("infer_many takes a list of fields, not a Field; for one there is infer")
-    found = list(fields)
+        raise InputTypeError(
+            "infer_many takes a list of fields, not a Field; for one there is infer"
+        )
+    try:
+        found = list(fields)
+    except TypeError:
+        raise InputTypeError(
+            f"infer_many takes a list of fields, not {type(fields).__name__}"
+        ) from None
     for k, each in enumerate(found):
         if not isinstance(each, Field):
-            raise TypeError(f"infer_many takes Fields; number {k} is {type(each).__name__}")
+            raise InputTypeError(f"infer_many takes Fields; number {k} is {type(each).__name__}")
     return found
 
 
@@ -204,6 +214,8 @@ class _Member:
 
     def judged(self, outcome: Outcome) -> Outcome:
         """The outcome with the result of the second-order test, made on the host."""
+        if outcome.status is not CONVERGED:
+            return outcome
         program = compile_program(self.lowered)
         found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
         status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
@@ -301,9 +313,11 @@ class _Batch:
             loop.append(0, member.moments, member.rows, float(f[k]), True)
             assert member.status is not None
             last = Outcome(q[k], float(f[k]), member.status)
-            if member.status is CONVERGED:
-                last = member.judged(last)
             outcome = conclude(loop, request.rule, last, partial(float, at_start[k]), starts[k])
+            try:
+                outcome = member.judged(outcome)
+            except KeyboardInterrupt:  # no more tests; a second one is raised
+                outcome = replace(outcome, status=Status.INTERRUPTED)
             out.append(finish(member.given, request, member.session, outcome))
         return out
 
@@ -339,7 +353,8 @@ class _Batch:
                 self._test(program, state, request.tol)
         except KeyboardInterrupt:
             for m in self.members:
-                m.status = m.status or Status.INTERRUPTED
+                untested = m.status is CONVERGED and not m.tested
+                m.status = Status.INTERRUPTED if untested else m.status or Status.INTERRUPTED
 
     def _room(self, some: list[int], quiet: bool) -> tuple[float, int]:
         """Seconds and iterations that the limits leave to some members."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.errors import UnsupportedError
@@ -13,8 +12,8 @@ from proxfield.kernels.reference import slack
 from proxfield.result import Status
 from proxfield.rules import Fixed, Rule
 from proxfield.schedules import Sweep
-from proxfield.session import Outcome, Session
-from proxfield.stationarity import Verdict, nudged
+from proxfield.session import MINIMUM, Outcome, Session
+from proxfield.stationarity import nudged
 
 
 def descent(session: Session) -> Rule:
@@ -40,32 +39,31 @@ def without_symmetry(session: Session, q: NDArray[Any]) -> NDArray[Any]:
 def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
     """From the best of several runs on to a local minimum, as far as the limits allow."""
     loop, found = session.loop, outcome.judgement
-    if known_minimum(outcome) or outcome.status in (Status.INTERRUPTED, Status.STOPPED):
+    if outcome.status in (Status.INTERRUPTED, Status.STOPPED):
+        return outcome
+    if outcome.status is Status.CONVERGED and found is not None and found.verdict is MINIMUM:
         return outcome
     on_saddle = outcome.status is Status.SADDLE
     if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
-        outcome = Outcome(found.lower, found.free_energy, Status.SADDLE)
+        outcome = replace(
+            outcome, q=found.lower, free_energy=found.free_energy, status=Status.SADDLE
+        )
     if loop.spent is not None:
         outcome = outcome if on_saddle else session.step_off(outcome)
         return replace(outcome, status=loop.spent)
     start = without_symmetry(session, outcome.q) if on_saddle else outcome.q
     try:
-        return better_of(outcome, polish(session, start))
+        end = better_of(session, outcome, polish(session, start))
     except UnsupportedError:  # a term without curvature: no certified step to go on with
-        return replace(outcome, status=Status.MAX_ITERS)
+        end = replace(outcome, status=Status.MAX_ITERS)
+    return replace(end, labels=outcome.labels)
 
 
-def known_minimum(outcome: Outcome) -> bool:
-    """Has the second-order test called this a minimum?"""
-    found = outcome.judgement
-    converged = outcome.status is Status.CONVERGED
-    return converged and found is not None and found.verdict is Verdict.MINIMUM
-
-
-def better_of(before: Outcome, after: Outcome) -> Outcome:
+def better_of(session: Session, before: Outcome, after: Outcome) -> Outcome:
     """The later of two outcomes, but never marginals of higher F (a limit may come too soon)."""
-    if not before.free_energy < after.free_energy - slack(after.free_energy, np.dtype("float64")):
+    f = after.free_energy
+    if not before.free_energy < f - slack(f, session.program.dtype):
         return after
     ended = after.status in (Status.CONVERGED, Status.SADDLE)
-    status = Status.OVERSHOT if ended else after.status
-    return replace(after, q=before.q, free_energy=before.free_energy, status=status)
+    status = session.limit if ended else after.status
+    return replace(after, q=before.q, free_energy=before.free_energy, status=status, judgement=None)

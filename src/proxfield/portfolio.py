@@ -10,10 +10,10 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError, UnsupportedError
+from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Chains, Plan
-from proxfield.loop import Loop
+from proxfield.loop import Loop, Seen
 from proxfield.polish import end_at_minimum, polish, without_symmetry
 from proxfield.result import Status
 from proxfield.rules import Rule
@@ -60,6 +60,7 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
             continue
         if best is None or outcome.free_energy < best.free_energy:
             best, winner = outcome, label
+            loop.set_aside(Seen.at(outcome.free_energy, outcome.q))
         if outcome.status in HALTED:
             best.status = outcome.status
             break
@@ -90,7 +91,6 @@ class Restarts(Rule):
     """
 
     name = "restarts"
-    leaves_saddles = True
     summary = "one rule from several perturbed starts; the best F is kept"
     inner: str = "sweep"
     count: int = 8
@@ -99,8 +99,7 @@ class Restarts(Rule):
     def check(self) -> None:
         from proxfield.registry import make_rule
 
-        if not isinstance(self.count, int) or self.count < 1:
-            raise InputError(f"restarts: count={self.count!r}, expected a whole number above 0")
+        self._count("count")
         self._number("noise", 0.0, np.inf, closed=False)
         make_rule(self.inner)
 
@@ -164,6 +163,9 @@ class Restarts(Rule):
             step = min(step if loop.budget is not None else each, max(1, each - done))
         return polish(session, q[winner])
 
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)
+
 
 @dataclass(frozen=True)
 class Portfolio(Rule):
@@ -174,13 +176,16 @@ class Portfolio(Rule):
     """
 
     name = "portfolio"
-    leaves_saddles = True
     summary = "several rules in one budget; the best F is kept"
     rules: str = "anneal,momentum,adam,sweep"
 
     def _members(self) -> list[Rule]:
         from proxfield.registry import make_rule
 
+        if not isinstance(self.rules, str):
+            raise InputError(
+                f"portfolio: rules={shown(self.rules)}, expected names separated by commas"
+            )
         names = [name.strip() for name in self.rules.split(",") if name.strip()]
         if not names:
             raise InputError("portfolio: rules is empty, expected names separated by commas")
@@ -194,3 +199,6 @@ class Portfolio(Rule):
 
     def solve(self, session: Session) -> Outcome:
         return best_of(session, [(r.name, r, session.start) for r in self._members()])
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)

@@ -48,6 +48,8 @@ def make_rule(rule: str | Rule | type[Rule], params: dict[str, Any] | None = Non
         if rule not in RULES:
             raise InputError(f"unknown rule {shown(rule)}, expected one of: {', '.join(RULES)}")
         rule = RULES[rule]
+    if not (isinstance(rule, type) and issubclass(rule, Rule)):
+        raise InputError(f"rule={shown(rule)}, expected a name, a rule or its class")
     known = {f.name for f in fields(rule)}
     for key in params or {}:
         if key not in known:

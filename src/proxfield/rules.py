@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from proxfield.checks import is_real, is_whole
 from proxfield.errors import InputError, shown
 from proxfield.kernels.base import Custom, Kind, Plan, Update, UpdateFunction
 from proxfield.session import Outcome, Problem, Session
@@ -29,8 +30,6 @@ class Rule(ABC):
     summary: ClassVar[str]
     monotone: ClassVar[bool] = False
     """Is F certain never to rise (with the default parameters)?"""
-    leaves_saddles: ClassVar[bool] = False
-    """Does it go on from saddles, so that CONVERGED means a local minimum?"""
 
     def __post_init__(self) -> None:
         self.check()
@@ -73,17 +72,30 @@ class Rule(ABC):
 
     def _number(self, key: str, low: float, high: float, *, closed: bool = True) -> None:
         value = getattr(self, key)
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not low < value or not (value <= high if closed else value < high):
+        good = is_real(value) and low < value and (value <= high if closed else value < high)
+        if not good:
             kind = "at most" if closed else "below"
             raise InputError(
                 f"{self.name}: {key}={shown(value)}, expected above {low:g} and {kind} {high:g}"
             )
+        object.__setattr__(self, key, float(value))
+
+    def _count(self, key: str) -> None:
+        value = getattr(self, key)
+        if not is_whole(value) or value < 1:
+            raise InputError(f"{self.name}: {key}={shown(value)}, expected a whole number above 0")
+        object.__setattr__(self, key, int(value))
+
+    def _word(self, key: str, *words: str) -> None:
+        value = getattr(self, key)
+        if not isinstance(value, str) or value not in words:
+            raise InputError(f"{self.name}: {key}={shown(value)}, expected {' or '.join(words)}")
 
     def _nonnegative_below_one(self, key: str) -> None:
         value = getattr(self, key)
-        if not isinstance(value, (int, float)) or not 0 <= value < 1:
+        if not is_real(value) or not 0 <= value < 1:
             raise InputError(f"{self.name}: {key}={shown(value)}, expected 0 or more and below 1")
+        object.__setattr__(self, key, float(value))
 
     def _step(self, key: str = "step") -> None:
         value = getattr(self, key)
@@ -95,11 +107,6 @@ class Rule(ABC):
                 )
         else:
             self._number(key, 0.0, 2.0)
-
-    def _variant(self) -> None:
-        value = getattr(self, "variant", None)
-        if value not in ("default", "printed"):
-            raise InputError(f"{self.name}: variant={shown(value)}, expected default or printed")
 
 
 @dataclass(frozen=True)
@@ -205,7 +212,7 @@ class Momentum(Rule):
     def check(self) -> None:
         self._nonnegative_below_one("gamma")
         self._step()
-        self._variant()
+        self._word("variant", "default", "printed")
 
     def plan(self, problem: Problem) -> Plan:
         kind = Kind.MOMENTUM if self.variant == "default" else Kind.MOMENTUM_PRINTED
@@ -234,7 +241,7 @@ class Adam(Rule):
     variant: str = "default"
 
     def check(self) -> None:
-        self._variant()
+        self._word("variant", "default", "printed")
         if self.gamma1 is None:
             object.__setattr__(self, "gamma1", 0.9 if self.variant == "default" else 0.99)
         self._nonnegative_below_one("gamma1")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxfield.errors import InputError, shown
 from proxfield.kernels.base import Order, Plan
 from proxfield.lowering import Lowered
 from proxfield.rules import Rule
@@ -28,8 +27,7 @@ class Sweep(Rule):
     order: str = "natural"
 
     def check(self) -> None:
-        if self.order not in ("natural", "random"):
-            raise InputError(f"sweep: order={shown(self.order)}, expected natural or random")
+        self._word("order", "natural", "random")
 
     def prepare(self, problem: Problem) -> None:
         pass

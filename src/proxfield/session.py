@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from proxfield.curvature import Curvature
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Plan, Program, State
-from proxfield.loop import Loop
+from proxfield.kernels.reference import slack
+from proxfield.loop import Loop, Seen
 from proxfield.lowering import Lowered
 from proxfield.result import Status
 from proxfield.stationarity import MAX_PRODUCTS, Judgement, Verdict, is_fixed_point, judge, nudged
@@ -87,6 +88,11 @@ class Session:
         """The field, packed for the kernels asked for."""
         return self.compile(self.problem.lowered)
 
+    @property
+    def limit(self) -> Status:
+        """The status of an end that isn't known to be a minimum: more of this would help."""
+        return Status.MAX_ITERS if self.loop.budget is None else Status.BUDGET
+
     def compile(self, lowered: Lowered) -> Program:
         """Another lowered field, packed the same way."""
         return compile_program(lowered, self.kernels, self.dtype, self.threads)
@@ -110,30 +116,33 @@ class Session:
         """
         program, loop = self.program, self.loop
         state = program.start(start)
-        loop.best = None
+        loop.begin_stage()
         look_back = self.keep == "best" or not rule.never_rises
         trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
         try:
             status = loop.run(program, plan, state, keep_best=look_back)
         finally:
             loop.trace = trace
-        last = Outcome(program.marginals(state), loop.last, status)
-        with loop.clock():
-            at_limit = thorough and status in (Status.MAX_ITERS, Status.BUDGET)
-            if at_limit and not loop.change > loop.tol:
-                # a run without time may still stand on the saddle that it started from
-                at_limit = is_fixed_point(program, state, loop.tol)
-            else:
-                at_limit = False
-            if status is Status.CONVERGED or at_limit:
-                last.judgement = self._judge(state, thorough)
-                if last.judgement.verdict is SADDLE:
-                    last.status = Status.SADDLE
 
         def first() -> float:
             return program.free_energy(program.start(start))
 
-        return conclude(loop, rule, last, first, start, self.keep)
+        last = Outcome(program.marginals(state), loop.last, status)
+        outcome = conclude(loop, rule, last, first, start, self.keep)
+        with loop.clock():
+            if outcome.status is Status.OVERSHOT:
+                state = program.start(outcome.q)
+                if is_fixed_point(program, state, loop.tol):  # the same fixed point, or another
+                    outcome.status = Status.CONVERGED
+            at_limit = outcome.status in (Status.MAX_ITERS, Status.BUDGET)
+            at_limit = thorough and at_limit and loop.standing
+            if at_limit:  # a run without time may still stand on the saddle that it started from
+                at_limit = is_fixed_point(program, state, loop.tol)
+            if outcome.status is Status.CONVERGED or at_limit:
+                outcome.judgement = self._judge(state, thorough)
+                if outcome.judgement.verdict is SADDLE:
+                    outcome.status = Status.SADDLE
+        return outcome
 
     def _judge(self, state: State, thorough: bool) -> Judgement:
         lowered, loop = self.problem.lowered, self.loop
@@ -179,13 +188,16 @@ class Session:
                 break
             if loop.spent is not None:
                 return Outcome(found.lower, found.free_energy, loop.spent)
+            loop.set_aside(Seen.at(found.free_energy, found.lower))
             again = nudged(layout, found.lower, self.problem.seed + attempt)
             outcome = self.run_plan(rule, plan, again, thorough=True)
-            if found.free_energy < outcome.free_energy:  # a limit came too soon after the nudge
+            f = outcome.free_energy
+            if found.free_energy < f - slack(f, self.program.dtype):  # a limit came too soon
                 outcome = replace(outcome, q=found.lower, free_energy=found.free_energy)
+                outcome.judgement = None
         ended = outcome.status in (Status.CONVERGED, Status.SADDLE)
         if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
-            outcome.status = Status.MAX_ITERS if loop.budget is None else Status.BUDGET
+            outcome.status = self.limit
         return outcome
 
 
@@ -211,15 +223,17 @@ def conclude(
     if status is Status.DIVERGED:
         f, q = (first(), start) if loop.best is None else loop.best.recover()
     wanted = keep == "best" or status is Status.INTERRUPTED
-    if wanted and loop.best is not None and loop.best.free_energy < f:
-        best_f, best_q = loop.best.recover()
-        if best_f < f:
-            f, q = best_f, best_q
-            if status in (Status.CONVERGED, Status.SADDLE):
-                status = Status.OVERSHOT
+    # around a fixed point that was reached, differences are rounding
+    margin = slack(f, np.dtype("float64")) if status is Status.CONVERGED else 0.0
+    for seen in (loop.best, loop.earlier):
+        if wanted and seen is not None and seen.free_energy < f - margin:
+            best_f, best_q = seen.recover()
+            if best_f < f - margin:
+                f, q = best_f, best_q
+                status = Status.OVERSHOT if status is Status.CONVERGED else status
     if status in (Status.MAX_ITERS, Status.BUDGET) and not rule.never_rises:
         status = name_oscillation(loop, status)
-    return Outcome(q, f, status, judgement=last.judgement)
+    return Outcome(q, f, status)
 
 
 def name_oscillation(loop: Loop, status: Status) -> Status:
