@@ -180,12 +180,10 @@ class Loop:
                     n = 1 if isinstance(before, np.ndarray) else n
                     begun = self.elapsed
                     shuffle = plan.shuffle if isinstance(plan, Order) else None
-                    drawn = None if shuffle is None else shuffle.bit_generator.state
+                    drawn = shuffle.bit_generator.state if shuffle else {}
                     rows = program.advance(state, plan, n, -1.0 if quiet else tol, self.trace)
-                    if (
-                        isinstance(plan, Order) and shuffle and len(rows) < n
-                    ):  # give back orders not used
-                        shuffle.bit_generator.state = drawn
+                    if isinstance(plan, Order) and shuffle and len(rows) < n:
+                        shuffle.bit_generator.state = drawn  # give back the orders not used
                         for _ in range(len(rows)):
                             shuffle.permutation(plan.variables)
                     self.elapsed = base + time.perf_counter() - start
