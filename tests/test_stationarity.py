@@ -418,3 +418,21 @@ def test_ctrl_c_at_the_very_end_keeps_the_result(monkeypatch: pytest.MonkeyPatch
     assert result.status is pf.Status.INTERRUPTED
     assert result.free_energy <= full.free_energy + 1e-9
     assert result.free_energy == pytest.approx(np.nanmin(result.trace.free_energy), abs=1e-8)
+
+
+def test_random_orders_do_not_depend_on_the_looks_at_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Orders drawn for sweeps that weren't made must not be missing later."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        field = pf.Field(16, 2).add(pf.Unary(rng.normal(size=(16, 2))))
+        field.add(pf.Ising(grid_edges(4, 4), 3 * rng.normal(size=24)))
+        ends = set()
+        for chunk in (1, 1000):
+            monkeypatch.setattr(
+                "proxfield.loop.Pace.next", lambda self, left, most, n=chunk: min(n, most)
+            )
+            result = pf.infer(field, "sweep", order="random", init="random", tol=1e-3, seed=seed)
+            ends.add((result.iterations, result.q.tobytes()))
+        assert len(ends) == 1, seed

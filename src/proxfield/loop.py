@@ -182,7 +182,13 @@ class Loop:
                     before = self._snapshot(program, state, n) if keep_best else None
                     n = 1 if isinstance(before, np.ndarray) else n
                     begun = self.elapsed
+                    shuffle = plan.shuffle if isinstance(plan, Order) else None
+                    drawn = shuffle.bit_generator.state if shuffle else {}
                     rows = program.advance(state, plan, n, -1.0 if quiet else tol, self.trace)
+                    if isinstance(plan, Order) and shuffle and len(rows) < n:
+                        shuffle.bit_generator.state = drawn  # give back the orders not used
+                        for _ in range(len(rows)):
+                            shuffle.permutation(plan.variables)
                     self.elapsed = base + time.perf_counter() - start
                     batches.append(rows)
                     moments.append(spread(begun, self.elapsed, len(rows)))
