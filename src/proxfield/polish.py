@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from proxfield.errors import UnsupportedError
-from proxfield.kernels.reference import slack
+from proxfield.kernels.base import slack
 from proxfield.result import Status
 from proxfield.rules import Fixed, Rule
 from proxfield.schedules import Sweep

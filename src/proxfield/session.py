@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from proxfield.curvature import Curvature
 from proxfield.kernels import compile_program
-from proxfield.kernels.base import Plan, Program, State
-from proxfield.kernels.reference import slack
+from proxfield.kernels.base import Plan, Program, State, slack
 from proxfield.loop import Loop, Seen
 from proxfield.lowering import Lowered
 from proxfield.result import Status

@@ -57,11 +57,9 @@ def settled(field: pf.Field, q: Array) -> Array:
 def refused(field: pf.Field, variant: str, **options: Any) -> bool:
     """Rules that visit single variables can't run where a term only iterates as a whole.
 
-    Checks that they say so, with the name of what is missing. The reference kernels can sweep
-    there, but not find colours.
+    Checks that every kernel set says so, with the name of what is missing.
     """
-    able = options.get("kernels", "cpu") == "reference" and variant != "colored"
-    if variant not in SINGLE or not field.lower().extras or able:
+    if variant not in SINGLE or not field.lower().extras:
         return False
     with pytest.raises(TypeError, match=r"has no method 'neighbours'|every term lowered"):
         infer(field, variant, **options)

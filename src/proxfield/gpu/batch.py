@@ -20,8 +20,7 @@ from proxfield.gpu.general_pack import GeneralTensors
 from proxfield.gpu.graphs import Graphs
 from proxfield.gpu.natural_parameters import Natural
 from proxfield.gpu.state import BatchState, Slot, default_device
-from proxfield.kernels.base import ROUNDING_FACTOR, Kind, Rows, Update
-from proxfield.kernels.reference import slack
+from proxfield.kernels.base import ROUNDING_FACTOR, Kind, Rows, Update, slack
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats
 

@@ -411,3 +411,8 @@ def rounding_of(q: Floats, g: Floats, unary: Floats, dtype: np.dtype[Any]) -> fl
     size = np.maximum(size, np.where(np.isfinite(unary), np.abs(unary), 0.0))
     worst = float((q * (1.0 - q) * size).max(initial=0.0))
     return ROUNDING_FACTOR * float(np.finfo(dtype).eps) * worst
+
+
+def slack(f: float, dtype: np.dtype[np.floating]) -> float:
+    """How much F may rise by rounding alone."""
+    return float((1.0 + abs(f)) * (1e-5 if dtype == np.float32 else 1e-12))

@@ -28,10 +28,10 @@ from proxfield.kernels.base import (
     Update,
     residual_of,
     rounding_of,
+    slack,
 )
 from proxfield.kernels.binary import Motion
 from proxfield.kernels.jit import PARALLEL_WORK, max_threads, thread_count
-from proxfield.kernels.reference import slack
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats
 

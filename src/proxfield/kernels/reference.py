@@ -19,6 +19,7 @@ from proxfield.kernels.base import (
     Rows,
     State,
     Update,
+    slack,
     softmax,
 )
 from proxfield.kernels.random import uniforms
@@ -247,8 +248,3 @@ def average(s: Any, plan: Update, theta: Any, target: Any, centre: Callable[[Any
     s.u = g1 * s.u + (1 - g1) * target
     s.v = (1 - g2) * s.v + g2 * target**2
     return (centre(theta) - s.u) / (s.v**0.5 + eps)
-
-
-def slack(f: float, dtype: np.dtype[np.floating]) -> float:
-    """How much F may rise by rounding alone."""
-    return float((1.0 + abs(f)) * (1e-5 if dtype == np.float32 else 1e-12))

@@ -20,8 +20,9 @@ from proxfield.kernels.base import (
     Rows,
     State,
     Update,
+    slack,
 )
-from proxfield.kernels.reference import TINY, ReferenceProgram, average, slack
+from proxfield.kernels.reference import TINY, ReferenceProgram, average
 from proxfield.lowering import Lowered
 from proxfield.terms.base import Floats
 from proxfield.torch.energy import Energy
