@@ -278,7 +278,7 @@ def test_wrong_variables() -> None:
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"normalization": "both"}, "unknown normalization 'both', expected none, before"),
+        ({"normalization": "both"}, "unknown normalization 'both', expected one of: none, before"),
         ({"filter": "grid"}, "unknown filter 'grid', expected auto, exact, lattice"),
         ({"compatibility": np.zeros((2, 3))}, r"square matrix.*not of shape \(2, 3\)"),
         ({"compatibility": np.zeros((2, 2, 2))}, "square matrix"),

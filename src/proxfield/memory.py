@@ -18,6 +18,8 @@ SPIN_BYTES = 90
 """State per entry of a binary field: a state and its copy while kernels warm up, marginals."""
 ENTRY_BYTES = 200
 """The same for any other field."""
+SECOND_ORDER_BYTES = 200
+"""Vectors of the test that tells minima from saddles."""
 LANCZOS_BYTES = 200
 """Per entry: 25 vectors (of half the length where spins stand for two entries)."""
 CHAIN_BYTES = 40
@@ -100,7 +102,7 @@ def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chain
     search = 0 if extras else CHAIN_BYTES * chains
     if any(t.degree == 2 and not offers(t, "spectrum") for t in terms):
         search = max(search, LANCZOS_BYTES // 2 if spins else LANCZOS_BYTES)
-    per_entry += search
+    per_entry += max(search, SECOND_ORDER_BYTES)
     if hard or bool((evidence >= 0).any()):
         per_entry += REDUCTION_BYTES
     return BASE_BYTES + per_entry * layout.size + sum(t.workspace(layout) for t in terms)
