@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITES: dict[str, tuple[str, str, int]] = {
     "kernels": ("reference,cuda", "tests/gpu", 1),
     "layer": ("reference,torch", "tests/torch_layer", 1),
-    "reliability, cuda": ("cuda", "tests/reliability", 16),
+    "reliability, cuda": ("reference,cuda", "tests/reliability", 4),
     "conformance, cuda": ("reference,cuda", "tests/conformance", 64),
     "conformance, torch": ("reference,torch", "tests/conformance", 4),
 }
