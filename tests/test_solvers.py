@@ -286,3 +286,12 @@ def test_budgets_hold_on_fields_too_large_to_explore(rule: str) -> None:
     assert result.iterations > 0
     assert result.seconds < 0.6
     assert (np.diff(result.trace.free_energy) <= 1e-9 * abs(result.free_energy)).all()
+
+
+def test_chains_from_labels_that_are_impossible(kernels: str) -> None:
+    """All weight of a start on an impossible label: the possible ones share it."""
+    field = pf.Field(3, 3).add(pf.Unary([[np.inf, 0.0, 1.0]] * 3)).add(pf.Potts([[0, 1]], 5.0))
+    start = np.tile([1.0, 0.0, 0.0], (3, 1))
+    for rule in ("restarts", "auto"):
+        result = pf.infer(field, rule, init=start, kernels=kernels, max_iters=100)
+        assert np.isfinite(result.free_energy) and np.isfinite(result.q).all()

@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from proxfield.kernels.base import Program, State, Tangent
 from proxfield.terms.base import Layout
 
-MIN_PRODUCTS = 6
+CAUTION = 2.0
+"""A Ritz value counts as the lowest if it is above −1 by so many times its residual."""
+MIN_PRODUCTS = 10
 """Products with H before a fixed point may be called a minimum, and half a product more for each
 doubling of the number of entries: a direction that concerns few variables takes as many to show."""
 MAX_PRODUCTS = 60
@@ -155,6 +157,8 @@ def lowest_curvature(
     least = MIN_PRODUCTS + int(0.5 * np.log2(max(2, size)))
     noise = np.random.default_rng([seed, 0x5ADD1E]).normal(size=size)
     x = space.project(space.tangent.from_host(noise))
+    if not norm(x) > 0.0:  # no direction is left
+        return Verdict.MINIMUM, None
     x = x / norm(x)
     ax = space.apply(x)
     p = ap = None
@@ -167,12 +171,14 @@ def lowest_curvature(
         if rho < -1.0 - margin:
             return Verdict.SADDLE, x
         small = error <= 1e-9 * (1.0 + abs(rho))
-        if small or (made >= least and rho - error > -1.0):
+        if small or (made >= least and rho - CAUTION * error > -1.0):
             return Verdict.MINIMUM, None
         if made == max_products or time.perf_counter() > deadline:
             return Verdict.UNDECIDED, None
         w = space.project(r)
         w = w - dot(x, w) * x
+        if not norm(w) > 0.0:  # x is an eigenvector
+            return Verdict.MINIMUM, None
         w = w / norm(w)
         basis, images = [x, w], [ax, space.apply(w)]
         if p is not None and ap is not None:

@@ -9,7 +9,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from promises import PROMISES
+from promises import KERNELS, PROMISES
+
+ON_DEVICES = ("fixed-points", "saddles", "bounds", "descent")
+"""Promises that are checked with the kernels for GPUs too, on a tenth of the cases."""
 
 PARTS = 4
 """Each promise is split into so many tests, so that processes can share them."""

@@ -192,6 +192,8 @@ class ReferenceProgram(Program):
         q = chains.starts[b].astype(np.float64)
         gone = np.isinf(self.lowered.unary)  # impossible labels go first
         q[gone] = 0.0
+        none_left = self.layout.sum_by_variable(q)[self.layout.owner] == 0
+        q[none_left & ~gone] = 1.0
         q /= self.layout.sum_by_variable(q)[self.layout.owner]
 
         def draw(at: slice, counter: int) -> None:
