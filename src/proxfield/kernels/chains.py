@@ -112,6 +112,10 @@ def general_chain(
         for l in range(o, end):  # impossible labels go first
             q[l] = 0.0 if pack.unary[l] == np.inf else q[l]
             total += q[l]
+        if total == 0.0:  # all weight was on impossible labels: the others share it
+            for l in range(o, end):
+                q[l] = 0.0 if pack.unary[l] == np.inf else 1.0
+                total += q[l]
         for l in range(o, end):
             q[l] /= total
         if drawn:
