@@ -267,7 +267,8 @@ def descent(seed: int) -> int:
     field, about = draw(seed, scale=float(10 ** rng.uniform(-3, 3)))
     rule, kernels = MONOTONE[seed % len(MONOTONE)], KERNELS[int(rng.integers(len(KERNELS)))]
     init = start(field, INITS[int(rng.integers(len(INITS)))], rng)
-    result = run(field, rule, init=init, kernels=kernels, max_iters=40, seed=seed)
+    options: dict[str, Any] = {"max_iters": 40, "seed": seed, "dtype": "float64"}
+    result = run(field, rule, init=init, kernels=kernels, **options)
     if result is None:
         return 0
     f = result.trace.free_energy[np.isfinite(result.trace.free_energy)]
