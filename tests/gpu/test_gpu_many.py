@@ -180,8 +180,8 @@ def test_budget(batches: list[int]) -> None:
     assert quick.status is pf.Status.CONVERGED
     assert slow.status is pf.Status.OSCILLATING  # at the end of its budget
     assert quick.iterations < slow.iterations == len(slow.trace) - 1
-    assert quick.seconds <= slow.seconds < 2.0
-    assert slow.seconds > 0.1
+    assert quick.seconds < slow.seconds + 0.05  # they may have moved in the same launches
+    assert 0.05 < slow.seconds < 2.0
     assert slow.trace.seconds[-1] <= slow.seconds
 
 
