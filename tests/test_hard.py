@@ -135,7 +135,6 @@ def test_limits_hold_for_hard_fields() -> None:
     assert pf.infer(field, "fixed", tol=0.0, callback=interrupt).status is pf.Status.INTERRUPTED
     brief = pf.infer(field, "fixed", tol=0.0, budget=1e-6)
     assert brief.status in (pf.Status.BUDGET, pf.Status.NO_FEASIBLE)
-    assert brief.seconds < 0.2
 
 
 def test_hard_fields_follow_the_seed() -> None:
@@ -222,17 +221,30 @@ def hard_coloring(seed: int = 0) -> pf.Field:
     return coloring(rng.permutation(edges)[:466], 200, 3)
 
 
-def test_the_search_keeps_to_the_budget() -> None:
-    field = hard_coloring()
-    pf.infer(field, "fixed", budget=0.05)  # compile
-    begun = time.perf_counter()
-    result = pf.infer(field, "fixed", budget=0.1)
-    assert time.perf_counter() - begun < 1.0  # 5.2 s where the search had a clock of its own
-    assert result.seconds < 0.5
+class CountedClock:
+    """A clock that moves on by a millisecond each time it is read: no test depends on the load."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        for module in ("hard", "loop", "session", "stationarity"):
+            monkeypatch.setattr(f"proxfield.{module}.time", self)
+
+    def perf_counter(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
+def test_the_search_keeps_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5.2 s for 0.1 where the search had a clock of its own."""
+    clock = CountedClock(monkeypatch)
+    result = pf.infer(hard_coloring(), "fixed", budget=0.1)
+    assert 0.1 <= clock.now < 0.3
+    assert result.seconds < 0.2
     assert result.status in (pf.Status.NO_FEASIBLE, pf.Status.BUDGET)
 
 
-def test_a_callback_stops_the_search() -> None:
+def test_a_callback_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    CountedClock(monkeypatch)
     seen: list[pf.Progress] = []
 
     def stop(progress: pf.Progress) -> bool:
@@ -242,7 +254,7 @@ def test_a_callback_stops_the_search() -> None:
     result = pf.infer(hard_coloring(), "fixed", callback=stop)
     assert result.status is pf.Status.STOPPED
     assert result.log_z_bound == -INF or np.isfinite(result.log_z_bound)
-    assert seen[-1].seconds < 2.0
+    assert 0.3 < seen[-1].seconds < 0.5
 
 
 @pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "better_order"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import Error as CopyError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -271,7 +272,7 @@ class Loop:
             return program.marginals(state)
         try:
             return program.copy(state)
-        except Exception:
+        except (TypeError, CopyError):
             if not state.memory:
                 raise
             return program.marginals(state)  # a custom rule's memory that can't be copied

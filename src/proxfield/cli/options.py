@@ -74,8 +74,8 @@ limit_options = stack(
         "--max-iters",
         metavar="N",
         type=click.IntRange(min=0),
-        help="Most updates of all variables.  [default: no limit with --budget, "
-        "else what the rule finds fit: 1000 for most]",
+        help="Maximum number of iterations.  [default: no limit with --budget, "
+        "else the rule's default: 1000 for most]",
     ),
     click.option(
         "--tol",
@@ -83,13 +83,13 @@ limit_options = stack(
         type=float,
         default=TOL,
         show_default=True,
-        help="Stop when no marginal changes by more, divided by the step.",
+        help="Stop at a fixed point: where softmax(-g(q)) differs from q by no more.",
     ),
     click.option(
         "--budget",
         metavar="SECONDS",
         type=float,
-        help="Most seconds of iterating, without loading and compiling.",
+        help="Time budget in seconds, excluding loading and compilation.",
     ),
     click.option(
         "--seed",
@@ -97,7 +97,7 @@ limit_options = stack(
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        help="Of everything random.",
+        help="Random seed.",
     ),
     click.option(
         "--threads",
