@@ -204,6 +204,7 @@ def test_search_repairs_bad_marginals() -> None:
 def test_the_finder_keeps_the_labelling_of_lower_energy() -> None:
     field = coloring([[0, 1]], 2, 2).add(pf.Unary([[0.0, 5.0]], [0]))
     finder = hard.Finder(session_of(field))
+    finder.energy = np.inf  # forget the rounding of the start
     for q, energy in (([0, 1, 1, 0], 5.0), ([1, 0, 0, 1], 0.0), ([0, 1, 1, 0], 0.0)):
         finder.steep.descend = lambda q, sweeps: q  # type: ignore[method-assign]
         assert finder.round(np.array(q, dtype=float))

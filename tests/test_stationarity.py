@@ -292,7 +292,7 @@ def test_results_do_not_depend_on_the_looks_at_the_clock(
         ends = set()
         for chunk in (1, 3, 1000):
             monkeypatch.setattr(
-                "proxfield.loop.Pace.next", lambda self, left, most, n=chunk: min(n, most)
+                "proxfield.pace.Pace.next", lambda self, left, most, n=chunk: min(n, most)
             )
             result = pf.infer(frustrated(seed), rule, init="unary")
             ends.add((result.iterations, result.status, result.q.tobytes()))
@@ -406,7 +406,7 @@ def test_no_test_after_a_limit_while_q_still_moves(monkeypatch: pytest.MonkeyPat
     def never(*_: Any) -> bool:
         raise AssertionError("tested although the last update changed q")
 
-    monkeypatch.setattr("proxfield.session.is_fixed_point", never)
+    monkeypatch.setattr("proxfield.loop.Loop.is_fixed_point", never)
     result = pf.infer(symmetric_grid(), "auto", max_iters=8, init="random")
     assert result.status is pf.Status.MAX_ITERS
 
@@ -431,7 +431,7 @@ def test_random_orders_do_not_depend_on_the_looks_at_the_clock(
         ends = set()
         for chunk in (1, 1000):
             monkeypatch.setattr(
-                "proxfield.loop.Pace.next", lambda self, left, most, n=chunk: min(n, most)
+                "proxfield.pace.Pace.next", lambda self, left, most, n=chunk: min(n, most)
             )
             result = pf.infer(field, "sweep", order="random", init="random", tol=1e-3, seed=seed)
             ends.add((result.iterations, result.q.tobytes()))

@@ -78,8 +78,17 @@ class Anneal(Rule):
             until = None if loop.budget is None else begun + share * (loop.budget - begun)
             cooled = at_temperature(plan, temperature, session.problem)
             status = loop.run(
-                program, cooled, state, limit=limit, until=until, tol=-1.0, keep_best=True
+                program,
+                cooled,
+                state,
+                limit=limit,
+                until=until,
+                tol=-1.0,
+                keep_best=True,
+                first=loop.known_at(session.start) if k == 0 else None,
             )
+            if begun_at == loop.iterations:
+                loop.tell(session.start, loop.last)
             if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
                 last = Outcome(program.marginals(state), loop.last, status)
                 first = partial(program.free_energy, program.start(session.start))
@@ -88,7 +97,9 @@ class Anneal(Rule):
             if loop.budget is not None:  # levels that there is no time for are left out
                 used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
                 k = max(k, int(levels * used))
-        return session.settle(inner, plan, program.marginals(state))
+        end = program.marginals(state)
+        loop.tell(end, loop.last)
+        return session.settle(inner, plan, end)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
         return end_at_minimum(session, outcome)

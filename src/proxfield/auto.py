@@ -77,8 +77,7 @@ class Auto(Rule):
         if not session.program.sweepable:
             members: list[Rule] = [Anneal(), Adam(), Momentum()]
             return best_of(session, [(rule.name, rule, session.start) for rule in members])
-        with session.loop.clock():
-            scale = float(session.problem.curvature.local.max(initial=0.0))
+        scale = float(session.problem.curvature.local.max(initial=0.0))  # part of the set-up
         if (
             scale <= 2.0
         ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
@@ -116,17 +115,12 @@ class Search:
         self.start, self.best_q, self.best_f = start, start, f
         self.rng = np.random.default_rng(session.problem.seed)
         program.warm_up_chains(start)
-        looks = []
-        with loop.clock():
-            for _ in range(2):  # the first may wait for the machine
-                begun = time.perf_counter()
-                first = program.free_energy(program.start(start))
-                looks.append(time.perf_counter() - begun)
-        look = min(looks)
+        first = loop.measure(program, program.start(start))
+        loop.tell(start, first)
         if f == np.inf:
             self.best_f = first
             loop.note(0, loop.elapsed, first)
-        if loop.budget is not None and loop.budget - loop.elapsed < LOOKS * look:
+        if loop.budget is not None and loop.seconds_left() < LOOKS * loop.costs.evaluation:
             return polish(
                 session, without_symmetry(session, start)
             )  # no time for more than a descent
@@ -150,6 +144,7 @@ class Search:
             loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
         before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
         loop.set_aside(Seen.at(self.best_f, self.best_q))
+        loop.tell(self.best_q, self.best_f)
         outcome = polish(session, self.best_q)
         loop.budget = budget
         return better_of(session, before, outcome)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MARGIN = 1e-3
 """Lanczos approaches eigenvalues from inside; what it finds is enlarged by this share."""
+LANCZOS_PRODUCTS = 25
+"""Products that Lanczos takes at least; where there is no time for them it isn't begun."""
 DENSE = 64
 """Operators up to this size are diagonalised directly."""
 
@@ -59,12 +61,23 @@ class Curvature:
     seconds: float = np.inf
 
     def prepare(self) -> None:
-        """Compile and import what the numbers need, so that asking for them can be timed."""
+        """Do what belongs to building the field, so that asking for the numbers can be timed.
+
+        Imports and compiles what they need, and takes the bounds from the tables.
+        """
         import scipy.sparse.linalg  # noqa: F401
 
+        _ = self.local
         if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
             apply, size = self._projected
+            begun = time.perf_counter()
             apply(np.zeros(size))
+            self.__dict__["product_seconds"] = time.perf_counter() - begun
+
+    @cached_property
+    def product_seconds(self) -> float:
+        """Duration of one product with P H P, measured by `prepare`."""
+        return 0.0
 
     @cached_property
     def local(self) -> NDArray[np.float64]:
@@ -100,13 +113,16 @@ class Curvature:
             smallest, largest = term.spectrum(low.layout)
             closed += max(0.0, largest if sign > 0 else -smallest)
         others = [t for t in low.terms if t not in known]
-        bound = float(self._local_of(others).max(initial=0.0))
+        local = self._local_of(others) if known else self.local
+        bound = float(local.max(initial=0.0))
         if bound == 0.0 or not np.isfinite(bound):
             return closed + bound
         larger = [t for t in others if not by_lanczos(t)]
-        rest = closed + float(self._local_of(larger).max(initial=0.0))
         if len(larger) == len(others):
-            return rest
+            return closed + bound
+        rest = closed + float(self._local_of(larger).max(initial=0.0))
+        if LANCZOS_PRODUCTS * self.product_seconds > self.seconds:
+            return closed + bound
         apply, size = self._projected
         top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self.seconds)
         return min(closed + bound, max(0.0, top) + rest)

@@ -11,7 +11,8 @@ Every stage counts as time of inference and keeps to the budget, the callback an
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +22,9 @@ from proxfield.curvature import Curvature
 from proxfield.interrupts import finish_first
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Order, Program
-from proxfield.loop import LOOK_SECONDS, Loop
+from proxfield.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop
 from proxfield.lowering import Lowered
+from proxfield.pace import LOOK_SECONDS
 from proxfield.result import Status, one_hot
 from proxfield.rules import Rule
 from proxfield.schedules import Sweep
@@ -118,24 +120,31 @@ class Finder:
         self.lowered: Lowered = lowered
         self.q: NDArray[np.float64] = self.session.start
         self.labels: Ints | None = None
-        self.sweep_seconds = 0.0
+        self.energy = np.inf
         self.steep: Program = compile_program(lowered.soften(STEEP), kernels)
         self.steep.descend(self.q, 0)  # compile outside the clock
-
-    def round(self, q: Floats) -> bool:
-        """Round under a steep penalty; is the result feasible?"""
         begun = time.perf_counter()
-        hot = self.steep.descend(q, 1)
-        each = self.sweep_seconds = time.perf_counter() - begun
-        left = max(0.0, self.session.loop.seconds_left() - each)
-        hot = self.steep.descend(hot, int(min(ROUND_SWEEPS, left / max(each, 1e-9))))
+        self.take(self.steep.descend(self.q, 1))
+        self.sweep_seconds = time.perf_counter() - begun
+
+    def round(self, q: Floats, spent: float = 0.0) -> bool:
+        """Round under a steep penalty, if there is time; is the result feasible?
+
+        Args:
+            q: Marginals.
+            spent: Seconds since the loop's clock was last read.
+        """
+        left = self.session.loop.seconds_left() - spent - self.sweep_seconds  # what follows a sweep
+        sweeps = int(np.clip(left / max(self.sweep_seconds, 1e-9), 0, ROUND_SWEEPS))
+        return sweeps > 0 and self.take(self.steep.descend(q, sweeps))
+
+    def take(self, hot: Floats) -> bool:
+        """Keep a labelling, given as marginals, if it is the best; is it feasible?"""
         labels = self.lowered.layout.best_labels(hot)
         energy = self.lowered.energy(labels)
-        if not np.isfinite(energy):
-            return False
-        if self.labels is None or energy < self.lowered.energy(self.labels):
-            self.labels = labels
-        return True
+        if energy < self.energy:
+            self.labels, self.energy = labels, energy
+        return bool(np.isfinite(energy))
 
     def search(self, stopped: Status | None) -> tuple[Status | None, bool]:
         """Repair random roundings; if none works, backtrack with propagation.
@@ -147,13 +156,17 @@ class Finder:
         rng = np.random.default_rng(self.session.problem.seed)
         layout = self.lowered.layout
         watch = Watch(self.session.loop, self.q)
+        if self.session.loop.budget is not None:
+            watch.longest = self.sweep_seconds
         with self.session.loop.clock():
             for _ in range(RESTARTS):
+                if watch.left() < 2 * self.sweep_seconds:
+                    break
                 noise = rng.gumbel(size=layout.size) + np.log(np.maximum(self.q, 1e-12))
                 best = np.full(layout.n_vars, -np.inf)
                 np.maximum.at(best, layout.owner, noise)
                 start = (noise == best[layout.owner]).astype(np.float64)
-                if self.round(start):
+                if self.round(start, watch.seconds_since()):
                     return stopped, False
                 if watch.over():
                     return watch.status or stopped, False
@@ -172,6 +185,23 @@ class Watch:
         if loop.budget is not None:
             self.seconds = max(GRACE_SECONDS, loop.seconds_left())
         self.status: Status | None = None
+        self.longest = 0.0
+        """Duration of the longest step so far; the next one must fit."""
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """A step whose duration counts."""
+        begun = time.perf_counter()
+        yield
+        self.longest = max(self.longest, time.perf_counter() - begun)
+
+    def seconds_since(self) -> float:
+        """Seconds since the watch began."""
+        return time.perf_counter() - self.begun
+
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.seconds - self.seconds_since()
 
     def over(self) -> bool:
         """Is it time to stop? Asks the callback every now and then."""
@@ -180,7 +210,7 @@ class Watch:
             self.looked = now
             if self.loop.report(np.inf, self.q, seconds=self.base + now - self.begun):
                 self.status = Status.STOPPED
-        if self.status is None and now - self.begun >= self.seconds:
+        if self.status is None and now - self.begun + self.longest >= self.seconds:
             self.status = None if self.loop.budget is None else Status.BUDGET
             return True
         return self.status is not None
@@ -196,8 +226,12 @@ def backtrack(lowered: Lowered, q: Floats, watch: Watch) -> tuple[Ints | None, b
     layout = lowered.layout
     factors = [f for f in lowered.factors if f.hard]
 
+    def prune(keep: NDArray[np.bool_]) -> int:
+        with watch.timing():
+            return int(sum(f.prune(layout, keep) for f in factors))
+
     def propagate(keep: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        while sum(f.prune(layout, keep) for f in factors):
+        while prune(keep):
             if not bool((layout.sum_by_variable(keep) > 0).all()):
                 return None
             if watch.over():
@@ -244,11 +278,12 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
         state = program.start(start)
         loop.warm_up(program, natural, state)
         with loop.clock():
-            late = loop.budget is not None and 4 * finder.sweep_seconds > loop.budget
-            if stopped is not Status.INTERRUPTED and not late:
-                program.advance(state, natural, 1, loop.tol, True)
-            q, f = program.marginals(state), program.free_energy(state)
-        return Outcome(q, f, stopped, labels)
+            overtime = OVERTIME_SHARE * (loop.budget or 0.0) + OVERTIME_SECONDS
+            late = 2 * finder.sweep_seconds > max(0.0, loop.seconds_left()) + overtime
+            if stopped is Status.INTERRUPTED or late:
+                return Outcome(start, finder.energy, stopped, labels)  # no entropy: F is E
+            program.advance(state, natural, 1, loop.tol, True)
+            return Outcome(program.marginals(state), program.free_energy(state), stopped, labels)
     best = session.run_plan(Sweep(), natural, start)
     rng = np.random.default_rng(session.problem.seed)
     most = loop.max_iters - loop.iterations  # sweeps in other orders; not in the trace
@@ -278,11 +313,14 @@ def better_order(
     with loop.clock():
         state = program.start(start)
         begun, left = time.perf_counter(), loop.seconds_left()
-        while changed and made < most and time.perf_counter() - begun < left:
+        each = loop.costs.evaluation
+        while changed and made < most and time.perf_counter() - begun + 2 * each < left:
             with finish_first():
+                since = time.perf_counter()
                 rows = program.advance(state, order, 1, loop.tol, True)
                 changed = bool(rows.change[-1] > loop.tol)
                 made += 1
+                each = time.perf_counter() - since
         f = program.free_energy(state)
         if f < best.free_energy:
             ended = not changed and is_fixed_point(program, state, loop.tol)

@@ -63,7 +63,9 @@ def infer(
             unlimited if there is a budget, else the rule's default (1000 for most).
         tol: Stop at a fixed point: where no entry of softmax(−g(q)) differs from q by more. In
             float32, what its rounding of energies causes is added.
-        budget: Time budget in seconds, excluding building, loading and compilation.
+        budget: Time budget in seconds, excluding what `Result.setup_seconds` holds: building,
+            loading, compilation, and F of the start. What isn't expected to end in time is not
+            begun, so a budget shorter than an iteration returns the start; a sweep may be cut.
         callback: Called about 20 times a second with a `Progress`; returning something
             true stops the inference.
         seed: Random seed.

@@ -15,17 +15,22 @@ from numpy.typing import NDArray
 from proxfield.interrupts import finish_first
 from proxfield.kernels.base import Order, Plan, Program, Rows, State
 from proxfield.lowering import Lowered
+from proxfield.pace import (
+    FIRST_CHUNK,
+    SHORT_EVALUATION,
+    Costs,
+    Pace,
+    advance,
+    advance_in_parts,
+    sweep_parts,
+)
 from proxfield.result import Status, Trace
 from proxfield.stationarity import is_fixed_point
 
-LOOK_SECONDS = 0.05
-"""Aim of a look at the clock, the callback and Ctrl-C."""
-FIRST_CHUNK = 4
 LARGE = 10_000
-"""Iterations before the first look; one for fields of more entries than this, or with terms that
-have no tables."""
-ENDING_ITERATIONS = 1.5
-"""What the last F and the copy of the marginals take, in iterations."""
+"""Entries of a field above which iterations are made one at a time at first."""
+OVERTIME_SHARE, OVERTIME_SECONDS = 0.04, 0.005
+"""Time beyond the budget that tests of the result may take."""
 
 
 @dataclass(frozen=True)
@@ -73,39 +78,6 @@ Callback = Callable[[Progress], Any]
 
 
 @dataclass
-class Pace:
-    """How many iterations to make before the next look at the clock.
-
-    Example:
-        >>> pace = Pace()
-        >>> first = pace.next(np.inf, 1000)
-        >>> pace.learn(first, 1e-3)
-        >>> first, pace.next(np.inf, 1000)
-        (4, 16)
-    """
-
-    chunk: int = FIRST_CHUNK
-    per_iteration: float = 0.0
-
-    def next(self, left: float, most: int) -> int:
-        """Iterations to make now, with so many seconds and iterations left."""
-        if self.per_iteration > 0 and np.isfinite(left):
-            fits = int(left / self.per_iteration - ENDING_ITERATIONS)
-            self.chunk = min(self.chunk, max(1, fits))
-        return min(self.chunk, most)
-
-    def too_late(self, left: float) -> bool:
-        """Would one more iteration end after so many seconds?"""
-        return left <= 0 or left < (1 + ENDING_ITERATIONS) * self.per_iteration
-
-    def learn(self, made: int, seconds: float) -> None:
-        """So many iterations took so many seconds."""
-        self.per_iteration = seconds / max(1, made)
-        aim = int(LOOK_SECONDS / max(self.per_iteration, 1e-9))
-        self.chunk = max(1, min(4 * self.chunk, aim))
-
-
-@dataclass
 class Loop:
     """Limits, clock and trace of one inference; stages of it may share one loop."""
 
@@ -132,6 +104,9 @@ class Loop:
     """The state whose F that is."""
     live: tuple[Program, State] | None = None
     """Where the present run stands, if its F is the user's."""
+    costs: Costs = field(default_factory=Costs)
+    told: list[tuple[NDArray[Any], float]] = field(default_factory=list)
+    """Marginals (these very arrays) and their F."""
 
     def run(
         self,
@@ -144,6 +119,7 @@ class Loop:
         keep_best: bool = False,
         tol: float | None = None,
         until: float | None = None,
+        first: float | None = None,
     ) -> Status:
         """Iterate until converged or a limit is reached.
 
@@ -159,22 +135,31 @@ class Loop:
             keep_best: Remember the state of lowest F.
             tol: Instead of the loop's own; a negative one never stops.
             until: Seconds (of the whole inference) at which this call ends.
+            first: F of the state, where it is known.
         """
         self.live = (program, state) if visible else None
         self.warm_up(program, plan, state)
+        if first is not None:
+            self.last, self.known = first, state
+        elif self.budget is not None and self.iterations == 0 and self.known is not state:
+            self.measure(program, state)
         tol = self.tol if tol is None else tol
         budget = min(x for x in (self.budget, until, np.inf) if x is not None)
         end = self.max_iters if limit is None else min(self.max_iters, self.iterations + limit)
         lowered = program.lowered
         slow = lowered.layout.size > LARGE or bool(lowered.extras)
         pace = Pace(1 if slow else FIRST_CHUNK)
-        first, base, start = self.iterations, self.elapsed, time.perf_counter()
+        if budget < np.inf:
+            pace.per_iteration, pace.ending = self.costs.iteration(plan), self.costs.evaluation
+        parts = sweep_parts(plan) if slow and budget < np.inf and program.cuts_sweeps else []
+        before_run, base, start = self.iterations, self.elapsed, time.perf_counter()
         batches: list[Rows] = []
         moments: list[NDArray[np.float64]] = []
         waiting, test_at = 0, 0  # iterations to wait after a failed test; when the next may be
         try:
             while self.iterations < end:
-                if pace.too_late(budget - self.elapsed):
+                left = budget - self.elapsed
+                if pace.too_late(left, 1 / len(parts) if parts else 1.0):
                     return Status.BUDGET
                 quiet = self.iterations < test_at
                 most = (test_at if quiet else end) - self.iterations
@@ -182,40 +167,68 @@ class Loop:
                 with finish_first():
                     before = self._snapshot(program, state, n) if keep_best else None
                     n = 1 if isinstance(before, np.ndarray) else n
-                    begun = self.elapsed
-                    shuffle = plan.shuffle if isinstance(plan, Order) else None
-                    drawn = shuffle.bit_generator.state if shuffle else {}
-                    rows = program.advance(state, plan, n, -1.0 if quiet else tol, self.trace)
-                    if isinstance(plan, Order) and shuffle and len(rows) < n:
-                        shuffle.bit_generator.state = drawn  # give back the orders not used
-                        for _ in range(len(rows)):
-                            shuffle.permutation(plan.variables)
+                    begun, cut = self.elapsed, False
+                    if parts and pace.until_end(left) < 2 * pace.per_iteration:
+                        deadline = start + pace.until_end(budget - base)
+                        rows, cut = advance_in_parts(program, state, parts, self.trace, deadline)
+                    else:
+                        rows = advance(program, state, plan, n, -1.0 if quiet else tol, self.trace)
                     self.elapsed = base + time.perf_counter() - start
                     batches.append(rows)
                     moments.append(spread(begun, self.elapsed, len(rows)))
                     self.iterations += len(rows)
                     if before is not None:
                         self._remember(program, plan, before, rows)
-                stop = ending(rows, tol)
+                stop = Status.BUDGET if cut else ending(rows, tol)
                 if stop is Status.CONVERGED:
                     if self.iterations < min(test_at, end):  # looks must not show in the result
                         stop = None
-                    elif not is_fixed_point(program, state, tol):
+                    elif not self.may_test(budget - self.elapsed):
+                        stop = Status.BUDGET
+                    elif not self.is_fixed_point(program, state, tol):
                         waiting = max(1, 2 * waiting)
                         test_at, stop = self.iterations + waiting, None
                 stop = stop or self._asked_to_stop(rows, program, state)
                 if stop is not None:
                     return stop
                 pace.learn(len(rows), self.elapsed - begun)
+                self.costs.iterations[type(plan)] = pace.per_iteration
         except KeyboardInterrupt:
             return Status.INTERRUPTED
         finally:
             self.period2 = batches[-1].period2 if batches else np.inf
             if batches or self.known is not state:  # stages that had no time keep what they know
                 self.last, self.known = program.free_energy(state), state
-            self.append(first, moments, batches, self.last, visible)
+            self.append(before_run, moments, batches, self.last, visible)
             self.elapsed = base + time.perf_counter() - start
         return Status.MAX_ITERS
+
+    def measure(self, program: Program, state: State) -> float:
+        """F of the start, timed, outside the clock: what comes after it is planned by that."""
+        self.last, self.known = self.costs.evaluate(program, state), state
+        return self.last
+
+    def may_test(self, left: float) -> bool:
+        """Is there time for a fixed-point test with so many seconds left? Short ones always fit."""
+        if self.budget is None or self.costs.evaluation < SHORT_EVALUATION:
+            return True
+        overtime = OVERTIME_SHARE * self.budget + OVERTIME_SECONDS
+        return self.costs.test() <= max(0.0, left) + overtime
+
+    def is_fixed_point(self, program: Program, state: State, tol: float) -> bool:
+        """As in `stationarity`, timed."""
+        begun = time.perf_counter()
+        answer = is_fixed_point(program, state, tol)
+        self.costs.residual = time.perf_counter() - begun
+        return answer
+
+    def tell(self, q: NDArray[Any], f: float) -> None:
+        """Keep F of some marginals, for a run that starts from them."""
+        self.told = [*self.told[-3:], (q, f)]
+
+    def known_at(self, q: NDArray[Any]) -> float | None:
+        """F of these marginals, if it was told."""
+        return next((f for known, f in reversed(self.told) if known is q), None)
 
     @property
     def standing(self) -> bool:

@@ -19,8 +19,9 @@ from proxfield.interrupts import finish_first
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Rows, Update
 from proxfield.kernels.pack import is_binary
-from proxfield.loop import Pace, ending, spread
+from proxfield.loop import ending, spread
 from proxfield.lowering import Lowered
+from proxfield.pace import Pace
 from proxfield.result import Result, Status
 from proxfield.rules import Rule
 from proxfield.session import Outcome, Session, conclude

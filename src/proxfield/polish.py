@@ -26,6 +26,7 @@ def descent(session: Session) -> Rule:
 def polish(session: Session, q: NDArray[Any]) -> Outcome:
     """Descend to a local minimum of F; see `Session.settle`."""
     rule = descent(session)
+    rule.prepare(session.problem)
     with session.loop.clock():
         plan = rule.plan(session.problem)
     return session.settle(rule, plan, q)
@@ -52,6 +53,7 @@ def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
         outcome = outcome if on_saddle else session.step_off(outcome)
         return replace(outcome, status=loop.spent)
     start = without_symmetry(session, outcome.q) if on_saddle else outcome.q
+    loop.tell(outcome.q, outcome.free_energy)
     try:
         end = better_of(session, outcome, polish(session, start))
     except UnsupportedError:  # a term without curvature: no certified step to go on with

@@ -44,6 +44,11 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
     best: Outcome | None = None
     winner = ""
     unsupported: UnsupportedError | None = None
+    if loop.budget is not None:
+        loop.tell(
+            session.start, loop.measure(session.program, session.program.start(session.start))
+        )
+        members = [(label, rule, session.off_center(start)) for label, rule, start in members]
     for k, (label, rule, start) in enumerate(members):
         if best is not None and spent_up(loop, whole_iters, whole_budget):
             break
@@ -128,13 +133,13 @@ class Restarts(Rule):
         """All starts in one batch, a few sweeps at a time; then polish the best."""
         loop, program = session.loop, session.program
         program.warm_up_chains(session.start)
+        if loop.budget is not None:
+            loop.tell(session.start, loop.measure(program, program.start(session.start)))
         with loop.clock():
             count = min(self.count, loop.max_iters // 2)
             if loop.budget is not None:  # starts and sweeps that half of it has time for
-                begun = time.perf_counter()
-                program.free_energy(program.start(session.start))
-                look = time.perf_counter() - begun
-                count = min(count, int((loop.budget - loop.elapsed) / (4 * LOOKS_A_SWEEP * look)))
+                each = 4 * LOOKS_A_SWEEP * max(loop.costs.evaluation, 1e-9)
+                count = min(count, int(loop.seconds_left() / each))
         if count < 2:
             return polish(session, without_symmetry(session, session.start))
         with loop.clock():

@@ -42,8 +42,12 @@ class Rule(ABC):
         """How the state moves."""
 
     def prepare(self, problem: Problem) -> None:
-        """Compile and import what `plan` needs, so that making the plan can be timed."""
-        problem.curvature.prepare()
+        """Do what `plan` needs and what belongs to building the field, so that it can be timed."""
+        step = getattr(self, "step", "certified")
+        if step == "certified-local":
+            _ = problem.curvature.local
+        elif isinstance(step, str):
+            problem.curvature.prepare()
 
     def default_iterations(self, problem: Problem) -> int:
         """Most iterations where the user limits neither these nor the seconds."""
@@ -116,6 +120,9 @@ class FullParallel(Rule):
     name = "full-parallel"
     summary = "all variables at once, undamped; fast where it converges, may oscillate"
 
+    def prepare(self, problem: Problem) -> None:
+        pass
+
     def plan(self, problem: Problem) -> Plan:
         return Update(Kind.PROXIMAL, np.ones(problem.n_vars))
 
@@ -134,6 +141,9 @@ class AdHoc(Rule):
 
     def check(self) -> None:
         self._number("eta", 0.0, 1.0)
+
+    def prepare(self, problem: Problem) -> None:
+        pass
 
     def plan(self, problem: Problem) -> Plan:
         return Update(Kind.MEAN, np.full(problem.n_vars, self.eta))

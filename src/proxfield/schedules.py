@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxfield.kernels.base import Order, Plan
-from proxfield.lowering import Lowered
 from proxfield.rules import Rule
 from proxfield.session import Problem
-from proxfield.terms.base import Ints
 
 
 @dataclass(frozen=True)
@@ -49,25 +47,8 @@ class Colored(Rule):
     monotone = True
 
     def prepare(self, problem: Problem) -> None:
-        from proxfield.kernels.coloring import greedy_colors
-
-        greedy_colors(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
+        _ = problem.coloring
 
     def plan(self, problem: Problem) -> Plan:
-        colors = color_graph(problem.lowered)
-        order = np.argsort(colors, kind="stable")
-        counts = np.bincount(colors, minlength=1)
-        return Order(order, starts=np.concatenate([[0], np.cumsum(counts)]))
-
-
-def color_graph(lowered: Lowered) -> Ints:
-    """A greedy colouring: no two variables of one term get the same colour.  # (n_vars,)"""
-    from proxfield.kernels.coloring import greedy_colors
-    from proxfield.kernels.pack import compressed_rows
-
-    n = lowered.layout.n_vars
-    none = np.zeros((0, 2), dtype=np.int64)
-    pairs = np.concatenate([none, *(t.neighbours(lowered.layout) for t in lowered.terms)])
-    row, column, _ = compressed_rows(n, pairs, [])
-    colors: Ints = greedy_colors(row, column)
-    return colors
+        order, starts = problem.coloring
+        return Order(order, starts=starts)

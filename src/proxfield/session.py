@@ -11,27 +11,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.coloring import color_graph
 from proxfield.curvature import Curvature
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Plan, Program, State, slack
-from proxfield.loop import Loop, Seen
+from proxfield.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop, Seen
 from proxfield.lowering import Lowered
+from proxfield.pace import SHORT_EVALUATION
 from proxfield.result import Status
-from proxfield.stationarity import MAX_PRODUCTS, Judgement, Verdict, is_fixed_point, judge, nudged
-from proxfield.terms.base import Ints, offers
+from proxfield.stationarity import MAX_PRODUCTS, Judgement, Verdict, judge, nudged
+from proxfield.terms.base import Ints, Layout, offers
 
 if TYPE_CHECKING:
     from proxfield.rules import Rule
 
 MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
-TEST_SHARE = 0.04
-TEST_SECONDS = 0.005
-"""What the second-order test may take beyond a budget: a share of it, and so many seconds."""
+FIRST_PRODUCTS = 3
+"""Products with H before the second-order test looks at the clock."""
 FEWEST_PRODUCTS = 24
 """Products with H that the second-order test may always make."""
 THOROUGH = 10
 """How many times more products the test may make where a rule promises a local minimum."""
+SADDLE_TESTS = 20
+"""Fixed-point tests that take as long as leaving a saddle."""
 MAX_ESCAPES = 100
 
 
@@ -47,6 +50,13 @@ class Problem:
     def n_vars(self) -> int:
         """Variables that are left to infer."""
         return self.lowered.layout.n_vars
+
+    @cached_property
+    def coloring(self) -> tuple[Ints, Ints]:
+        """Variables by color, and where each color starts; those of one color share no term."""
+        colors = color_graph(self.lowered)
+        counts = np.bincount(colors, minlength=1)
+        return np.argsort(colors, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
 
 
 @dataclass
@@ -119,29 +129,38 @@ class Session:
         look_back = self.keep == "best" or not rule.never_rises
         trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
         try:
-            status = loop.run(program, plan, state, keep_best=look_back)
+            first = loop.known_at(start)
+            status = loop.run(program, plan, state, keep_best=look_back, first=first)
         finally:
             loop.trace = trace
 
-        def first() -> float:
+        def start_energy() -> float:
             return program.free_energy(program.start(start))
 
         last = Outcome(program.marginals(state), loop.last, status)
-        outcome = conclude(loop, rule, last, first, start, self.keep)
+        outcome = conclude(loop, rule, last, start_energy, start, self.keep)
+        loop.tell(outcome.q, outcome.free_energy)
         with loop.clock():
             if outcome.status is Status.OVERSHOT:
                 state = program.start(outcome.q)
-                if is_fixed_point(program, state, loop.tol):  # the same fixed point, or another
+                if self._stands(state):  # the same fixed point, or another
                     outcome.status = Status.CONVERGED
             at_limit = outcome.status in (Status.MAX_ITERS, Status.BUDGET)
             at_limit = thorough and at_limit and loop.standing
             if at_limit:  # a run without time may still stand on the saddle that it started from
-                at_limit = is_fixed_point(program, state, loop.tol)
+                at_limit = self._stands(state)
             if outcome.status is Status.CONVERGED or at_limit:
                 outcome.judgement = self._judge(state, thorough)
                 if outcome.judgement.verdict is SADDLE:
                     outcome.status = Status.SADDLE
         return outcome
+
+    def _stands(self, state: State) -> bool:
+        """Is this known to be a fixed point? Not where the budget leaves no time to find out."""
+        loop = self.loop
+        if not loop.may_test(loop.seconds_left()):
+            return False
+        return loop.is_fixed_point(self.program, state, loop.tol)
 
     def _judge(self, state: State, thorough: bool) -> Judgement:
         lowered, loop = self.problem.lowered, self.loop
@@ -152,8 +171,12 @@ class Session:
                 return Judgement(MINIMUM)
         deadline = np.inf
         if loop.budget is not None:
-            grace = TEST_SHARE * loop.budget + TEST_SECONDS
-            deadline = time.perf_counter() + max(0.0, loop.seconds_left()) + grace
+            grace = OVERTIME_SHARE * loop.budget + OVERTIME_SECONDS
+            left = max(0.0, loop.seconds_left()) + grace
+            long = loop.costs.evaluation > SHORT_EVALUATION
+            if long and FIRST_PRODUCTS * loop.costs.test() > left:
+                return Judgement(Verdict.UNDECIDED)
+            deadline = time.perf_counter() + left
         products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
         return judge(
             self.program,
@@ -167,11 +190,24 @@ class Session:
         """If an outcome at a limit stands on a saddle, the point of lower F beside it."""
         with self.loop.clock():
             state = self.program.start(outcome.q)
-            if is_fixed_point(self.program, state, self.loop.tol):
+            if self._stands(state):
                 found = self._judge(state, thorough=False)
                 if found.lower is not None:
                     return replace(outcome, q=found.lower, free_energy=found.free_energy)
         return outcome
+
+    def off_center(self, start: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A start off the center, if the budget is too short to find out that it is a saddle.
+
+        Part of the set-up, not of the clock.
+        """
+        loop, layout = self.loop, self.problem.lowered.layout
+        long = loop.budget is not None and loop.costs.evaluation > SHORT_EVALUATION
+        if not long or loop.iterations > 0 or not is_uniform(layout, start):
+            return start
+        if SADDLE_TESTS * loop.costs.test() < (loop.budget or 0.0):
+            return start
+        return nudged(layout, start, self.problem.seed)
 
     def settle(self, rule: Rule, plan: Plan, start: NDArray[np.float64]) -> Outcome:
         """Iterate to a local minimum: like `run_plan`, but a saddle is left and F goes on falling.
@@ -180,7 +216,7 @@ class Session:
         leaves no time to tell, the status is that limit.
         """
         loop, layout = self.loop, self.problem.lowered.layout
-        outcome = self.run_plan(rule, plan, start, thorough=True)
+        outcome = self.run_plan(rule, plan, self.off_center(start), thorough=True)
         for attempt in range(MAX_ESCAPES):
             found = outcome.judgement
             if outcome.status is not Status.SADDLE or found is None or found.lower is None:
@@ -188,6 +224,7 @@ class Session:
             if loop.spent is not None:
                 return Outcome(found.lower, found.free_energy, loop.spent)
             loop.set_aside(Seen.at(found.free_energy, found.lower))
+            loop.tell(found.lower, found.free_energy)
             again = nudged(layout, found.lower, self.problem.seed + attempt)
             outcome = self.run_plan(rule, plan, again, thorough=True)
             f = outcome.free_energy
@@ -198,6 +235,13 @@ class Session:
         if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
             outcome.status = self.limit
         return outcome
+
+
+def is_uniform(layout: Layout, q: NDArray[np.float64]) -> bool:
+    """Are all labels of each variable equally probable?"""
+    if layout.common is not None:
+        return bool((q == q[:1]).all())
+    return bool((q == (1.0 / layout.cardinalities)[layout.owner]).all())
 
 
 def conclude(

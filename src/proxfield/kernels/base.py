@@ -230,6 +230,8 @@ class Program(ABC):
     threads: int = 1
     sums_in_double: ClassVar[bool] = False
     """Is F as good from float32 marginals as from the same in float64?"""
+    cuts_sweeps: ClassVar[bool] = False
+    """May an `Order` visit some of the variables only?"""
 
     @abstractmethod
     def start(self, q: Floats) -> State:

@@ -62,6 +62,7 @@ class CpuProgram(Program):
     constant: float
     n_blocks: int
     work: int
+    cuts_sweeps = True
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         self.lowered = lowered
