@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -87,7 +88,10 @@ def test_second_process_loads_instead_of_compiling(package: Path, tmp_path: Path
     assert hits == ["0", "1"]
 
 
-def test_cache_folder_depends_on_every_source(package: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "source", ["compiled/math.py", "filters/numba/lattice.py", "backends/numba/general.py"]
+)
+def test_cache_folder_depends_on_every_source(package: Path, tmp_path: Path, source: str) -> None:
     show = "from proxfield.compiled.jit import kernel_cache; print(kernel_cache())"
     copy = tmp_path / "copy"
     shutil.copytree(package, copy)
@@ -96,9 +100,20 @@ def test_cache_folder_depends_on_every_source(package: Path, tmp_path: Path) -> 
     env = {"PROXFIELD_CACHE_DIR": str(tmp_path / "cache")}
     same = run(show, package, **env)
     assert run(show, copy, **env) == same
-    with (copy / "proxfield" / "compiled" / "math.py").open("a") as file:
+    with (copy / "proxfield" / source).open("a") as file:
         file.write("# an edit\n")
     assert run(show, copy, **env) != same
+
+
+def test_sources_hold_every_kernel() -> None:
+    """A kernel elsewhere would stay in the cache when a function that it calls is edited."""
+    package = Path(proxfield.__file__).parent
+    decorated = re.compile(r"^@(kernel|parallel_kernel|inlined|exact)$", re.MULTILINE)
+    alone = {"backends/triton/sweeps/sweep_levels.py"}  # calls no compiled function
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package)
+        if decorated.search(path.read_text(encoding="utf-8")) and name.as_posix() not in alone:
+            assert name.parent.as_posix() in jit.SOURCES, name
 
 
 def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

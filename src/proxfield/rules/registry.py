@@ -1,4 +1,4 @@
-"""The rules by name. A new rule is one class (in its own file or in `rules`) and one line here."""
+"""The rules by name. A new rule is one class (in `parallel` or its own file) and one line here."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def default_device(device: Any = None) -> Any:
 class Slot:
     """The tensors of one state. Slots are used again, so that recorded graphs stay valid."""
 
-    buffers: Any  # natural parameters; see `update`  # (BUFFERS, stride)
+    buffers: Any  # natural parameters; see `arithmetic`  # (BUFFERS, stride)
     spins: Any  # v of small binary fields, else one number  # (BUFFERS, stride)
     board: Any  # (fields, BOARD) int32
     numbers: Any  # (fields, BOARD) float64
