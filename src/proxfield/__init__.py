@@ -13,26 +13,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C isn't handled yet
     from typing import Any
 
-    from proxfield.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
-    from proxfield.curvature import Curvature as Curvature
-    from proxfield.densecrf import DenseCRF as DenseCRF
-    from proxfield.densecrf import DenseResult as DenseResult
-    from proxfield.densecrf import refine_batch as refine_batch
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
     from proxfield.field import Field as Field
-    from proxfield.inference import infer as infer
+    from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
+    from proxfield.images.densecrf import DenseCRF as DenseCRF
+    from proxfield.images.densecrf import DenseResult as DenseResult
+    from proxfield.images.densecrf import refine_batch as refine_batch
+    from proxfield.inference.curvature import Curvature as Curvature
+    from proxfield.inference.infer import infer as infer
+    from proxfield.inference.loop import Progress as Progress
+    from proxfield.inference.many import infer_many as infer_many
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
-    from proxfield.loop import Progress as Progress
-    from proxfield.many import infer_many as infer_many
-    from proxfield.registry import RULES as RULES
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
     from proxfield.result import Trace as Trace
-    from proxfield.rules import CustomRule as CustomRule
+    from proxfield.rules.parallel import CustomRule as CustomRule
+    from proxfield.rules.registry import RULES as RULES
     from proxfield.terms import TERMS as TERMS
     from proxfield.terms import Consistency as Consistency
     from proxfield.terms import Constant as Constant
@@ -46,24 +46,24 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.terms import Unary as Unary
 
 _HOME = {
-    "CooccurrenceStatistics": "cooccurrence",
-    "Curvature": "curvature",
-    "DenseCRF": "densecrf",
-    "DenseResult": "densecrf",
-    "refine_batch": "densecrf",
+    "CooccurrenceStatistics": "images.cooccurrence",
+    "Curvature": "inference.curvature",
+    "DenseCRF": "images.densecrf",
+    "DenseResult": "images.densecrf",
+    "refine_batch": "images.densecrf",
     "InputError": "errors",
     "MemoryLimitError": "errors",
     "ProxfieldError": "errors",
     "Field": "field",
-    "Progress": "loop",
-    "infer": "inference",
-    "infer_many": "many",
+    "Progress": "inference.loop",
+    "infer": "inference.infer",
+    "infer_many": "inference.many",
     "read_evidence": "io.evidence",
-    "RULES": "registry",
+    "RULES": "rules.registry",
     "Result": "result",
     "Status": "result",
     "Trace": "result",
-    "CustomRule": "rules",
+    "CustomRule": "rules.parallel",
     "TERMS": "terms",
     "Consistency": "terms",
     "Constant": "terms",

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, shown
-from proxfield.lowering import Lowered, lower
-from proxfield.memory import check_memory, estimate_memory
+from proxfield.inference.memory import check_memory, estimate_memory
+from proxfield.lowering.lowered import Lowered, lower
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
 
 STATE_ARRAYS = 8

@@ -170,7 +170,7 @@ class Result:
 
         The expected energy never rises on the way, so E(map_labels) ≤ E(q).  # (n_vars,)
         """
-        from proxfield.rounding import round_marginals
+        from proxfield.inference.rounding import round_marginals
 
         return round_marginals(self)
 

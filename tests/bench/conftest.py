@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from proxfield.cli.main import cli
 from proxfield.generate import grid, rbm, segmentation
-from proxfield.inference import infer
+from proxfield.inference.infer import infer
 from proxfield.io import write_model
 
 RULES = ("sweep", "fixed", "momentum")
@@ -115,6 +115,6 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     """Stands in the place of `proxfield.infer`."""
     out = Counter()
     monkeypatch.setattr(
-        "proxfield.inference.infer", functools.wraps(infer)(lambda *a, **k: out(*a, **k))
+        "proxfield.inference.infer.infer", functools.wraps(infer)(lambda *a, **k: out(*a, **k))
     )
     return out

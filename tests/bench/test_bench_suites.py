@@ -12,7 +12,7 @@ from proxfield.bench import generated
 from proxfield.bench.published import BUDGETS, PAPER_RULES, PUBLISHED, SUITES, published
 from proxfield.bench.suites import is_the_papers, load_suites, representative, suite_digest
 from proxfield.errors import InputError
-from proxfield.registry import RULES
+from proxfield.rules.registry import RULES
 from proxfield.terms.pairwise import Ising, Potts
 
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "data" / "uai" / "paper"

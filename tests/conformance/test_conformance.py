@@ -32,7 +32,7 @@ from helpers import (
     probabilities,
     random_marginals,
 )
-from proxfield.kernels import compile_program
+from proxfield.backends import compile_program
 
 ROUNDING = {"float64": 1e-9, "float32": 2e-5}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from proxfield.loop import Progress
+    from proxfield.inference.loop import Progress
 
 COMPILING = "compiling kernels, once; 15 to 45 s…"
 
@@ -95,7 +95,7 @@ class Display:
     @contextmanager
     def announcing_compilation(self) -> Iterator[None]:
         """Say so, once in a command, if kernels have to be compiled."""
-        from proxfield.kernels.jit import when_compiling
+        from proxfield.compiled.jit import when_compiling
 
         def notify(*_: object) -> None:
             if not self._announced:

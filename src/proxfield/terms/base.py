@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
-    from proxfield.lowering import Builder
+    from proxfield.lowering.builder import Builder
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]

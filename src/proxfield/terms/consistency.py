@@ -24,7 +24,7 @@ from proxfield.terms.base import (
 from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
-    from proxfield.lowering import Builder
+    from proxfield.lowering.builder import Builder
 
 CHUNK = 1 << 18
 """Entries worked on at a time: several arrays of them stay in the cache."""

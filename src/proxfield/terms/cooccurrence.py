@@ -14,8 +14,8 @@ from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
 
 if TYPE_CHECKING:
-    from proxfield.cooccurrence import CooccurrenceStatistics
-    from proxfield.lowering import Builder
+    from proxfield.images.cooccurrence import CooccurrenceStatistics
+    from proxfield.lowering.builder import Builder
 
 EXACT = 12
 """Most undecided classes whose 2^m states are summed one by one."""
@@ -111,7 +111,7 @@ class Cooccurrence(Term):
         always: Iterable[int] = (0,),
         tables: bool = False,
     ) -> None:
-        from proxfield.cooccurrence import CooccurrenceStatistics, whole_number
+        from proxfield.images.cooccurrence import CooccurrenceStatistics, whole_number
 
         if not isinstance(statistics, CooccurrenceStatistics):
             kind = type(statistics).__name__

@@ -23,7 +23,7 @@ from proxfield.terms.base import (
 )
 
 if TYPE_CHECKING:
-    from proxfield.lowering import Builder
+    from proxfield.lowering.builder import Builder
 
 
 @dataclass(frozen=True, eq=False)
