@@ -227,8 +227,8 @@ class CountedClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in ("hard", "loop", "session", "stationarity"):
-            monkeypatch.setattr(f"proxfield.{module}.time", self)
+        for module in ("forbidden", "loop", "session", "stationarity"):
+            monkeypatch.setattr(f"proxfield.inference.{module}.time", self)
 
     def perf_counter(self) -> float:
         self.now += 1e-3
