@@ -21,18 +21,26 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
+    from proxfield.errors import UnsupportedError as UnsupportedError
     from proxfield.field import Field as Field
     from proxfield.inference import infer as infer
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
+    from proxfield.kernels.base import Custom as Custom
+    from proxfield.kernels.base import Kind as Kind
+    from proxfield.kernels.base import Order as Order
+    from proxfield.kernels.base import Update as Update
     from proxfield.loop import Progress as Progress
+    from proxfield.lowering import Builder as Builder
     from proxfield.many import infer_many as infer_many
     from proxfield.registry import RULES as RULES
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
     from proxfield.result import Trace as Trace
     from proxfield.rules import CustomRule as CustomRule
+    from proxfield.rules import Rule as Rule
+    from proxfield.session import Problem as Problem
     from proxfield.terms import TERMS as TERMS
     from proxfield.terms import Consistency as Consistency
     from proxfield.terms import Constant as Constant
@@ -40,10 +48,12 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.terms import Factor as Factor
     from proxfield.terms import Gaussian as Gaussian
     from proxfield.terms import Ising as Ising
+    from proxfield.terms import Layout as Layout
     from proxfield.terms import Pairwise as Pairwise
     from proxfield.terms import Potts as Potts
     from proxfield.terms import Term as Term
     from proxfield.terms import Unary as Unary
+    from proxfield.terms import saveable as saveable
 
 _HOME = {
     "CooccurrenceStatistics": "cooccurrence",
@@ -54,8 +64,14 @@ _HOME = {
     "InputError": "errors",
     "MemoryLimitError": "errors",
     "ProxfieldError": "errors",
+    "UnsupportedError": "errors",
     "Field": "field",
+    "Custom": "kernels.base",
+    "Kind": "kernels.base",
+    "Order": "kernels.base",
+    "Update": "kernels.base",
     "Progress": "loop",
+    "Builder": "lowering",
     "infer": "inference",
     "infer_many": "many",
     "read_evidence": "io.evidence",
@@ -64,6 +80,8 @@ _HOME = {
     "Status": "result",
     "Trace": "result",
     "CustomRule": "rules",
+    "Rule": "rules",
+    "Problem": "session",
     "TERMS": "terms",
     "Consistency": "terms",
     "Constant": "terms",
@@ -71,10 +89,12 @@ _HOME = {
     "Factor": "terms",
     "Gaussian": "terms",
     "Ising": "terms",
+    "Layout": "terms",
     "Pairwise": "terms",
     "Potts": "terms",
     "Term": "terms",
     "Unary": "terms",
+    "saveable": "terms",
     "read_uai": "io.uai:read_model",
     "write_uai": "io.uai_write:write_model",
 }
@@ -82,11 +102,13 @@ _HOME = {
 __all__ = [
     "RULES",
     "TERMS",
+    "Builder",
     "Consistency",
     "Constant",
     "Cooccurrence",
     "CooccurrenceStatistics",
     "Curvature",
+    "Custom",
     "CustomRule",
     "DenseCRF",
     "DenseResult",
@@ -95,22 +117,30 @@ __all__ = [
     "Gaussian",
     "InputError",
     "Ising",
+    "Kind",
+    "Layout",
     "MemoryLimitError",
+    "Order",
     "Pairwise",
     "Potts",
+    "Problem",
     "Progress",
     "ProxfieldError",
     "Result",
+    "Rule",
     "Status",
     "Term",
     "Trace",
     "Unary",
+    "UnsupportedError",
+    "Update",
     "__version__",
     "infer",
     "infer_many",
     "read_evidence",
     "read_uai",
     "refine_batch",
+    "saveable",
     "write_uai",
 ]
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from proxfield.curvature import Curvature
 from proxfield.kernels import compile_program
 from proxfield.kernels.base import Plan, Program, State, slack
+from proxfield.logs import log
 from proxfield.loop import Loop, Seen
 from proxfield.lowering import Lowered
 from proxfield.result import Status
@@ -141,6 +142,8 @@ class Session:
                 outcome.judgement = self._judge(state, thorough)
                 if outcome.judgement.verdict is SADDLE:
                     outcome.status = Status.SADDLE
+        label, f, n = outcome.status.label, outcome.free_energy, loop.iterations
+        log.debug("%s: %s with F = %.9g, iteration %d", rule.name, label, f, n)
         return outcome
 
     def _judge(self, state: State, thorough: bool) -> Judgement:
