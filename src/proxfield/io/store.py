@@ -127,7 +127,8 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: Target, kind: str, header: dict[str, Any], arrays: Arrays) -> None:
-    about = {"format": FORMAT, "version": VERSION, "holds": kind, "library": __version__}
+    about: dict[str, Any] = {"format": FORMAT, "version": VERSION, "holds": kind}
+    about.update(library=__version__, arrays=list(arrays))
     try:
         text = json.dumps({**about, **header}, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError) as error:
@@ -263,4 +264,6 @@ def _read_header(archive: np.lib.npyio.NpzFile, wanted: type[Any]) -> dict[str, 
             f"the file has version {shown(version)} of the format, expected at most {VERSION}; "
             "read it with a newer proxfield"
         )
+    if {"header", *header["arrays"]} != set(archive.files):  # names aren't under a checksum
+        raise InputError("the file is damaged: its arrays aren't those that the header lists")
     return header
