@@ -458,6 +458,7 @@ def lose(name: str) -> Edit:
         (put("evidence/labels", [2]), "has label 2, expected 0 to 1"),
         (put("evidence/variables", [3]), "there is no variable 3"),
         (put("q", [1.0]), r"marginals of shape \(1,\), expected \(6,\)"),
+        (put("q", [np.nan] * 6), "marginals hold NaN"),
         (put("trace/change", [1.0]), "columns of the trace differ in length"),
         (put("feasible", [[0.5]]), "feasible labelling must"),
         (lose("q"), "damaged or incomplete"),

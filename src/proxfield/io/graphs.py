@@ -179,8 +179,10 @@ def _states(factors: Sequence[Any]) -> dict[Hashable, list[Any]]:
 
 def _order(model: Any, states: Mapping[Hashable, Any]) -> list[Hashable]:
     """Variables in the order of the model's nodes; all of them need a factor."""
-    known = getattr(model, "get_variable_nodes", None) or getattr(model, "nodes", None)
+    known = getattr(model, "nodes", None)
     nodes = list(known()) if callable(known) else list(states)
+    if hasattr(model, "get_variable_nodes"):  # a factor graph: its factors are nodes, too
+        nodes = [node for node in nodes if node in states]
     lost = [node for node in nodes if node not in states]
     if lost:
         raise InputError(

@@ -164,6 +164,8 @@ def load_result(wanted: type[R], source: Source, max_bytes: int | None = None) -
         about, q = header["result"], archive["q"]
         if q.shape != (field.layout.size,) or q.dtype.kind != "f":
             raise InputError(f"marginals of shape {q.shape}, expected ({field.layout.size},)")
+        if not np.isfinite(q).all():
+            raise InputError("marginals hold NaN or infinite values")
         columns = [archive[f"trace/{key}"] for key in TRACE]
         if any(column.shape != columns[0].shape or column.ndim != 1 for column in columns):
             raise InputError("columns of the trace differ in length")
