@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -43,11 +42,10 @@ NUMBERS = ("free_energy", "seconds", "setup_seconds")
 """Numbers of a result, kept as arrays: JSON has no infinity."""
 TRACE = ("iteration", "seconds", "free_energy", "change")
 DAMAGE = (
-    *(KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError),
-    *(OSError, EOFError, MemoryError, RecursionError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error),
+    *(KeyError, IndexError, TypeError, AttributeError),
+    *(ValueError, OverflowError, RecursionError),
 )
-"""What reading a damaged archive raises, somewhere in numpy, zipfile or json."""
+"""What a header that isn't as it should be leads to."""
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -189,7 +187,7 @@ def load_result(wanted: type[R], source: Source, max_bytes: int | None = None) -
         return result
 
 
-def _read_field(cls: type[F], header: dict[str, Any], archive: np.lib.npyio.NpzFile) -> F:
+def _read_field(cls: type[F], header: dict[str, Any], archive: _Archive) -> F:
     from proxfield.field import Field
 
     out = cls.__new__(cls)  # not every class is made from variables
@@ -227,10 +225,41 @@ def _class(name: str, base: type[Any]) -> Any:
     return cls
 
 
+def _damage(error: Exception) -> str:
+    reason = " ".join(str(error).split())
+    return f"the file is damaged or incomplete ({type(error).__name__}: {reason})"
+
+
+class _Archive:
+    """Arrays by name. A damaged archive makes zipfile and numpy raise errors of a dozen kinds."""
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            self._zip = zipfile.ZipFile(io.BytesIO(data))
+        except Exception as error:
+            raise InputError(_damage(error)) from None
+        self.size = sum(member.file_size for member in self._zip.infolist())
+        """Bytes of all arrays."""
+        self.names = {name.removesuffix(".npy") for name in self._zip.namelist()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        try:
+            with self._zip.open(f"{name}.npy") as member:
+                array = np.lib.format.read_array(member, allow_pickle=False)
+                if member.read(1):  # the checksum is compared at the end
+                    raise ValueError("more than one array")
+                return np.asarray(array)
+        except Exception as error:
+            raise InputError(_damage(error)) from None
+
+
 @contextmanager
 def _opened(
     wanted: type[Any], source: Source, max_bytes: int | None
-) -> Iterator[tuple[Any, dict[str, Any], np.lib.npyio.NpzFile]]:
+) -> Iterator[tuple[Any, dict[str, Any], _Archive]]:
     """The class that a file holds, its header and its arrays; problems become one line."""
     data, path = read_bytes(source, max_bytes)
     if not data.startswith(b"PK"):
@@ -238,23 +267,19 @@ def _opened(
             f"isn't a file that {wanted.__name__}.save wrote, expected an npz archive", path=path
         )
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as sizes:
-            check_memory(sum(member.file_size for member in sizes.infolist()), f"reading {path}")
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            header = _read_header(archive, wanted)
-            yield _class(header["holds"], wanted), header, archive
+        archive = _Archive(data)
+        check_memory(archive.size, f"reading {path}")
+        header = _read_header(archive, wanted)
+        yield _class(header["holds"], wanted), header, archive
     except InputError as error:
         raise InputError(error.message, path=path) from None
     except ProxfieldError:
         raise
     except DAMAGE as error:
-        reason = " ".join(str(error).split()) or "out of memory"
-        raise InputError(
-            f"the file is damaged or incomplete ({type(error).__name__}: {reason})", path=path
-        ) from None
+        raise InputError(_damage(error), path=path) from None
 
 
-def _read_header(archive: np.lib.npyio.NpzFile, wanted: type[Any]) -> dict[str, Any]:
+def _read_header(archive: _Archive, wanted: type[Any]) -> dict[str, Any]:
     if "header" not in archive:
         raise InputError(f"isn't a file that {wanted.__name__}.save wrote: it has no header")
     header = json.loads(archive["header"].tobytes().decode("utf-8", "surrogatepass"))
@@ -266,6 +291,6 @@ def _read_header(archive: np.lib.npyio.NpzFile, wanted: type[Any]) -> dict[str, 
             f"the file has version {shown(version)} of the format, expected at most {VERSION}; "
             "read it with a newer proxfield"
         )
-    if {"header", *header["arrays"]} != set(archive.files):  # names aren't under a checksum
+    if {"header", *header["arrays"]} != archive.names:  # names aren't under a checksum
         raise InputError("the file is damaged: its arrays aren't those that the header lists")
     return header
