@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.memory import check_memory
 from proxfield.errors import InputError, shown
-from proxfield.inference.memory import check_memory, estimate_memory
 from proxfield.lowering.lowered import Lowered, lower
+from proxfield.lowering.memory import estimate_memory
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
 
 STATE_ARRAYS = 8

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.checks import whole_number
 from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
 
 if TYPE_CHECKING:
-    from proxfield.images.cooccurrence import CooccurrenceStatistics
     from proxfield.lowering.builder import Builder
 
 EXACT = 12
@@ -25,6 +25,18 @@ SWEEPS = 200
 """Most rounds of coordinate descent where there are too many states to sum."""
 ROWS = 64
 """Pixels that one numpy pass takes side by side: rows of a few labels are slow to add up."""
+
+
+@runtime_checkable
+class Statistics(Protocol):
+    """What the term asks of counts; `proxfield.CooccurrenceStatistics` answers it."""
+
+    @property
+    def labels(self) -> int:
+        """The number of classes L."""
+
+    def pair_probability(self) -> NDArray[np.float64]:
+        """How easily two classes occur together, above 0 and up to 1.  # (L, L)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +111,7 @@ class Cooccurrence(Term):
 
     def __init__(
         self,
-        statistics: CooccurrenceStatistics,
+        statistics: Statistics,
         *,
         pixels: int,
         labels: int | None = None,
@@ -111,9 +123,7 @@ class Cooccurrence(Term):
         always: Iterable[int] = (0,),
         tables: bool = False,
     ) -> None:
-        from proxfield.images.cooccurrence import CooccurrenceStatistics, whole_number
-
-        if not isinstance(statistics, CooccurrenceStatistics):
+        if not isinstance(statistics, Statistics):
             kind = type(statistics).__name__
             raise InputError(f"statistics must be CooccurrenceStatistics, not {kind}")
         count = statistics.labels
