@@ -5,7 +5,7 @@
 #   make test-gpu  install torch and Triton (pinned in constraints/gpu.txt), run the GPU kernels in
 #               Triton's interpreter and in plain torch, and the torch layer; on the GPU if there is one
 #   make soak   check every promise of docs/reliability.md on many seeded cases, for 30 minutes
-#   make lint   ruff and mypy
+#   make lint   ruff, mypy, and the layers (import-linter)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -68,10 +68,11 @@ lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix src tests benchmarks examples
 	$(BIN)/ruff format src tests benchmarks examples
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

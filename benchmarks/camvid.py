@@ -29,8 +29,8 @@ from PIL import Image
 import proxfield as pf
 from proxfield.backends import compile_program
 from proxfield.inference.curvature import Curvature
-from proxfield.inference.session import Problem
 from proxfield.rules.registry import make_rule
+from proxfield.rules.session import Problem
 
 CLASSES = [
     "sky", "building", "pole", "road", "pavement", "tree",

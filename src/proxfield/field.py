@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.logs import Described, log
+from proxfield.common.memory import check_memory
 from proxfield.errors import InputError, cut_middle
-from proxfield.inference.memory import check_memory, estimate_memory
 from proxfield.lowering.lowered import Lowered, lower
+from proxfield.lowering.memory import estimate_memory
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
 from proxfield.terms.names import Names, find_label, find_variable, listed
 from proxfield.terms.saving import same_term

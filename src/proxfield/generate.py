@@ -10,9 +10,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.memory import check_memory
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.inference.memory import check_memory
 from proxfield.terms.base import Ints
 from proxfield.terms.pairwise import Ising, Potts
 from proxfield.terms.unary import Unary

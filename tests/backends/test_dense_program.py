@@ -20,9 +20,9 @@ from proxfield.backends.numba.programs import GeneralProgram
 from proxfield.compiled.jit import max_threads, thread_count
 from proxfield.filters.numba.lattice import CHUNK
 from proxfield.inference.curvature import Curvature
-from proxfield.inference.session import Problem
 from proxfield.rules.plan import Custom, Kind, Plan, Update
 from proxfield.rules.registry import make_rule
+from proxfield.rules.session import Problem
 
 TOGETHER = [v for v in VARIANTS if v not in SINGLE]
 HEIGHT, WIDTH = 125, 160

@@ -15,8 +15,8 @@ from proxfield.inference import forbidden as hard
 from proxfield.inference.infer import Request
 from proxfield.inference.loop import Loop
 from proxfield.inference.session import Session
-from proxfield.inference.stationarity import Judgement, Verdict
 from proxfield.lowering.lowered import Lowered
+from proxfield.rules.session import Judgement, Verdict
 
 INF = np.inf
 DIFFERENT = {c: np.where(np.eye(c, dtype=bool), INF, 0.0) for c in (2, 3, 4)}

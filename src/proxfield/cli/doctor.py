@@ -112,7 +112,7 @@ def size(path: Path) -> int:
 
 def memory() -> int | None:
     """Bytes that can still be had."""
-    from proxfield.inference.memory import available_memory
+    from proxfield.common.memory import available_memory
 
     return available_memory()
 
@@ -169,7 +169,7 @@ def check_tiny_field() -> str | None:
 
 def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people."""
-    from proxfield.inference.memory import human_bytes
+    from proxfield.common.memory import human_bytes
 
     left = data["memory_available"]
     extra = {"matplotlib": "plot", "pillow": "images", "joblib": "images"}

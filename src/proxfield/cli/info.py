@@ -137,7 +137,7 @@ def curvature(field: Field, lowered: Lowered) -> dict[str, Any] | None:
 def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people: what is absent isn't mentioned."""
     from proxfield.cli.shared import number
-    from proxfield.inference.memory import human_bytes
+    from proxfield.common.memory import human_bytes
 
     low, high = data["labels_min"], data["labels_max"]
     s, c = data["structure"], data["curvature"]

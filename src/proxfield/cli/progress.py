@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.common.progress import detail, make_bar, share_done
+from proxfield.inference.progress import detail, make_bar, share_done
 
 if TYPE_CHECKING:
     from proxfield.inference.loop import Progress

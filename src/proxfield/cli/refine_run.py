@@ -173,7 +173,7 @@ def stored_shape(path: Path) -> tuple[int, ...]:
 
 def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) -> tuple[int, str]:
     """How many images to refine at once, and why if these are fewer than wanted."""
-    from proxfield.inference.memory import available_memory, human_bytes
+    from proxfield.common.memory import available_memory, human_bytes
 
     jobs = max(1, min(wanted, len(pairs)))
     left = available_memory()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from operator import index
 from typing import Any
 
 import numpy as np
+
+from proxfield.errors import InputError, shown
 
 
 def is_real(value: Any) -> bool:
@@ -33,3 +36,14 @@ def is_whole(value: Any) -> bool:
         (True, True, False, False)
     """
     return is_real(value) and math.isfinite(value) and int(value) == value
+
+
+def whole_number(value: Any, what: str, least: int | None) -> int:
+    """A whole number, at least ``least``."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise InputError(f"{what}={shown(value)}, expected a whole number") from None
+    if isinstance(value, bool) or (least is not None and number < least):
+        raise InputError(f"{what}={shown(value)}, expected a whole number, {least} or more")
+    return number

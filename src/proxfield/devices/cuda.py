@@ -10,8 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from proxfield.common.memory import human_bytes
 from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
-from proxfield.inference.memory import human_bytes
 
 OLDEST_TORCH = (2, 4)
 """The first with ``torch.library.custom_op``."""

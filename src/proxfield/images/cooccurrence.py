@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError, shown
+from proxfield.common.checks import whole_number
+from proxfield.errors import InputError
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.terms.base import Ints, as_indices
 
@@ -255,17 +255,6 @@ def _histogram(values: ArrayLike, number: int) -> tuple[Ints, Ints]:
         there = np.flatnonzero(counts)
         return there, counts[there]
     return np.unique(flat, return_counts=True)
-
-
-def whole_number(value: Any, what: str, least: int | None) -> int:
-    """A whole number, at least ``least``."""
-    try:
-        number = index(value)
-    except TypeError:
-        raise InputError(f"{what}={shown(value)}, expected a whole number") from None
-    if isinstance(value, bool) or (least is not None and number < least):
-        raise InputError(f"{what}={shown(value)}, expected a whole number, {least} or more")
-    return number
 
 
 def _rectangle(values: ArrayLike, what: str) -> NDArray[Any]:

@@ -24,13 +24,14 @@ from proxfield.common.interrupts import finish_first
 from proxfield.inference.curvature import Curvature
 from proxfield.inference.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop
 from proxfield.inference.pace import LOOK_SECONDS
-from proxfield.inference.session import Outcome, Problem, Session
+from proxfield.inference.session import Session
 from proxfield.inference.stationarity import is_fixed_point
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status, one_hot
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Order
 from proxfield.rules.schedules import Sweep
+from proxfield.rules.session import Outcome, Problem
 from proxfield.terms.base import Floats, Ints
 
 FIRST_PENALTY = 2.0

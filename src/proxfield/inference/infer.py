@@ -14,16 +14,17 @@ from proxfield.backends import compile_program
 from proxfield.backends.base import softmax
 from proxfield.common.checks import is_real, is_whole
 from proxfield.common.logs import log
-from proxfield.common.progress import watching
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.inference.curvature import Curvature
 from proxfield.inference.loop import Callback, Loop
-from proxfield.inference.session import Outcome, Problem, Session
+from proxfield.inference.progress import watching
+from proxfield.inference.session import Session
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status
 from proxfield.rules.base import Rule
 from proxfield.rules.registry import make_rule
+from proxfield.rules.session import Outcome, Problem
 from proxfield.terms.base import Layout
 
 UNLIMITED = 2**62

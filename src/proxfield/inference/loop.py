@@ -268,6 +268,11 @@ class Loop:
         if np.isfinite(f) and (self.best is None or f < self.best.free_energy):
             self.best = Seen.at(f, q)
 
+    def replace_best(self, f: float, q: NDArray[np.float64]) -> None:
+        """Keep this state, and forget the best one of the present plan."""
+        self.best = None
+        self.remember(f, q)
+
     def begin_stage(self) -> None:
         """Forget the best state of the last plan, but for Ctrl-C and ``keep="best"``."""
         self.set_aside(self.best)
@@ -279,6 +284,10 @@ class Loop:
             return
         if self.earlier is None or seen.free_energy < self.earlier.free_energy:
             self.earlier = seen
+
+    def keep(self, f: float, q: NDArray[np.float64]) -> None:
+        """Keep a state of an earlier stage, by its F and marginals, if it is the best of these."""
+        self.set_aside(Seen.at(f, q))
 
     def _snapshot(self, program: Program, state: State, n: int) -> State | NDArray[np.float64]:
         """What is needed to make any of the next n states again, or the marginals alone."""

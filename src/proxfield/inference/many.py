@@ -21,12 +21,13 @@ from proxfield.field import Field
 from proxfield.inference.infer import Request, device_memory, finish, infer_one, on_gpu
 from proxfield.inference.loop import ending, spread
 from proxfield.inference.pace import Pace
-from proxfield.inference.session import Outcome, Session, conclude
-from proxfield.inference.stationarity import Verdict, judge
+from proxfield.inference.session import Session, conclude
+from proxfield.inference.stationarity import judge
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Update
+from proxfield.rules.session import Outcome, Verdict
 
 if TYPE_CHECKING:
     from proxfield.backends.triton.batch import BatchProgram

@@ -1,12 +1,12 @@
-"""What a rule works with: the problem, the loop, the start, and ways to run plans."""
+"""What a rule works with (`rules.session`): the problem, the loop, the start, ways to run plans."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,15 @@ from numpy.typing import NDArray
 from proxfield.backends import compile_program
 from proxfield.backends.base import Program, State, slack
 from proxfield.common.logs import log
-from proxfield.inference.coloring import color_graph
-from proxfield.inference.curvature import Curvature
 from proxfield.inference.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop, Seen
 from proxfield.inference.pace import SHORT_EVALUATION
-from proxfield.inference.stationarity import MAX_PRODUCTS, Judgement, Verdict, judge, nudged
+from proxfield.inference.stationarity import MAX_PRODUCTS, judge, nudged
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status
-from proxfield.rules.plan import Plan
-from proxfield.terms.base import Ints, Layout, offers
-
-if TYPE_CHECKING:
-    from proxfield.rules.base import Rule
+from proxfield.rules.base import Rule
+from proxfield.rules.plan import Chains, Explored, Plan
+from proxfield.rules.session import Judgement, Outcome, Problem, Verdict
+from proxfield.terms.base import Layout, offers
 
 MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
@@ -38,46 +35,6 @@ THOROUGH = 10
 SADDLE_TESTS = 20
 """Fixed-point tests that take as long as leaving a saddle."""
 MAX_ESCAPES = 100
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a rule may look at when it makes its plan."""
-
-    lowered: Lowered
-    curvature: Curvature
-    seed: int = 0
-
-    @property
-    def n_vars(self) -> int:
-        """Variables that are left to infer."""
-        return self.lowered.layout.n_vars
-
-    @cached_property
-    def coloring(self) -> tuple[Ints, Ints]:
-        """Variables by color, and where each color starts; those of one color share no term."""
-        colors = color_graph(self.lowered)
-        counts = np.bincount(colors, minlength=1)
-        return np.argsort(colors, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
-
-
-@dataclass
-class Outcome:
-    """Where a rule ended.
-
-    Attributes:
-        q: Marginals of the lowered field.
-        free_energy: F.
-        status: Why it ended.
-        labels: A feasible labelling, if one is known.
-        judgement: What the second-order test found at a fixed point.
-    """
-
-    q: NDArray[np.float64]
-    free_energy: float
-    status: Status
-    labels: Ints | None = None
-    judgement: Judgement | None = None
 
 
 @dataclass
@@ -107,6 +64,45 @@ class Session:
     def compile(self, lowered: Lowered) -> Program:
         """Another lowered field, packed the same way."""
         return compile_program(lowered, self.kernels, self.dtype, self.threads)
+
+    @property
+    def sweepable(self) -> bool:
+        """Whether single variables can be visited."""
+        return self.program.sweepable
+
+    @property
+    def parallel(self) -> bool:
+        """Whether one iteration spreads over threads."""
+        return self.program.parallel
+
+    @property
+    def chain_threads(self) -> int:
+        """Maximum number of threads that chains run on."""
+        return self.program.threads
+
+    def slack(self, f: float) -> float:
+        """How much F may rise by rounding alone."""
+        return slack(f, self.program.dtype)
+
+    def measure(self, q: NDArray[np.float64]) -> float:
+        """F of some marginals, timed, outside the clock."""
+        return self.loop.measure(self.program, self.program.start(q))
+
+    def warm_up_chains(self, start: NDArray[np.float64]) -> None:
+        """Run once what `explore` needs, before the clock starts."""
+        self.program.warm_up_chains(start)
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        """Run independent cooling chains, each polished into a local minimum of F."""
+        return self.program.explore(chains, threads)
+
+    def without_symmetry(self, q: NDArray[Any]) -> NDArray[np.float64]:
+        """A start off the saddles that symmetries make, for runs too short to find them."""
+        return nudged(self.problem.lowered.layout, q, self.problem.seed)
+
+    def begin(self) -> Stage:
+        """A stage at the session's start."""
+        return Stage(self, self.program.start(self.start))
 
     def restarted(self, start: NDArray[np.float64]) -> Session:
         """The same session from another start."""
@@ -232,13 +228,54 @@ class Session:
             again = nudged(layout, found.lower, self.problem.seed + attempt)
             outcome = self.run_plan(rule, plan, again, thorough=True)
             f = outcome.free_energy
-            if found.free_energy < f - slack(f, self.program.dtype):  # a limit came too soon
+            if found.free_energy < f - self.slack(f):  # a limit came too soon
                 outcome = replace(outcome, q=found.lower, free_energy=found.free_energy)
                 outcome.judgement = None
         ended = outcome.status in (Status.CONVERGED, Status.SADDLE)
         if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
             outcome.status = self.limit
         return outcome
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A state that one plan after another moves."""
+
+    session: Session
+    state: State
+
+    def run(
+        self,
+        plan: Plan,
+        *,
+        limit: int | None = None,
+        until: float | None = None,
+        tol: float | None = None,
+        keep_best: bool = False,
+        first: float | None = None,
+    ) -> Status:
+        """Iterate until converged or a limit is reached; arguments as of `Loop.run`."""
+        return self.session.loop.run(
+            self.session.program,
+            plan,
+            self.state,
+            limit=limit,
+            until=until,
+            tol=tol,
+            keep_best=keep_best,
+            first=first,
+        )
+
+    def marginals(self) -> NDArray[np.float64]:
+        """A copy of the state's marginals.  # (layout.size,)"""
+        return self.session.program.marginals(self.state)
+
+    def conclude(self, rule: Rule, status: Status) -> Outcome:
+        """The outcome of a stage that ended so: the best state seen."""
+        loop, program, start = self.session.loop, self.session.program, self.session.start
+        last = Outcome(self.marginals(), loop.last, status)
+        first = partial(program.free_energy, program.start(start))
+        return conclude(loop, rule, last, first, start, "best")
 
 
 def is_uniform(layout: Layout, q: NDArray[np.float64]) -> bool:

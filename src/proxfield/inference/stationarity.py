@@ -13,14 +13,13 @@ products with H are differences of gradients.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, State, Tangent
+from proxfield.rules.session import Judgement, Verdict
 from proxfield.terms.base import Layout
 
 CAUTION = 2.0
@@ -36,29 +35,6 @@ NEGLIGIBLE = {"float64": 1e-10, "float32": 1e-4}
 """Marginals below this are left out of the second-order test."""
 NUDGE = 1e-2
 """Standard deviation of the noise on θ that breaks what symmetries are left."""
-
-
-class Verdict(Enum):
-    """What the second-order test found."""
-
-    MINIMUM = "no direction of negative curvature"
-    SADDLE = "F falls along a direction"
-    UNDECIDED = "time or products ran out"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict and, for a saddle, a point nearby where F is lower.
-
-    Attributes:
-        verdict: What was found.
-        lower: Marginals of lower F.  # (layout.size,)
-        free_energy: F there.
-    """
-
-    verdict: Verdict
-    lower: NDArray[np.float64] | None = None
-    free_energy: float = np.inf
 
 
 def is_fixed_point(program: Program, state: State, tol: float) -> bool:

@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from proxfield.common.memory import human_bytes
 from proxfield.errors import InputError
-from proxfield.inference.memory import human_bytes
 
 CHUNK = 1 << 20
 """Bytes read, and bytes decompressed, at a time."""

@@ -8,17 +8,16 @@ the start. From there T falls geometrically to 1, with the step certified for ea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from proxfield.errors import InputError, shown
 from proxfield.inference.curvature import damping_for
-from proxfield.inference.polish import end_at_minimum
-from proxfield.inference.session import Outcome, Problem, Session, conclude
 from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Custom, Order, Plan, Update
+from proxfield.rules.polish import end_at_minimum
+from proxfield.rules.session import Outcome, Problem, Session
 
 COOLING = 0.8
 """Share of the iterations or of the budget that goes into cooling; the rest polishes at T = 1."""
@@ -60,13 +59,12 @@ class Anneal(Rule):
         return self._inner().plan(problem)
 
     def solve(self, session: Session) -> Outcome:
-        loop, program, inner = session.loop, session.program, self._inner()
+        loop, stage, inner = session.loop, session.begin(), self._inner()
         inner.prepare(session.problem)
         session.problem.curvature.prepare()
         with loop.clock():
             plan = inner.plan(session.problem)
             hot = self.hot or max(1.0, session.problem.curvature.smallest / 2)
-        state = program.start(session.start)
         levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
         begun_at, begun = loop.iterations, loop.elapsed
         loop.begin_stage()
@@ -77,10 +75,8 @@ class Anneal(Rule):
             limit = max(1, int(share * (loop.max_iters - begun_at)) - (loop.iterations - begun_at))
             until = None if loop.budget is None else begun + share * (loop.budget - begun)
             cooled = at_temperature(plan, temperature, session.problem)
-            status = loop.run(
-                program,
+            status = stage.run(
                 cooled,
-                state,
                 limit=limit,
                 until=until,
                 tol=-1.0,
@@ -90,14 +86,12 @@ class Anneal(Rule):
             if begun_at == loop.iterations:
                 loop.tell(session.start, loop.last)
             if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
-                last = Outcome(program.marginals(state), loop.last, status)
-                first = partial(program.free_energy, program.start(session.start))
-                return conclude(loop, self, last, first, session.start, "best")
+                return stage.conclude(self, status)
             k += 1
             if loop.budget is not None:  # levels that there is no time for are left out
                 used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
                 k = max(k, int(levels * used))
-        end = program.marginals(state)
+        end = stage.marginals()
         loop.tell(end, loop.last)
         return session.settle(inner, plan, end)
 

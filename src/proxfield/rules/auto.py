@@ -22,16 +22,15 @@ from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.common.logs import log
-from proxfield.inference.loop import Seen
-from proxfield.inference.polish import better_of, end_at_minimum, polish, without_symmetry
-from proxfield.inference.session import Outcome, Problem, Session
 from proxfield.result import Status
 from proxfield.rules.anneal import Anneal
 from proxfield.rules.base import Rule
 from proxfield.rules.parallel import Adam, Momentum
 from proxfield.rules.plan import Chains, Explored, Plan
+from proxfield.rules.polish import better_of, end_at_minimum, polish
 from proxfield.rules.portfolio import best_of
 from proxfield.rules.schedules import Sweep
+from proxfield.rules.session import Outcome, Problem, Session
 from proxfield.terms.base import offers
 
 REHEAT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -76,7 +75,7 @@ class Auto(Rule):
         return int(np.clip(VISITS / max(1, lowered.layout.size + 2 * ends), 200, 20_000))
 
     def solve(self, session: Session) -> Outcome:
-        if not session.program.sweepable:
+        if not session.sweepable:
             members: list[Rule] = [Anneal(), Adam(), Momentum()]
             log.debug("auto: variables can't be visited one by one; anneal, adam and momentum")
             return best_of(session, [(rule.name, rule, session.start) for rule in members])
@@ -87,13 +86,13 @@ class Auto(Rule):
             log.debug("auto: F is convex (λ = %.3g); one descent", scale)
             return polish(session, session.start)
         if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
-            return polish(session, without_symmetry(session, session.start))
+            return polish(session, session.without_symmetry(session.start))
         log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
         return Search(session, scale).run(session.start, np.inf)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
         loop = session.loop
-        loop.set_aside(Seen.at(outcome.free_energy, outcome.q))
+        loop.keep(outcome.free_energy, outcome.q)
         if loop.max_iters - loop.iterations < 4 * FEW_SWEEPS:
             return end_at_minimum(session, outcome)
         found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
@@ -116,19 +115,17 @@ class Search:
 
     def run(self, start: NDArray[np.float64], f: float) -> Outcome:
         """Explore until the limits leave just enough to polish."""
-        session, loop, program = self.session, self.session.loop, self.session.program
+        session, loop = self.session, self.session.loop
         self.start, self.best_q, self.best_f = start, start, f
         self.rng = np.random.default_rng(session.problem.seed)
-        program.warm_up_chains(start)
-        first = loop.measure(program, program.start(start))
+        session.warm_up_chains(start)
+        first = session.measure(start)
         loop.tell(start, first)
         if f == np.inf:
             self.best_f = first
             loop.note(0, loop.elapsed, first)
         if loop.budget is not None and loop.seconds_left() < LOOKS * loop.costs.evaluation:
-            return polish(
-                session, without_symmetry(session, start)
-            )  # no time for more than a descent
+            return polish(session, session.without_symmetry(start))  # time for a descent alone
         halted: Status | None = None
         try:
             while (chains := self._next()) is not None:
@@ -148,7 +145,7 @@ class Search:
         if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
             loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
         before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
-        loop.set_aside(Seen.at(self.best_f, self.best_q))
+        loop.keep(self.best_f, self.best_q)
         loop.tell(self.best_q, self.best_f)
         outcome = polish(session, self.best_q)
         loop.budget = budget
@@ -162,7 +159,7 @@ class Search:
         On a busy machine threads wait for each other; the pace of both is looked at
         again now and then. This decides how fast chains run, not what they find.
         """
-        most = self.session.program.threads
+        most = self.session.chain_threads
         if most == 1 or self.rounds == 0:
             return 1
         best = max(self.pace, key=lambda k: self.pace[k])
@@ -233,7 +230,7 @@ class Search:
         loop, threads = self.session.loop, self._threads()
         begun, base = time.perf_counter(), loop.elapsed
         with finish_first():
-            ended = self.session.program.explore(chains, threads)
+            ended = self.session.explore(chains, threads)
             self._take(chains, ended, threads, base, time.perf_counter() - begun)
 
     def _take(

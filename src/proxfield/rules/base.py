@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from proxfield.common.checks import is_real, is_whole
 from proxfield.errors import InputError, shown
-from proxfield.inference.session import Outcome, Problem, Session
 from proxfield.rules.plan import Plan
+from proxfield.rules.session import Outcome, Problem, Session
 
 STEPS = ("certified", "certified-local", "lipschitz")
 

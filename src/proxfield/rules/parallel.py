@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxfield.errors import InputError
-from proxfield.inference.session import Problem
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Custom, Kind, Plan, Update, UpdateFunction
+from proxfield.rules.session import Problem
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.errors import InputError, UnsupportedError, shown
-from proxfield.inference.loop import Loop, Seen
-from proxfield.inference.polish import end_at_minimum, polish, without_symmetry
-from proxfield.inference.session import Outcome, Problem, Session
 from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Chains, Plan
+from proxfield.rules.polish import end_at_minimum, polish
+from proxfield.rules.session import Loop, Outcome, Problem, Session
 from proxfield.terms.base import Layout
 
 LOOKS_A_SWEEP = 4
@@ -45,9 +44,7 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
     winner = ""
     unsupported: UnsupportedError | None = None
     if loop.budget is not None:
-        loop.tell(
-            session.start, loop.measure(session.program, session.program.start(session.start))
-        )
+        loop.tell(session.start, session.measure(session.start))
         members = [(label, rule, session.off_center(start)) for label, rule, start in members]
     for k, (label, rule, start) in enumerate(members):
         if best is not None and spent_up(loop, whole_iters, whole_budget):
@@ -65,7 +62,7 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
             continue
         if best is None or outcome.free_energy < best.free_energy:
             best, winner = outcome, label
-            loop.set_aside(Seen.at(outcome.free_energy, outcome.q))
+            loop.keep(outcome.free_energy, outcome.q)
         if outcome.status in HALTED:
             best.status = outcome.status
             break
@@ -122,7 +119,7 @@ class Restarts(Rule):
     def solve(self, session: Session) -> Outcome:
         from proxfield.rules.registry import make_rule
 
-        if self.inner == "sweep" and session.program.sweepable:
+        if self.inner == "sweep" and session.sweepable:
             return self._together(session)
         inner, loop = make_rule(self.inner), session.loop
         count = max(1, min(self.count, loop.max_iters - loop.iterations))
@@ -131,17 +128,17 @@ class Restarts(Rule):
 
     def _together(self, session: Session) -> Outcome:
         """All starts in one batch, a few sweeps at a time; then polish the best."""
-        loop, program = session.loop, session.program
-        program.warm_up_chains(session.start)
+        loop = session.loop
+        session.warm_up_chains(session.start)
         if loop.budget is not None:
-            loop.tell(session.start, loop.measure(program, program.start(session.start)))
+            loop.tell(session.start, session.measure(session.start))
         with loop.clock():
             count = min(self.count, loop.max_iters // 2)
             if loop.budget is not None:  # starts and sweeps that half of it has time for
                 each = 4 * LOOKS_A_SWEEP * max(loop.costs.evaluation, 1e-9)
                 count = min(count, int(loop.seconds_left() / each))
         if count < 2:
-            return polish(session, without_symmetry(session, session.start))
+            return polish(session, session.without_symmetry(session.start))
         with loop.clock():
             q = np.stack(list(islice(self._starts(session), count)))
         each = max(1, min(20, loop.max_iters // (2 * len(q))))
@@ -149,15 +146,14 @@ class Restarts(Rule):
         while done < each:
             begun, base = time.perf_counter(), loop.elapsed
             with finish_first():
-                ended = program.explore(Chains.make(q, polish=step, tol=loop.tol))
+                ended = session.explore(Chains.make(q, polish=step, tol=loop.tol))
                 spent, q = time.perf_counter() - begun, ended.q
                 done += step
                 winner = int(ended.free_energy.argmin())
                 loop.member = f"start {winner}"
                 f = float(ended.free_energy[winner])
                 loop.note(int(ended.sweeps.sum()), base + spent, f)
-                loop.best = None
-                loop.remember(f, q[winner])
+                loop.replace_best(f, q[winner])
             if loop.report(f, q[winner]):
                 return Outcome(q[winner], f, Status.STOPPED)
             if loop.budget is not None:  # half of the budget is for the polish

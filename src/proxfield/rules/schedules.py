@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxfield.inference.session import Problem
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Order, Plan
+from proxfield.rules.session import Problem
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.checks import whole_number
 from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from proxfield.images.cooccurrence import CooccurrenceStatistics
     from proxfield.lowering.builder import Builder
 
 EXACT = 12
@@ -27,6 +27,18 @@ SWEEPS = 200
 """Most rounds of coordinate descent where there are too many states to sum."""
 ROWS = 64
 """Pixels that one numpy pass takes side by side: rows of a few labels are slow to add up."""
+
+
+@runtime_checkable
+class Statistics(Protocol):
+    """What the term asks of counts; `proxfield.CooccurrenceStatistics` answers it."""
+
+    @property
+    def labels(self) -> int:
+        """The number of classes L."""
+
+    def pair_probability(self) -> NDArray[np.float64]:
+        """How easily two classes occur together, above 0 and up to 1.  # (L, L)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +113,7 @@ class Cooccurrence(Term):
 
     def __init__(
         self,
-        statistics: CooccurrenceStatistics,
+        statistics: Statistics,
         *,
         pixels: int,
         labels: int | None = None,
@@ -113,9 +125,7 @@ class Cooccurrence(Term):
         always: Iterable[int] = (0,),
         tables: bool = False,
     ) -> None:
-        from proxfield.images.cooccurrence import CooccurrenceStatistics, whole_number
-
-        if not isinstance(statistics, CooccurrenceStatistics):
+        if not isinstance(statistics, Statistics):
             kind = type(statistics).__name__
             raise InputError(f"statistics must be CooccurrenceStatistics, not {kind}")
         count = statistics.labels
@@ -146,8 +156,6 @@ class Cooccurrence(Term):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
-        from proxfield.images.cooccurrence import whole_number
-
         out = object.__new__(cls)
         for key in ("pixels", "labels", "first", "presence"):
             object.__setattr__(out, key, whole_number(arrays[key].item(), key, 0))

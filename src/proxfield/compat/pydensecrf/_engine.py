@@ -92,8 +92,8 @@ class Engine:
         from proxfield.backends import compile_program
         from proxfield.field import Field
         from proxfield.inference.curvature import Curvature
-        from proxfield.inference.session import Problem
         from proxfield.rules.registry import make_rule
+        from proxfield.rules.session import Problem
         from proxfield.terms import Unary
 
         variables, labels = energies.shape

@@ -1,0 +1,16 @@
+"""From natural parameters to marginals, in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxfield.devices.cuda import torch
+
+
+def softmax(theta: Any) -> Any:
+    """q = softmax(−θ); +inf gives 0, and all +inf gives zeros, not NaN.  # (B, n, c)"""
+    low = theta.amin(dim=-1, keepdim=True)
+    low = torch.where(torch.isinf(low), torch.zeros_like(low), low)
+    e = torch.exp(low - theta)
+    total = e.sum(dim=-1, keepdim=True)
+    return e / torch.where(total > 0, total, torch.ones_like(total))
