@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.inference.infer import infer as infer
     from proxfield.inference.loop import Progress as Progress
     from proxfield.inference.many import infer_many as infer_many
-    from proxfield.inference.session import Problem as Problem
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
@@ -41,6 +40,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.rules.plan import Order as Order
     from proxfield.rules.plan import Update as Update
     from proxfield.rules.registry import RULES as RULES
+    from proxfield.rules.session import Problem as Problem
     from proxfield.terms import TERMS as TERMS
     from proxfield.terms import Consistency as Consistency
     from proxfield.terms import Constant as Constant
@@ -81,7 +81,7 @@ _HOME = {
     "Trace": "result",
     "CustomRule": "rules.parallel",
     "Rule": "rules.base",
-    "Problem": "inference.session",
+    "Problem": "rules.session",
     "TERMS": "terms",
     "Consistency": "terms",
     "Constant": "terms",
