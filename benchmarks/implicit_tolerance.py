@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 
-from proxfield.backends.torch.softmax import softmax
 from proxfield.errors import GradientWarning
 from proxfield.filters.torch.operator import PlannedOperator
 from proxfield.torch.dense import dense_energies
-from proxfield.torch.solve import relative_residual
+from proxfield.torch.solve import relative_residual, softmax
 
 UPDATES = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)
 LIMITS = (1e-1, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 1e-6)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxfield.backends.torch.softmax import softmax
 from proxfield.devices.cuda import torch
 from proxfield.filters.torch.filter import define, nothing_saved, plain_precision, refuse
 from proxfield.filters.torch.operator import (
@@ -25,6 +24,7 @@ from proxfield.torch.solve import (
     fixed_point,
     moved,
     relative_residual,
+    softmax,
     warn_fallback,
 )
 

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from proxfield.backends.torch.energy import Energy
-from proxfield.backends.torch.softmax import softmax
 from proxfield.devices.cuda import torch
-from proxfield.devices.needs import need_torch
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.field import Field
 from proxfield.filters.torch.filter import working_dtype
@@ -21,8 +19,9 @@ from proxfield.rules.plan import Custom, Kind, Order, Plan, Update
 from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Problem
 from proxfield.terms.pairwise import Ising, Potts
+from proxfield.torch.needs import need_torch
 from proxfield.torch.run import Run, marginals_function
-from proxfield.torch.solve import moved
+from proxfield.torch.solve import moved, softmax
 
 INITS = ("uniform", "unary")
 GRADIENTS = ("exact", "implicit", "unrolled")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from proxfield.backends.torch.program import TorchProgram, TorchState, largest
-from proxfield.backends.torch.softmax import softmax
 from proxfield.devices.cuda import torch
 from proxfield.rules.plan import Kind, Order, Update
+from proxfield.torch.solve import softmax
 
 KEPT = {
     Kind.PROXIMAL: ("theta",),

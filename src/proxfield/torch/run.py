@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from proxfield.backends.torch.program import TorchProgram
-from proxfield.backends.torch.softmax import softmax
 from proxfield.devices.cuda import torch, triton
 from proxfield.rules.plan import Order, Update
 from proxfield.torch.record import Recording, pull_back, record
@@ -17,6 +16,7 @@ from proxfield.torch.solve import (
     adjoint,
     covariance,
     relative_residual,
+    softmax,
     warn_fallback,
 )
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from proxfield.backends.torch.softmax import softmax
 from proxfield.devices.cuda import torch
 from proxfield.errors import GradientWarning
 
@@ -27,6 +26,15 @@ q is saturated that is tiny long before the gradient has settled. In float32 rou
 """
 SMALLEST_PROBABILITY = 1e-30
 """Smaller ones count as this in a relative residual."""
+
+
+def softmax(theta: Any) -> Any:
+    """q = softmax(−θ); +inf gives 0, and all +inf gives zeros, not NaN.  # (B, n, c)"""
+    low = theta.amin(dim=-1, keepdim=True)
+    low = torch.where(torch.isinf(low), torch.zeros_like(low), low)
+    e = torch.exp(low - theta)
+    total = e.sum(dim=-1, keepdim=True)
+    return e / torch.where(total > 0, total, torch.ones_like(total))
 
 
 def moved(theta: Any, target: Any, step: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whether a supported PyTorch is installed. Asked before anything that needs it is used."""
+"""Is there a PyTorch that will do? Asked before anything else of this package is used."""
 
 from __future__ import annotations
 
