@@ -56,7 +56,7 @@ CENTERED = Means(0.0, 0.0, 0.0)
 @inlined
 def moved(
     motion: Any, kind: int, t: float, target: float, u: Any, v: Any, at: int, step: float, mean: Any
-) -> float:
+) -> Any:
     """The new θ of one entry; moments are moved on in place.
 
     Args:
@@ -99,7 +99,7 @@ def difference_move(kind: Kind) -> Any:
     number, centered = int(kind), kind.centered
 
     @inlined
-    def move(motion: Any, a: float, target: float, u: Any, v: Any, k: int, step: float) -> float:
+    def move(motion: Any, a: float, target: float, u: Any, v: Any, k: int, step: float) -> Any:
         if centered:  # of the two labels' natural parameters: ±a/2
             half = np.float64(0.5)
             size = np.float64(step)
