@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
+    from proxfield.errors import UnsupportedError as UnsupportedError
     from proxfield.field import Field as Field
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.images.densecrf import DenseCRF as DenseCRF
@@ -25,13 +26,20 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.inference.infer import infer as infer
     from proxfield.inference.loop import Progress as Progress
     from proxfield.inference.many import infer_many as infer_many
+    from proxfield.inference.session import Problem as Problem
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
+    from proxfield.lowering.builder import Builder as Builder
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
     from proxfield.result import Trace as Trace
+    from proxfield.rules.base import Rule as Rule
     from proxfield.rules.parallel import CustomRule as CustomRule
+    from proxfield.rules.plan import Custom as Custom
+    from proxfield.rules.plan import Kind as Kind
+    from proxfield.rules.plan import Order as Order
+    from proxfield.rules.plan import Update as Update
     from proxfield.rules.registry import RULES as RULES
     from proxfield.terms import TERMS as TERMS
     from proxfield.terms import Consistency as Consistency
@@ -40,10 +48,12 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.terms import Factor as Factor
     from proxfield.terms import Gaussian as Gaussian
     from proxfield.terms import Ising as Ising
+    from proxfield.terms import Layout as Layout
     from proxfield.terms import Pairwise as Pairwise
     from proxfield.terms import Potts as Potts
     from proxfield.terms import Term as Term
     from proxfield.terms import Unary as Unary
+    from proxfield.terms import saveable as saveable
 
 _HOME = {
     "CooccurrenceStatistics": "images.cooccurrence",
@@ -54,8 +64,14 @@ _HOME = {
     "InputError": "errors",
     "MemoryLimitError": "errors",
     "ProxfieldError": "errors",
+    "UnsupportedError": "errors",
     "Field": "field",
+    "Custom": "rules.plan",
+    "Kind": "rules.plan",
+    "Order": "rules.plan",
+    "Update": "rules.plan",
     "Progress": "inference.loop",
+    "Builder": "lowering.builder",
     "infer": "inference.infer",
     "infer_many": "inference.many",
     "read_evidence": "io.evidence",
@@ -64,6 +80,8 @@ _HOME = {
     "Status": "result",
     "Trace": "result",
     "CustomRule": "rules.parallel",
+    "Rule": "rules.base",
+    "Problem": "inference.session",
     "TERMS": "terms",
     "Consistency": "terms",
     "Constant": "terms",
@@ -71,10 +89,12 @@ _HOME = {
     "Factor": "terms",
     "Gaussian": "terms",
     "Ising": "terms",
+    "Layout": "terms",
     "Pairwise": "terms",
     "Potts": "terms",
     "Term": "terms",
     "Unary": "terms",
+    "saveable": "terms",
     "read_uai": "io.uai:read_model",
     "write_uai": "io.uai_write:write_model",
 }
@@ -82,11 +102,13 @@ _HOME = {
 __all__ = [
     "RULES",
     "TERMS",
+    "Builder",
     "Consistency",
     "Constant",
     "Cooccurrence",
     "CooccurrenceStatistics",
     "Curvature",
+    "Custom",
     "CustomRule",
     "DenseCRF",
     "DenseResult",
@@ -95,22 +117,30 @@ __all__ = [
     "Gaussian",
     "InputError",
     "Ising",
+    "Kind",
+    "Layout",
     "MemoryLimitError",
+    "Order",
     "Pairwise",
     "Potts",
+    "Problem",
     "Progress",
     "ProxfieldError",
     "Result",
+    "Rule",
     "Status",
     "Term",
     "Trace",
     "Unary",
+    "UnsupportedError",
+    "Update",
     "__version__",
     "infer",
     "infer_many",
     "read_evidence",
     "read_uai",
     "refine_batch",
+    "saveable",
     "write_uai",
 ]
 

@@ -7,16 +7,25 @@ import io
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+
+    from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
+    from pandas import DataFrame
+    from typing_extensions import Self
+
     from proxfield.field import Field
+    from proxfield.io.files import Source, Target
 
 
 class Status(Enum):
@@ -62,7 +71,7 @@ class Status(Enum):
         return self.name.lower().replace("_", "-")
 
 
-@dataclass
+@dataclass(eq=False)
 class Trace:
     """One row per state: row t is the state after t updates, row 0 the start.
 
@@ -95,13 +104,36 @@ class Trace:
             write.writerow([int(t), f"{s:.9f}", repr(float(f)), repr(float(c))])
         return out.getvalue()
 
+    def to_frame(self) -> DataFrame:
+        """The trace as a pandas table: one column per attribute, one row per state.
 
-@dataclass
+        Raises:
+            MissingDependencyError: If pandas isn't installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise MissingDependencyError(
+                "Trace.to_frame needs pandas: pip install pandas (to_csv does without)"
+            ) from None
+        columns: dict[str, Any] = {
+            "iteration": self.iteration,
+            "seconds": self.seconds,
+            "free_energy": self.free_energy,
+            "change": self.change,
+        }
+        return DataFrame(columns if self.member is None else {**columns, "member": self.member})
+
+
+@dataclass(eq=False)
 class Result:
     """The outcome of `infer`, in the user's numbering.
 
+    ``result["x"]`` are the marginals of one variable, by name or number; ``result["x", "on"]`` is
+    the probability of one of its labels.
+
     Attributes:
-        field: The field it is about.
+        field: The field it is about, as it was: terms added to it later don't count here.
         q: Marginals, flat.  # (field.layout.size,)
         free_energy: F(q) = E(q) − H(q); +inf if no feasible labelling was found.
         status: Why it stopped, with a remedy.
@@ -126,12 +158,41 @@ class Result:
     setup_seconds: float = 0.0
     feasible: Ints | None = None
     """A labelling of finite energy known to the search, for fields with hard constraints."""
+    __iter__: ClassVar[None] = None
+    """Not a sequence: what to iterate over is ``marginals``, ``labels`` or a dictionary."""
+
+    def __post_init__(self) -> None:
+        self.field = self.field.snapshot()
 
     def __repr__(self) -> str:
         return (
             f"Result({self.status.label} after {self.iterations} iterations of {self.rule}, "
             f"{self.seconds:.3g} s, free energy {self.free_energy:.6g})"
         )
+
+    def _repr_html_(self) -> str:
+        from proxfield.viz.notebook import result_html
+
+        return result_html(self)
+
+    def __getitem__(self, key: int | str | tuple[int | str, int | str]) -> Any:
+        """Marginals of a variable, or the probability of one of its labels.
+
+        Example:
+            >>> import proxfield as pf
+            >>> field = pf.Field([2], names=["lamp"], label_names=["off", "on"])
+            >>> result = pf.infer(field.add(pf.Unary.from_probabilities([[0.25, 0.75]])))
+            >>> result["lamp"].round(3), round(result["lamp", "on"], 3)
+            (array([0.25, 0.75]), 0.75)
+        """
+        variable, *label = key if isinstance(key, tuple) else (key,)
+        v = self.field.variable_index(variable)
+        start, end = self.field.layout.offsets[v : v + 2]
+        if not label:
+            return self.q[start:end]
+        if len(label) > 1:
+            raise InputError(f"result[{shown(key)}], expected a variable, or that and a label")
+        return float(self.q[start + self.field.label_index(v, label[0])])
 
     @property
     def log_z_bound(self) -> float:
@@ -184,6 +245,42 @@ class Result:
         """E(q)."""
         return self.field.expected_energy(self.q)
 
+    # ---- by name ----
+
+    def named_labels(self, labels: ArrayLike | None = None) -> dict[int | str, int | str]:
+        """A labelling with the field's names; numbers stand for what has none.
+
+        Args:
+            labels: One label per variable; by default ``map_labels``.
+
+        Example:
+            >>> import proxfield as pf
+            >>> field = pf.Field([2, 2], names=["a", "b"], label_names=["off", "on"])
+            >>> pf.infer(field.add(pf.Unary([[1.0, 0.0], [0.0, 2.0]]))).named_labels()
+            {'a': 'on', 'b': 'off'}
+        """
+        x = np.ravel(self.map_labels if labels is None else np.asarray(labels))
+        self.field.check_labels(x)
+        return {name: words[label] for (name, words), label in zip(self._names(), x, strict=True)}
+
+    def named_marginals(self) -> dict[int | str, dict[int | str, float]]:
+        """The probability of each label of each variable, with the field's names."""
+        rows = self.field.layout.split(self.q)
+        return {
+            name: dict(zip(words, row.tolist(), strict=True))
+            for (name, words), row in zip(self._names(), rows, strict=True)
+        }
+
+    def _names(self) -> Iterator[tuple[int | str, Sequence[int | str]]]:
+        """What to call each variable and its labels."""
+        given = self.field.layout.names
+        for v, c in enumerate(self.field.cardinalities.tolist()):
+            words = None if given is None else given.labels(v)
+            name = v if self.field.names is None else self.field.names[v]
+            yield name, range(c) if words is None else words
+
+    # ---- samples, pictures, files ----
+
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
         """Independent labellings drawn from Q.  # (count, n_vars)
 
@@ -223,6 +320,64 @@ class Result:
             "log_z_bound": self.log_z_bound,
             "map_energy": self.map_energy,
         }
+
+    def plot(self, path: str | os.PathLike[str] | None = None, title: str | None = None) -> Figure:
+        """How F fell, against iterations and against seconds. Needs matplotlib.
+
+        Args:
+            path: Also save the figure, as .png, .svg or .pdf.
+            title: A title.
+
+        Returns:
+            A matplotlib figure of two panels.
+
+        Raises:
+            MissingDependencyError: If matplotlib isn't installed.
+        """
+        from proxfield.viz import convergence_figure, save_figure
+
+        figure = convergence_figure({self.rule: self}, title)
+        if path is not None:
+            save_figure(figure, path)
+        return figure
+
+    def save(self, path: Target) -> None:
+        """Write the result and its field to a file, whole or not at all; see `Field.save`.
+
+        Parameters of the rule that are functions are left out.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import proxfield as pf
+            >>> result = pf.infer(pf.Field([2]).add(pf.Unary([[0.0, 1.0]])))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "result.npz")
+            ...     result.save(path)
+            ...     again = Result.load(path)
+            >>> (again.q == result.q).all(), again.field == result.field
+            (np.True_, True)
+        """
+        from proxfield.io.store import save_result
+
+        save_result(self, path)
+
+    @classmethod
+    def load(cls, source: Source, *, max_bytes: int | None = None) -> Self:
+        """Read a result that `save` wrote; the same in every bit.
+
+        Args:
+            source: A path or an open binary file.
+            max_bytes: Maximum number of bytes of content, 4 GiB by default; see `read_uai`.
+
+        Returns:
+            A result of the class that was saved (`DenseResult`, for example).
+
+        Raises:
+            InputError: If the file is damaged, or holds something else.
+        """
+        from proxfield.io.store import load_result
+
+        return load_result(cls, source, max_bytes)
 
 
 def one_hot(offsets: Ints, labels: Ints) -> Floats:

@@ -68,7 +68,7 @@ def examples(*names: str) -> list[pf.Field]:
 
 
 def assert_same(one: pf.Result, other: pf.Result, atol: float = 1e-8) -> None:
-    assert one.field is other.field
+    assert one.field == other.field
     assert (one.status, one.iterations) == (other.status, other.iterations)
     assert (one.rule, one.params) == (other.rule, other.params)
     np.testing.assert_allclose(one.q, other.q, atol=atol)

@@ -36,7 +36,7 @@ def some_fields() -> list[pf.Field]:
 
 
 def assert_same(one: pf.Result, other: pf.Result) -> None:
-    assert one.field is other.field
+    assert one.field == other.field
     assert (one.status, one.iterations, one.rule) == (other.status, other.iterations, other.rule)
     assert one.params == other.params
     np.testing.assert_allclose(one.q, other.q, atol=1e-10)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers import grid_edges
 
 import proxfield as pf
+from helpers import grid_edges
 from proxfield.backends import compile_program
 from proxfield.backends.base import Rows, State, Tangent
 from proxfield.inference.loop import Loop

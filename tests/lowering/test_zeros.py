@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -80,17 +78,18 @@ def equality_chain(n: int, labels: int = 2) -> pf.Field:
     return pf.Field(n, labels=labels).add(pf.Pairwise(edges, same))
 
 
-@pytest.mark.parametrize(("n", "labels"), [(20_000, 2), (2000, 30), (20, 100)])
-def test_long_chains_take_linear_time(n: int, labels: int) -> None:
-    field = equality_chain(n, labels).condition({0: 1})
-    begun = time.perf_counter()
-    lowered = field.lower()
-    assert time.perf_counter() - begun < 10.0  # quadratic: minutes
+@pytest.mark.parametrize(("n", "labels"), [(5000, 2), (500, 30), (20, 100)])
+def test_long_chains_are_decided(n: int, labels: int) -> None:
+    lowered = equality_chain(n, labels).condition({0: 1}).lower()
     assert lowered.layout.n_vars == 0
     assert (lowered.reduction.expand_labels(np.zeros(0, dtype=np.int64)) == 1).all()
 
 
-def test_each_scope_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("n", "labels", "seen"), [(500, 2, 250), (500, 2, 0), (100, 30, 99)])
+def test_each_scope_is_looked_at_a_few_times(
+    n: int, labels: int, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that long chains take linear time."""
     looks = 0
     plain = zeros.Propagation._lost
 
@@ -100,9 +99,9 @@ def test_each_scope_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) ->
         return plain(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(zeros.Propagation, "_lost", count)
-    field = equality_chain(500).condition({250: 0})
-    assert possible(field.layout, field.terms, field.evidence).sum() == 500
-    assert 490 < looks < 1100
+    field = equality_chain(n, labels).condition({seen: 0})
+    assert possible(field.layout, field.terms, field.evidence).sum() == n
+    assert n - 10 < looks < 2.2 * n
 
 
 class Forbid(pf.Term):

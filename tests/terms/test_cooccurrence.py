@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,9 @@ from helpers import (
 from proxfield.errors import UnsupportedError
 from proxfield.terms import cooccurrence as module
 from proxfield.terms.base import offers
+from standins import DATA
 
-DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data"
-CAMVID = Path(os.environ.get("PROXFIELD_DATA", DEFAULT)) / "dense" / "camvid_unary"
+CAMVID = DATA / "dense" / "camvid_unary"
 
 Counts = pf.CooccurrenceStatistics
 TOGETHER = [v for v in VARIANTS if not v.startswith(("sweep", "colored"))]
@@ -229,7 +228,9 @@ def test_missing_file(tmp_path: Path) -> None:
         Counts.load(tmp_path / "none.json")
 
 
-@pytest.mark.skipif(not CAMVID.is_dir(), reason=f"no data at {CAMVID} (set PROXFIELD_DATA)")
+@pytest.mark.skipif(
+    not CAMVID.is_dir(), reason=f"the counts are of published images: none at {CAMVID}"
+)
 def test_published_counts() -> None:
     found = Counts.load(CAMVID / "cooccurrence.json")
     assert (found.labels, found.images, found.min_pixels) == (11, 367, 1)

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from proxfield.common.progress import detail, make_bar, share_done
+
 if TYPE_CHECKING:
     from proxfield.inference.loop import Progress
 
+__all__ = ["COMPILING", "Display", "make_bar"]
+
 COMPILING = "compiling kernels, once; 15 to 45 s…"
-
-
-def make_bar(*, time_left: bool = False) -> Any:
-    """A started bar on stderr, or None where stderr isn't a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return None
-    # rich takes a tenth of a second to import: only where somebody looks
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
-
-    bar = Bar(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[detail]}", markup=False),
-        TimeElapsedColumn(),
-        *([TextColumn("left"), TimeRemainingColumn()] if time_left else []),
-        console=Console(stderr=True),
-        transient=True,
-        speed_estimate_period=120,
-    )
-    bar.start()
-    return bar
 
 
 class Display:
@@ -85,12 +58,8 @@ class Display:
         """A callback for `proxfield.infer`: the bar shows whichever limit is nearer."""
         if self._bar is None:
             return
-        done = progress.iteration / max(1, progress.max_iters)
-        if progress.budget is not None:
-            done = max(done, progress.seconds / progress.budget)
-        f = progress.free_energy
-        detail = f"iteration {progress.iteration}" + ("" if f == float("inf") else f"  F {f:.6g}")
-        self._bar.update(self._task, total=1.0, completed=min(1.0, done), detail=detail)
+        done = share_done(progress)
+        self._bar.update(self._task, total=1.0, completed=done, detail=detail(progress))
 
     @contextmanager
     def announcing_compilation(self) -> Iterator[None]:

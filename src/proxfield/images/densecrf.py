@@ -6,7 +6,7 @@ of the engine serves it; this module knows images: axes, channels, probabilities
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from inspect import signature
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError, shown
-from proxfield.field import Field
+from proxfield.errors import InputError, cut_middle, shown
+from proxfield.field import LONGEST_KINDS, Field
 from proxfield.images.pixels import (
     channels_last,
     check_size,
@@ -90,6 +90,8 @@ class DenseCRF(Field):
         >>> pf.DenseCRF(image, p).infer().labels[2]
         array([0, 0, 0, 0, 1, 1, 1, 1])
     """
+
+    saved_attributes = ("pixels", "labels_axis")
 
     def __init__(
         self,
@@ -262,12 +264,15 @@ class DenseCRF(Field):
 
     def __repr__(self) -> str:
         size = "×".join(map(str, self.pixels))
-        kinds = ", ".join(t.name for t in self.terms)
-        return f"DenseCRF({size} pixels, {self.n_labels} labels, terms: {kinds})"
+        counted = (name if n == 1 else f"{n} {name}" for name, n in self.kinds.items())
+        kinds = cut_middle(", ".join(counted), LONGEST_KINDS)
+        seen = int((self.evidence >= 0).sum())
+        observed = f", {seen} observed" if seen else ""
+        return f"DenseCRF({size} pixels, {self.n_labels} labels{observed}, terms: {kinds})"
 
-    def energy(self, labels: ArrayLike) -> float:
+    def energy(self, labels: ArrayLike | Mapping[int | str, int | str]) -> float:
         """Energy of a label map, or of labels in a row."""
-        return super().energy(np.ravel(labels))
+        return super().energy(labels if isinstance(labels, Mapping) else np.ravel(labels))
 
     def infer(
         self,
@@ -295,7 +300,7 @@ class DenseCRF(Field):
         return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class DenseResult(Result):
     """A `Result` whose labellings have the shape of the image."""
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from proxfield.backends import compile_program
 from proxfield.backends.base import softmax
 from proxfield.common.checks import is_real, is_whole
+from proxfield.common.logs import log
+from proxfield.common.progress import watching
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.inference.curvature import Curvature
@@ -49,6 +51,7 @@ def infer(
     dtype: str | None = None,
     keep: str = "last",
     trace: bool = True,
+    progress: bool = False,
     **params: Any,
 ) -> Result:
     """Mean-field inference: marginals, a labelling and a certified bound on log Z.
@@ -78,6 +81,7 @@ def infer(
         keep: "last" returns the last state; "best" the one of lowest F seen, for rules that may
             go up.
         trace: Keep F of every state; False saves some time per iteration.
+        progress: Show a bar: in a notebook, or on stderr if that is a terminal.
         **params: Parameters of a rule given by name or class.
 
     Returns:
@@ -110,9 +114,14 @@ def infer(
         keep=keep,
         trace=trace,
     )
-    begun = time.perf_counter()
-    result = infer_one(field, request, request.open(field))
-    result.setup_seconds = max(0.0, time.perf_counter() - begun - result.seconds)
+    if not isinstance(progress, (bool, np.bool_)):
+        raise InputError(f"progress={shown(progress)}, expected True or False")
+    field = field.snapshot()  # a callback may add terms to the user's
+    with watching(bool(progress), request.rule.name, callback) as showing:
+        begun = time.perf_counter()
+        request = replace(request, callback=showing)
+        result = infer_one(field, request, request.open(field))
+        result.setup_seconds = max(0.0, time.perf_counter() - begun - result.seconds)
     return result
 
 
@@ -164,6 +173,7 @@ class Request:
         if not isinstance(keep, str) or keep not in ("last", "best"):
             raise InputError(f"keep={shown(keep)}, expected last or best")
         rest.update(seed=int(seed), trace=bool(trace))
+        log.debug("%r on kernels %s in %s, seed %d", chosen, kernels, dtype, rest["seed"])
         return cls(chosen, kernels=kernels, dtype=dtype, **rest)
 
     def open(self, field: Field, init: Any = None) -> Session:
@@ -328,7 +338,7 @@ def finish(field: Field, request: Request, session: Session, outcome: Outcome) -
     """The result of an outcome, in the user's numbering."""
     loop, lowered = session.loop, session.problem.lowered
     q = outcome.q if lowered.infeasible else lowered.reduction.expand(outcome.q)
-    return Result(
+    result = Result(
         field=field,
         q=q,
         free_energy=float(outcome.free_energy),
@@ -340,6 +350,8 @@ def finish(field: Field, request: Request, session: Session, outcome: Outcome) -
         trace=loop.make_trace(),
         feasible=outcome.labels,
     )
+    log.debug("%r", result)
+    return result
 
 
 def softmax_of(layout: Layout, energies: NDArray[Any]) -> NDArray[Any]:

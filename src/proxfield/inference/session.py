@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends import compile_program
 from proxfield.backends.base import Program, State, slack
+from proxfield.common.logs import log
 from proxfield.inference.coloring import color_graph
 from proxfield.inference.curvature import Curvature
 from proxfield.inference.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop, Seen
@@ -154,6 +155,8 @@ class Session:
                 outcome.judgement = self._judge(state, thorough)
                 if outcome.judgement.verdict is SADDLE:
                     outcome.status = Status.SADDLE
+        label, f, n = outcome.status.label, outcome.free_energy, loop.iterations
+        log.debug("%s: %s with F = %.9g, iteration %d", rule.name, label, f, n)
         return outcome
 
     def _stands(self, state: State) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
+from proxfield.common.logs import log
 from proxfield.inference.loop import Seen
 from proxfield.inference.polish import better_of, end_at_minimum, polish, without_symmetry
 from proxfield.inference.session import Outcome, Problem, Session
@@ -77,14 +78,17 @@ class Auto(Rule):
     def solve(self, session: Session) -> Outcome:
         if not session.program.sweepable:
             members: list[Rule] = [Anneal(), Adam(), Momentum()]
+            log.debug("auto: variables can't be visited one by one; anneal, adam and momentum")
             return best_of(session, [(rule.name, rule, session.start) for rule in members])
         scale = float(session.problem.curvature.local.max(initial=0.0))  # part of the set-up
         if (
             scale <= 2.0
         ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
+            log.debug("auto: F is convex (λ = %.3g); one descent", scale)
             return polish(session, session.start)
         if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
             return polish(session, without_symmetry(session, session.start))
+        log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
         return Search(session, scale).run(session.start, np.inf)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:

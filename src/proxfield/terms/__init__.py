@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from proxfield.terms.base import Layout, Term
-from proxfield.terms.consistency import Consistency
-from proxfield.terms.cooccurrence import Cooccurrence
+from proxfield.terms.consistency import Consistency, TabledConsistency
+from proxfield.terms.cooccurrence import Cooccurrence, LatentCooccurrence, TabledCooccurrence
 from proxfield.terms.factor import Factor
 from proxfield.terms.gaussian import Gaussian
 from proxfield.terms.pairwise import Ising, Pairwise, Potts
+from proxfield.terms.saving import saveable, saveable_as
 from proxfield.terms.unary import Constant, Unary
 
 TERMS: dict[str, type[Term]] = {
@@ -25,6 +26,15 @@ TERMS: dict[str, type[Term]] = {
     )
 }
 
+for _term in TERMS.values():
+    saveable_as(_term, _term.name)
+for _kind, _form in (  # forms of a term whose class differs
+    ("consistency-tables", TabledConsistency),
+    ("cooccurrence-variables", LatentCooccurrence),
+    ("cooccurrence-tables", TabledCooccurrence),
+):
+    saveable_as(_form, _kind)
+
 __all__ = [
     "TERMS",
     "Consistency",
@@ -38,4 +48,5 @@ __all__ = [
     "Potts",
     "Term",
     "Unary",
+    "saveable",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,8 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, UnsupportedError
+from proxfield.terms.names import Names, listed
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from proxfield.lowering.builder import Builder
 
 Floats = NDArray[np.floating[Any]]
@@ -33,6 +36,7 @@ class Layout:
 
     Args:
         cardinalities: Labels per variable, each at least 1.  # (n_vars,)
+        names: Names of variables and labels, for messages; None without.
 
     Example:
         >>> Layout(np.array([2, 3])).offsets
@@ -40,6 +44,17 @@ class Layout:
     """
 
     cardinalities: Ints
+    names: Names | None = field(default=None, repr=False, compare=False)
+
+    def show(self, variable: int) -> str:
+        """A variable as messages call it: by its name if it has one."""
+        return f"variable {variable}" if self.names is None else self.names.show(variable)
+
+    def show_scope(self, scope: Ints) -> str:
+        """Variables as messages list them: by their names if they have them."""
+        if self.names is None or self.names.variables is None:
+            return str(scope.tolist())
+        return f"[{listed(self.names.variables[v] for v in scope)}]"
 
     @cached_property
     def offsets(self) -> Ints:
@@ -219,6 +234,24 @@ class Term(ABC):
         """The term as explicit tables: (scopes, tables, index) triples."""
         raise missing(self, "as_tables", "writing a UAI file")
 
+    def to_arrays(self) -> dict[str, ArrayLike]:
+        """What the term consists of, by name: arrays, numbers and text, for files and ``==``.
+
+        By default the fields of a dataclass that aren't None. See `saveable`.
+        """
+        if not is_dataclass(self):
+            raise missing(self, "to_arrays", "saving")
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+        """The term again, from what `to_arrays` gave; checked, because files may hold anything.
+
+        By default the constructor with these arguments; arrays without axes become numbers or text.
+        """
+        return cls(**{name: a.item() if a.ndim == 0 else a for name, a in arrays.items()})
+
 
 def offers(term: Term, method: str) -> bool:
     """Does this term implement an optional method?"""
@@ -310,4 +343,4 @@ def check_scopes(layout: Layout, scopes: Ints, what: str) -> None:
         twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
     if twice.any():
         row = int(np.flatnonzero(twice)[0])
-        raise InputError(f"{what} {row} names a variable twice: {scopes[row].tolist()}")
+        raise InputError(f"{what} {row} names a variable twice: {layout.show_scope(scopes[row])}")

@@ -24,6 +24,8 @@ from proxfield.terms.base import (
 from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from proxfield.lowering.builder import Builder
 
 CHUNK = 1 << 18
@@ -113,7 +115,8 @@ class Consistency(Term):
         wrong = np.flatnonzero(cards != labels)
         if len(wrong):
             v, c = int(self.members[wrong[0]]), int(cards[wrong[0]])
-            raise InputError(f"variable {v} has {c} labels, but others in segments have {labels}")
+            where = layout.show(v)
+            raise InputError(f"{where} has {c} labels, but others in segments have {labels}")
         if self.weights.shape[1] not in (1, labels):
             raise InputError(
                 f"weights for {self.weights.shape[1]} labels, but variables have {labels}"
@@ -222,6 +225,27 @@ class Consistency(Term):
 
     def workspace(self, layout: Layout) -> int:
         return 8 * self.nbytes
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+        members = as_indices(arrays["members"], "members", 1)
+        starts = as_indices(arrays["starts"], "starts", 1)
+        sizes = np.diff(starts)
+        ends = starts[[0, -1]].tolist() if len(starts) else []
+        if ends != [0, len(members)] or (sizes < 1).any():
+            raise InputError("starts of segments don't divide their members")
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        if len(np.unique(np.stack([owner, members]), axis=1).T) < len(members):
+            raise InputError("a segment names a variable twice")
+        weights = as_floats(arrays["weights"], "consistency weights")
+        if weights.ndim != 2 or weights.shape[1] == 0 or len(weights) != len(sizes):
+            raise InputError(f"{len(sizes)} segments but weights of shape {weights.shape}")
+        if (weights < 0).any():
+            raise InputError("consistency weights must be 0 or more (this term attracts)")
+        out = object.__new__(cls)
+        for key, value in (("members", members), ("starts", starts), ("weights", weights)):
+            object.__setattr__(out, key, value)
+        return out
 
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
         labels = self._labels(layout)

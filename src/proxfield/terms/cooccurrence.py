@@ -14,6 +14,8 @@ from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from proxfield.images.cooccurrence import CooccurrenceStatistics
     from proxfield.lowering.builder import Builder
 
@@ -141,6 +143,25 @@ class Cooccurrence(Term):
             ("weights", weights + 0.0),  # + 0.0 turns −0 into 0
         ):
             object.__setattr__(self, key, value)
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+        from proxfield.images.cooccurrence import whole_number
+
+        out = object.__new__(cls)
+        for key in ("pixels", "labels", "first", "presence"):
+            object.__setattr__(out, key, whole_number(arrays[key].item(), key, 0))
+        classes = as_indices(arrays["classes"], "classes", 1)
+        inside = (classes >= 0) & (classes < out.labels)
+        weights = as_floats(arrays["weights"], "energies of pairs", allow_inf=True)
+        if not inside.all() or (np.diff(classes) < 1).any():
+            raise InputError(f"classes {shown(classes.tolist())}, expected 0 to {out.labels - 1}")
+        if weights.shape != (len(classes),) * 2 or (weights < 0).any():
+            raise InputError(f"energies of pairs of shape {weights.shape}, expected one per pair")
+        object.__setattr__(out, "kappa", _size(arrays["kappa"], "kappa"))
+        object.__setattr__(out, "classes", classes)
+        object.__setattr__(out, "weights", weights)
+        return out
 
     def validate(self, layout: Layout) -> None:
         _check_block(layout, self.first, self.pixels, self.labels, "pixels")
@@ -393,7 +414,7 @@ def _check_block(layout: Layout, start: int, count: int, labels: int, what: str)
     if len(wrong):
         v = start + int(wrong[0])
         c = int(layout.cardinalities[v])
-        raise InputError(f"variable {v} has {c} labels, but {what} have {labels}")
+        raise InputError(f"{layout.show(v)} has {c} labels, but {what} have {labels}")
 
 
 def _size(value: Any, what: str) -> float:

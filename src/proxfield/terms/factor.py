@@ -127,7 +127,7 @@ class Factor(Term):
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise InputError(
-                f"scope {self.scopes[row].tolist()} has labels {want[row].tolist()}, "
+                f"scope {layout.show_scope(self.scopes[row])} has labels {want[row].tolist()}, "
                 f"but its table has shape {list(self.shape)}"
             )
 

@@ -315,6 +315,32 @@ class Gaussian(Term):
         per_vertex = VERTEX_BYTES * lattice_vertices(self.features)
         return int(POINT_BYTES * self.n_points + CORNER_BYTES * corners + per_vertex)
 
+    def to_arrays(self) -> dict[str, ArrayLike]:
+        if self.features is None:
+            raise InputError("its features were dropped; build it without drop_features")
+        parts: dict[str, ArrayLike] = {
+            "features": self.features,
+            "weight": self.weight,
+            "normalization": self.normalization,
+            "self_message": self.self_message,
+            "filter": self.filter_name,
+            "first": self.first,
+        }
+        return parts if self.matrix is None else {**parts, "matrix": self.matrix}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Gaussian:
+        parts = dict(arrays)
+        matrix = parts.pop("matrix", None)
+        features = parts.pop("features")
+        out = cls(features, **{name: part.item() for name, part in parts.items()})
+        if matrix is not None:
+            table = as_floats(matrix, "compatibilities")
+            if table.ndim != 2 or not np.array_equal(table, table.T):
+                raise InputError(f"a compatibility of shape {table.shape} isn't symmetric")
+            out.potts, out.matrix = False, table
+        return out
+
     def as_tables(self, layout: Layout) -> Any:
         """The term as explicit tables, one per pair: for small fields."""
         a = self.operate(np.eye(self.n_points))

@@ -174,7 +174,8 @@ class Ising(_Weighted):
         if len(self.edges) and layout.common != 2 and (layout.cardinalities[self.edges] != 2).any():
             v = int(self.edges[layout.cardinalities[self.edges] != 2][0])
             c = int(layout.cardinalities[v])
-            raise InputError(f"an Ising edge needs binary variables; variable {v} has {c} label(s)")
+            where = layout.show(v)
+            raise InputError(f"an Ising edge needs binary variables; {where} has {c} label(s)")
 
     def labelling_energy(self, layout: Layout, labels: Ints) -> float:
         a, b = 2 * labels[self.edges].T - 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, shown
 from proxfield.terms.base import (
     Floats,
     Ints,
@@ -23,7 +23,12 @@ from proxfield.terms.base import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from proxfield.lowering.builder import Builder
+
+SUM_TOLERANCE = 1e-3
+"""How far the sum of probabilities may be from 1: float16 rounds them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +115,11 @@ class Unary(Term):
         return np.arange(len(self.energies)) if self.given is None else self.given
 
     def validate(self, layout: Layout) -> None:
+        if self.given is None and len(self.energies) != layout.n_vars:
+            raise InputError(
+                f"{len(self.energies)} rows of unary energies for {layout.n_vars} variables, "
+                "expected one per variable; variables= says which ones rows are for"
+            )
         if self._covers(layout) and layout.common == self.energies.shape[1]:
             return
         check_scopes(layout, self.variables[:, None], "unary row")
@@ -118,7 +128,7 @@ class Unary(Term):
         if len(wrong):
             v = int(self.variables[wrong[0]])
             raise InputError(
-                f"variable {v} has {int(want[wrong[0]])} labels, "
+                f"{layout.show(v)} has {int(want[wrong[0]])} labels, "
                 f"but its unary row has {self.energies.shape[1]}"
             )
 
@@ -162,3 +172,89 @@ class Unary(Term):
 
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
         yield self.variables[:, None], self.energies, None
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+        return cls(arrays["energies"], arrays.get("given"))
+
+    @classmethod
+    def from_probabilities(
+        cls,
+        probabilities: ArrayLike,
+        variables: ArrayLike | None = None,
+        *,
+        clip: float = 0.0,
+        normalize: bool = False,
+    ) -> Self:
+        """Energies −log p from the probability of each label.
+
+        Args:
+            probabilities: One row per variable that sums to 1; 0 makes a label impossible.
+                float32 stays float32.  # (m, c)
+            variables: As for `Unary`.
+            clip: Probabilities below it count as this much; above 0, no label is ruled out.
+            normalize: Divide each row by its sum instead of refusing it.
+
+        Example:
+            >>> Unary.from_probabilities([[0.5, 0.5], [1.0, 0.0]]).energies.round(3)
+            array([[0.693, 0.693],
+                   [0.   ,   inf]])
+        """
+        p = _rows(probabilities, "probabilities")
+        if not 0 <= clip < 1:
+            raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
+        bad = ~(np.isfinite(p) & (p >= 0)).all(axis=1)
+        if bad.any():
+            row = int(bad.argmax())
+            raise InputError(
+                f"probabilities in row {row} hold {shown(p[row].tolist())}, expected 0 to 1 "
+                "(from_logits takes scores)"
+            )
+        sums = p.sum(axis=1, dtype=np.float64)
+        wrong = sums == 0 if normalize else np.abs(sums - 1) > SUM_TOLERANCE
+        if wrong.any():
+            row = int(wrong.argmax())
+            remedy = "one above 0" if normalize else "1 (normalize=True divides by the sum)"
+            raise InputError(
+                f"probabilities in row {row} sum to {sums[row]:.6g}, expected {remedy}"
+            )
+        if normalize:
+            p = p / sums[:, None].astype(p.dtype)
+        with np.errstate(divide="ignore"):
+            return cls(-np.log(np.maximum(p, p.dtype.type(clip))) + 0.0, variables)  # −0 becomes 0
+
+    @classmethod
+    def from_logits(cls, logits: ArrayLike, variables: ArrayLike | None = None) -> Self:
+        """Energies −log softmax(logits), from the scores of a classifier.
+
+        Args:
+            logits: One row per variable; −inf makes a label impossible. float32 stays float32.
+                # (m, c)
+            variables: As for `Unary`.
+
+        Example:
+            >>> Unary.from_logits([[3.0, 3.0]]).energies.round(3)
+            array([[0.693, 0.693]])
+        """
+        scores = _rows(logits, "logits")
+        top = scores.max(axis=1, keepdims=True, initial=-np.inf)
+        if not np.isfinite(top).all():  # NaN, +inf, or −inf throughout
+            row = int((~np.isfinite(top[:, 0])).argmax())
+            raise InputError(
+                f"logits in row {row} hold {shown(scores[row].tolist())}, expected finite numbers "
+                "or -inf, at least one of them finite"
+            )
+        below = scores - top
+        return cls(np.log(np.exp(below).sum(axis=1, keepdims=True)) - below, variables)
+
+
+def _rows(values: ArrayLike, what: str) -> NDArray[Any]:
+    """Numbers with one row per variable, float32 or float64.  # (m, c)"""
+    try:
+        given = np.asarray(values)
+        out = given if given.dtype == np.float32 else given.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{what} must be numbers in one rectangular array") from None
+    if out.ndim != 2 or out.shape[1] == 0:
+        raise InputError(f"{what} must have shape (variables, labels), not {out.shape}")
+    return out

@@ -1,0 +1,233 @@
+"""Fields from graphs of networkx and models of pgmpy; neither is imported.
+
+Both are asked only for what the protocols below say, so that anything else with the same methods
+serves as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.errors import InputError, InputTypeError, shown
+from proxfield.terms import Constant, Factor, Ising, Pairwise, Potts, Unary
+
+if TYPE_CHECKING:
+    from proxfield.field import Field
+    from proxfield.terms import Term
+
+COUPLINGS: dict[str, type[Potts] | type[Ising]] = {"potts": Potts, "ising": Ising}
+"""What the weight of an edge may mean."""
+
+Table = tuple[tuple[int, ...], NDArray[np.float64]]
+"""Variables and a table of energies over them."""
+
+
+class Graph(Protocol):
+    """The part of networkx.Graph that is used."""
+
+    def nodes(self, data: bool) -> Iterable[tuple[Hashable, Mapping[str, Any]]]:
+        """Nodes with their attributes."""
+
+    def edges(self, data: bool) -> Iterable[tuple[Hashable, Hashable, Mapping[str, Any]]]:
+        """Edges with their attributes."""
+
+
+class FactorModel(Protocol):
+    """The part of pgmpy's models that is used; Bayesian networks have ``get_cpds`` instead."""
+
+    def get_factors(self) -> Iterable[Any]:
+        """Factors with ``variables``, ``values`` and ``state_names``."""
+
+
+# ---- networkx ----
+
+
+def from_networkx(
+    graph: Graph,
+    *,
+    energies: str = "energies",
+    weight: str | float = "weight",
+    table: str = "table",
+    n_labels: int | None = None,
+    coupling: str = "potts",
+) -> Field:
+    """See `Field.from_networkx`."""
+    from proxfield.field import Field
+
+    if not (callable(getattr(graph, "nodes", None)) and callable(getattr(graph, "edges", None))):
+        raise InputTypeError(f"from_networkx takes a graph, not {type(graph).__name__}")
+    if coupling not in COUPLINGS:
+        raise InputError(f"coupling={shown(coupling)}, expected {' or '.join(COUPLINGS)}")
+    number: dict[Hashable, int] = {}
+    unaries: list[Table] = []
+    cards: list[int] = []
+    for node, data in graph.nodes(data=True):
+        v = number[node] = len(number)
+        if energies in data:
+            row = _numbers(data[energies], f"{energies} of node {shown(node)}")
+            if row.ndim != 1:
+                raise InputError(
+                    f"{energies} of node {shown(node)} have shape {row.shape}, expected one "
+                    "energy per label"
+                )
+            unaries.append(((v,), row))
+            cards.append(len(row))
+        else:
+            cards.append(2 if n_labels is None else n_labels)
+    edges: list[tuple[int, int]] = []
+    weights: list[float] = []
+    tables: list[Table] = []
+    for a, b, data in graph.edges(data=True):
+        here = f"edge ({shown(a)}, {shown(b)})"
+        pair = number[a], number[b]
+        if pair[0] == pair[1]:
+            raise InputError(f"{here} joins a node with itself, expected different nodes")
+        if table in data:
+            cost = _numbers(data[table], f"{table} of {here}")
+            want = cards[pair[0]], cards[pair[1]]
+            if cost.shape != want:
+                raise InputError(
+                    f"{table} of {here} has shape {cost.shape}, but its nodes have {want[0]} and "
+                    f"{want[1]} labels"
+                )
+            tables.append((pair, cost))
+        if not isinstance(weight, str) or weight in data:
+            value = data[weight] if isinstance(weight, str) else weight
+            strength = _numbers(value, f"{weight} of {here}")
+            if strength.ndim:
+                raise InputError(f"{weight} of {here} is {shown(value)}, expected a number")
+            edges.append(pair)
+            weights.append(float(strength))
+        elif table not in data:
+            raise InputError(
+                f"{here} has neither {shown(weight)} nor {shown(table)}; weight=1.0, for example, "
+                "gives all edges one weight"
+            )
+    names = [str(node) for node in number]
+    field = Field(np.array(cards, dtype=np.int64), names=names)
+    for term in tabled(unaries):
+        field.add(term)
+    if edges:
+        field.add(COUPLINGS[coupling](np.array(edges), np.array(weights)))
+    for term in tabled(tables):
+        field.add(term)
+    return field
+
+
+def _numbers(value: Any, what: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{what} is {shown(value)}, expected numbers") from None
+
+
+# ---- pgmpy ----
+
+
+def from_pgmpy(model: FactorModel) -> Field:
+    """See `Field.from_pgmpy`."""
+    from proxfield.field import Field
+
+    factors = _factors(model)
+    states = _states(factors)
+    order = _order(model, states)
+    number = {variable: v for v, variable in enumerate(order)}
+    tables: list[Table] = []
+    for k, factor in enumerate(factors):
+        values = np.asarray(factor.values, dtype=np.float64)
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise InputError(f"factor {k} holds a value that isn't a finite number, 0 or more")
+        for axis, variable in enumerate(factor.variables):
+            values = _aligned(values, axis, variable, factor, states[variable])
+        with np.errstate(divide="ignore"):
+            energies = -np.log(values) + 0.0  # + 0 turns −0 into 0
+        tables.append((tuple(number[variable] for variable in factor.variables), energies))
+    field = Field(
+        np.array([len(states[variable]) for variable in order], dtype=np.int64),
+        names=[str(variable) for variable in order],
+        label_names=[[str(state) for state in states[variable]] for variable in order],
+    )
+    for term in tabled(tables):
+        field.add(term)
+    return field
+
+
+def _factors(model: Any) -> list[Any]:
+    """The factors of any kind of model; conditional distributions as factors."""
+    if callable(getattr(model, "get_cpds", None)):
+        return [cpd.to_factor() for cpd in model.get_cpds()]
+    if callable(getattr(model, "get_factors", None)):
+        return list(model.get_factors())
+    raise InputTypeError(
+        f"from_pgmpy takes a model with get_cpds or get_factors, not {type(model).__name__}"
+    )
+
+
+def _states(factors: Sequence[Any]) -> dict[Hashable, list[Any]]:
+    """States of each variable, in the order of the first factor that has it."""
+    out: dict[Hashable, list[Any]] = {}
+    for factor in factors:
+        named = getattr(factor, "state_names", None) or {}
+        for variable, size in zip(factor.variables, np.shape(factor.values), strict=True):
+            out.setdefault(variable, list(named.get(variable, range(size))))
+    return out
+
+
+def _order(model: Any, states: Mapping[Hashable, Any]) -> list[Hashable]:
+    """Variables in the order of the model's nodes; all of them need a factor."""
+    known = getattr(model, "nodes", None)
+    nodes = list(known()) if callable(known) else list(states)
+    if hasattr(model, "get_variable_nodes"):  # a factor graph: its factors are nodes, too
+        nodes = [node for node in nodes if node in states]
+    lost = [node for node in nodes if node not in states]
+    if lost:
+        raise InputError(
+            f"no factor holds the variable {shown(lost[0])}, so that its states aren't known"
+        )
+    return nodes + [variable for variable in states if variable not in set(nodes)]
+
+
+def _aligned(
+    values: NDArray[np.float64], axis: int, variable: Hashable, factor: Any, states: list[Any]
+) -> NDArray[np.float64]:
+    """Values with the states of one variable in the order that all factors share."""
+    named = getattr(factor, "state_names", None) or {}
+    mine = list(named.get(variable, range(values.shape[axis])))
+    if mine == states:
+        return values
+    if len(mine) != len(states) or set(mine) != set(states):
+        raise InputError(
+            f"factors disagree on the states of {shown(variable)}: {shown(states)}, {shown(mine)}"
+        )
+    return np.take(values, [mine.index(state) for state in states], axis=axis)
+
+
+# ---- tables ----
+
+
+def tabled(tables: Iterable[Table]) -> list[Term]:
+    """Terms for tables over some variables each: one term per shape, in order of appearance.
+
+    Example:
+        >>> unary = np.zeros(2)
+        >>> [t.name for t in tabled([((0,), unary), ((1,), unary), ((0, 1), np.eye(2))])]
+        ['unary', 'pairwise']
+    """
+    groups: dict[tuple[int, ...], list[Table]] = {}
+    for scope, energies in tables:
+        groups.setdefault(energies.shape, []).append((scope, energies))
+    out: list[Term] = []
+    for shape, alike in groups.items():
+        scopes = np.array([scope for scope, _ in alike], dtype=np.int64)
+        stacked = np.stack([energies for _, energies in alike])
+        if len(shape) == 0:
+            out.append(Constant(float(stacked.sum())))
+        elif len(shape) == 1:
+            out.append(Unary(stacked, scopes[:, 0]))
+        else:
+            out.append((Pairwise if len(shape) == 2 else Factor)(scopes, stacked))
+    return out

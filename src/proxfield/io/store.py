@@ -1,0 +1,296 @@
+"""Fields and results as files: arrays in npz form, described by a JSON header inside.
+
+The member ``header`` of the archive holds UTF-8 text: what the file is, the version of the format,
+the kinds of terms with the names of their arrays, names of variables, and whatever isn't an array.
+Nothing is pickled. The checksums of the archive find damage; what can be read is checked again by
+the constructors of fields and terms.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield._version import __version__
+from proxfield.errors import InputError, ProxfieldError, shown
+from proxfield.inference.memory import check_memory
+from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
+from proxfield.terms.base import as_indices
+from proxfield.terms.saving import make_term, term_arrays
+
+if TYPE_CHECKING:
+    from proxfield.field import Field
+    from proxfield.result import Result
+
+F = TypeVar("F", bound="Field")
+R = TypeVar("R", bound="Result")
+
+FORMAT = "proxfield"
+VERSION = 1
+"""Of the format; a file of a higher one is refused."""
+CLASSES = ("Field", "DenseCRF", "Result", "DenseResult")
+"""What a file may hold: public classes of the package."""
+NUMBERS = ("free_energy", "seconds", "setup_seconds")
+"""Numbers of a result, kept as arrays: JSON has no infinity."""
+TRACE = ("iteration", "seconds", "free_energy", "change")
+DAMAGE = (
+    *(KeyError, IndexError, TypeError, AttributeError),
+    *(ValueError, OverflowError, RecursionError),
+)
+"""What a header that isn't as it should be leads to."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+# ---- writing ----
+
+
+def save_field(field: Field, path: Target) -> None:
+    """Write a field; see `Field.save`."""
+    arrays: Arrays = {}
+    header = _describe_field(field, arrays)
+    _write(path, type(field).__name__, {"field": header}, arrays)
+
+
+def save_result(result: Result, path: Target) -> None:
+    """Write a result and its field; see `Result.save`."""
+    arrays: Arrays = {}
+    field = _describe_field(result.field, arrays)
+    arrays["q"] = result.q
+    if result.feasible is not None:
+        arrays["feasible"] = result.feasible
+    for key in NUMBERS:
+        arrays[key] = np.float64(getattr(result, key))
+    for key in TRACE:
+        arrays[f"trace/{key}"] = getattr(result.trace, key)
+    members = result.trace.member
+    if members is not None:
+        known = list(dict.fromkeys(members))
+        place = {member: k for k, member in enumerate(known)}
+        arrays["trace/member"] = np.array([place[m] for m in members], dtype=np.int64)
+    about = {
+        "status": result.status.name,
+        "iterations": int(result.iterations),
+        "rule": result.rule,
+        "params": {k: v for k, v in result.params.items() if not callable(v)},
+        "members": None if members is None else known,
+    }
+    _write(path, type(result).__name__, {"field": field, "result": about}, arrays)
+
+
+def _describe_field(field: Field, arrays: Arrays) -> dict[str, Any]:
+    """What the header says about a field; its arrays are added to those given."""
+    kind = type(field).__name__
+    if kind not in CLASSES or type(field) is not getattr(import_module("proxfield"), kind):
+        raise InputError(
+            f"a {kind} can't be saved, expected a Field or a DenseCRF; make a plain "
+            "Field(cardinalities, terms=field.terms) of it"
+        )
+    common = field.layout.common
+    if common is None:
+        arrays["cardinalities"] = field.cardinalities
+    seen = np.flatnonzero(field.evidence >= 0)
+    if len(seen):
+        arrays["evidence/variables"], arrays["evidence/labels"] = seen, field.evidence[seen]
+    terms = []
+    for number, term in enumerate(field.terms):
+        name, parts = term_arrays(term)
+        terms.append({"kind": name, "arrays": list(parts)})
+        arrays.update({f"term/{number}/{key}": part for key, part in parts.items()})
+    names = field.layout.names
+    return {
+        "class": kind,
+        "attributes": {key: getattr(field, key) for key in field.saved_attributes},
+        "n_vars": field.n_vars,
+        "n_labels": common,
+        "names": None if names is None else names.variables,
+        "label_names": field.label_names,
+        "terms": terms,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Numpy's numbers and arrays as Python's, for JSON."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no number, text or list")
+
+
+def _write(path: Target, kind: str, header: dict[str, Any], arrays: Arrays) -> None:
+    about: dict[str, Any] = {"format": FORMAT, "version": VERSION, "holds": kind}
+    about.update(library=__version__, arrays=list(arrays))
+    try:
+        text = json.dumps({**about, **header}, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"a parameter can't be saved ({error})", path=display_name(path)) from None
+    buffer = io.BytesIO()
+    content = {"header": np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8), **arrays}
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in content.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+    atomic_write(path, buffer.getvalue())
+
+
+# ---- reading ----
+
+
+def load_field(wanted: type[F], source: Source, max_bytes: int | None = None) -> F:
+    """Read a field; see `Field.load`."""
+    with _opened(wanted, source, max_bytes) as (cls, header, archive):
+        field: F = _read_field(cls, header["field"], archive)
+        return field
+
+
+def load_result(wanted: type[R], source: Source, max_bytes: int | None = None) -> R:
+    """Read a result and its field; see `Result.load`."""
+    from proxfield.field import Field
+    from proxfield.result import Status, Trace
+
+    with _opened(wanted, source, max_bytes) as (cls, header, archive):
+        field: Field = _read_field(
+            _class(header["field"]["class"], Field), header["field"], archive
+        )
+        about, q = header["result"], archive["q"]
+        if q.shape != (field.layout.size,) or q.dtype.kind != "f":
+            raise InputError(f"marginals of shape {q.shape}, expected ({field.layout.size},)")
+        if not np.isfinite(q).all():
+            raise InputError("marginals hold NaN or infinite values")
+        columns = [archive[f"trace/{key}"] for key in TRACE]
+        if any(column.shape != columns[0].shape or column.ndim != 1 for column in columns):
+            raise InputError("columns of the trace differ in length")
+        member = None
+        if about["members"] is not None:
+            member = [str(about["members"][k]) for k in archive["trace/member"]]
+        feasible = None
+        if "feasible" in archive:
+            feasible = as_indices(archive["feasible"], "a feasible labelling", 1)
+        result: R = cls(
+            field=field,
+            q=q,
+            status=Status[about["status"]],
+            iterations=int(about["iterations"]),
+            rule=str(about["rule"]),
+            params=dict(about["params"]),
+            trace=Trace(**dict(zip(TRACE, columns, strict=True)), member=member),
+            feasible=feasible,
+            **{key: float(archive[key]) for key in NUMBERS},
+        )
+        return result
+
+
+def _read_field(cls: type[F], header: dict[str, Any], archive: _Archive) -> F:
+    from proxfield.field import Field
+
+    out = cls.__new__(cls)  # not every class is made from variables
+    given: dict[str, Any] = {"names": header["names"], "label_names": header["label_names"]}
+    n, common = header["n_vars"], header["n_labels"]
+    if common is None:
+        Field.__init__(out, archive["cardinalities"], **given)
+    else:
+        Field.__init__(out, n, common, **given)
+    if out.n_vars != n:
+        raise InputError(f"{out.n_vars} variables, but the header says {shown(n)}")
+    for number, term in enumerate(header["terms"]):
+        parts = {str(key): archive[f"term/{number}/{key}"] for key in term["arrays"]}
+        out.add(make_term(str(term["kind"]), parts))
+    for key in cls.saved_attributes:
+        setattr(out, key, _as_tuples(header["attributes"][key]))
+    if "evidence/variables" not in archive:
+        return out
+    variables = as_indices(archive["evidence/variables"], "observed variables", 1)
+    labels = as_indices(archive["evidence/labels"], "observed labels", 1)
+    return out.condition(dict(zip(variables.tolist(), labels.tolist(), strict=True)))
+
+
+def _as_tuples(value: Any) -> Any:
+    """Lists, as JSON has them, as tuples."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _class(name: str, base: type[Any]) -> Any:
+    if not isinstance(name, str) or name not in CLASSES:
+        raise InputError(f"it holds a {shown(name)}, which isn't known here")
+    cls = getattr(import_module("proxfield"), name)
+    if not issubclass(cls, base):
+        raise InputError(f"it holds a {name}, expected a {base.__name__} (try {name}.load)")
+    return cls
+
+
+def _damage(error: Exception) -> str:
+    reason = " ".join(str(error).split())
+    return f"the file is damaged or incomplete ({type(error).__name__}: {reason})"
+
+
+class _Archive:
+    """Arrays by name. A damaged archive makes zipfile and numpy raise errors of a dozen kinds."""
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            self._zip = zipfile.ZipFile(io.BytesIO(data))
+        except Exception as error:
+            raise InputError(_damage(error)) from None
+        self.size = sum(member.file_size for member in self._zip.infolist())
+        """Bytes of all arrays."""
+        self.names = {name.removesuffix(".npy") for name in self._zip.namelist()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        try:
+            with self._zip.open(f"{name}.npy") as member:
+                array = np.lib.format.read_array(member, allow_pickle=False)
+                if member.read(1):  # the checksum is compared at the end
+                    raise ValueError("more than one array")
+                return np.asarray(array)
+        except Exception as error:
+            raise InputError(_damage(error)) from None
+
+
+@contextmanager
+def _opened(
+    wanted: type[Any], source: Source, max_bytes: int | None
+) -> Iterator[tuple[Any, dict[str, Any], _Archive]]:
+    """The class that a file holds, its header and its arrays; problems become one line."""
+    data, path = read_bytes(source, max_bytes)
+    if not data.startswith(b"PK"):
+        raise InputError(
+            f"isn't a file that {wanted.__name__}.save wrote, expected an npz archive", path=path
+        )
+    try:
+        archive = _Archive(data)
+        check_memory(archive.size, f"reading {path}")
+        header = _read_header(archive, wanted)
+        yield _class(header["holds"], wanted), header, archive
+    except InputError as error:
+        raise InputError(error.message, path=path) from None
+    except ProxfieldError:
+        raise
+    except DAMAGE as error:
+        raise InputError(_damage(error), path=path) from None
+
+
+def _read_header(archive: _Archive, wanted: type[Any]) -> dict[str, Any]:
+    if "header" not in archive:
+        raise InputError(f"isn't a file that {wanted.__name__}.save wrote: it has no header")
+    header = json.loads(archive["header"].tobytes().decode("utf-8", "surrogatepass"))
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise InputError(f"isn't a file that {wanted.__name__}.save wrote")
+    version = header["version"]
+    if not isinstance(version, int) or version > VERSION:
+        raise InputError(
+            f"the file has version {shown(version)} of the format, expected at most {VERSION}; "
+            "read it with a newer proxfield"
+        )
+    if {"header", *header["arrays"]} != archive.names:  # names aren't under a checksum
+        raise InputError("the file is damaged: its arrays aren't those that the header lists")
+    return header

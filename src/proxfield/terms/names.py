@@ -1,0 +1,201 @@
+"""Names of variables and of their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from proxfield.errors import InputError, cut_middle, shown
+
+LONGEST_LIST = 60
+"""Maximum number of characters of a list of names in a message or a repr."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of a field's variables, of their labels, or of both.
+
+    Numbers stay valid everywhere: a name is another way to say a number.
+
+    Args:
+        variables: One name per variable, all different; None without.
+        shared: Names of the labels, the same for all variables; None without.
+        each: Names of the labels, variable by variable; None without, and where they are shared.
+    """
+
+    variables: tuple[str, ...] | None = None
+    shared: tuple[str, ...] | None = None
+    each: tuple[tuple[str, ...], ...] | None = None
+
+    @classmethod
+    def read(cls, names: Any, label_names: Any, cardinalities: Sequence[int] | Any) -> Names | None:
+        """Names as a user gives them, checked against the numbers of labels.
+
+        Args:
+            names: One per variable, or None.
+            label_names: A list of names for all variables, a list of such lists with one per
+                variable, or None.
+            cardinalities: Labels per variable.
+
+        Returns:
+            The names; None if neither was given.
+
+        Example:
+            >>> Names.read(["a", "b"], [["no", "yes"], ["no", "yes"]], [2, 2])
+            Names(variables=('a', 'b'), shared=('no', 'yes'), each=None)
+        """
+        if names is None and label_names is None:
+            return None
+        n = len(cardinalities)
+        variables = None if names is None else _texts(names, "names")
+        if variables is not None and len(variables) != n:
+            raise InputError(f"{len(variables)} names for {n} variables, expected one per variable")
+        _distinct(variables or (), "names hold {name} twice, expected different names")
+        if label_names is None:
+            return cls(variables)
+        given = _list(label_names, "label_names")
+        if any(isinstance(name, str) for name in given):
+            shared = _texts(given, "label_names")
+            _distinct(shared, "label_names hold {name} twice, expected different names")
+            wrong = np.flatnonzero(np.asarray(cardinalities) != len(shared))
+            if len(wrong):
+                v = int(wrong[0])
+                raise InputError(
+                    f"{len(shared)} label_names, but variable {v} has {cardinalities[v]} labels; "
+                    "give one list of names per variable where these differ"
+                )
+            return cls(variables, shared)
+        each = tuple(_texts(row, f"label_names of variable {v}") for v, row in enumerate(given))
+        if len(each) != n:
+            raise InputError(f"label_names has {len(each)} lists for {n} variables")
+        for v, (row, c) in enumerate(zip(each, cardinalities, strict=True)):
+            if len(row) != c:
+                raise InputError(f"{len(row)} label_names for variable {v}, which has {c} labels")
+            _distinct(row, f"label_names of variable {v} hold {{name}} twice")
+        if each and all(row == each[0] for row in each):
+            return cls(variables, each[0])
+        return cls(variables, None, each)
+
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        return {name: v for v, name in enumerate(self.variables or ())}
+
+    def labels(self, variable: int) -> tuple[str, ...] | None:
+        """Names of a variable's labels; None without."""
+        return self.shared if self.each is None else self.each[variable]
+
+    def find(self, name: str) -> int:
+        """The number of the variable with this name."""
+        if self.variables is None:
+            raise InputError(f"variable {shown(name)}, but the variables have no names")
+        if name not in self._number:
+            raise InputError(
+                f"no variable is named {shown(name)}, expected one of: {listed(self.variables)}"
+            )
+        return self._number[name]
+
+    def show(self, variable: int) -> str:
+        """A variable as messages call it.
+
+        Example:
+            >>> Names(("rain",)).show(0), Names().show(0)
+            ("variable 'rain'", 'variable 0')
+        """
+        if self.variables is None or not 0 <= variable < len(self.variables):
+            return f"variable {variable}"
+        return f"variable {shown(self.variables[variable])}"
+
+
+def find_variable(names: Names | None, n_vars: int, key: object) -> int:
+    """The number of a variable given by number or name, checked.
+
+    Example:
+        >>> find_variable(Names(("rain", "grass")), 2, "grass")
+        1
+    """
+    if isinstance(key, str):
+        return (names or Names()).find(key)
+    try:
+        v = index(key)  # type: ignore[arg-type]  # anything else raises
+    except TypeError:
+        raise InputError(f"variable {shown(key)}, expected a whole number or a name") from None
+    if not 0 <= v < n_vars:
+        raise InputError(f"there is no variable {v}, expected 0 to {n_vars - 1}")
+    return v
+
+
+def find_label(names: Names | None, variable: int, n_labels: int, key: object) -> int:
+    """The number of a variable's label given by number or name, checked.
+
+    Example:
+        >>> find_label(Names(shared=("no", "yes")), 5, 2, "yes")
+        1
+    """
+    here = (names or Names()).show(variable)
+    if isinstance(key, str):
+        known = None if names is None else names.labels(variable)
+        if known is None:
+            raise InputError(f"label {shown(key)} of {here}, but its labels have no names")
+        if key not in known:
+            raise InputError(f"{here} has no label {shown(key)}, expected one of: {listed(known)}")
+        return known.index(key)
+    try:
+        label = index(key)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputError(
+            f"label {shown(key)} of {here}, expected a whole number or a name"
+        ) from None
+    if not 0 <= label < n_labels:
+        raise InputError(f"{here} has label {label}, expected 0 to {n_labels - 1}")
+    return label
+
+
+def listed(names: Iterable[str], longest: int = LONGEST_LIST) -> str:
+    """Some names, separated by commas, on one line of limited length.
+
+    Example:
+        >>> listed(["a", "b"]), listed([f"x{i}" for i in range(1000)], 12)
+        ('a, b', 'x0, x1, x2, …')
+    """
+    out: list[str] = []
+    size = 0
+    for name in names:
+        plain = name if name.isprintable() else repr(name)
+        text = cut_middle(plain, longest)
+        size += len(text) + 2
+        if out and size > longest + 2:
+            return ", ".join([*out, "…"])
+        out.append(text)
+    return ", ".join(out)
+
+
+def _list(values: Any, what: str) -> list[Any]:
+    if isinstance(values, str | bytes):
+        raise InputError(f"{what}={shown(values)}, expected a list of names")
+    try:
+        return list(values)
+    except TypeError:
+        raise InputError(f"{what}={shown(values)}, expected a list of names") from None
+
+
+def _texts(values: Any, what: str) -> tuple[str, ...]:
+    given = _list(values, what)
+    for name in given:
+        if not isinstance(name, str):
+            raise InputError(f"{what} hold {shown(name)}, expected text")
+    return tuple(str(name) for name in given)
+
+
+def _distinct(names: Sequence[str], message: str) -> None:
+    if len(set(names)) == len(names):
+        return
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InputError(message.format(name=shown(name)))
+        seen.add(name)
