@@ -89,7 +89,13 @@ def test_second_process_loads_instead_of_compiling(package: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "source", ["compiled/math.py", "filters/numba/lattice.py", "backends/numba/general.py"]
+    "source",
+    [
+        "compiled/math.py",
+        "filters/numba/lattice.py",
+        "backends/numba/general.py",
+        "rules/plan.py",
+    ],
 )
 def test_cache_folder_depends_on_every_source(package: Path, tmp_path: Path, source: str) -> None:
     show = "from proxfield.compiled.jit import kernel_cache; print(kernel_cache())"

@@ -102,31 +102,22 @@ class ReferenceProgram(Program):
             if self._free_energy(self._softmax(trial)) > f + slack(f, self.dtype):
                 step = plan.step if plan.fallback is None else plan.fallback
                 step = step[owner]  # the certified step can't fail
-        if plan.kind == Kind.MEAN:
-            s.theta = np.where(impossible, np.inf, target)
+
+        def center(x: Floats) -> Floats:
+            """Subtract the mean over possible labels."""
+            count = np.maximum(1.0, self.layout.sum_by_variable(~impossible))
+            mean = self.layout.sum_by_variable(np.where(impossible, 0.0, x)) / count
+            return np.asarray(x - mean[owner])
+
+        new = np.where(impossible, np.inf, moved(s, plan, theta, target, step, center))
+        if plan.kind.averages_marginals:
+            s.theta = new
             mixed = np.where(impossible, 0.0, (1 - step) * s.q + step * self._softmax(s.theta))
             s.q = (mixed / self.layout.sum_by_variable(mixed)[owner]).astype(self.dtype)
-            return step
-        move = self._average(s, plan, theta, target, ~impossible)
-        s.theta = np.where(impossible, np.inf, theta - step * move).astype(self.dtype)
-        s.q = self._softmax(s.theta)
+        else:
+            s.theta = new.astype(self.dtype)
+            s.q = self._softmax(s.theta)
         return step
-
-    def _average(
-        self,
-        s: ReferenceState,
-        plan: Update,
-        theta: Floats,
-        target: Floats,
-        possible: NDArray[np.bool_],
-    ) -> Floats:
-        def centre(x: Floats) -> Floats:
-            """Subtract the mean over possible labels."""
-            count = np.maximum(1.0, self.layout.sum_by_variable(possible))
-            mean = self.layout.sum_by_variable(np.where(possible, x, 0.0)) / count
-            return np.asarray(x - mean[self.layout.owner])
-
-        return np.asarray(average(s, plan, theta, target, centre))
 
     def _sweep(self, s: ReferenceState, plan: Order) -> float:
         self.need_sweeps()
@@ -209,32 +200,39 @@ class ReferenceProgram(Program):
         return s.q, chains.polish
 
 
-def average(s: Any, plan: Update, theta: Any, target: Any, centre: Callable[[Any], Any]) -> Any:
-    """What a rule moves θ along: its residual or an average over time.
+def moved(
+    s: Any, plan: Update, theta: Any, target: Any, step: Any, center: Callable[[Any], Any]
+) -> Any:
+    """New natural parameters: the formula of every `Kind`, for numpy and for torch.
 
     Args:
         s: A state with the moments ``u`` and ``v``, which are moved on.
         plan: The rule.
         theta: Natural parameters; arrays of numpy or torch.
         target: θ*.
-        centre: Subtracts each variable's mean over its possible labels.
+        step: The step of each entry.
+        center: Subtracts each variable's mean over its possible labels.
     """
-    g1, g2, eps = plan.gamma1, plan.gamma2, plan.epsilon
+    kind, g1, g2, eps = plan.kind, plan.gamma1, plan.gamma2, plan.epsilon
     residual = theta - target
-    if plan.kind == Kind.PROXIMAL:
-        return residual
-    if plan.kind == Kind.MOMENTUM:
+    if kind == Kind.PROXIMAL:
+        return theta - step * residual
+    if kind == Kind.MEAN:
+        return target
+    if kind == Kind.MOMENTUM:
         s.u = g1 * s.u + (1 - g1) * residual
-        return s.u
-    if plan.kind == Kind.MOMENTUM_PRINTED:
+        return theta - step * s.u
+    if kind == Kind.MOMENTUM_PRINTED:
         s.u = g1 * s.u + (1 - g1) * target
-        return theta - s.u
-    if plan.kind == Kind.ADAM:
-        residual = centre(residual)
+        return theta - step * (theta - s.u)
+    if kind == Kind.ADAM:
+        residual = center(residual)
         s.u = g1 * s.u + (1 - g1) * residual
         s.v = g2 * s.v + (1 - g2) * residual**2
-        return s.u / (s.v**0.5 + eps)
-    target = centre(target)
-    s.u = g1 * s.u + (1 - g1) * target
-    s.v = (1 - g2) * s.v + g2 * target**2
-    return (centre(theta) - s.u) / (s.v**0.5 + eps)
+        return theta - step * (s.u / (s.v**0.5 + eps))
+    if kind == Kind.ADAM_PRINTED:
+        target = center(target)
+        s.u = g1 * s.u + (1 - g1) * target
+        s.v = (1 - g2) * s.v + g2 * target**2
+        return theta - step * ((center(theta) - s.u) / (s.v**0.5 + eps))
+    raise NotImplementedError(kind)

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, update_wrapper
+from itertools import chain
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -34,6 +35,8 @@ PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""
 SOURCES = ("compiled", "filters/numba", "backends/numba")
 """Folders of compiled functions that call compiled functions of other files."""
+CONSTANTS = ("rules/plan.py",)
+"""Files of numbers that are constants in compiled functions: those of the kinds of rules."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
 
@@ -57,9 +60,9 @@ def kernel_cache() -> Path:
     """The folder of the kernels compiled from these very sources."""
     digest = hashlib.sha256(numba.__version__.encode())
     package = Path(__file__).parents[1]
-    for folder in SOURCES:
-        for source in sorted((package / folder).glob("*.py")):
-            digest.update(source.read_bytes())
+    sources = [sorted((package / folder).glob("*.py")) for folder in SOURCES]
+    for source in (*chain.from_iterable(sources), *(package / name for name in CONSTANTS)):
+        digest.update(source.read_bytes())
     root = cache_root()
     name = f"kernels-{digest.hexdigest()[:12]}"
     try:

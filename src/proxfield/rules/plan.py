@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,64 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.terms.base import Floats, Ints
 
 
-class Kind(IntEnum):
-    """The averages of which all parallel rules are made."""
+class Space(Enum):
+    """Where an update averages."""
 
-    PROXIMAL = 0  # θ ← θ − s (θ − θ*)
-    MEAN = 1  # q ← (1 − s) q + s q*
-    MOMENTUM = 2  # u ← γu + (1−γ)(θ − θ*);  θ ← θ − s u
-    MOMENTUM_PRINTED = 3  # u ← γu + (1−γ) θ*;  θ ← θ − s (θ − u)
-    ADAM = 4  # moments of the centred θ − θ*;  θ ← θ − s u / (√v + ε)
-    ADAM_PRINTED = (
-        5  # moments of the centred θ*, v's weights swapped;  θ ← θ − s (θ − u) / (√v + ε)
-    )
+    NATURAL = "natural"
+    """θ moves; q = softmax(−θ)."""
+    MEAN = "mean"
+    """q moves: (1 − s) q + s softmax(−θ), where θ is what the kind makes of its target."""
+
+
+class Kind(IntEnum):
+    """The averages of which all parallel rules are made.
+
+    Each says what kernels have to know about it; its formula is in one function per backend (see
+    CONTRIBUTING). Numbers are consecutive from 0.
+
+    Attributes:
+        moments: Averages kept from one update to the next: 0, 1 (``u``) or 2 (``u`` and ``v``).
+        space: Where it averages.
+        centered: Whether its formula subtracts each variable's mean over the possible labels.
+            One that isn't linear in θ, θ* and u has to: adding a constant to all energies of a
+            variable must not change q.
+    """
+
+    moments: int
+    space: Space
+    centered: bool
+
+    PROXIMAL = 0, 0  # θ ← θ − s (θ − θ*)
+    MEAN = 1, 0, Space.MEAN  # q ← (1 − s) q + s q*
+    MOMENTUM = 2, 1  # u ← γu + (1−γ)(θ − θ*);  θ ← θ − s u
+    MOMENTUM_PRINTED = 3, 1  # u ← γu + (1−γ) θ*;  θ ← θ − s (θ − u)
+    # moments of the centered θ − θ*;  θ ← θ − s u / (√v + ε)
+    ADAM = 4, 2, Space.NATURAL, True
+    # moments of the centered θ*, v's weights swapped;  θ ← θ − s (θ − u) / (√v + ε)
+    ADAM_PRINTED = 5, 2, Space.NATURAL, True
+
+    def __new__(
+        cls, number: int, moments: int, space: Space = Space.NATURAL, centered: bool = False
+    ) -> Kind:
+        kind = int.__new__(cls, number)
+        kind._value_ = number
+        kind.moments, kind.space, kind.centered = moments, space, centered
+        return kind
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        """The moments that it keeps, by their names in a state.
+
+        Example:
+            >>> Kind.MOMENTUM.moment_names
+            ('u',)
+        """
+        return ("u", "v")[: self.moments]
+
+    @property
+    def averages_marginals(self) -> bool:
+        """Whether q moves, so that θ doesn't say all about it."""
+        return self.space is Space.MEAN
 
 
 @dataclass(frozen=True)
@@ -54,6 +101,16 @@ class Update:
     adaptive: bool = False
     fallback: NDArray[np.float64] | None = None
     inverse_temperature: float = 1.0
+
+    @property
+    def proximal(self) -> bool:
+        """Whether this is θ ← θ − s (θ − θ*), with nothing kept from one update to the next."""
+        return self.kind is Kind.PROXIMAL
+
+    @property
+    def full(self) -> bool:
+        """Whether every variable takes its target: θ ← θ*."""
+        return self.proximal and bool((self.step == 1.0).all())
 
 
 @dataclass(frozen=True)

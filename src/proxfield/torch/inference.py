@@ -15,7 +15,7 @@ from proxfield.filters.torch.filter import working_dtype
 from proxfield.inference.curvature import Curvature
 from proxfield.lowering.lowered import Lowered, lower
 from proxfield.rules.base import Rule
-from proxfield.rules.plan import Custom, Kind, Order, Plan, Update
+from proxfield.rules.plan import Custom, Order, Plan, Update
 from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Problem
 from proxfield.terms.pairwise import Ising, Potts
@@ -272,7 +272,7 @@ def _start(init: Any, energies: Any, model: Model, shape: _Shape, dtype: Any, de
 def _unrolled(
     model: Model, energies: Any, weights: Any, plan: Plan, q: Any, iterations: int
 ) -> Any:
-    if not isinstance(plan, Update) or plan.kind != Kind.PROXIMAL or plan.adaptive:
+    if not isinstance(plan, Update) or not plan.proximal or plan.adaptive:
         raise UnsupportedError('gradient="unrolled" needs the rule "fixed" or "full-parallel"')
     step = model.energy.tensor(plan.step)[None, :, None]
     theta = -torch.log(q.clamp(min=1e-30))

@@ -1,7 +1,7 @@
 """Updates of any rule with their states kept, and the exact gradient of what they did.
 
-What an update needs of the state before it is kept: θ for proximal rules, θ and moments for
-momentum and adam, q for the others. The backward pass takes one update at a time, the last first:
+What an update needs of the state before it is kept: θ (q where marginals are averaged, and for
+sweeps) and a rule's moments. The backward pass takes one update at a time, the last first:
 it makes it again, recorded by autograd, and drops the record.
 """
 
@@ -11,24 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from proxfield.backends.torch.program import TorchProgram, TorchState, largest
 from proxfield.devices.cuda import torch
-from proxfield.rules.plan import Kind, Order, Update
+from proxfield.rules.plan import Order, Update
 from proxfield.torch.solve import softmax
 
-KEPT = {
-    Kind.PROXIMAL: ("theta",),
-    Kind.MEAN: ("q",),
-    Kind.MOMENTUM: ("theta", "u"),
-    Kind.MOMENTUM_PRINTED: ("theta", "u"),
-    Kind.ADAM: ("theta", "u", "v"),
-    Kind.ADAM_PRINTED: ("theta", "u", "v"),
-}
-"""What an update depends on."""
 SMALLEST_MOMENT = 1e-30
-"""Adam's second moment starts here: the square root has no derivative at 0."""
+"""Second moments start here: the square root has no derivative at 0."""
 
 
 @dataclass
@@ -49,14 +38,16 @@ class Recording:
 
 
 def kept_names(plan: Update | Order) -> tuple[str, ...]:
-    """What is kept of the state before an update."""
-    return KEPT[plan.kind] if isinstance(plan, Update) else ("q",)
+    """What is kept of the state before an update: what it depends on."""
+    if not isinstance(plan, Update):
+        return ("q",)
+    return ("q" if plan.kind.averages_marginals else "theta", *plan.kind.moment_names)
 
 
-def first_state(plan: Update | Order, q: Any) -> TorchState:
+def first_state(plan: Update | Order | None, q: Any) -> TorchState:
     """The state at these marginals.  # (B, n, labels)"""
     state = TorchState(q)
-    if isinstance(plan, Update) and plan.kind in (Kind.ADAM, Kind.ADAM_PRINTED):
+    if isinstance(plan, Update) and "v" in plan.kind.moment_names:
         state.v = torch.full_like(q, SMALLEST_MOMENT)
     return state
 
@@ -133,7 +124,7 @@ def pull_back(
         totals = [a + b for a, b in zip(totals, found[width:], strict=True)]
     if start is not None:
         with torch.enable_grad():
-            plan = made.plans[0] if made.plans else Update(Kind.MEAN, np.ones(1))
+            plan = made.plans[0] if made.plans else None
             state = first_state(plan, start(given[0]))
         found = _gradients([getattr(state, name) for name in ends], given, grads)
         totals = [a + b for a, b in zip(totals, found, strict=True)]

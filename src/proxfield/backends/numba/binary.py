@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from proxfield.backends.numba.kinds import difference_move, move_differences
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import as_bits, exp_ratio, from_bits
+from proxfield.rules.plan import Kind
 
 CLAMP = 1000.0
 """|a| of a variable with an impossible label: its probability underflows to nothing."""
@@ -47,23 +49,6 @@ class BinaryArrays(NamedTuple):
     second: Any
     a_before: Any  # before the last update, for the safeguard
     g_before: Any
-
-
-class Motion(NamedTuple):
-    """An `Update` as plain numbers."""
-
-    kind: int
-    step: Any  # (n,)
-    inverse: Any  # 1 / step = 1 + damping  # (n,)
-    fallback: Any  # a certified step, for redoing one that raised F  # (n,)
-    flat: float  # the step if all are equal, else 0: saves reading two arrays
-    gamma1: float
-    gamma2: float
-    epsilon: float
-    adaptive: bool
-    beta: float
-    trace: bool
-    slack: float  # relative to 1 + |F|
 
 
 @inlined
@@ -123,51 +108,23 @@ def gradient_block(pack: Any, v: Any, here: Any, i0: int, i1: int, energy_too: b
 
 @inlined
 def move_block(motion: Any, st: Any, g: Any, old: Any, i0: int, i1: int, redo: bool) -> None:
-    """New ``a`` of one block by the rule (not for MEAN); ``g`` and ``old`` are the block's."""
+    """New ``a`` of one block, if θ moves; ``g`` and ``old`` are the block's."""
     a, first, second = st.a[i0:i1], st.first[i0:i1], st.second[i0:i1]
-    step, inverse = motion.step[i0:i1], motion.inverse[i0:i1]
-    kind, g1, g2, eps, beta = motion.kind, motion.gamma1, motion.gamma2, motion.epsilon, motion.beta
+    step, inverse, beta = motion.step[i0:i1], motion.inverse[i0:i1], motion.beta
     n = i1 - i0
     if redo:  # again from where the last step started
         keep_a, keep_g, step = st.a_before[i0:i1], st.g_before[i0:i1], motion.fallback[i0:i1]
         for k in range(n):
             a[k] = keep_a[k] - step[k] * (keep_a[k] - beta * keep_g[k])
-    elif kind == 0 and not motion.adaptive and motion.flat > 0.0:
-        flat = motion.flat
-        for k in range(n):
-            a[k] -= flat * (a[k] - beta * g[k])
-    elif kind == 0 and not motion.adaptive:
-        for k in range(n):
-            a[k] -= step[k] * (a[k] - beta * g[k])
-    elif kind == 0:
+    elif motion.adaptive:  # a proximal step
         keep_a, keep_g = st.a_before[i0:i1], st.g_before[i0:i1]
         for k in range(n):
             keep_a[k] = a[k]
             keep_g[k] = g[k]
             damping = (inverse[k] - 1.0) * (1.0 - 4.0 * old[k] * old[k])  # 4 m (1 − m)
             a[k] -= (a[k] - beta * g[k]) / (1.0 + damping)
-    elif kind == 2:
-        for k in range(n):
-            first[k] = g1 * first[k] + (1.0 - g1) * (a[k] - beta * g[k])
-            a[k] -= step[k] * first[k]
-    elif kind == 3:
-        for k in range(n):
-            first[k] = g1 * first[k] + (1.0 - g1) * beta * g[k]
-            a[k] -= step[k] * (a[k] - first[k])
-    # The centred residual of a binary variable is ±r/2, so its √v is half that of r, and both
-    # labels move: the factor 2 and the 2ε.
-    elif kind == 4:
-        for k in range(n):
-            r = a[k] - beta * g[k]
-            first[k] = g1 * first[k] + (1.0 - g1) * r
-            second[k] = g2 * second[k] + (1.0 - g2) * r * r
-            a[k] -= 2.0 * step[k] * first[k] / (np.sqrt(second[k]) + 2.0 * eps)
-    elif kind == 5:
-        for k in range(n):
-            r = beta * g[k]
-            first[k] = g1 * first[k] + (1.0 - g1) * r
-            second[k] = (1.0 - g2) * second[k] + g2 * r * r
-            a[k] -= 2.0 * step[k] * (a[k] - first[k]) / (np.sqrt(second[k]) + 2.0 * eps)
+    else:
+        move_differences(motion, a, g, first, second, step)
 
 
 @inlined
@@ -187,36 +144,58 @@ def clamp_block(pack: Any, values: Any, i0: int, i1: int) -> None:
             values[pack.clamped[c] - i0] = pack.clamp[c]
 
 
-@inlined
-def mean_block(
-    pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int
-) -> Any:
-    """q ← (1 − s) q + s q* for one block; returns as `update_block` does."""
-    a, step, inverse = st.a[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
-    entropy, change, twice = 0.0, 0, 0
-    clamp_block(pack, g, i0, i1)  # whose target is where they are: no change
-    for k in range(i1 - i0):
-        x = motion.beta * g[k]
-        a[k] = x
-        num, den = exp_ratio(-abs(x))
-        half = 0.5 - num / (num + den)
-        value = (1.0 - step[k]) * old[k] + step[k] * (-half if x > 0 else half)
-        d2 = as_bits(abs(np.float64(value) - new[k]) * inverse[k])
-        d1 = as_bits(abs(np.float64(value) - old[k]) * inverse[k])
-        twice = d2 if d2 > twice else twice
-        change = d1 if d1 > change else change
-        new[k] = value
-    if len(pack.clamped) > 0:
-        clamp_block(pack, a, i0, i1)
-        for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
-            k = pack.clamped[c] - i0
-            new[k] = -0.5 if pack.clamp[c] > 0 else 0.5
-            d1 = as_bits(abs(np.float64(new[k]) - old[k]) * inverse[k])
-            change = d1 if d1 > change else change
-    if motion.trace:
+def block_mean(kind: Kind, others: Any) -> Any:
+    """q ← (1 − s) q + s q* of one block by one kind, likewise."""
+    number = int(kind)
+    difference = difference_move(kind)
+
+    @inlined
+    def mean_block(
+        pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int
+    ) -> Any:
+        """Returns as `update_block` does."""
+        if motion.kind != number:
+            return others(pack, motion, st, g, old, new, i0, i1)
+        a, step, inverse = st.a[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
+        first, second = st.first[i0:i1], st.second[i0:i1]
+        entropy, change, twice = 0.0, 0, 0
+        clamp_block(pack, g, i0, i1)  # whose target is where they are: no change
         for k in range(i1 - i0):
-            entropy += entropy_of(np.float64(new[k]))
-    return entropy, from_bits(change), from_bits(twice)
+            x = difference(motion, a[k], motion.beta * g[k], first, second, k, step[k])
+            a[k] = x
+            num, den = exp_ratio(-abs(x))
+            half = 0.5 - num / (num + den)
+            value = (1.0 - step[k]) * old[k] + step[k] * (-half if x > 0 else half)
+            d2 = as_bits(abs(np.float64(value) - new[k]) * inverse[k])
+            d1 = as_bits(abs(np.float64(value) - old[k]) * inverse[k])
+            twice = d2 if d2 > twice else twice
+            change = d1 if d1 > change else change
+            new[k] = value
+        if len(pack.clamped) > 0:
+            clamp_block(pack, a, i0, i1)
+            for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
+                k = pack.clamped[c] - i0
+                new[k] = -0.5 if pack.clamp[c] > 0 else 0.5
+                d1 = as_bits(abs(np.float64(new[k]) - old[k]) * inverse[k])
+                change = d1 if d1 > change else change
+        if motion.trace:
+            for k in range(i1 - i0):
+                entropy += entropy_of(np.float64(new[k]))
+        return entropy, from_bits(change), from_bits(twice)
+
+    return mean_block
+
+
+@inlined
+def no_mean(pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int) -> Any:
+    """For kinds that don't exist."""
+    return 0.0, np.nan, np.nan
+
+
+mean_kinds = no_mean
+for _kind in Kind:
+    if _kind.averages_marginals:
+        mean_kinds = block_mean(_kind, mean_kinds)
 
 
 @inlined
@@ -235,8 +214,8 @@ def update_block(
     n = i1 - i0
     pad = pack.pad
     before, after = old[pad + i0 : pad + i1], new[pad + i0 : pad + i1]
-    if motion.kind == 1:
-        return mean_block(pack, motion, st, g, before, after, i0, i1)
+    if motion.mean:
+        return mean_kinds(pack, motion, st, g, before, after, i0, i1)
     move_block(motion, st, g, before, i0, i1, redo)
     a = st.a[i0:i1]
     clamp_block(pack, a, i0, i1)

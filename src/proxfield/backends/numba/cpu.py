@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, residual_of, rounding_of, slack
 from proxfield.backends.numba import general
-from proxfield.backends.numba.binary import Motion
+from proxfield.backends.numba.kinds import Motion
 from proxfield.compiled.jit import PARALLEL_WORK, max_threads, thread_count
 from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Custom, Explored, Kind, Order, Plan, Update
+from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
 from proxfield.terms.base import Floats
 
 
@@ -150,7 +150,7 @@ class CpuProgram(Program):
             if isinstance(plan, Update):
                 s.h = None
                 s.order_f = None
-                s.natural = plan.kind != Kind.MEAN and n > 0
+                s.natural = not plan.kind.averages_marginals and n > 0
                 rows = self._advance_update(s, plan, n, tol, trace or plan.adaptive)
             else:
                 s.known_f = None
@@ -172,6 +172,9 @@ class CpuProgram(Program):
         whole = equal and plan.step[0] == 1.0  # then its inverse is the same array
         return Motion(
             kind=int(plan.kind),
+            moments=plan.kind.moments,
+            mean=plan.kind.averages_marginals,
+            centered=plan.kind.centered,
             step=step,
             inverse=step if whole else (1.0 / plan.step).astype(self.dtype),
             fallback=step if plan.fallback is None else plan.fallback.astype(self.dtype),

@@ -114,7 +114,7 @@ def damp(st: Any, motion: Any, labels: int, i0: int, i1: int, width: int, g: Any
     """Gradients of some pixels → natural parameters, by the rules that keep those."""
     for i in range(i0, i1):
         at, o = (i - i0) * width, i * labels
-        if motion.kind == 1 or len(st.theta) == 0:
+        if (motion.mean and motion.moments == 0) or len(st.theta) == 0:
             for l in range(labels):
                 g[at + l] *= motion.beta
             continue
@@ -194,8 +194,9 @@ def advance(
     # each array by a name of its own: fetching one from a tuple counts references, atomically
     unary, old, new, shift, steps = pack.unary, st.old, st.new, st.shift, motion.step
     own, own_table, diagonal = pack.own, pack.own_table, pack.own_diagonal
-    trace, kind, flat_step = motion.trace, motion.kind, motion.flat
-    plain = kind == 0 and flat_step == 1.0 and motion.beta == 1.0 and len(st.theta) == 0
+    trace, mean, flat_step = motion.trace, motion.mean, motion.flat
+    # where no natural parameters are kept and no marginals averaged, q = softmax(−g)
+    plain = not mean and flat_step == 1.0 and motion.beta == 1.0 and len(st.theta) == 0
     for c in numba.prange(len(parts)):
         g = np.empty(RUN * width, dtype=unary.dtype)
         e = np.empty(RUN * width, dtype=unary.dtype)
@@ -229,12 +230,12 @@ def advance(
                     for l in range(labels):
                         e[at + l] = old[o + l]
                 else:
-                    if trace and kind != 1:
-                        mean = np.float64(weighted(e, g, at, width)) / whole
-                        entropy += np.log(np.float64(whole)) + mean
+                    if trace and not mean:
+                        shifted = np.float64(weighted(e, g, at, width)) / whole
+                        entropy += np.log(np.float64(whole)) + shifted
                     for l in range(0, width, LANES):
                         scale(e, at + l, 1.0 / whole, 0.0)
-                    if kind == 1:
+                    if mean:
                         entropy += average(st, steps[i], labels, i, trace, g, e, at)
                 if blind:
                     if not passing:

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from proxfield.backends.base import Rows, State
 from proxfield.backends.numba import dense, dense_pair, general
-from proxfield.backends.numba.binary import Motion
 from proxfield.backends.numba.cpu import CpuProgram, CpuState
 from proxfield.backends.numba.dense import DenseArrays, DensePack
 from proxfield.backends.numba.dense_views import Views
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
+from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.programs import GeneralProgram
 from proxfield.backends.reference import TINY
 from proxfield.compiled.jit import thread_count
 from proxfield.filters.numba import lattice
 from proxfield.lowering.lowered import Lowered
 from proxfield.lowering.reduction import Untouched
-from proxfield.rules.plan import Kind, Plan, Update
+from proxfield.rules.plan import Plan, Update
 from proxfield.terms.base import Floats, Layout, Term
 from proxfield.terms.gaussian import Gaussian
 
@@ -262,16 +262,15 @@ class DenseProgram(GeneralProgram):
             self._need(s, "theta", "g", "theta_before", "g_before")
             self._two_buffers(s)
             return super()._advance_update(s, plan, n, tol, trace)
-        full = plan.kind == Kind.PROXIMAL and bool((plan.step == 1.0).all())
-        keeps = self.tail > 0 or not (full or plan.kind == Kind.MEAN)
-        if keeps or (len(s.arrays.theta) and plan.kind != Kind.MEAN):
+        full = plan.full
+        # averages of marginals leave the natural parameters behind
+        leaves = plan.kind.averages_marginals and not plan.kind.moments
+        keeps = self.tail > 0 or not (full or leaves)
+        if keeps or (len(s.arrays.theta) and not leaves):
             self._need(s, "theta")
-        elif plan.kind == Kind.MEAN:  # averages of marginals leave the natural parameters behind
+        elif leaves:
             s.arrays = s.arrays._replace(theta=np.zeros(0, dtype=self.dtype))
-        if plan.kind in (Kind.MOMENTUM, Kind.MOMENTUM_PRINTED, Kind.ADAM, Kind.ADAM_PRINTED):
-            self._need(s, "u")
-        if plan.kind in (Kind.ADAM, Kind.ADAM_PRINTED):
-            self._need(s, "v")
+        self._need(s, *plan.kind.moment_names)
         if trace and s.arrays.q.nbytes <= WATCHED:
             self._two_buffers(s)
         if trace and s.entropy is None:

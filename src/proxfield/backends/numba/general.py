@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from proxfield.backends.numba.kinds import Means, moved
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_negative
 
@@ -271,43 +272,28 @@ def softmax_into(theta: Any, e: Any) -> Any:
 
 @inlined
 def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) -> None:
-    """New θ of one variable by the rule (not for MEAN); all arrays are the variable's own."""
-    beta, g1, g2, eps, kind = motion.beta, motion.gamma1, motion.gamma2, motion.epsilon, motion.kind
+    """New θ of one variable by the rule; all arrays are the variable's own."""
+    beta, kind = motion.beta, motion.kind
     c = len(theta)
-    # moments are of centred values, so that adding a constant to a variable changes nothing
-    mean, centre, possible = 0.0, 0.0, 0
-    if kind >= 4:
+    residuals, targets, thetas, possible = 0.0, 0.0, 0.0, 0
+    if motion.centered:
         for l in range(c):
             if g[l] < np.inf and theta[l] < np.inf:
-                mean += (theta[l] - beta * g[l]) if kind == 4 else beta * g[l]
-                centre += theta[l]
+                residuals += theta[l] - beta * g[l]
+                targets += beta * g[l]
+                thetas += theta[l]
                 possible += 1
-        mean /= max(1, possible)
-        centre /= max(1, possible)
+        residuals /= max(1, possible)
+        targets /= max(1, possible)
+        thetas /= max(1, possible)
+    mean = Means(residuals, targets, thetas)
     for l in range(c):
         if g[l] == np.inf:  # impossible: q = 0
             theta[l] = np.inf
             continue
         target = np.float64(beta * g[l])
         t = np.float64(theta[l]) if theta[l] < np.inf else target
-        if kind == 0:
-            theta[l] = t - step * (t - target)
-        elif kind == 2:
-            u[l] = g1 * u[l] + (1.0 - g1) * (t - target)
-            theta[l] = t - step * u[l]
-        elif kind == 3:
-            u[l] = g1 * u[l] + (1.0 - g1) * target
-            theta[l] = t - step * (t - u[l])
-        elif kind == 4:
-            r = t - target - mean
-            u[l] = g1 * u[l] + (1.0 - g1) * r
-            v[l] = g2 * v[l] + (1.0 - g2) * r * r
-            theta[l] = t - step * u[l] / (np.sqrt(v[l]) + eps)
-        else:
-            r = target - mean
-            u[l] = g1 * u[l] + (1.0 - g1) * r
-            v[l] = (1.0 - g2) * v[l] + g2 * r * r
-            theta[l] = t - step * (t - centre - u[l]) / (np.sqrt(v[l]) + eps)
+        theta[l] = moved(motion, kind, t, target, u, v, l, step, mean)
 
 
 @inlined
@@ -333,13 +319,8 @@ def update_block(
                 st.theta_before[o + l] = theta[l]
                 st.g_before[o + l] = g[l]
             step = 1.0 / (1.0 + (1.0 / step - 1.0) * spread)
-        mix = 1.0
-        if motion.kind == 1:
-            mix = step
-            for l in range(c):
-                theta[l] = motion.beta * g[l]
-        else:
-            move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
+        mix = step if motion.mean else 1.0
+        move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
         total, h = softmax_into(theta, g)  # g has done its work and holds exp(−θ)
         moved, whole = 0.0, 1.0
         if mix < 1.0:  # weight that an impossible label still had goes to the others

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, State, softmax
 from proxfield.backends.numba import binary, binary_sweep, chains, general, general_sweep
-from proxfield.backends.numba.binary import BinaryArrays, Motion
+from proxfield.backends.numba.binary import BinaryArrays
 from proxfield.backends.numba.cpu import CpuProgram, CpuState
 from proxfield.backends.numba.general import GeneralArrays
+from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
 from proxfield.backends.reference import TINY
 from proxfield.lowering.lowered import Lowered

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, slack
-from proxfield.backends.reference import TINY, ReferenceProgram, average
+from proxfield.backends.reference import TINY, ReferenceProgram, moved
 from proxfield.backends.torch.energy import Energy
 from proxfield.devices.cuda import torch
 from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Custom, Explored, Kind, Order, Plan, Update
+from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
 from proxfield.terms.base import Floats
 from proxfield.torch.needs import need_torch
 from proxfield.torch.solve import softmax
@@ -182,24 +182,20 @@ class TorchProgram(Program):
             allowed = f + torch.as_tensor(slacks, dtype=f.dtype, device=f.device)
             rose = self._free_energy(softmax(trial)) > allowed
             step = torch.where(rose[:, None, None], certain, step)
-        if plan.kind == Kind.MEAN:
-            s.theta = torch.where(impossible, infinite, target)
-            mixed = (1 - step) * s.q + step * softmax(s.theta)
-            mixed = torch.where(impossible, torch.zeros_like(mixed), mixed)
-            s.q = mixed / mixed.sum(dim=-1, keepdim=True)
-            return step
-        move = self._average(s, plan, theta, target, ~impossible)
-        s.theta = torch.where(impossible, infinite, theta - step * move)
-        s.q = softmax(s.theta)
-        return step
 
-    def _average(self, s: TorchState, plan: Update, theta: Any, target: Any, possible: Any) -> Any:
-        def centre(x: Any) -> Any:
-            count = possible.sum(dim=-1, keepdim=True).clamp(min=1)
-            kept = torch.where(possible, x, torch.zeros_like(x))
+        def center(x: Any) -> Any:
+            """Subtract the mean over possible labels."""
+            count = (~impossible).sum(dim=-1, keepdim=True).clamp(min=1)
+            kept = torch.where(impossible, torch.zeros_like(x), x)
             return x - kept.sum(dim=-1, keepdim=True) / count
 
-        return average(s, plan, theta, target, centre)
+        s.theta = torch.where(impossible, infinite, moved(s, plan, theta, target, step, center))
+        s.q, old = softmax(s.theta), s.q
+        if plan.kind.averages_marginals:
+            mixed = (1 - step) * old + step * s.q
+            mixed = torch.where(impossible, torch.zeros_like(mixed), mixed)
+            s.q = mixed / mixed.sum(dim=-1, keepdim=True)
+        return step
 
     def _sweep(self, s: TorchState, plan: Order) -> float:
         """Groups of variables that don't interact, or single ones, one after another."""

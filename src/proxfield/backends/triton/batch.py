@@ -19,11 +19,11 @@ from proxfield.backends.triton.general_pack import GeneralTensors
 from proxfield.backends.triton.graphs import Graphs
 from proxfield.backends.triton.natural_parameters import Natural
 from proxfield.backends.triton.state import BatchState, Slot, default_device
-from proxfield.backends.triton.update import arithmetic
+from proxfield.backends.triton.update import arithmetic, kinds
 from proxfield.devices.cuda import torch
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Kind, Update
+from proxfield.rules.plan import Update
 from proxfield.terms.base import Floats
 
 BETWEEN_LOOKS = 256
@@ -242,7 +242,7 @@ class BatchProgram:
             trace: Is F of every state wanted?
             wanted: Which fields to move (all by default); the others stay.  # (fields,)
         """
-        if plan.adaptive and plan.kind != Kind.PROXIMAL:
+        if plan.adaptive and not plan.proximal:
             raise UnsupportedError("adaptive steps are for proximal updates")
         pieces: list[list[Rows]] = [[] for _ in range(self.fields)]
         active = np.full(self.fields, n > 0 and self.joined.n > 0)
@@ -300,10 +300,10 @@ class BatchProgram:
                 safe = plan.step if plan.fallback is None else plan.fallback
                 slot.step.copy_(from_numpy(plan.step))
                 slot.safe.copy_(from_numpy(safe))
-        if plan.kind >= 2 and slot.u is None:
-            slot.u = torch.zeros(self.stride, dtype=self.tensors.dtype, device=self.device)
-        if plan.kind >= 4 and slot.v is None:
-            slot.v = torch.zeros(self.stride, dtype=self.tensors.dtype, device=self.device)
+        for name in plan.kind.moment_names:
+            if getattr(slot, name) is None:
+                zeros = torch.zeros(self.stride, dtype=self.tensors.dtype, device=self.device)
+                setattr(slot, name, zeros)
 
     def _launch(self, slot: Slot, plan: Update, trace: bool, n: int) -> None:
         flags = launch.Flags(int(plan.kind), plan.adaptive, trace, slot.flat and not plan.adaptive)
@@ -465,7 +465,7 @@ class BatchProgram:
         slot.parameters.fill_(1.0)
         slot.plan = None
         if me.joined.n:
-            me._step(slot, launch.Flags(-1, False, True, True))
+            me._step(slot, launch.Flags(kinds.LOOK, False, True, True))
         else:
             slot.out[0, :, 0] = slot.numbers[:, arithmetic.CONSTANT]
         f, g = slot.out[0, :, 0].clone(), slot.u[: me.per_state].clone()

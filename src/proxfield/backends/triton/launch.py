@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from proxfield.backends.triton.state import Slot
 
 
-MOMENTUM = (Kind.MOMENTUM, Kind.MOMENTUM_PRINTED)
-"""Kinds that keep one moment: with twice as many warps they are a tenth faster, and a quarter with
-F."""
+ONE_MOMENT = tuple(kind for kind in Kind if kind.moments == 1)
+"""With twice as many warps these kinds are a tenth faster, and a quarter with F."""
 
 
 class Flags(NamedTuple):
-    """What kernels are compiled for. A kind of −1 only looks."""
+    """What kernels are compiled for; ``kind`` is that of a rule, or `kinds.LOOK`."""
 
     kind: int
     adaptive: bool
@@ -56,7 +55,7 @@ def step(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
             slot.buffers[0, batch.front :], batch.stride, p.diagonal[0, batch.front :], p.bias, u,
             v, slot.step, slot.safe, slot.board, slot.parameters, slot.parts, batch.joined.n,
             p.row, p.columns, *d[:4], HARD=p.hard, D=len(p.distances), ROLL=p.roll, EVEN=p.even,
-            ROWS=p.rows, WIDTH=p.width, num_warps=p.warps * (2 if flags.kind in MOMENTUM else 1),
+            ROWS=p.rows, WIDTH=p.width, num_warps=p.warps * (2 if flags.kind in ONE_MOMENT else 1),
             **flags.words,
         )  # fmt: skip
     else:

@@ -13,16 +13,8 @@ of the last updates are still there when one wants the difference from two updat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from proxfield.backends.triton.update.kinds import constexpr, moved
 from proxfield.devices.cuda import interpreted, jit, tl
-
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
-else:
-    constexpr = str if tl is None else tl.constexpr
 
 BUFFERS = 4
 """Present, next, last and the one before; a power of two."""
@@ -44,6 +36,8 @@ BETA, GAMMA1, GAMMA2, EPSILON, TOL, STEP, SLACK, INVERSE = 0, 1, 2, 3, 4, 5, 6, 
 PARAMETERS = 8
 
 if tl is not None:
+    from proxfield.backends.triton.update.kinds import _AVERAGES, _CENTERED
+
     _ZERO: constexpr = tl.constexpr(START_ZERO)
     _THETA: constexpr = tl.constexpr(START_THETA)
     _CLAMP: constexpr = tl.constexpr(CLAMP)
@@ -93,48 +87,9 @@ def log_near(y):
 
 
 @jit
-def root(y):
-    """√y; for float32 by the unit for it."""
-    if _NATIVE and y.dtype == tl.float32:
-        return tl.inline_asm_elementwise(
-            "sqrt.approx.ftz.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        return tl.sqrt(y)
-
-
-@jit
 def parameter(parameters, PLACE: constexpr, like):
     """One of the plan's numbers, in the state's type."""
     return tl.load(parameters + PLACE).to(like)
-
-
-@jit
-def direction(theta, target, u, v, g1, g2, eps, mean, centre, KIND: constexpr):
-    """What a rule moves θ along; returns it and the moments.
-
-    ``mean`` is the mean over possible labels of the residual (or of the target in the printed
-    form of ADAM), ``centre`` that of θ; both are 0 where θ is centred anyway.
-    """
-    if KIND == 0:
-        move = theta - target
-    elif KIND == 2:
-        u = g1 * u + (1.0 - g1) * (theta - target)
-        move = u
-    elif KIND == 3:
-        u = g1 * u + (1.0 - g1) * target
-        move = theta - u
-    elif KIND == 4:
-        r = theta - target - mean
-        u = g1 * u + (1.0 - g1) * r
-        v = g2 * v + (1.0 - g2) * r * r
-        move = u / (root(v) + eps)
-    else:
-        r = target - mean
-        u = g1 * u + (1.0 - g1) * r
-        v = (1.0 - g2) * v + g2 * r * r
-        move = (theta - centre - u) / (root(v) + eps)
-    return move, u, v
 
 
 @jit
@@ -191,21 +146,19 @@ def binary_update(
     if ADAPTIVE:
         spread = 1.0 - 4.0 * m * m
         step = tl.where(redo != 0, safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
-    if KIND == 1:
+    new, u, v = moved(x, target, u, v, step, g1, g2, eps, 0.0, 0.0, 0.0, KIND)
+    if (_AVERAGES >> KIND) & 1:
         e = ratio(x)
         t = e / (1.0 + e)
-        e = ratio(target)
+        e = ratio(new)
         small = e / (1.0 + e)
         mine = tl.where(x > 0, t, 1.0 - t)  # q_1
         other = tl.where(x > 0, 1.0 - t, t)
-        towards = tl.where(target > 0, small, 1.0 - small)
-        away = tl.where(target > 0, 1.0 - small, small)
+        towards = tl.where(new > 0, small, 1.0 - small)
+        away = tl.where(new > 0, 1.0 - small, small)
         one = (1.0 - step) * mine + step * towards
         zero = (1.0 - step) * other + step * away
         new = 0.5 * (tl.log(tl.maximum(zero, 1e-37)) - tl.log(tl.maximum(one, 1e-37)))
-    else:
-        move, u, v = direction(x, target, u, v, g1, g2, eps, 0.0, 0.0, KIND)
-        new = x - step * move
     if HARD:
         new = tl.where(clamped, tl.where(bias > 0, _CLAMP, -_CLAMP), new)
     after = spin(new)
@@ -240,20 +193,17 @@ def label_update(
     if ADAPTIVE:
         spread = tl.max(4.0 * q * (1.0 - q), 1)[:, None]
         step = tl.where(redo != 0, safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
-    if KIND == 1:
-        new = target
-    else:
-        mean = tl.zeros_like(step)
-        centre = tl.zeros_like(step)
-        if KIND >= 4:
-            count = tl.maximum(tl.sum(possible.to(theta.dtype), 1), 1.0)[:, None]
-            averaged = target
-            if KIND == 4:
-                averaged = theta - target
-            mean = tl.sum(tl.where(possible, averaged, 0.0), 1)[:, None] / count
-            centre = tl.sum(theta, 1)[:, None] / count
-        move, u, v = direction(theta, target, u, v, g1, g2, eps, mean, centre, KIND)
-        new = theta - step * move
+    mean_residual = tl.zeros_like(step)
+    mean_target = tl.zeros_like(step)
+    mean_theta = tl.zeros_like(step)
+    if (_CENTERED >> KIND) & 1:
+        count = tl.maximum(tl.sum(possible.to(theta.dtype), 1), 1.0)[:, None]
+        mean_residual = tl.sum(tl.where(possible, theta - target, 0.0), 1)[:, None] / count
+        mean_target = tl.sum(tl.where(possible, target, 0.0), 1)[:, None] / count
+        mean_theta = tl.sum(theta, 1)[:, None] / count
+    new, u, v = moved(
+        theta, target, u, v, step, g1, g2, eps, mean_residual, mean_target, mean_theta, KIND
+    )
     new = tl.where(possible, new, inf)
     low = tl.min(new, 1)[:, None]
     some = low < inf  # else no label is possible: q = 0
@@ -262,7 +212,7 @@ def label_update(
     total = tl.sum(e, 1)[:, None]
     after = e / tl.where(some, total, 1.0)
     new = shifted + tl.log(tl.where(some, total, 1.0))
-    if KIND == 1:
+    if (_AVERAGES >> KIND) & 1:
         after = tl.where(possible, (1.0 - step) * q + step * after, 0.0)
         total = tl.sum(after, 1)[:, None]
         after = after / tl.where(total > 0, total, 1.0)

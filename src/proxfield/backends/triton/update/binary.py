@@ -21,7 +21,6 @@ from typing import Any
 
 from proxfield.backends.triton.update.arithmetic import (
     binary_update,
-    constexpr,
     control,
     larger,
     log_near,
@@ -29,6 +28,13 @@ from proxfield.backends.triton.update.arithmetic import (
     read_board,
     spin,
     write_board,
+)
+from proxfield.backends.triton.update.kinds import (
+    constexpr,
+    fetch,
+    fetch_moments,
+    put,
+    put_moments,
 )
 from proxfield.devices.cuda import jit, tl, triton
 
@@ -42,6 +48,7 @@ def single_loads(*pointers: str) -> Any:
 
 if tl is not None:
     from proxfield.backends.triton.update.arithmetic import BOARD, BUFFERS
+    from proxfield.backends.triton.update.kinds import _LOOK, _PROXIMAL, _SECOND
 
     _BOARD: constexpr = tl.constexpr(BOARD)
     _BUFFERS: constexpr = tl.constexpr(BUFFERS)
@@ -56,24 +63,6 @@ def numbers_of(parameters, like):
         parameter(parameters, 2, like),
         parameter(parameters, 3, like),
     )
-
-
-@jit
-def fetch(pointers, inside, EVEN: constexpr):
-    """Numbers, 0 outside; without masks where nothing is outside."""
-    if EVEN:
-        return tl.load(pointers)
-    else:
-        return tl.load(pointers, mask=inside, other=0.0)
-
-
-@jit
-def put(pointers, values, inside, EVEN: constexpr):
-    """The same, stored."""
-    if EVEN:
-        tl.store(pointers, values)
-    else:
-        tl.store(pointers, values, mask=inside)
 
 
 @jit
@@ -94,27 +83,23 @@ def move(
     """Update the variables at ``at`` and store them; returns (F, change) of each.
 
     The change is over the step, or (if FLAT) still to be divided by it; see `binary_update`.
-    KIND −1 only looks: it stores the gradient in ``u``.
+    KIND `LOOK` only looks: it stores the gradient in ``u``.
     """
     like = x.dtype
     beta, g1, g2, eps = numbers_of(parameters, like)
     b = fetch(bias + at, inside, EVEN)
-    first = x
-    second = x
-    if KIND >= 2:
-        first = fetch(u + at, inside, EVEN)
-    if KIND >= 4:
-        second = fetch(v + at, inside, EVEN)
+    first, second = fetch_moments(u, v, at, inside, x, KIND, EVEN)
     s = parameter(parameters, 5, like)
     certified = s
     if not FLAT:
         s = tl.load(step + at, mask=inside, other=1.0)
     if ADAPTIVE:
         certified = tl.load(safe + at, mask=inside, other=1.0)
-    if KIND == -1:
+    if KIND == _LOOK:
         new, _, _, _, change, f = binary_update(
-            x, m, g, b, first, second, s, s, redo, beta, g1, g2, eps, 0, False, HARD, True, True
-        )
+            x, m, g, b, first, second, s, s, redo, beta, g1, g2, eps,
+            _PROXIMAL, False, HARD, True, True,
+        )  # fmt: skip
         put(u + at, b + g, inside, EVEN)
     else:
         new, _, first, second, change, f = binary_update(
@@ -122,10 +107,7 @@ def move(
             KIND, ADAPTIVE, HARD, TRACE, FLAT,
         )  # fmt: skip
         put(to + at, new, inside, EVEN)
-        if KIND >= 2:
-            put(u + at, first, inside, EVEN)
-        if KIND >= 4:
-            put(v + at, second, inside, EVEN)
+        put_moments(u, v, at, first, second, inside, KIND, EVEN)
     if not EVEN:
         f = tl.where(inside, f, 0.0)
         change = tl.where(inside, change, 0.0)
@@ -302,12 +284,7 @@ def binary_run(
         w = tl.reshape(tl.load(weight + edge), (SIZE, K))
     empty = tl.where(inside, 0.0, log_near(0.5 + tl.abs(m))).to(tl.float64)
     constant -= tl.sum(empty, 0)  # the entropy of nobody
-    m1 = x
-    m2 = x
-    if KIND >= 2:
-        m1 = tl.load(u + first + at, mask=inside, other=0.0)
-    if KIND >= 4:
-        m2 = tl.load(v + first + at, mask=inside, other=0.0)
+    m1, m2 = fetch_moments(u, v, first + at, inside, x, KIND, False)
     s = parameter(parameters, 5, like)
     certified = s
     if not FLAT:
@@ -332,7 +309,7 @@ def binary_run(
         )  # fmt: skip
         to = spins + ((tick + 1) % _BUFFERS).to(tl.int64) * stride
         tl.store(to + at, after, mask=inside)
-        if KIND >= 4:  # 0 / (0 + ε) outside, and ε may be 0
+        if (_SECOND >> KIND) & 1:  # 0 / (0 + ε) outside, and ε may be 0
             change = tl.where(inside, change, 0.0)
         if TRACE:
             total, most = tl.reduce((f, change), 0, sum_and_larger)
@@ -361,10 +338,7 @@ def binary_run(
             m = after
     write_board(board, numbers, tick, done, row, trial, redo, before, last)
     tl.store(state + first + at, x, mask=inside)
-    if KIND >= 2:
-        tl.store(u + first + at, m1, mask=inside)
-    if KIND >= 4:
-        tl.store(v + first + at, m2, mask=inside)
+    put_moments(u, v, first + at, m1, m2, inside, KIND, False)
     tl.debug_barrier()
     ago = spins + ((tick + 2) % _BUFFERS).to(tl.int64) * stride
     c = tl.load(ago + at, mask=inside, other=0.0)

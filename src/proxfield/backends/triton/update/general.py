@@ -11,7 +11,6 @@ variable's labels fastest, so that the labels of a tile lie side by side in memo
 from __future__ import annotations
 
 from proxfield.backends.triton.update.arithmetic import (
-    constexpr,
     control,
     label_update,
     larger,
@@ -20,10 +19,16 @@ from proxfield.backends.triton.update.arithmetic import (
     write_board,
 )
 from proxfield.backends.triton.update.binary import numbers_of
+from proxfield.backends.triton.update.kinds import (
+    constexpr,
+    fetch_moments,
+    put_moments,
+)
 from proxfield.devices.cuda import jit, tl
 
 if tl is not None:
     from proxfield.backends.triton.update.arithmetic import BOARD, BUFFERS
+    from proxfield.backends.triton.update.kinds import _LOOK
 
     _BOARD: constexpr = tl.constexpr(BOARD)
     _BUFFERS: constexpr = tl.constexpr(BUFFERS)
@@ -114,7 +119,7 @@ def tile(
     AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
     L: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Update one tile; returns its (F, change). KIND −1 only looks: ``u`` gets the gradient."""
+    """Update one tile; returns its (F, change). KIND `LOOK` only looks: ``u`` gets the gradient."""
     place = tl.arange(0, BLOCK)
     who = tl.load(variable + block * BLOCK + place)  # −1: nobody
     real = who >= 0
@@ -156,16 +161,11 @@ def tile(
     if SHIFT:
         g += tl.load(shift + at, mask=inside, other=0.0)
     change = tl.zeros((), like)
-    if KIND == -1:
+    if KIND == _LOOK:
         tl.store(u + at, g, mask=inside)
     else:
         beta, g1, g2, eps = numbers_of(parameters, like)
-        first = g
-        second = g
-        if KIND >= 2:
-            first = tl.load(u + at, mask=inside, other=0.0)
-        if KIND >= 4:
-            second = tl.load(v + at, mask=inside, other=0.0)
+        first, second = fetch_moments(u, v, at, inside, g, KIND, False)
         s = tl.zeros((BLOCK, 1), like) + parameter(parameters, 5, like)
         certified = s
         if not FLAT:
@@ -177,10 +177,7 @@ def tile(
             KIND, ADAPTIVE,
         )  # fmt: skip
         tl.store(target + at, new, mask=inside)
-        if KIND >= 2:
-            tl.store(u + at, first, mask=inside)
-        if KIND >= 4:
-            tl.store(v + at, second, mask=inside)
+        put_moments(u, v, at, first, second, inside, KIND, False)
         change = tl.reduce(tl.where(real, moved, 0.0), 0, larger)
     return f, change
 

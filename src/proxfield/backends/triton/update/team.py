@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from proxfield.backends.triton.update.arithmetic import (
     binary_update,
-    constexpr,
     control,
     larger,
     parameter,
@@ -22,12 +21,17 @@ from proxfield.backends.triton.update.arithmetic import (
     write_board,
 )
 from proxfield.backends.triton.update.binary import (
-    fetch,
     numbers_of,
     over_step,
-    put,
     single_loads,
     sum_and_larger,
+)
+from proxfield.backends.triton.update.kinds import (
+    constexpr,
+    fetch,
+    fetch_moments,
+    put,
+    put_moments,
 )
 from proxfield.devices.cuda import jit, tl
 
@@ -91,12 +95,7 @@ def team_run(
     j = tl.load(column + edge)
     w = tl.reshape(tl.load(weight + edge), (SIZE, K))
     b = tl.load(bias + field * room + at)
-    m1 = x
-    m2 = x
-    if KIND >= 2:
-        m1 = fetch(u + first + at, inside, False)
-    if KIND >= 4:
-        m2 = fetch(v + first + at, inside, False)
+    m1, m2 = fetch_moments(u, v, first + at, inside, x, KIND, False)
     s = parameter(parameters, 5, like)
     if not FLAT:
         s = tl.load(step + first + at, mask=inside, other=1.0)
@@ -148,7 +147,4 @@ def team_run(
         tl.store(twice + field * TEAM + mine, largest.to(tl.float64))
     if PHASE != 2:
         put(state + first + at, x, inside, False)
-        if KIND >= 2:
-            put(u + first + at, m1, inside, False)
-        if KIND >= 4:
-            put(v + first + at, m2, inside, False)
+        put_moments(u, v, first + at, m1, m2, inside, KIND, False)

@@ -1,0 +1,144 @@
+"""What every compiled update shares: the formula of each kind of rule, for one entry.
+
+`moved` is the only compiled function that knows formulas. Kernels ask a `Motion` for what else they
+have to know of a kind: its moments, its space, whether it centers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from proxfield.compiled.jit import inlined
+from proxfield.rules.plan import Kind
+
+PROXIMAL = int(Kind.PROXIMAL)
+MEAN = int(Kind.MEAN)
+MOMENTUM = int(Kind.MOMENTUM)
+MOMENTUM_PRINTED = int(Kind.MOMENTUM_PRINTED)
+ADAM = int(Kind.ADAM)
+ADAM_PRINTED = int(Kind.ADAM_PRINTED)
+
+
+class Motion(NamedTuple):
+    """An `Update` as plain numbers."""
+
+    kind: int
+    moments: int
+    mean: bool  # does it average marginals?
+    centered: bool
+    step: Any  # (n,)
+    inverse: Any  # 1 / step = 1 + damping  # (n,)
+    fallback: Any  # a certified step, for redoing one that raised F  # (n,)
+    flat: float  # the step if all are equal, else 0: saves reading two arrays
+    gamma1: float
+    gamma2: float
+    epsilon: float
+    adaptive: bool
+    beta: float
+    trace: bool
+    slack: float  # relative to 1 + |F|
+
+
+class Means(NamedTuple):
+    """Means over a variable's possible labels, 0 unless the kind centers."""
+
+    residual: float
+    target: float
+    theta: float
+
+
+CENTERED = Means(0.0, 0.0, 0.0)
+"""Of values that are centered already."""
+
+
+@inlined
+def moved(
+    motion: Any, kind: int, t: float, target: float, u: Any, v: Any, at: int, step: float, mean: Any
+) -> Any:
+    """The new θ of one entry; moments are moved on in place.
+
+    Args:
+        motion: The rule.
+        kind: Its kind, apart: a constant where kernels have a loop for each.
+        t: θ.
+        target: θ*.
+        u: First moments, read and written at ``at`` by kinds that have them.
+        v: Second moments, likewise.
+        at: The entry's place among the moments.
+        step: The step.
+        mean: See `Means`.
+    """
+    g1, g2, eps = motion.gamma1, motion.gamma2, motion.epsilon
+    if kind == PROXIMAL:
+        return t - step * (t - target)
+    elif kind == MEAN:
+        return target
+    elif kind == MOMENTUM:
+        u[at] = g1 * u[at] + (1.0 - g1) * (t - target)
+        return t - step * u[at]
+    elif kind == MOMENTUM_PRINTED:
+        u[at] = g1 * u[at] + (1.0 - g1) * target
+        return t - step * (t - u[at])
+    elif kind == ADAM:
+        r = t - target - mean.residual
+        u[at] = g1 * u[at] + (1.0 - g1) * r
+        v[at] = g2 * v[at] + (1.0 - g2) * r * r
+        return t - step * u[at] / (np.sqrt(v[at]) + eps)
+    elif kind == ADAM_PRINTED:
+        r = target - mean.target
+        u[at] = g1 * u[at] + (1.0 - g1) * r
+        v[at] = (1.0 - g2) * v[at] + g2 * r * r
+        return t - step * (t - mean.theta - u[at]) / (np.sqrt(v[at]) + eps)
+    return np.nan
+
+
+def difference_move(kind: Kind) -> Any:
+    """A binary variable's new a = θ(1) − θ(0) by one kind, a constant to the compiler."""
+    number, centered = int(kind), kind.centered
+
+    @inlined
+    def move(motion: Any, a: float, target: float, u: Any, v: Any, k: int, step: float) -> Any:
+        if centered:  # of the two labels' natural parameters: ±a/2
+            half = np.float64(0.5)
+            size = np.float64(step)
+            return 2.0 * moved(motion, number, half * a, half * target, u, v, k, size, CENTERED)
+        return moved(motion, number, a, target, u, v, k, step, CENTERED)
+
+    return move
+
+
+def block_move(kind: Kind, others: Any) -> Any:
+    """The same for a block of variables; rules of other kinds go to ``others``.
+
+    Each kind has loops of its own, which run at vector speed.
+    """
+    number, moments = int(kind), kind.moments
+    difference = difference_move(kind)
+
+    @inlined
+    def move(motion: Any, a: Any, g: Any, first: Any, second: Any, step: Any) -> None:
+        beta, flat = motion.beta, motion.flat
+        if motion.kind != number:
+            others(motion, a, g, first, second, step)
+        elif moments == 0 and flat > 0.0:
+            for k in range(len(a)):
+                a[k] = difference(motion, a[k], beta * g[k], first, second, k, flat)
+        else:
+            for k in range(len(a)):
+                a[k] = difference(motion, a[k], beta * g[k], first, second, k, step[k])
+
+    return move
+
+
+@inlined
+def no_move(motion: Any, a: Any, g: Any, first: Any, second: Any, step: Any) -> None:
+    """For kinds that don't exist."""
+
+
+# new ``a`` of a block by a rule of any kind that moves θ
+move_differences = no_move
+for _kind in Kind:
+    if not _kind.averages_marginals:
+        move_differences = block_move(_kind, move_differences)
