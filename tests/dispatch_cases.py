@@ -219,5 +219,4 @@ def check_inference(kernels: str) -> None:
     assert found.free_energy == pytest.approx(expected.free_energy, abs=1e-8)
 
 
-
 every_override = pytest.mark.parametrize("kind", OVERRIDDEN.values(), ids=OVERRIDDEN)

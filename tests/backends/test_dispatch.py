@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+import proxfield as pf
 from dispatch_cases import (
     POINTS,
     Halved,
@@ -20,11 +22,10 @@ from dispatch_cases import (
     compiled,
     every_override,
     field_with,
+    marginals,
     named,
     own_registry,
 )
-
-import proxfield as pf
 from proxfield.backends.numba.dense_program import DenseProgram
 from proxfield.backends.numba.dense_views import Views
 from proxfield.backends.terms import implementation, replaced_by_default
@@ -65,7 +66,9 @@ def test_registered_for_the_cpu(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_registered_beside_a_dense_field(dtype: str) -> None:
     pf.register(Spread, "cpu", OnCpu)
-    field = field_with(on_lattice(pf.Gaussian)).add(Spread()).add(pf.Consistency([0] * 3 + [1] * 37))
+    field = (
+        field_with(on_lattice(pf.Gaussian)).add(Spread()).add(pf.Consistency([0] * 3 + [1] * 37))
+    )
     OnCpu.calls = 0
     assert isinstance(check_as_reference(field, "cpu", dtype), DenseProgram)
     traced = pf.infer(field, "full-parallel", dtype=dtype, max_iters=3, tol=0.0)
@@ -75,6 +78,39 @@ def test_registered_beside_a_dense_field(dtype: str) -> None:
 
 def test_inference_with_a_registered_implementation() -> None:
     check_inference("cpu")
+
+
+class Firmer(pf.Potts):
+    """Twice the energy, by its gradient alone: `Potts.lower` would say the plain one."""
+
+    def labelling_energy(self, layout: Any, labels: Any) -> float:
+        return 2 * super().labelling_energy(layout, labels)
+
+    def add_gradient(self, layout: Any, q: Any, out: Any) -> None:
+        super().add_gradient(layout, q, out)
+        super().add_gradient(layout, q, out)
+
+
+class Lowerable(Firmer):
+    """The same with a lowering of its own."""
+
+    def lower(self, layout: Any, builder: Any) -> None:
+        builder.add_potts(self.edges, 2 * self.weights)
+
+
+def test_an_inherited_lowering_does_not_speak_for_an_override() -> None:
+    plain, firm, lowered = (
+        field_with(kind([[0, 1], [1, 2]], [0.5, 0.8]), 3) for kind in (pf.Potts, Firmer, Lowerable)
+    )
+    plain.add(pf.Potts([[0, 1], [1, 2]], [0.5, 0.8]))
+    assert firm.lower().extras and not lowered.lower().extras
+    expected = plain.layout.centre(compiled(plain, "cpu").gradient(marginals(plain)))
+    for field in (firm, lowered):
+        found = check_as_reference(field, "cpu").gradient(marginals(plain))
+        np.testing.assert_allclose(plain.layout.centre(found), expected, atol=1e-12)
+    pf.register(Firmer, "cpu", make_a)
+    with pytest.raises(InputError, match="offers lower"):
+        pf.register(Lowerable, "cpu", make_a)
 
 
 def test_terms_without_an_implementation() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from triton_setup import direct, indirect, run_interpreted
+
+import proxfield as pf
 from dispatch_cases import (
     POINTS,
     Renamed,
@@ -17,9 +20,6 @@ from dispatch_cases import (
     named,
     own_registry,
 )
-from triton_setup import direct, indirect, run_interpreted
-
-import proxfield as pf
 
 __all__ = ["own_registry"]  # a fixture
 

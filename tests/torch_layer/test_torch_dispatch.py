@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from dispatch_cases import (
     IMPLEMENTATIONS,
     POINTS,
