@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C isn't handled yet
     from typing import Any
 
+    from proxfield.backends.terms import register as register
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
@@ -61,6 +62,7 @@ _HOME = {
     "DenseCRF": "images.densecrf",
     "DenseResult": "images.densecrf",
     "refine_batch": "images.densecrf",
+    "register": "backends.terms",
     "InputError": "errors",
     "MemoryLimitError": "errors",
     "ProxfieldError": "errors",
@@ -140,6 +142,7 @@ __all__ = [
     "read_evidence",
     "read_uai",
     "refine_batch",
+    "register",
     "saveable",
     "write_uai",
 ]

@@ -236,7 +236,7 @@ def test_program_does_what_the_reference_does(name: str, kind: str, device: str)
 
 
 def test_program_with_terms_it_does_not_know(device: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(energy, "knows", lambda term, exact: False)
+    monkeypatch.setattr(energy, "maker_of", lambda term, exact: None)
     field = fields()["dense"]
     lowered = field.lower()
     q = np.full(18, 1 / 3)

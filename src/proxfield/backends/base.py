@@ -156,7 +156,8 @@ class Program(ABC):
         pack = getattr(self, "pack", ())
         arrays = [a for a in pack if isinstance(a, np.ndarray)]
         types = tuple((a.dtype.str, a.ndim, a.flags.writeable) for a in arrays)
-        return (type(self), self.dtype.name, self.parallel, bool(self.lowered.extras), types)
+        extras = tuple(type(t) for t in self.lowered.extras)  # these may bring kernels of their own
+        return (type(self), self.dtype.name, self.parallel, extras, types)
 
     def build_for(self, plan: Plan | None) -> None:  # noqa: B027 (a hook)
         """Pack what a plan (or, with None, chains) will need and isn't packed yet."""

@@ -255,7 +255,24 @@ class Term(ABC):
 
 def offers(term: Term, method: str) -> bool:
     """Does this term implement an optional method?"""
+    if method == "lower":
+        return lowers(type(term))
     return getattr(type(term), method) is not getattr(Term, method)
+
+
+def lowers(kind: type[Term]) -> bool:
+    """Can terms of this class be lowered?
+
+    Not by an inherited ``lower`` if the class has another gradient or energy than the one that
+    ``lower`` came with: then the override is what counts.
+    """
+    owner = next(base for base in kind.__mro__ if "lower" in vars(base))
+    if owner is Term:
+        return False
+    if getattr(owner, "add_gradient", None) in (None, Term.add_gradient):  # left to subclasses
+        return True
+    same = (getattr(kind, name) is getattr(owner, name) for name in ("add_gradient", "energy"))
+    return all(same)
 
 
 def missing(term: Term, method: str, who: str) -> UnsupportedError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Program, Rows, State, residual_of, rounding_of, slack
 from proxfield.backends.numba import general
 from proxfield.backends.numba.kinds import Motion
+from proxfield.backends.numba.terms import CpuTerm, on_cpu
 from proxfield.compiled.jit import PARALLEL_WORK, max_threads, thread_count
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
-from proxfield.terms.base import Floats
+from proxfield.terms.base import Floats, Term
 
 
 @dataclass
@@ -56,6 +58,11 @@ class CpuProgram(Program):
         self.layout = lowered.layout
         self.dtype = np.dtype(dtype)
         self.threads = max_threads() if threads is None else max(1, min(threads, max_threads()))
+
+    @cached_property
+    def extras(self) -> list[tuple[Term, CpuTerm | None]]:
+        """Terms that can't be lowered, each with its own CPU implementation if it has one."""
+        return [(t, on_cpu(t, self.layout, self.dtype)) for t in self.lowered.extras]
 
     @property
     def parallel(self) -> bool:
@@ -123,7 +130,10 @@ class CpuProgram(Program):
             return 0.0
         q = self.marginals(State(s))
         total = 0.0
-        for term in self.lowered.extras:
+        for term, own in self.extras:
+            if own is not None:
+                total += own.add_gradient(q.astype(self.dtype, copy=False), s.arrays.g)
+                continue
             g = np.zeros(self.layout.size)
             term.add_gradient(self.layout, q, g)
             s.arrays.g[:] += g.astype(self.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from proxfield.backends.numba.dense_views import Views
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.programs import GeneralProgram
+from proxfield.backends.numba.terms import on_cpu
 from proxfield.backends.reference import TINY
+from proxfield.backends.terms import implementation
 from proxfield.compiled.jit import thread_count
 from proxfield.filters.numba import lattice
 from proxfield.lowering.lowered import Lowered
@@ -43,18 +45,12 @@ def is_dense(lowered: Lowered) -> bool:
     """Are there pixels (the first variables, alike) seen through lattices, and no tables?"""
     if lowered.ising or lowered.potts or lowered.factors:
         return False
-    counts = {t.n_points for t in lowered.extras if isinstance(t, Gaussian) and on_lattice(t)}
-    return len(counts) == 1
+    return len({t.n_points for t in lowered.extras if on_lattice(t)}) == 1
 
 
-def on_lattice(term: Term) -> bool:
-    """Is this a term that the dense kernels see through a lattice?"""
-    return (
-        isinstance(term, Gaussian)
-        and term.first == 0
-        and term.n_points > 0
-        and term.filter_kind == "lattice"
-    )
+def on_lattice(term: Term) -> TypeGuard[Gaussian]:
+    """Is this a term that the dense kernels filter with a lattice?"""
+    return implementation(term, "cpu") is Views
 
 
 class DenseProgram(GeneralProgram):
@@ -65,8 +61,9 @@ class DenseProgram(GeneralProgram):
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         small = lowered.layout.size < PARALLEL_ENTRIES
         CpuProgram.__init__(self, lowered, dtype, 1 if small else threads)
-        self.terms = [t for t in lowered.extras if isinstance(t, Gaussian) and on_lattice(t)]
-        self.others = [t for t in lowered.extras if t not in self.terms]
+        self.terms = [t for t in lowered.extras if on_lattice(t)]
+        others = [t for t in lowered.extras if not on_lattice(t)]
+        self.others = [(t, on_cpu(t, self.layout, self.dtype)) for t in others]
         self.n = self.terms[0].n_points
         self.labels = int(self.layout.cardinalities[0])
         self.end = self.n * self.labels
@@ -192,7 +189,11 @@ class DenseProgram(GeneralProgram):
         q = self._buffer(s)
         shift = np.zeros(self.layout.size, dtype=self.dtype)
         total, before = 0.0, 0.0
-        for term in self.others:
+        for term, own in self.others:
+            if own is not None:
+                total += own.add_gradient(q, shift)
+                before = dense.dot(q, shift) if trace else 0.0
+                continue
             term.add_gradient(self.layout, q, shift)
             if not trace:
                 continue

@@ -15,6 +15,7 @@ from proxfield.compiled.simd import LANES, padded
 from proxfield.filters.lattice import SIDE
 from proxfield.filters.numba import lattice
 from proxfield.filters.numba.lattice import CACHED, FEW_VERTICES
+from proxfield.terms.base import Term
 from proxfield.terms.gaussian import Gaussian
 
 
@@ -39,6 +40,15 @@ class Views:
         dtype: Of the numbers.
         threads: Threads that work on them.
     """
+
+    fused = True
+    """Made by `DenseProgram` from all terms together, never from one term."""
+
+    @staticmethod
+    def accepts(term: Term) -> bool:
+        """Is this a term over the first variables, filtered with a lattice?"""
+        assert isinstance(term, Gaussian)
+        return term.first == 0 and term.n_points > 0 and term.filter_kind == "lattice"
 
     def __init__(self, terms: list[Gaussian], labels: int, dtype: Any, threads: int) -> None:
         self.labels, self.dtype, self.threads = labels, np.dtype(dtype), threads

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.backends.terms import Maker, implementation
 from proxfield.devices.cuda import torch
 from proxfield.filters.torch.operator import Operator, differentiable
 from proxfield.lowering.lowered import Lowered
@@ -165,10 +166,26 @@ class Tables:
         return torch.cat(out, dim=1)
 
 
+class TorchTerm(Protocol):
+    """A term in differentiable torch, made from (term, layout, dtype, device)."""
+
+    def gradient(self, q: Any) -> Any:
+        """dE/dq, 0 for variables of other terms.  # (B, n, labels) -> (B, n, labels)"""
+
+    def energy(self, q: Any) -> Any:
+        """E(q) in float64; asked only where the term's degree is None.  # (B, n, labels) -> (B,)"""
+
+
 class Block:
     """A `Gaussian` term, summed over all pairs."""
 
-    def __init__(self, term: Gaussian, labels: int, dtype: Any, device: Any) -> None:
+    @staticmethod
+    def accepts(term: Term) -> bool:
+        """Does the term still have its features, and any?"""
+        assert isinstance(term, Gaussian)
+        return term.features is not None and term.n_points > 0
+
+    def __init__(self, term: Gaussian, layout: Layout, dtype: Any, device: Any) -> None:
         assert term.features is not None
         make = {"dtype": dtype, "device": device}
         features = torch.as_tensor(np.asarray(term.features, dtype=np.float64), **make)[None]
@@ -177,11 +194,11 @@ class Block:
         self.rows = slice(term.first, term.first + term.n_points)
         self.table: Any = None if term.matrix is None else torch.as_tensor(term.matrix, **make)
         self.weight = term.weight
-        self.labels = labels
+        self.labels = int(layout.cardinalities.max(initial=1))
         self.sums = self.operator.apply(torch.ones_like(features[..., :1]))
 
-    def add(self, q: Any) -> Any:
-        """The gradient, 0 for other variables.  # (B, n, labels)"""
+    def gradient(self, q: Any) -> Any:
+        """dE/dq, 0 for other variables.  # (B, n, labels)"""
         c = self.labels if self.table is None else len(self.table)
         seen = self.operator.apply(q[:, self.rows, :c])
         part = self.weight * (self.sums - seen) if self.table is None else seen @ self.table
@@ -193,7 +210,7 @@ class Energy:
     """E(q) of a lowered field.
 
     Args:
-        lowered: The field. Terms that this module doesn't know are left out: see `unknown`.
+        lowered: The field. Terms without an implementation for "torch" are left out: see `unknown`.
         dtype: ``torch.float32`` or ``torch.float64``.
         device: Where to compute.
         exact: Also take Gaussian terms that asked for the lattice, and sum over all pairs.
@@ -231,9 +248,14 @@ class Energy:
         self.owner = np.concatenate([np.zeros(0, dtype=np.int64), *owner])
         self.where = torch.as_tensor(self.owner, device=device)
         self.collect = Collect(self.owner, layout.n_vars, device)
-        known = [t for t in lowered.extras if knows(t, exact)]
-        self.blocks = [Block(t, c, dtype, device) for t in known if isinstance(t, Gaussian)]
-        self.unknown: list[Term] = [t for t in lowered.extras if t not in known]
+        self.blocks: list[tuple[int | None, TorchTerm]] = []  # degrees, and what gives gradients
+        self.unknown: list[Term] = []
+        for extra in lowered.extras:
+            maker = maker_of(extra, exact)
+            if maker is None:
+                self.unknown.append(extra)
+            else:
+                self.blocks.append((extra.degree, maker(extra, layout, dtype, device)))
 
     def tensor(self, values: Any) -> Any:
         """An array as a tensor of this energy's type."""
@@ -256,8 +278,8 @@ class Energy:
         rows = [message.expand(len(q), -1, -1) for _, message in self._messages(q, weights)]
         if rows:
             out = out + self.collect.add(torch.cat(rows, dim=1))
-        for block in self.blocks:
-            out = out + block.add(q)
+        for _, block in self.blocks:
+            out = out + block.gradient(q)
         return out
 
     def energy(self, q: Any, unary: Any, *weights: Any) -> Any:
@@ -266,8 +288,9 @@ class Energy:
         for k, (part, message) in enumerate(self._messages(q, weights)):
             mine = q[:, self.where[int(self.rows[k]) : int(self.rows[k + 1])]]
             total = total + expected(mine, message) / part.degree
-        for block in self.blocks:
-            total = total + expected(q, block.add(q)) / 2
+        for degree, block in self.blocks:
+            mine = block.energy(q) if degree is None else expected(q, block.gradient(q)) / degree
+            total = total + mine
         return total
 
     def free_energy(self, q: Any, unary: Any, *weights: Any) -> Any:
@@ -282,11 +305,9 @@ def expected(q: Any, g: Any) -> Any:
     return torch.where(q > 0, q.double() * g.double(), zero).sum(dim=(1, 2))
 
 
-def knows(term: Term, exact: bool) -> bool:
-    """Can this module compute the term as it is (or as if it were exact)?"""
-    return (
-        type(term) is Gaussian
-        and term.features is not None
-        and term.n_points > 0
-        and (exact or term.filter_kind == "exact")
-    )
+def maker_of(term: Term, exact: bool) -> Maker | None:
+    """A term's implementation; None for Gaussian terms over a lattice unless ``exact``."""
+    maker = implementation(term, "torch")
+    if maker is Block and not exact and isinstance(term, Gaussian):
+        return maker if term.filter_kind == "exact" else None
+    return maker

@@ -41,8 +41,8 @@ class TorchProgram(Program):
     """See `Program` and, for what each update does, `ReferenceProgram`.
 
     Several copies of the field with other unary energies can iterate together, as a batch: then F
-    and the changes that `advance` reports are the sum and the largest. Terms that torch doesn't
-    know (see `Energy`) are computed on the host, and so are `descend` and `explore`.
+    and the changes that `advance` reports are the sum and the largest. Terms without an
+    implementation for "torch" are computed on the host, and so are `descend` and `explore`.
 
     Args:
         lowered: The field.

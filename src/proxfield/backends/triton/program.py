@@ -19,7 +19,7 @@ from proxfield.backends.triton.batch import BatchProgram
 from proxfield.backends.triton.device_pack import from_numpy
 from proxfield.backends.triton.state import BatchState, default_device
 from proxfield.devices.cuda import torch
-from proxfield.filters.triton.plans import attach
+from proxfield.filters.triton.plans import DeviceFilter, attach
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.terms.base import Floats
@@ -94,7 +94,7 @@ class GpuProgram(Program):
         self.batch.extras = lowered.extras
         self.batch.terms = terms_on(lowered.extras, lowered, dtype, self.device)
         self._flat_step = True
-        self.batch.capturable = all(getattr(t, "capturable", True) for t in self.batch.terms)
+        self.batch.capturable = all(getattr(t, "capturable", False) for t in self.batch.terms)
 
     @property
     def parallel(self) -> bool:
@@ -115,7 +115,8 @@ class GpuProgram(Program):
         """What programs have in common that need the same kernels, and more than that: sizes and
         numbers of blocks are in it too."""
         pack = self.batch.pack
-        filters = [t.filter for t in self.batch.terms if hasattr(t, "filter")]
+        held = [getattr(t, "filter", None) for t in self.batch.terms]
+        filters = [f for f in held if isinstance(f, DeviceFilter)]
         return (
             type(self), self.dtype, str(self.device), self._flat_step, self.batch.binary,
             self.batch.per_state, numbers_in(pack),

@@ -1,33 +1,29 @@
 """Terms on a device: each adds its gradient to a tensor there, without waiting for the host.
 
-A term that has a class of its own here runs on the device alone; any other one through
-`HostTerm`, which works and copies the marginals to the host and back at every iteration.
+A term with an implementation for "cuda" (`proxfield.backends.terms`) runs on the device alone;
+any other one through `HostTerm`, which copies the marginals to the host and back at every
+iteration.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
 
+from proxfield.backends.terms import implementation
 from proxfield.devices.cuda import need, torch
 from proxfield.terms.base import Layout, Term, expectation
-
-DEVICE_TERMS: dict[str, tuple[str, str]] = {
-    "Gaussian": ("proxfield.backends.triton.terms.gaussian", "GaussianOnDevice"),
-    "Cooccurrence": ("proxfield.backends.triton.terms.cooccurrence", "CooccurrenceOnDevice"),
-    "LatentCooccurrence": ("proxfield.backends.triton.terms.cooccurrence", "LatentOnDevice"),
-    "Consistency": ("proxfield.backends.triton.terms.consistency", "ConsistencyOnDevice"),
-}
-"""Where the class for each class of terms is: a new one is one class and one line here."""
 
 
 class DeviceTerm(Protocol):
     """A term on a device, made from (term, layout, dtype, device)."""
 
     capturable: bool
-    """May `add_gradient` be recorded in a CUDA graph? Then it never waits for the host."""
+    """May `add_gradient` be recorded in a CUDA graph? Then it never waits for the host.
+
+    An implementation that doesn't say is never recorded.
+    """
 
     def add_gradient(self, q: Any, out: Any) -> Any:
         """Add dE/dq at ``q`` to ``out``.
@@ -42,7 +38,7 @@ class DeviceTerm(Protocol):
 
 
 class HostTerm:
-    """Any term, computed on the host: slow, for terms that have no class of their own here."""
+    """Any term, computed on the host: slow, for terms without an implementation for "cuda"."""
 
     capturable = False
 
@@ -79,8 +75,6 @@ def on_device(term: Term, layout: Layout, dtype: Any, device: Any) -> DeviceTerm
     need("torch")
     name = np.dtype(dtype).name
     place = torch.device(device)
-    entry = DEVICE_TERMS.get(type(term).__name__)
-    if entry is None:
-        return HostTerm(term, layout, name, place)
-    made: DeviceTerm = getattr(import_module(entry[0]), entry[1])(term, layout, name, place)
+    maker = implementation(term, "cuda") or HostTerm
+    made: DeviceTerm = maker(term, layout, name, place)
     return made

@@ -1,0 +1,46 @@
+"""Terms with compiled code of their own on the CPU, for those that can't be lowered."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.terms import implementation
+from proxfield.terms.base import Layout, Term
+
+
+class CpuTerm(Protocol):
+    """A term on the CPU, made from (term, layout, dtype); dtype is "float32" or "float64"."""
+
+    def add_gradient(self, q: NDArray[Any], out: NDArray[Any]) -> float:
+        """Add dE/dq at ``q`` to ``out``.
+
+        Args:
+            q: Marginals, in the program's type.  # (size,)
+            out: Changed in place, of the same type.  # (size,)
+
+        Returns:
+            The term's energy.
+        """
+
+
+def on_cpu(term: Term, layout: Layout, dtype: np.dtype[Any]) -> CpuTerm | None:
+    """A term's own CPU implementation; None: the term itself is to be called.
+
+    Args:
+        term: The term.
+        layout: Of the field.
+        dtype: Of marginals and gradients.
+
+    Example:
+        >>> import proxfield as pf
+        >>> on_cpu(pf.Consistency([0, 0]), Layout(np.array([2, 2])), np.dtype("float64")) is None
+        True
+    """
+    maker = implementation(term, "cpu")
+    if maker is None or getattr(maker, "fused", False):  # only a whole dense field runs fused
+        return None
+    made: CpuTerm = maker(term, layout, dtype.name)
+    return made
