@@ -266,23 +266,27 @@ def compared() -> list[Case]:
     """Runs to compare with the reference kernels in float64.
 
     Every variant meets every form with each of the other kernel sets; the reference kernels in
-    float32 need less. adam divides by small numbers, and by rounding where a variable starts at
-    its fixed point: from starts other than the uniform one its runs can't be compared.
+    float32 need less. Runs that start at their fixed point would show nothing. adam divides by
+    small numbers, and by rounding where a variable starts at its fixed point: from starts other
+    than the uniform one its runs can't be compared.
     """
 
     def allowed(case: Case) -> bool:
+        if form_of(str(case["name"])) == "alone" and case["init"] == "unary":
+            return False
         return "adam" not in str(case["variant"]) or case["init"] == "uniform"
 
+    group = {name: e for name, e in FINITE_TABLES.items() if form_of(name) != "nothing"}
     everything: dict[str, Any] = {"variants": [*VARIANTS], "init": STARTS, "allowed": allowed}
     by = "rule" if INTERPRETED else "variant"
     cases = [
         case
         for kernels in KERNELS[1:]
-        for case in cases_over(FINITE_TABLES, by=by, kernels=[kernels], dtype=DTYPES, **everything)
+        for case in cases_over(group, by=by, kernels=[kernels], dtype=DTYPES, **everything)
     ]
     if KERNELS[0] in TESTED:
         alone: dict[str, Any] = {"kernels": KERNELS[:1], "dtype": ["float32"]}
-        cases += cases_over(FINITE_TABLES, by="nothing", **alone, **everything)
+        cases += cases_over(group, by="nothing", **alone, **everything)
     return cases
 
 
@@ -301,9 +305,8 @@ def test_runs_follow_the_reference(
         # where a set keeps θ in another form, rounding grows
         assert_same_run(ours, theirs, 1e-4 if adam and "cuda" in KERNELS else 1e-6)
         assert ours.map_energy == pytest.approx(theirs.map_energy, abs=1e-9)
-        return
-    np.testing.assert_allclose(ours.q, theirs.q, atol=2e-3 if adam else 2e-4)
-    assert ours.free_energy == pytest.approx(theirs.free_energy, abs=2e-3 * scale_of(field))
+    else:
+        assert_same_run(ours, theirs, 2e-3 if adam else 2e-4)
 
 
 @over(HARD_TABLES, variants=[*VARIANTS], kernels=KERNELS[1:])
@@ -464,10 +467,11 @@ def test_every_pair_is_compared() -> None:
         runs = [case for case in cases if case["kernels"] == kernels]
         met = {(form_of(str(case["name"])), str(case["variant"])) for case in runs}
         rules = {(form, VARIANTS[variant][0]) for form, variant in met}
-        for name, variant in itertools.product(FINITE_TABLES, VARIANTS):
+        moving = [name for name in FINITE_TABLES if form_of(name) != "nothing"]
+        for name, variant in itertools.product(moving, VARIANTS):
             if not is_refused(name, variant):
                 assert (form_of(name), VARIANTS[variant][0]) in rules
                 assert INTERPRETED or (form_of(name), variant) in met
-        for axis, values in (("name", FINITE_TABLES), ("variant", VARIANTS), ("init", STARTS)):
+        for axis, values in (("name", moving), ("variant", VARIANTS), ("init", STARTS)):
             pairs = {(case[axis], case["dtype"]) for case in runs}
             assert pairs == set(itertools.product(values, DTYPES))
