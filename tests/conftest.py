@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 
 from helpers import DTYPES, KERNELS
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes under test must see it
 
 if os.environ.get("TRITON_INTERPRET") == "1" and "cuda" in KERNELS:
     sys.path.append(str(Path(__file__).parent / "gpu"))

@@ -44,9 +44,12 @@ def interrupt(
         text=True,
         env={**environment, **env},
     )
-    time.sleep(delay)
-    child.send_signal(signal.SIGINT)
-    stdout, stderr = child.communicate(timeout=120)
+    try:
+        time.sleep(delay)
+        child.send_signal(signal.SIGINT)
+        stdout, stderr = child.communicate(timeout=120)
+    finally:
+        child.kill()  # if it hangs, it must not disturb other tests
     return child.returncode, stdout, stderr
 
 

@@ -26,11 +26,11 @@ EVERY = {**POSSIBLE, **CONTRADICTIONS}
 
 @cache
 def form_of(name: str) -> str:
-    """What the field of an example is lowered to, as far as kernels see it."""
+    """What the field of an example is lowered to, as far as kernels see it.
+
+    "nothing" where no update changes the uniform start.
+    """
     lowered = EVERY[name].field().lower()
-    if lowered.extras:
-        kinds = {getattr(t, "filter", t).__class__.__name__ for t in lowered.extras}
-        return "+".join(sorted(kinds))
     arities = {f.scopes.shape[1] for f in lowered.factors}
     parts = {
         "potts": lowered.potts is not None,
@@ -38,9 +38,14 @@ def form_of(name: str) -> str:
         "tables": max(arities, default=0) > 2,
     }
     present = [part for part, there in parts.items() if there]
-    if not present:
-        return "alone" if lowered.ising is None else "spins"
-    return present[0] if len(present) == 1 else "mixed"
+    if lowered.extras:
+        kinds = {getattr(t, "filter", t).__class__.__name__ for t in lowered.extras}
+        return "+".join([*sorted(kinds), *present])
+    if present:
+        return present[0] if len(present) == 1 else "mixed"
+    if lowered.ising is not None:
+        return "spins"
+    return "alone" if lowered.unary.any() else "nothing"
 
 
 @cache

@@ -43,6 +43,13 @@ from helpers import (
 from proxfield.backends import compile_program
 
 ROUNDING = {"float64": 1e-9, "float32": 2e-5}
+TO_THE_END = ["sweep", "fixed", "adhoc"] if INTERPRETED else [*VARIANTS]
+"""Variants that are run until they converge."""
+
+
+def a_few(iterations: int) -> int:
+    """So many iterations, or what the interpreter has time for."""
+    return min(iterations, 5) if INTERPRETED else iterations
 
 
 def settled(field: pf.Field, q: Array) -> Array:
@@ -197,7 +204,7 @@ def test_free_energy_bounds_log_z(name: str) -> None:
 @over(POSSIBLE, variants=[*VARIANTS], kernels=TESTED, dtype=DTYPES, init=STARTS)
 def test_results_bound_log_z(name: str, variant: str, init: str, kernels: str, dtype: str) -> None:
     field = POSSIBLE[name].field()
-    result = infer(field, variant, kernels=kernels, dtype=dtype, init=init, max_iters=30)
+    result = infer(field, variant, kernels=kernels, dtype=dtype, init=init, max_iters=a_few(30))
     slack = ROUNDING[dtype] * scale_of(field) * field.n_vars
     assert result.log_z_bound <= exact_log_z(field) + slack
     if np.isfinite(result.free_energy):
@@ -266,23 +273,27 @@ def compared() -> list[Case]:
     """Runs to compare with the reference kernels in float64.
 
     Every variant meets every form with each of the other kernel sets; the reference kernels in
-    float32 need less. adam divides by small numbers, and by rounding where a variable starts at
-    its fixed point: from starts other than the uniform one its runs can't be compared.
+    float32 need less. Runs that start at their fixed point would show nothing. adam divides by
+    small numbers, and by rounding where a variable starts at its fixed point: from starts other
+    than the uniform one its runs can't be compared.
     """
 
     def allowed(case: Case) -> bool:
+        if form_of(str(case["name"])) == "alone" and case["init"] == "unary":
+            return False
         return "adam" not in str(case["variant"]) or case["init"] == "uniform"
 
+    group = {name: e for name, e in FINITE_TABLES.items() if form_of(name) != "nothing"}
     everything: dict[str, Any] = {"variants": [*VARIANTS], "init": STARTS, "allowed": allowed}
     by = "rule" if INTERPRETED else "variant"
     cases = [
         case
         for kernels in KERNELS[1:]
-        for case in cases_over(FINITE_TABLES, by=by, kernels=[kernels], dtype=DTYPES, **everything)
+        for case in cases_over(group, by=by, kernels=[kernels], dtype=DTYPES, **everything)
     ]
     if KERNELS[0] in TESTED:
         alone: dict[str, Any] = {"kernels": KERNELS[:1], "dtype": ["float32"]}
-        cases += cases_over(FINITE_TABLES, by="nothing", **alone, **everything)
+        cases += cases_over(group, by="nothing", **alone, **everything)
     return cases
 
 
@@ -293,7 +304,7 @@ def test_runs_follow_the_reference(
     """In float32 over a few iterations: rounding grows with them."""
     field = FINITE_TABLES[name].field()
     options: dict[str, Any] = {"tol": 0.0, "seed": 9, "init": init}
-    options["max_iters"] = 20 if dtype == "float64" else 8
+    options["max_iters"] = a_few(20 if dtype == "float64" else 8)
     ours = infer(field, variant, kernels=kernels, dtype=dtype, **options)
     theirs = infer(field, variant, kernels=KERNELS[0], dtype="float64", **options)
     adam = "adam" in variant  # divides by small numbers
@@ -301,15 +312,16 @@ def test_runs_follow_the_reference(
         # where a set keeps θ in another form, rounding grows
         assert_same_run(ours, theirs, 1e-4 if adam and "cuda" in KERNELS else 1e-6)
         assert ours.map_energy == pytest.approx(theirs.map_energy, abs=1e-9)
-        return
-    np.testing.assert_allclose(ours.q, theirs.q, atol=2e-3 if adam else 2e-4)
-    assert ours.free_energy == pytest.approx(theirs.free_energy, abs=2e-3 * scale_of(field))
+    else:
+        assert_same_run(ours, theirs, 2e-3 if adam else 2e-4)
 
 
 @over(HARD_TABLES, variants=[*VARIANTS], kernels=KERNELS[1:])
 def test_kernel_sets_agree_on_hard_tables(name: str, variant: str, kernels: str) -> None:
     field = HARD_TABLES[name].field()
-    ours, theirs = (infer(field, variant, kernels=k, max_iters=60) for k in (kernels, KERNELS[0]))
+    ours, theirs = (
+        infer(field, variant, kernels=k, max_iters=a_few(60)) for k in (kernels, KERNELS[0])
+    )
     assert ours.free_energy == pytest.approx(theirs.free_energy, abs=1e-6)
     np.testing.assert_allclose(ours.q, theirs.q, atol=1e-5)
     assert ours.map_energy == pytest.approx(theirs.map_energy)
@@ -330,7 +342,7 @@ def test_single_variables_of_whole_terms_are_refused(name: str, variant: str, ke
 def test_the_safeguard_is_needed(name: str, kernels: str) -> None:
     """Without it the same step raises F: what the runs above compare includes redone steps."""
     field = SOFT[name].field()
-    options: dict[str, Any] = {"step": 0.9, "max_iters": 20, "tol": 0.0, "kernels": kernels}
+    options: dict[str, Any] = {"step": 0.9, "max_iters": a_few(20), "tol": 0.0, "kernels": kernels}
     options["dtype"] = "float64"
     assert np.diff(pf.infer(field, "fixed", **options).trace.free_energy).max() > 0.1
     assert np.diff(pf.infer(field, "adaptive", **options).trace.free_energy[:-1]).max() < 1e-9
@@ -342,7 +354,7 @@ def test_the_safeguard_is_needed(name: str, kernels: str) -> None:
 @over(by="nothing", variants=[*VARIANTS], kernels=TESTED, dtype=DTYPES)
 def test_one_label_variables_come_back(variant: str, kernels: str, dtype: str) -> None:
     field = SOFT["one-label-variables"].field()
-    result = infer(field, variant, kernels=kernels, dtype=dtype, max_iters=50)
+    result = infer(field, variant, kernels=kernels, dtype=dtype, max_iters=a_few(50))
     assert [len(row) for row in result.marginals] == [1, 2, 1, 3, 2]
     assert result.marginals[0] == result.marginals[2] == 1.0
     assert (result.labels[[0, 2]] == 0).all()
@@ -351,7 +363,7 @@ def test_one_label_variables_come_back(variant: str, kernels: str, dtype: str) -
         assert row.sum() == pytest.approx(1.0, abs=1e-6)
 
 
-@over(by="nothing", variants=[*VARIANTS], kernels=TESTED, dtype=DTYPES)
+@over(by="nothing", variants=TO_THE_END, kernels=TESTED, dtype=DTYPES)
 def test_isolated_variables_get_their_own_distribution(
     variant: str, kernels: str, dtype: str
 ) -> None:
@@ -372,7 +384,7 @@ def test_isolated_variables_get_their_own_distribution(
 )
 def test_observed_variables_keep_their_label(name: str, variant: str, kernels: str) -> None:
     field = SOFT[name].field()
-    result = infer(field, variant, kernels=kernels, max_iters=20)
+    result = infer(field, variant, kernels=kernels, max_iters=a_few(20))
     for v in np.flatnonzero(field.evidence >= 0):
         assert result.marginals[v][field.evidence[v]] == 1.0
         assert result.marginals[v].sum() == 1.0
@@ -394,7 +406,7 @@ def test_impossible_labels_get_nothing(
     name: str, variant: str, init: str, kernels: str, dtype: str
 ) -> None:
     field = POSSIBLE[name].field()
-    options: dict[str, Any] = {"init": init, "max_iters": 20, "tol": 0.0}
+    options: dict[str, Any] = {"init": init, "max_iters": a_few(20), "tol": 0.0}
     result = infer(field, variant, kernels=kernels, dtype=dtype, **options)
     assert_no_nan(result)
     assert np.isfinite(result.free_energy)
@@ -409,7 +421,9 @@ def test_impossible_labels_get_nothing(
         assert result.map_energy <= result.expected_energy + 1e-6
 
 
-CONVERGENT = [v for v in VARIANTS if "adam" not in v and v not in ("momentum", "momentum-printed")]
+CONVERGENT = [
+    v for v in TO_THE_END if "adam" not in v and v not in ("momentum", "momentum-printed")
+]
 
 
 @over(HARD_LABELS, variants=CONVERGENT, kernels=TESTED)
@@ -423,7 +437,7 @@ def test_impossible_labels_can_converge(name: str, variant: str, kernels: str) -
 @over(HARD_TABLES, variants=[*VARIANTS], kernels=TESTED, dtype=DTYPES)
 def test_hard_tables_give_a_valid_bound(name: str, variant: str, kernels: str, dtype: str) -> None:
     field = HARD_TABLES[name].field()
-    result = infer(field, variant, kernels=kernels, dtype=dtype)
+    result = infer(field, variant, kernels=kernels, dtype=dtype, max_iters=a_few(1000))
     assert_no_nan(result)
     assert result.status is not pf.Status.INFEASIBLE
     if result.status is pf.Status.NO_FEASIBLE:
@@ -464,10 +478,11 @@ def test_every_pair_is_compared() -> None:
         runs = [case for case in cases if case["kernels"] == kernels]
         met = {(form_of(str(case["name"])), str(case["variant"])) for case in runs}
         rules = {(form, VARIANTS[variant][0]) for form, variant in met}
-        for name, variant in itertools.product(FINITE_TABLES, VARIANTS):
+        moving = [name for name in FINITE_TABLES if form_of(name) != "nothing"]
+        for name, variant in itertools.product(moving, VARIANTS):
             if not is_refused(name, variant):
                 assert (form_of(name), VARIANTS[variant][0]) in rules
                 assert INTERPRETED or (form_of(name), variant) in met
-        for axis, values in (("name", FINITE_TABLES), ("variant", VARIANTS), ("init", STARTS)):
+        for axis, values in (("name", moving), ("variant", VARIANTS), ("init", STARTS)):
             pairs = {(case[axis], case["dtype"]) for case in runs}
             assert pairs == set(itertools.product(values, DTYPES))
