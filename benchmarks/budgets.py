@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="", help="fields whose name holds this")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/budgets.json"))
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, object]] = []
     print(f"{'field':20} {'n':>9} {'build':>7} {'rule':14} {'budget':>6} {'used':>7} "
           f"{'setup':>7} {'iterations':>10}")  # fmt: skip
     for name, (make, most) in FIELDS.items():
@@ -131,11 +131,16 @@ def main() -> None:
                         f"{found['iterations']:10d}{over}",
                         flush=True,
                     )
-    over = [r for r in rows if r["excess"] > 0]
+                    save(options.output, rows)
+    over = [r for r in rows if r["excess"] > 0]  # type: ignore[operator]
     print(f"{len(rows)} runs, {len(over)} over {ALLOWED_SHARE:g} budget + {ALLOWED_SECONDS:g} s")
+
+
+def save(path: Path, rows: list[dict[str, object]]) -> None:
+    """Write what has been measured so far."""
     about = {"machine": platform.platform(), "numpy": np.__version__}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 import proxfield as pf
-from proxfield.curvature import Curvature
-from proxfield.kernels import compile_program
+from proxfield.backends import compile_program
+from proxfield.inference.curvature import Curvature
 
 Build = Callable[[], pf.Field]
 

@@ -27,10 +27,10 @@ from joblib import Parallel, delayed
 from PIL import Image
 
 import proxfield as pf
-from proxfield.curvature import Curvature
-from proxfield.kernels import compile_program
-from proxfield.registry import make_rule
-from proxfield.session import Problem
+from proxfield.backends import compile_program
+from proxfield.inference.curvature import Curvature
+from proxfield.inference.session import Problem
+from proxfield.rules.registry import make_rule
 
 CLASSES = [
     "sky", "building", "pole", "road", "pavement", "tree",

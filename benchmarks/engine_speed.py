@@ -26,9 +26,9 @@ import scipy
 import scipy.sparse
 
 import proxfield as pf
-from proxfield.curvature import Curvature
-from proxfield.kernels import compile_program
-from proxfield.kernels.base import Kind, Update
+from proxfield.backends import compile_program
+from proxfield.inference.curvature import Curvature
+from proxfield.rules.plan import Kind, Update
 
 
 def grid_field(side: int, strength: float, seed: int) -> pf.Field:

@@ -123,7 +123,7 @@ def per_iteration(run: Callable[[int], None], n: int, repeats: int = 5) -> tuple
 
 def plan_for(kind: str, n_vars: int, step: float = 0.2) -> Any:
     """The update of a rule, with one step for all."""
-    from proxfield.kernels.base import Kind, Update
+    from proxfield.rules.plan import Kind, Update
 
     name, options = KINDS[kind]
     return Update(Kind[name], np.full(n_vars, step), **options)
@@ -162,8 +162,8 @@ def copy_bandwidth(options: argparse.Namespace) -> dict[str, float]:
 def plain_grid(side: int, labels: int = 2, seed: int = 0) -> Any:
     """A lowered grid with random couplings, made without looking for what can be merged."""
     from proxfield.generate import grid_edges
-    from proxfield.lowering import Lowered
-    from proxfield.reduction import Untouched
+    from proxfield.lowering.lowered import Lowered
+    from proxfield.lowering.reduction import Untouched
     from proxfield.terms.base import Layout
     from proxfield.terms.pairwise import Ising, Potts
 
@@ -188,7 +188,7 @@ def binary_bytes(kind: str, diagonals: int) -> dict[str, int]:
 
 def grid(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """The large grid: every rule, with and without F."""
-    from proxfield.gpu.program import GpuProgram
+    from proxfield.backends.triton.program import GpuProgram
 
     side = 16 if options.quick else options.side
     lowered = plain_grid(side)
@@ -232,7 +232,7 @@ def check_sum(program: Any) -> None:
 
 def tune(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """Other cuts of the large grid."""
-    from proxfield.gpu.program import GpuProgram
+    from proxfield.backends.triton.program import GpuProgram
 
     side = 16 if options.quick else options.side
     lowered = plain_grid(side)
@@ -254,8 +254,8 @@ def tune(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
 
 def potts(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """A grid with 21 labels."""
-    from proxfield.gpu import general_pack
-    from proxfield.gpu.program import GpuProgram
+    from proxfield.backends.triton import general_pack
+    from proxfield.backends.triton.program import GpuProgram
 
     side, labels = (6, 5) if options.quick else (1024, 21)
     lowered = plain_grid(side, labels)
@@ -283,8 +283,8 @@ def potts(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
 def tables(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Random graphs with a table of its own for each edge, and triples."""
     import proxfield as pf
-    from proxfield.gpu.program import GpuProgram
-    from proxfield.kernels import compile_program
+    from proxfield.backends import compile_program
+    from proxfield.backends.triton.program import GpuProgram
 
     n, labels = (12, 3) if options.quick else (100_000, 8)
     rng = np.random.default_rng(1)
@@ -329,8 +329,8 @@ def grids(options: argparse.Namespace) -> list[Any]:
 
 def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All grids together on the device, and one after another on one CPU thread."""
-    from proxfield.gpu.batch import BatchProgram
-    from proxfield.kernels import compile_program
+    from proxfield.backends import compile_program
+    from proxfield.backends.triton.batch import BatchProgram
 
     fields = grids(options)
     total = sum(low.layout.n_vars for low in fields)
@@ -372,8 +372,8 @@ def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def alone(options: argparse.Namespace, fields: list[Any]) -> list[dict[str, Any]]:
     """One field of each size by itself, on one multiprocessor and shared by several."""
-    from proxfield.gpu.batch import BatchProgram
-    from proxfield.gpu.device_pack import PART
+    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.backends.triton.device_pack import PART
 
     rows = []
     seen: set[int] = set()
@@ -410,8 +410,8 @@ def small_seconds(program: Any, trace: bool, options: argparse.Namespace) -> flo
 def launches(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A field of 40 variables, and a medium one: all in one launch, graphs, single launches."""
     import proxfield as pf
-    from proxfield.gpu import graphs
-    from proxfield.gpu.program import GpuProgram
+    from proxfield.backends.triton import graphs
+    from proxfield.backends.triton.program import GpuProgram
 
     rng = np.random.default_rng(2)
     small = pf.Field(40, labels=3)

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 import proxfield as pf
-from proxfield.gpu import chains as chain_module
-from proxfield.gpu import sweeps as sweep_module
-from proxfield.gpu.chains import explore
-from proxfield.gpu.sweeps import Sweeper
-from proxfield.kernels.base import Chains
-from proxfield.lowering import Lowered
+from proxfield.backends.triton.sweeps import chains as chain_module
+from proxfield.backends.triton.sweeps import sweeps as sweep_module
+from proxfield.backends.triton.sweeps.chains import explore
+from proxfield.backends.triton.sweeps.sweeps import Sweeper
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains
 
 
 def grid(side: int, labels: int) -> Lowered:

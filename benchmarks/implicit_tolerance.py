@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from proxfield.errors import GradientWarning
+from proxfield.filters.torch.operator import PlannedOperator
 from proxfield.torch.dense import dense_energies
-from proxfield.torch.operator import PlannedOperator
 from proxfield.torch.solve import relative_residual, softmax
 
 UPDATES = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200)

@@ -37,6 +37,12 @@ Array = NDArray[Any]
 KERNELS = tuple(os.environ.get("PROXFIELD_TEST_KERNELS", "reference,cpu").split(","))
 """Kernel sets that tests run over; the first is compared with the others."""
 DTYPES = ("float64", "float32")
+INTERPRETED = (
+    "cuda" in KERNELS
+    and os.environ.get("TRITON_INTERPRET") == "1"
+    and os.environ.get("PROXFIELD_TEST_ALL") != "1"
+)
+"""Triton's interpreter takes seconds for what a GPU does in milliseconds: test fewer cases."""
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sweep": ("sweep", {}),

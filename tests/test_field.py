@@ -9,8 +9,8 @@ import pytest
 
 import proxfield as pf
 from helpers import exact_free_energy, exact_log_z, random_field, random_marginals
-from proxfield import memory
 from proxfield.field import entropy
+from proxfield.inference import memory
 
 
 def small() -> pf.Field:

@@ -13,34 +13,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C isn't handled yet
     from typing import Any
 
-    from proxfield.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
-    from proxfield.curvature import Curvature as Curvature
-    from proxfield.densecrf import DenseCRF as DenseCRF
-    from proxfield.densecrf import DenseResult as DenseResult
-    from proxfield.densecrf import refine_batch as refine_batch
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
     from proxfield.errors import UnsupportedError as UnsupportedError
     from proxfield.field import Field as Field
-    from proxfield.inference import infer as infer
+    from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
+    from proxfield.images.densecrf import DenseCRF as DenseCRF
+    from proxfield.images.densecrf import DenseResult as DenseResult
+    from proxfield.images.densecrf import refine_batch as refine_batch
+    from proxfield.inference.curvature import Curvature as Curvature
+    from proxfield.inference.infer import infer as infer
+    from proxfield.inference.loop import Progress as Progress
+    from proxfield.inference.many import infer_many as infer_many
+    from proxfield.inference.session import Problem as Problem
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
-    from proxfield.kernels.base import Custom as Custom
-    from proxfield.kernels.base import Kind as Kind
-    from proxfield.kernels.base import Order as Order
-    from proxfield.kernels.base import Update as Update
-    from proxfield.loop import Progress as Progress
-    from proxfield.lowering import Builder as Builder
-    from proxfield.many import infer_many as infer_many
-    from proxfield.registry import RULES as RULES
+    from proxfield.lowering.builder import Builder as Builder
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
     from proxfield.result import Trace as Trace
-    from proxfield.rules import CustomRule as CustomRule
-    from proxfield.rules import Rule as Rule
-    from proxfield.session import Problem as Problem
+    from proxfield.rules.base import Rule as Rule
+    from proxfield.rules.parallel import CustomRule as CustomRule
+    from proxfield.rules.plan import Custom as Custom
+    from proxfield.rules.plan import Kind as Kind
+    from proxfield.rules.plan import Order as Order
+    from proxfield.rules.plan import Update as Update
+    from proxfield.rules.registry import RULES as RULES
     from proxfield.terms import TERMS as TERMS
     from proxfield.terms import Consistency as Consistency
     from proxfield.terms import Constant as Constant
@@ -56,32 +56,32 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.terms import saveable as saveable
 
 _HOME = {
-    "CooccurrenceStatistics": "cooccurrence",
-    "Curvature": "curvature",
-    "DenseCRF": "densecrf",
-    "DenseResult": "densecrf",
-    "refine_batch": "densecrf",
+    "CooccurrenceStatistics": "images.cooccurrence",
+    "Curvature": "inference.curvature",
+    "DenseCRF": "images.densecrf",
+    "DenseResult": "images.densecrf",
+    "refine_batch": "images.densecrf",
     "InputError": "errors",
     "MemoryLimitError": "errors",
     "ProxfieldError": "errors",
     "UnsupportedError": "errors",
     "Field": "field",
-    "Custom": "kernels.base",
-    "Kind": "kernels.base",
-    "Order": "kernels.base",
-    "Update": "kernels.base",
-    "Progress": "loop",
-    "Builder": "lowering",
-    "infer": "inference",
-    "infer_many": "many",
+    "Progress": "inference.loop",
+    "infer": "inference.infer",
+    "infer_many": "inference.many",
+    "Problem": "inference.session",
+    "Builder": "lowering.builder",
     "read_evidence": "io.evidence",
-    "RULES": "registry",
+    "RULES": "rules.registry",
     "Result": "result",
     "Status": "result",
     "Trace": "result",
-    "CustomRule": "rules",
-    "Rule": "rules",
-    "Problem": "session",
+    "CustomRule": "rules.parallel",
+    "Rule": "rules.base",
+    "Custom": "rules.plan",
+    "Kind": "rules.plan",
+    "Order": "rules.plan",
+    "Update": "rules.plan",
     "TERMS": "terms",
     "Consistency": "terms",
     "Constant": "terms",

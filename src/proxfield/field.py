@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.logs import Described, log
 from proxfield.errors import InputError, cut_middle
-from proxfield.logs import Described, log
-from proxfield.lowering import Lowered, lower
-from proxfield.memory import check_memory, estimate_memory
+from proxfield.inference.memory import check_memory, estimate_memory
+from proxfield.lowering.lowered import Lowered, lower
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
 from proxfield.terms.names import Names, find_label, find_variable, listed
 from proxfield.terms.saving import same_term
@@ -156,7 +156,7 @@ class Field:
         )
 
     def _repr_html_(self) -> str:
-        from proxfield.notebook import field_html
+        from proxfield.viz.notebook import field_html
 
         return field_html(self)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.memory import check_memory
+from proxfield.inference.memory import check_memory
 from proxfield.terms.base import Ints
 from proxfield.terms.pairwise import Ising, Potts
 from proxfield.terms.unary import Unary

@@ -171,7 +171,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        from proxfield.notebook import result_html
+        from proxfield.viz.notebook import result_html
 
         return result_html(self)
 
@@ -231,7 +231,7 @@ class Result:
 
         The expected energy never rises on the way, so E(map_labels) ≤ E(q).  # (n_vars,)
         """
-        from proxfield.rounding import round_marginals
+        from proxfield.inference.rounding import round_marginals
 
         return round_marginals(self)
 

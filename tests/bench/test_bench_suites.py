@@ -12,10 +12,11 @@ from proxfield.bench import generated
 from proxfield.bench.published import BUDGETS, PAPER_RULES, PUBLISHED, SUITES, published
 from proxfield.bench.suites import is_the_papers, load_suites, representative, suite_digest
 from proxfield.errors import InputError
-from proxfield.registry import RULES
+from proxfield.rules.registry import RULES
 from proxfield.terms.pairwise import Ising, Potts
+from standins import DATA
 
-PAPER = Path(__file__).resolve().parents[3] / "shared" / "data" / "uai" / "paper"
+PAPER = DATA / "uai" / "paper"
 
 
 def test_the_generated_grids_have_the_papers_sizes_and_ranges() -> None:
@@ -145,7 +146,22 @@ def test_the_published_table_is_whole() -> None:
     assert min(published(r, "DBN", BUDGETS[1]) or 0 for r in PAPER_RULES) == -2362.14
 
 
-@pytest.mark.skipif(not PAPER.is_dir(), reason=f"needs the paper's instances in {PAPER}")
+def test_instances_are_recognised_by_their_digest(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suites = load_suites(str(data), None)
+    assert not any(is_the_papers(suite, found) for suite, found in suites.items())
+    digests = {suite: suite_digest(found) for suite, found in suites.items()}
+    monkeypatch.setattr("proxfield.bench.suites.DIGESTS", digests)
+    for suite, found in suites.items():
+        assert is_the_papers(suite, found)
+        assert not is_the_papers(suite, found[:-1])
+
+
+@pytest.mark.skipif(
+    not PAPER.is_dir(),
+    reason=f"the digests are those of the paper's instances, and there are none at {PAPER}",
+)
 def test_the_papers_own_instances_are_recognised() -> None:
     suites = load_suites(str(PAPER), None)
     for suite, instances in suites.items():

@@ -285,7 +285,7 @@ def test_warnings_are_one_line(
 ) -> None:
     import warnings
 
-    from proxfield.inference import infer
+    from proxfield.inference.infer import infer
 
     def warn(*args: Any, **options: Any) -> Any:
         warnings.simplefilter("always")

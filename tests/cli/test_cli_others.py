@@ -15,7 +15,7 @@ import pytest
 import proxfield as pf
 from proxfield import generate
 from proxfield.cli.progress import COMPILING, Display
-from proxfield.curvature import Curvature, damping_for
+from proxfield.inference.curvature import Curvature, damping_for
 from proxfield.io import format_model
 
 # ---- compare ----
@@ -118,7 +118,7 @@ def test_compilation_is_announced_once_in_a_command(
         notify()
         yield
 
-    monkeypatch.setattr("proxfield.kernels.jit.when_compiling", compile_at_once)
+    monkeypatch.setattr("proxfield.compiled.jit.when_compiling", compile_at_once)
     with Display() as display:
         for _ in range(3):
             with display.announcing_compilation():
@@ -249,7 +249,7 @@ def test_doctor(invoke: Callable[..., Any]) -> None:
 
 
 def test_doctor_without_torch(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.gpu import backend
+    from proxfield.devices import cuda as backend
 
     monkeypatch.setattr(backend, "torch", None)
     monkeypatch.setattr(backend, "triton", None)
@@ -260,7 +260,7 @@ def test_doctor_without_torch(invoke: Callable[..., Any], monkeypatch: pytest.Mo
 def test_doctor_names_gpus(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace as Fake
 
-    from proxfield.gpu import backend
+    from proxfield.devices import cuda as backend
 
     cards = [Fake(name=f"Card {k}", total_memory=(k + 1) << 30) for k in range(2)]
     cuda = Fake(device_count=lambda: 2, get_device_properties=lambda k: cards[k])
@@ -282,7 +282,7 @@ def test_doctor_names_gpus(invoke: Callable[..., Any], monkeypatch: pytest.Monke
 def test_doctor_notices_a_wrong_answer(
     invoke: Callable[..., Any], replace_infer: Callable[..., None]
 ) -> None:
-    from proxfield.inference import infer
+    from proxfield.inference.infer import infer
 
     def wrong(*args: Any, **options: Any) -> Any:
         result = infer(*args, **options)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from proxfield.interrupts import deferred
+from proxfield.common.interrupts import deferred
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 

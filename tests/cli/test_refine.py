@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import proxfield as pf
-from proxfield.cooccurrence import CooccurrenceStatistics
+from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.io.images import read_image, read_labels, read_probabilities
 
 NAMES = ("a", "b", "c")
@@ -313,7 +313,7 @@ def test_a_full_disk_fails_images_and_leaves_nothing(
 def test_lack_of_memory_fails_one_image(
     work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.densecrf import infer
+    from proxfield.images.densecrf import infer
 
     errors = [pf.MemoryLimitError("needs 9 GiB"), MemoryError(), OSError(5, "Input/output error")]
 
@@ -322,7 +322,7 @@ def test_lack_of_memory_fails_one_image(
             raise errors.pop(0)
         return infer(*args, **options)
 
-    monkeypatch.setattr("proxfield.densecrf.infer", fail)
+    monkeypatch.setattr("proxfield.images.densecrf.infer", fail)
     result = work(*FOLDERS)
     assert result.exit_code == 1
     first, second, third, _ = result.stderr.splitlines()
@@ -332,7 +332,7 @@ def test_lack_of_memory_fails_one_image(
 
 
 def test_bugs_fail_one_image(work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.densecrf import infer
+    from proxfield.images.densecrf import infer
 
     calls = []
 
@@ -343,7 +343,7 @@ def test_bugs_fail_one_image(work: Callable[..., Any], monkeypatch: pytest.Monke
         return infer(*args, **options)
 
     monkeypatch.delenv("PROXFIELD_DEBUG", raising=False)
-    monkeypatch.setattr("proxfield.densecrf.infer", sometimes)
+    monkeypatch.setattr("proxfield.images.densecrf.infer", sometimes)
     result = work(*FOLDERS)
     assert result.exit_code == 1
     assert "b.png: ZeroDivisionError: not foreseen; this is a bug" in result.stderr
@@ -353,7 +353,7 @@ def test_bugs_fail_one_image(work: Callable[..., Any], monkeypatch: pytest.Monke
 def test_ctrl_c_keeps_what_is_finished(
     work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.densecrf import infer
+    from proxfield.images.densecrf import infer
     from proxfield.result import Status
 
     calls = []
@@ -365,7 +365,7 @@ def test_ctrl_c_keeps_what_is_finished(
             result.status = Status.INTERRUPTED
         return result
 
-    monkeypatch.setattr("proxfield.densecrf.infer", stopped)
+    monkeypatch.setattr("proxfield.images.densecrf.infer", stopped)
     result = work(*FOLDERS)
     assert result.exit_code == 130
     assert files() == ["a.png"]
@@ -387,7 +387,7 @@ def test_ctrl_c_before_the_first_image(
     assert result.stderr.startswith("proxfield: interrupted; 3 images are left")
 
 
-@pytest.mark.parametrize("where", ["densecrf.infer", "cli.refine_run.affordable_jobs"])
+@pytest.mark.parametrize("where", ["images.densecrf.infer", "cli.refine_run.affordable_jobs"])
 def test_an_error_that_comes_of_ctrl_c(
     where: str, work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,7 +420,7 @@ def test_ctrl_c_that_a_finalizer_swallows(
         for _ in range(500):
             time.sleep(0.01)
 
-    monkeypatch.setattr("proxfield.densecrf.infer", infer)
+    monkeypatch.setattr("proxfield.images.densecrf.infer", infer)
     hook = sys.unraisablehook
     result = work(*FOLDERS)
     assert result.exit_code == 130
@@ -445,7 +445,7 @@ def test_jobs_give_the_same(work: Callable[..., Any]) -> None:
 def test_jobs_are_limited_by_memory(
     work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxfield.memory.available_memory", lambda: 500 * 2**20)
+    monkeypatch.setattr("proxfield.inference.memory.available_memory", lambda: 500 * 2**20)
     result = work(*FOLDERS, "--jobs", 3, "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["jobs"] == 1

@@ -75,7 +75,7 @@ def missed(plan: Any) -> int:
     """Pairs with a weight over the tolerance that no list holds."""
     import torch
 
-    from proxfield.gpu.exact import BIAS
+    from proxfield.filters.triton.exact import BIAS
 
     t, columns = plan.tiles, plan.padded // plan.tiles.block
     held = torch.zeros((plan.padded // t.row, columns + 1), dtype=torch.bool)
@@ -93,7 +93,7 @@ def orders() -> dict[str, Any]:
     """What the k-d order of some points looks like."""
     import torch
 
-    from proxfield.gpu import order
+    from proxfield.filters.triton import order
 
     random = torch.Generator().manual_seed(0)
     out: dict[str, Any] = {"every": []}
@@ -125,7 +125,7 @@ def encoded() -> list[float]:
     """How far products of encoded rows are from exponents, for several dimensions and widths."""
     import torch
 
-    from proxfield.gpu import encode
+    from proxfield.filters.triton import encode
 
     out = []
     for d, spread in ((1, 1.0), (2, 60.0), (5, 1.0), (5, 100.0), (8, 3.0), (20, 0.5)):
@@ -152,8 +152,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     mend_interpreter()
-    from proxfield.gpu import exact, order
-    from proxfield.gpu.exact import ExactPlan, Tiles, reference_filter
+    from proxfield.filters.triton import exact, order
+    from proxfield.filters.triton.exact import ExactPlan, Tiles, reference_filter
 
     poison()
     small = Tiles(row=32, column=16, block=8, box=16, rounds=2)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import proxfield as pf
+from proxfield.devices import cuda as backend
 from proxfield.errors import MissingDependencyError
-from proxfield.gpu import backend
 
 FIELD = pf.Field(2, labels=2).add(pf.Potts([[0, 1]], 1.0))
 INSTALL = 'pip install "proxfield[gpu]"'

@@ -17,10 +17,10 @@ from device_terms import (
 )
 
 from proxfield.errors import InputError
-from proxfield.filters.lattice_reference import lattice_factor, lattice_matrix
-from proxfield.gpu import lattice_build, segments
-from proxfield.gpu.lattice import LatticePlan
-from proxfield.gpu.segments import SegmentSum
+from proxfield.filters.reference import lattice_factor, lattice_matrix
+from proxfield.filters.triton import lattice_build, segments
+from proxfield.filters.triton.lattice import LatticePlan
+from proxfield.filters.triton.segments import SegmentSum
 
 __all__ = ["poisoned"]  # a fixture
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -32,7 +32,7 @@ def test_interpreted() -> None:
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the batches that are made from now on."""
-    from proxfield.many import _Batch
+    from proxfield.inference.many import _Batch
 
     sizes: list[int] = []
     solve = _Batch.solve
@@ -153,7 +153,7 @@ def test_no_iterations(batches: list[int]) -> None:
 
 @direct
 def test_large_batches_are_cut(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield import many
+    from proxfield.inference import many
 
     fields = [grid(2, n + 1, seed=n) for n in range(5)]
     monkeypatch.setattr(many, "FIELDS", 2)
@@ -186,7 +186,7 @@ def test_budget(batches: list[int]) -> None:
 
 @direct
 def test_ctrl_c(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.gpu.batch import BatchProgram
+    from proxfield.backends.triton.batch import BatchProgram
 
     advance = BatchProgram.advance
     calls: list[int] = []
@@ -214,7 +214,7 @@ def test_divergence_stays_with_its_field(
     batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A field whose numbers run away ends at its best state, the others don't notice."""
-    from proxfield.gpu.batch import BatchProgram
+    from proxfield.backends.triton.batch import BatchProgram
 
     advance = BatchProgram.advance
     calls: list[int] = []

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from triton_setup import direct, indirect, run_interpreted, torch
 
 import proxfield as pf
+from proxfield.backends import compile_program
+from proxfield.backends.base import Rows
+from proxfield.backends.reference import ReferenceProgram
 from proxfield.errors import UnsupportedError
 from proxfield.generate import grid
-from proxfield.kernels import compile_program
-from proxfield.kernels.base import Custom, Kind, Order, Rows, Update
-from proxfield.kernels.reference import ReferenceProgram
-from proxfield.lowering import Lowered
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Custom, Kind, Order, Update
 
 EXACT = {"float64": 1e-8, "float32": 1e-4}
 """How far rows and marginals may be from the reference's."""
@@ -36,7 +37,7 @@ def test_interpreted() -> None:
 
 def program_of(lowered: Lowered, dtype: str = "float64", form: str | None = None) -> Any:
     """A `GpuProgram`; imported late, so that collecting needs no interpreter."""
-    from proxfield.gpu.program import GpuProgram
+    from proxfield.backends.triton.program import GpuProgram
 
     return GpuProgram(lowered, dtype, form=form)
 
@@ -190,7 +191,7 @@ def test_stops_at_the_right_iteration(name: str, form: str | None) -> None:
 
 @direct
 def test_more_rows_than_the_device_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.gpu import state as states
+    from proxfield.backends.triton import state as states
 
     monkeypatch.setattr(states, "CAPACITY", 3)
     for name in (BINARY[0], GENERAL[0]):
@@ -381,7 +382,7 @@ def test_warming_up_is_left_out_only_where_kernels_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Grids of several sizes and plans with one step or several: each is another kind."""
-    from proxfield.kernels import base
+    from proxfield.backends import base
 
     monkeypatch.setattr(base, "WARM", set())
 

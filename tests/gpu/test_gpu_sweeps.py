@@ -17,13 +17,13 @@ from triton_setup import direct, indirect, needs_device, run_interpreted, torch
 
 import proxfield as pf
 from helpers import grid_edges
+from proxfield.backends.reference import ReferenceProgram
+from proxfield.backends.triton.sweeps.sweep_levels import grouped, level_of, neighbour_rows
+from proxfield.compiled.coloring import greedy_colors
+from proxfield.compiled.random import uniforms
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.gpu.sweep_levels import grouped, level_of, neighbour_rows
-from proxfield.kernels.base import Chains, Order
-from proxfield.kernels.coloring import greedy_colors
-from proxfield.kernels.random import uniforms
-from proxfield.kernels.reference import ReferenceProgram
-from proxfield.lowering import Lowered
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains, Order
 
 EXACT = {"float64": 1e-10, "float32": 2e-5}
 """How far marginals may be from the reference's."""
@@ -57,7 +57,7 @@ def start_of(lowered: Lowered, seed: int = 0) -> NDArray[np.float64]:
 
 
 def sweeper_of(lowered: Lowered, dtype: str = "float64") -> Any:
-    from proxfield.gpu.sweeps import Sweeper
+    from proxfield.backends.triton.sweeps.sweeps import Sweeper
 
     return Sweeper(lowered, dtype)
 
@@ -73,7 +73,7 @@ def numpy(values: Any) -> Any:
 @pytest.fixture(params=[True, False], ids=["levels", "in turn"])
 def by_levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Strict orders by levels, or a single program."""
-    from proxfield.gpu import sweeps
+    from proxfield.backends.triton.sweeps import sweeps
 
     monkeypatch.setattr(sweeps, "GROUPED_FROM", 0 if request.param else 10**9)
     yield request.param
@@ -124,7 +124,7 @@ def test_sweeps_are_the_references(name: str, by_levels: bool) -> None:
 @direct
 @pytest.mark.parametrize("name", without_extras(POSSIBLE))
 def test_random_orders_and_temperatures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.gpu import sweeps
+    from proxfield.backends.triton.sweeps import sweeps
 
     monkeypatch.setattr(sweeps, "GROUPED_FROM", 0)  # by levels, however small
     lowered = lowered_of(name)
@@ -226,8 +226,8 @@ def test_no_possible_label_keeps_q() -> None:
 
 
 def unpropagated(table: NDArray[np.float64]) -> Lowered:
-    from proxfield.lowering import Builder
-    from proxfield.reduction import Reduction
+    from proxfield.lowering.builder import Builder
+    from proxfield.lowering.reduction import Reduction
     from proxfield.terms.base import Layout
 
     layout = Layout(np.full(3, 2))
@@ -285,7 +285,7 @@ def test_descent_keeps_held_ties() -> None:
 @direct
 def test_nothing_left_to_visit() -> None:
     """A field that propagation alone decides."""
-    from proxfield.gpu.chains import explore
+    from proxfield.backends.triton.sweeps.chains import explore
 
     lowered = lowered_of("inf-decides-all")
     assert lowered.layout.n_vars == 0
@@ -305,7 +305,7 @@ def test_nothing_left_to_visit() -> None:
 @direct
 def test_uniforms_are_the_same_numbers() -> None:
     """A chain that draws from its start shows them: label k of many equally likely ones."""
-    from proxfield.gpu.chains import explore
+    from proxfield.backends.triton.sweeps.chains import explore
 
     n, labels = 3, 1024
     lowered = pf.Field(n, labels=labels, terms=[]).lower()
@@ -331,7 +331,7 @@ def many_chains(lowered: Lowered, polish: int = 20) -> Chains:
 @pytest.mark.parametrize("name", SOME)
 def test_chains_are_the_references(name: str) -> None:
     """In the same order, with the same numbers, the same chains."""
-    from proxfield.gpu.chains import explore
+    from proxfield.backends.triton.sweeps.chains import explore
 
     lowered = lowered_of(name)
     chains = many_chains(lowered, polish=6)
@@ -347,7 +347,7 @@ def test_chains_are_the_references(name: str) -> None:
 @pytest.mark.parametrize("name", ["grid", "all", "inf-unary"])
 def test_chains_by_colours(name: str) -> None:
     """F is that of what is returned; the same seeds give the same bits; polishing descends."""
-    from proxfield.gpu.chains import explore
+    from proxfield.backends.triton.sweeps.chains import explore
 
     makers = {"grid": lambda: grid_field(2, 3, 3), "all": lambda: field_of_all(8)}
     lowered = makers[name]().lower() if name in makers else lowered_of(name)
@@ -367,7 +367,7 @@ def test_chains_by_colours(name: str) -> None:
 @direct
 def test_pieces_of_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """More chains than one launch takes."""
-    from proxfield.gpu import chains as module
+    from proxfield.backends.triton.sweeps import chains as module
 
     lowered = grid_field(3, 3).lower()
     chains, sweeper = many_chains(lowered), sweeper_of(lowered)
@@ -382,7 +382,7 @@ def test_pieces_of_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 @direct
 def test_draws_follow_the_field() -> None:
     """Ends of long chains at temperature 1 are samples: compare with enumeration."""
-    from proxfield.gpu.chains import explore
+    from proxfield.backends.triton.sweeps.chains import explore
 
     copies = 200  # of one small field, side by side: lanes are quick in the interpreter, too
     at = 3 * np.arange(copies)[:, None] + np.arange(3)
@@ -431,7 +431,7 @@ def test_bad_input_is_named() -> None:
 
 @needs_device
 def test_recorded_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.gpu import chains as module
+    from proxfield.backends.triton.sweeps import chains as module
 
     lowered = grid_field(20, 20, 3).lower()
     sweeper = sweeper_of(lowered, "float32")

@@ -11,10 +11,10 @@ from test_gpu_program import EXACT, assert_rows, assert_same, marginals_of, plan
 from triton_setup import direct, indirect, run_interpreted, torch
 
 import proxfield as pf
+from proxfield.backends.reference import ReferenceProgram
 from proxfield.generate import grid
-from proxfield.kernels.base import Kind, Update
-from proxfield.kernels.reference import ReferenceProgram
-from proxfield.lowering import Lowered
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Kind, Update
 from proxfield.terms.unary import Unary
 
 PART = 32
@@ -40,7 +40,7 @@ def grids(*sides: int, hard: bool = False) -> list[Lowered]:
 
 
 def batch_of(fields: list[Lowered], dtype: str = "float64", part: int = PART) -> Any:
-    from proxfield.gpu.batch import BatchProgram
+    from proxfield.backends.triton.batch import BatchProgram
 
     batch = BatchProgram(fields, dtype, form="small")
     batch.pack.share(part)
@@ -150,7 +150,7 @@ def test_some_fields_stay_and_some_are_empty() -> None:
 def test_many_updates_in_several_launches_and_a_slot_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from proxfield.gpu import state as states
+    from proxfield.backends.triton import state as states
 
     monkeypatch.setattr(states, "CAPACITY", 3)
     fields, plan = grids(9, 7), plan_of(Kind.MOMENTUM, 81 + 49)
@@ -180,8 +180,8 @@ def test_two_would_wait_longer_than_one_takes() -> None:
 @direct
 def test_too_many_programs_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then one program has each field."""
-    from proxfield.gpu import device_pack
-    from proxfield.gpu.batch import BatchProgram
+    from proxfield.backends.triton import device_pack
+    from proxfield.backends.triton.batch import BatchProgram
 
     monkeypatch.setattr(device_pack, "processors", lambda device: 3)
     batch = BatchProgram(grids(9), form="small")

@@ -17,11 +17,19 @@ from device_terms import (
 )
 
 import proxfield as pf
-from proxfield.gpu import consistency, plans, terms
-from proxfield.gpu.exact import ExactPlan
-from proxfield.gpu.lattice import LatticePlan
-from proxfield.gpu.plans import BlockedPlan, DeviceFilter, MatrixPlan, attach, choose_kind
-from proxfield.gpu.terms import HostTerm, on_device
+from proxfield.backends.triton.terms import base as terms
+from proxfield.backends.triton.terms import consistency
+from proxfield.backends.triton.terms.base import HostTerm, on_device
+from proxfield.filters.triton import plans
+from proxfield.filters.triton.exact import ExactPlan
+from proxfield.filters.triton.lattice import LatticePlan
+from proxfield.filters.triton.plans import (
+    BlockedPlan,
+    DeviceFilter,
+    MatrixPlan,
+    attach,
+    choose_kind,
+)
 from proxfield.terms.base import Layout
 from proxfield.terms.gaussian import NORMALIZATIONS
 

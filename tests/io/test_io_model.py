@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import random
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxfield.errors import InputError
+from proxfield.io import read_bytes, read_evidence, read_mar, read_pr
 from proxfield.io import tokens as tokens_module
 from proxfield.io.tokens import Tokens
 from proxfield.io.uai import UaiModel, parse_model
+from proxfield.terms.base import Ints
+from standins import DATA, EXACT, write_exact
 
 GOOD = """MARKOV
 3
@@ -310,36 +315,54 @@ def test_mutated_files_give_a_model_or_an_input_error(seed: int) -> None:
         assert np.isfinite(model.values).all() and (model.values >= 0).all()
 
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "uai"
+def test_generated_files(tmp_path: Path) -> None:
+    for name in EXACT:
+        path = write_exact(name, tmp_path)
+        (tmp_path / f"{name}_packed.uai.xz").write_bytes(lzma.compress(path.read_bytes()))
+    assert read_all(tmp_path) == {"model": 2 * len(EXACT), "evid": 6, "MAR": 6, "PR": 6}
 
 
-def test_sample_files() -> None:
-    from proxfield.io import read_bytes, read_evidence, read_mar, read_pr
+@pytest.mark.skipif(
+    not (DATA / "uai").is_dir(),
+    reason=f"no published files at {DATA / 'uai'} (set PROXFIELD_DATA to the folder above uai)",
+)
+def test_published_files() -> None:
+    folder = DATA / "uai"
+    assert read_all(folder)["model"] > 0
+    sizes: dict[str, Ints] = {}
+    for path in sorted(folder.rglob("evidence/*.evid")):
+        stem = re.sub(r"_\d+_\d+\.uai\.evid$", "", path.name)
+        if stem not in sizes:
+            model = parse_model(*read_bytes(path.parents[1] / f"{stem}.uai.xz"))
+            sizes[stem] = model.cardinalities
+        count = int(read_bytes(path)[0].split()[1])
+        assert len(read_evidence(path, sizes[stem])) == count
 
-    if not SHARED.is_dir():
-        pytest.skip(f"sample files aren't there ({SHARED})")
-    models = sorted(SHARED.rglob("*.uai")) + sorted(SHARED.rglob("*.uai.xz"))
-    assert models
+
+def read_all(folder: Path) -> Counter[str]:
+    """Read every model of a folder, and what is beside it; returns how many files of each kind."""
+    models = sorted(folder.rglob("*.uai")) + sorted(folder.rglob("*.uai.xz"))
+    seen = Counter(model=len(models))
     for path in models:
-        model = parse_model(*read_bytes(path))
+        data, name = read_bytes(path)
+        model = parse_model(data, name)
         assert model.num_factors > 0
-        words = read_bytes(path)[0].split()
         # The tables end the file, so its last words are the last entries.
         size = int(np.diff(model.table_ptr)[-1])
-        assert model.values[-size:].tolist() == [float(w) for w in words[-size:]]
+        words = data.rsplit(maxsplit=size)[-size:]
+        assert model.values[-size:].tolist() == [float(w) for w in words]
         evidence = path.with_name(path.name + ".evid")
         if evidence.exists():
+            seen["evid"] += 1
             read_evidence(evidence, model.cardinalities)
         marginals = path.with_name(path.name + ".MAR")
         if marginals.exists():
+            seen["MAR"] += 1
             for row in read_mar(marginals, model.cardinalities):
                 assert abs(row.sum() - 1) < 1e-4
         partition = path.with_name(path.name + ".PR")
         if partition.exists():
+            seen["PR"] += 1
             ten = float(partition.read_text().split()[-1])
             assert read_pr(partition) == pytest.approx(ten * np.log(10))
-    for path in sorted(SHARED.rglob("evidence/*.evid")):
-        stem = re.sub(r"_\d+_\d+\.uai\.evid$", "", path.name)
-        model = parse_model(*read_bytes(path.parents[1] / f"{stem}.uai.xz"))
-        count = int(read_bytes(path)[0].split()[1])
-        assert len(read_evidence(path, model.cardinalities)) == count
+    return seen

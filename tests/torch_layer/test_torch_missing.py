@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from proxfield.devices import cuda as backend
 from proxfield.errors import MissingDependencyError
-from proxfield.gpu import backend
 from proxfield.torch import needs
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.store import Record
 from proxfield.bench.table import budget_name
-from proxfield.style import rule_style
+from proxfield.viz.style import rule_style
 
 Chart = dict[str, Any]
 

@@ -15,7 +15,7 @@ from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.table import budget_name
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import display_name
-from proxfield.style import rule_style
+from proxfield.viz.style import rule_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from proxfield.errors import MissingDependencyError
-from proxfield.style import rule_style
+from proxfield.viz.style import rule_style
 
 REMEDY = 'pip install "proxfield[bench]"'
 

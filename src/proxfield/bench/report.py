@@ -225,7 +225,7 @@ def _exact_section(gaps: Gaps) -> str:
 
 def _rules_section(data: ReportData) -> str:
     """What the rules do, in a line each."""
-    from proxfield.registry import RULES
+    from proxfield.rules.registry import RULES
 
     names = list(data.table.rules) if data.table else list(PARAMETER)
     rows = [(name, str(RULES[name].summary)) for name in names if name in RULES]

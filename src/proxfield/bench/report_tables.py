@@ -8,7 +8,7 @@ from proxfield.bench.exact import Gaps
 from proxfield.bench.page import minus, scrolling, swatch
 from proxfield.bench.published import FULL_NAMES
 from proxfield.bench.table import Cell, Table, budget_name, lowest, show
-from proxfield.style import rule_style
+from proxfield.viz.style import rule_style
 
 BEST = '<span aria-hidden="true">★ </span><span class="hidden">best: </span>'
 PUBLISHED_BEST = '<span aria-hidden="true">☆ </span><span class="hidden">best published: </span>'

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxfield import inference
 from proxfield._version import __version__
 from proxfield.bench.store import Record, Store, plain
 from proxfield.bench.suites import Instance
 from proxfield.errors import ProxfieldError
+from proxfield.inference import infer as inference
 
 if TYPE_CHECKING:
     from proxfield.bench.progress import Watcher
     from proxfield.field import Field
     from proxfield.result import Result, Trace
-    from proxfield.rules import Rule
+    from proxfield.rules.base import Rule
 
 UNLIMITED = 10**9
 """Iterations that no budget gets to."""
@@ -224,7 +224,7 @@ def _do_exact(task: Task, field: Field, settings: Settings) -> Record:
 
 def _do_curvature(task: Task, field: Field, settings: Settings) -> Record:
     """The paper's d = L and the certified d."""
-    from proxfield.curvature import Curvature, damping_for
+    from proxfield.inference.curvature import Curvature, damping_for
 
     curvature = Curvature(field.lower(), field)
     certified = float(damping_for(curvature.largest))
@@ -241,6 +241,6 @@ WORK: dict[str, Callable[[Task, Field, Settings], Record]] = {
 
 def threads_of(threads: int | None) -> int:
     """Threads that inference may use, as a number."""
-    from proxfield.kernels.jit import max_threads
+    from proxfield.compiled.jit import max_threads
 
     return max_threads() if threads is None else min(threads, max_threads())

@@ -12,7 +12,7 @@ from proxfield.bench.store import Record, number_of
 from proxfield.bench.suites import Instance
 from proxfield.bench.table import weighted_mean
 from proxfield.errors import InputError
-from proxfield.registry import make_rule
+from proxfield.rules.registry import make_rule
 
 PARAMETER = {"adhoc": "eta", "fixed": "step", "adaptive": "step"}
 """The rules of the figure, and what each calls η."""

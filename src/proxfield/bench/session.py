@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxfield.bench.runner import Failure, Settings, Task
     from proxfield.bench.store import Store
     from proxfield.bench.suites import Instance
-    from proxfield.rules import Rule
+    from proxfield.rules.base import Rule
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Outputs:
 
 def default_rules() -> list[str]:
     """The paper's seven, and ``auto`` where it exists."""
-    from proxfield.registry import RULES
+    from proxfield.rules.registry import RULES
 
     return [*PAPER_RULES, *(name for name in ("auto",) if name in RULES)]
 

@@ -115,7 +115,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     """
     from proxfield.bench.session import default_rules, load_sensitivity, parse_numbers, split_names
     from proxfield.bench.suites import is_the_papers, load_exact, load_suites
-    from proxfield.registry import make_rule
+    from proxfield.rules.registry import make_rule
 
     budgets = parse_numbers(options["budgets"], "--budgets")
     chosen = options["rules"]

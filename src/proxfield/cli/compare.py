@@ -101,7 +101,7 @@ def results_interrupted(results: dict[str, Result]) -> bool:
 def rule_names(given: str | None) -> list[str]:
     """The rules to run, each once, in the order given."""
     if given is None:
-        from proxfield.registry import RULES
+        from proxfield.rules.registry import RULES
 
         return list(RULES)
     names = [name.strip() for name in given.split(",") if name.strip()]

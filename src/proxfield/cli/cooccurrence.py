@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from proxfield.cli.progress import Display
-    from proxfield.cooccurrence import CooccurrenceStatistics
+    from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 
 @click.command()
@@ -59,7 +59,7 @@ def command(
     """
     from proxfield.cli.progress import Display
     from proxfield.cli.shared import check_distinct, check_target, print_pairs
-    from proxfield.cooccurrence import find_label_maps
+    from proxfield.images.cooccurrence import find_label_maps
     from proxfield.io.files import atomic_write
 
     files = find_label_maps(label_maps)
@@ -82,8 +82,8 @@ def count(
     display: Display,
 ) -> CooccurrenceStatistics:
     """Read and count; an error names the file it is about."""
-    from proxfield.cooccurrence import CooccurrenceStatistics
     from proxfield.errors import InputError
+    from proxfield.images.cooccurrence import CooccurrenceStatistics
     from proxfield.io.files import display_name
     from proxfield.io.images import read_labels
 

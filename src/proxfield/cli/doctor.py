@@ -74,7 +74,7 @@ def processors() -> dict[str, Any]:
     """Cores and threads. Call it after an inference: numba picks its threading layer late."""
     from numba.np.ufunc import parallel
 
-    from proxfield.kernels.jit import max_threads
+    from proxfield.compiled.jit import max_threads
 
     ask: Callable[[], str] = parallel.threading_layer
     try:
@@ -91,7 +91,7 @@ def processors() -> dict[str, Any]:
 
 def cache() -> dict[str, Any]:
     """Where compiled kernels are kept."""
-    from proxfield.kernels.jit import cache_root, kernel_cache
+    from proxfield.compiled.jit import cache_root, kernel_cache
 
     folder = kernel_cache()
     return {
@@ -112,7 +112,7 @@ def size(path: Path) -> int:
 
 def memory() -> int | None:
     """Bytes that can still be had."""
-    from proxfield.memory import available_memory
+    from proxfield.inference.memory import available_memory
 
     return available_memory()
 
@@ -124,7 +124,7 @@ def graphics() -> dict[str, Any]:
     devices: list[dict[str, Any]] = []
     problem = None
     try:
-        from proxfield.gpu import backend
+        from proxfield.devices import cuda as backend
 
         if backend.find_device("cuda").type == "cpu":
             problem = "TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter"
@@ -144,7 +144,7 @@ def check_tiny_field() -> str | None:
     import numpy as np
 
     from proxfield.generate import grid
-    from proxfield.inference import infer
+    from proxfield.inference.infer import infer
 
     # without couplings mean field is exact, with them it is a bound and F has a slow twin
     for strength in (0.0, 1.5):
@@ -169,7 +169,7 @@ def check_tiny_field() -> str | None:
 
 def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people."""
-    from proxfield.memory import human_bytes
+    from proxfield.inference.memory import human_bytes
 
     left = data["memory_available"]
     extra = {"matplotlib": "plot", "pillow": "images", "joblib": "images"}

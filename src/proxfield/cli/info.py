@@ -12,7 +12,7 @@ from proxfield.cli.options import json_option, model_options
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
     from proxfield.field import Field
-    from proxfield.lowering import Lowered
+    from proxfield.lowering.lowered import Lowered
 
 
 @click.command()
@@ -102,7 +102,7 @@ def diagonals(lowered: Lowered) -> int:
         return 0
     import numpy as np
 
-    from proxfield.kernels.pack import is_binary, pack_binary
+    from proxfield.backends.numba.pack import is_binary, pack_binary
 
     if not is_binary(lowered):
         return 0
@@ -116,7 +116,7 @@ def curvature(field: Field, lowered: Lowered) -> dict[str, Any] | None:
     """
     if lowered.infeasible:
         return None
-    from proxfield.curvature import Curvature, damping_for
+    from proxfield.inference.curvature import Curvature, damping_for
 
     c = Curvature(lowered, field)
     numbers = {"lambda": c.largest, "mu": c.smallest, "lipschitz": c.lipschitz}
@@ -137,7 +137,7 @@ def curvature(field: Field, lowered: Lowered) -> dict[str, Any] | None:
 def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people: what is absent isn't mentioned."""
     from proxfield.cli.shared import number
-    from proxfield.memory import human_bytes
+    from proxfield.inference.memory import human_bytes
 
     low, high = data["labels_min"], data["labels_max"]
     s, c = data["structure"], data["curvature"]

@@ -130,7 +130,7 @@ class CommandWithRules(click.Command):
     """
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from proxfield.registry import RULES
+        from proxfield.rules.registry import RULES
 
         with formatter.section("Rules"):
             formatter.write_dl([(name, _about(rule)) for name, rule in RULES.items()])
@@ -180,7 +180,7 @@ def default_rule() -> str:
     """The rule that `proxfield.infer` takes when none is named."""
     from inspect import signature
 
-    from proxfield.inference import infer
+    from proxfield.inference.infer import infer
 
     rule = signature(infer).parameters["rule"].default
     return rule if isinstance(rule, str) else str(rule.name)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.progress import detail, make_bar, share_done
+from proxfield.inference.progress import detail, make_bar, share_done
 
 if TYPE_CHECKING:
-    from proxfield.loop import Progress
+    from proxfield.inference.loop import Progress
 
 __all__ = ["COMPILING", "Display", "make_bar"]
 
@@ -64,7 +64,7 @@ class Display:
     @contextmanager
     def announcing_compilation(self) -> Iterator[None]:
         """Say so, once in a command, if kernels have to be compiled."""
-        from proxfield.kernels.jit import when_compiling
+        from proxfield.compiled.jit import when_compiling
 
         def notify(*_: object) -> None:
             if not self._announced:

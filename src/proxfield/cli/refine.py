@@ -258,7 +258,7 @@ def command(
         run_all,
     )
     from proxfield.cli.signals import interrupted
-    from proxfield.interrupts import raised_again
+    from proxfield.common.interrupts import raised_again
 
     given, option, work = prepare(output_kind, options)
     found = files.find_images(images)
@@ -330,7 +330,7 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
         if not abs(build[name]) < float("inf"):
             raise click.UsageError(f"--{name.replace('_', '-')} {build[name]}, expected a number")
     if options["cooccurrence"] is not None:
-        from proxfield.cooccurrence import CooccurrenceStatistics
+        from proxfield.images.cooccurrence import CooccurrenceStatistics
 
         build["cooccurrence"] = CooccurrenceStatistics.load(options["cooccurrence"])
     from_labels = None

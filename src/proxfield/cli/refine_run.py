@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.progress import Display, make_bar
 from proxfield.cli.refine_files import Pair
+from proxfield.common.interrupts import deferred
 from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
-from proxfield.interrupts import deferred
 from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES, REMEDY, import_pillow
 
 if TYPE_CHECKING:
-    from proxfield.densecrf import DenseCRF
-    from proxfield.loop import Callback, Progress
+    from proxfield.images.densecrf import DenseCRF
+    from proxfield.inference.loop import Callback, Progress
 
 LOOKED_AT = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
@@ -126,7 +126,7 @@ def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str])
 
 def _build(pair: Pair, work: Work, image: Any) -> tuple[DenseCRF, list[int] | None]:
     """The field of one image, and the palette of its label map."""
-    from proxfield.densecrf import DenseCRF
+    from proxfield.images.densecrf import DenseCRF
     from proxfield.io.images import read_labels, read_probabilities
 
     if work.from_labels is None:
@@ -173,7 +173,7 @@ def stored_shape(path: Path) -> tuple[int, ...]:
 
 def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) -> tuple[int, str]:
     """How many images to refine at once, and why if these are fewer than wanted."""
-    from proxfield.memory import available_memory, human_bytes
+    from proxfield.inference.memory import available_memory, human_bytes
 
     jobs = max(1, min(wanted, len(pairs)))
     left = available_memory()
@@ -205,7 +205,7 @@ def run_all(
     alone = len(pairs) if jobs == 1 else 1 if len(pairs) > jobs else 0
     if alone:
         with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
-            import_module("proxfield.densecrf")
+            import_module("proxfield.images.densecrf")
         with display.announcing_compilation():
             for pair in pairs[:alone]:
                 display.working(pair.image.name)

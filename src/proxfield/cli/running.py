@@ -9,7 +9,7 @@ from proxfield.cli.progress import Display
 if TYPE_CHECKING:
     from proxfield.field import Field
     from proxfield.result import Result
-    from proxfield.rules import Rule
+    from proxfield.rules.base import Rule
 
 NOT_CONVERGED = 3
 
@@ -17,7 +17,7 @@ NOT_CONVERGED = 3
 def prepare_rule(name: str | None, settings: dict[str, Any]) -> Rule:
     """The rule by name (that of `proxfield.infer` by default), its parameters checked."""
     from proxfield.cli.options import default_rule
-    from proxfield.registry import make_rule
+    from proxfield.rules.registry import make_rule
 
     return make_rule(name or default_rule(), settings)
 
@@ -26,7 +26,7 @@ def check_limits(
     max_iters: int | None, tol: float, budget: float | None, threads: int | None
 ) -> float | None:
     """Refuse limits that make no sense before a model is read; returns the budget to use."""
-    from proxfield.inference import check_limits as check
+    from proxfield.inference.infer import check_limits as check
 
     check(max_iters, tol, budget, threads)
     return None if budget == float("inf") else budget  # no limit, said in another way
@@ -34,7 +34,7 @@ def check_limits(
 
 def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
     """Infer with a live display; announces compilation."""
-    from proxfield.inference import infer
+    from proxfield.inference.infer import infer
 
     display.phase(rule.name)
     with display.announcing_compilation():
@@ -47,14 +47,14 @@ def threads_used(threads: int | None, kernels: str) -> int:
     """Threads that an inference may use."""
     if kernels != "cpu":
         return 1
-    from proxfield.kernels.jit import max_threads
+    from proxfield.compiled.jit import max_threads
 
     return max_threads() if threads is None else min(threads, max_threads())
 
 
 def check_device(options: dict[str, Any]) -> None:
     """Refuse a device that isn't there before a file is read; names what defaults stand for."""
-    from proxfield.inference import choose_kernels
+    from proxfield.inference.infer import choose_kernels
 
     chosen = choose_kernels(options["device"], options.get("kernels"), options.get("dtype"))
     options["kernels"], options["dtype"] = chosen

@@ -1,40 +1,5 @@
 """Filters: ways to multiply with a Gaussian kernel matrix over many points."""
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-from proxfield.errors import InputError, shown
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from proxfield.filters.base import Filter
-
-FILTERS: dict[str, tuple[str, str]] = {
-    "exact": ("proxfield.filters.exact", "ExactFilter"),
-    "lattice": ("proxfield.filters.lattice", "LatticeFilter"),
-}
-"""A new filter is one module and one entry here; nothing is imported before it is asked for."""
-
-EXACT_POINTS = 2000
-"""Points up to which ``filter="auto"`` computes every pair."""
-
-
-def choose(name: str, points: int) -> str:
-    """ "auto" resolved: every pair for few points, the lattice for many."""
-    if name == "auto":
-        return "exact" if points <= EXACT_POINTS else "lattice"
-    if name not in FILTERS:
-        raise InputError(f"unknown filter {shown(name)}, expected auto, {', '.join(FILTERS)}")
-    return name
-
-
-def make_filter(name: str, features: ArrayLike) -> Filter:
-    """A filter by name ("exact" or "lattice")."""
-    if name not in FILTERS:
-        raise InputError(f"unknown filter {shown(name)}, expected {', '.join(FILTERS)}")
-    module, kind = FILTERS[name]
-    made: Filter = getattr(import_module(module), kind)(features)
-    return made
+from proxfield.filters.registry import FILTERS as FILTERS
+from proxfield.filters.registry import choose as choose
+from proxfield.filters.registry import make_filter as make_filter

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.filters.base import Filter, check_features
+from proxfield.filters.plan import Filter, check_features
 
 
 class ExactFilter(Filter):
@@ -28,8 +28,8 @@ class ExactFilter(Filter):
         self.features = check_features(features)
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
-        from proxfield.kernels.gaussian import exact_filter
-        from proxfield.kernels.jit import threads_for
+        from proxfield.compiled.jit import threads_for
+        from proxfield.filters.numba.exact import exact_filter
 
         out = np.empty(values.shape, dtype=values.dtype)
         with threads_for(len(values) * values.size):

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.filters.base import Filter, check_features
-from proxfield.kernels import lattice as kernels
-from proxfield.kernels import lattice_build as building
-from proxfield.kernels.jit import max_threads, threads_for
-from proxfield.kernels.lattice import CACHED, CHUNK, FEW_VERTICES, Points, make_chunks
-from proxfield.kernels.simd import LANES, padded
+from proxfield.compiled.jit import max_threads, threads_for
+from proxfield.compiled.simd import LANES, padded
+from proxfield.filters.numba import lattice as kernels
+from proxfield.filters.numba import lattice_build as building
+from proxfield.filters.numba.lattice import CACHED, CHUNK, FEW_VERTICES, Points, make_chunks
+from proxfield.filters.plan import Filter, check_features
 
 SIDE = 0.2
 """Share that a vertex gives to each neighbour along an axis, in each of the two blurs."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from proxfield.errors import InputError
-from proxfield.memory import human_bytes
+from proxfield.inference.memory import human_bytes
 
 CHUNK = 1 << 20
 """Bytes read, and bytes decompressed, at a time."""

@@ -23,7 +23,7 @@ from proxfield.terms.names import Names, listed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from proxfield.lowering import Builder
+    from proxfield.lowering.builder import Builder
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]

@@ -26,7 +26,7 @@ from proxfield.terms.factor import Factor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from proxfield.lowering import Builder
+    from proxfield.lowering.builder import Builder
 
 CHUNK = 1 << 18
 """Entries worked on at a time: several arrays of them stay in the cache."""

@@ -16,8 +16,8 @@ from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from proxfield.cooccurrence import CooccurrenceStatistics
-    from proxfield.lowering import Builder
+    from proxfield.images.cooccurrence import CooccurrenceStatistics
+    from proxfield.lowering.builder import Builder
 
 EXACT = 12
 """Most undecided classes whose 2^m states are summed one by one."""
@@ -113,7 +113,7 @@ class Cooccurrence(Term):
         always: Iterable[int] = (0,),
         tables: bool = False,
     ) -> None:
-        from proxfield.cooccurrence import CooccurrenceStatistics, whole_number
+        from proxfield.images.cooccurrence import CooccurrenceStatistics, whole_number
 
         if not isinstance(statistics, CooccurrenceStatistics):
             kind = type(statistics).__name__
@@ -146,7 +146,7 @@ class Cooccurrence(Term):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
-        from proxfield.cooccurrence import whole_number
+        from proxfield.images.cooccurrence import whole_number
 
         out = object.__new__(cls)
         for key in ("pixels", "labels", "first", "presence"):

@@ -29,7 +29,7 @@ from proxfield.terms.base import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from proxfield.lowering import Builder
+    from proxfield.lowering.builder import Builder
 
 CHUNK = 1 << 20
 """Table entries the numpy code expands at a time, so that shared tables stay small."""

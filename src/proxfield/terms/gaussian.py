@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
-from proxfield.filters.base import Filter, check_features
+from proxfield.filters.plan import Filter, check_features
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")

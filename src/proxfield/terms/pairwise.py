@@ -25,7 +25,7 @@ from proxfield.terms.factor import Factor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from proxfield.lowering import Builder
+    from proxfield.lowering.builder import Builder
 
 
 EDGE_BYTES = 120

@@ -25,7 +25,7 @@ from proxfield.terms.base import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from proxfield.lowering import Builder
+    from proxfield.lowering.builder import Builder
 
 SUM_TOLERANCE = 1e-3
 """How far the sum of probabilities may be from 1: float16 rounds them."""

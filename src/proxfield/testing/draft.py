@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.cooccurrence import CooccurrenceStatistics
+from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.terms import (
     Consistency,
     Constant,

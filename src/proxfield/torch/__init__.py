@@ -12,18 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxfield.torch.filter import gaussian_filter as gaussian_filter
+    from proxfield.backends.torch.program import TorchProgram as TorchProgram
+    from proxfield.filters.torch.filter import gaussian_filter as gaussian_filter
+    from proxfield.filters.torch.plans import clear_plans as clear_plans
     from proxfield.torch.inference import infer as infer
     from proxfield.torch.layer import DenseCRF as DenseCRF
-    from proxfield.torch.plans import clear_plans as clear_plans
-    from proxfield.torch.program import TorchProgram as TorchProgram
 
 _HOME = {
-    "DenseCRF": "layer",
-    "TorchProgram": "program",
-    "clear_plans": "plans",
-    "gaussian_filter": "filter",
-    "infer": "inference",
+    "DenseCRF": "torch.layer",
+    "TorchProgram": "backends.torch.program",
+    "clear_plans": "filters.torch.plans",
+    "gaussian_filter": "filters.torch.filter",
+    "infer": "torch.inference",
 }
 
 __all__ = ["DenseCRF", "TorchProgram", "clear_plans", "gaussian_filter", "infer"]
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
     from proxfield.torch.needs import need_torch
 
     need_torch()
-    value = getattr(import_module(f"proxfield.torch.{_HOME[name]}"), name)
+    value = getattr(import_module(f"proxfield.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

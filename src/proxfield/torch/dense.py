@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxfield.gpu.backend import torch
-from proxfield.torch.filter import define, nothing_saved, plain_precision, refuse
-from proxfield.torch.operator import (
+from proxfield.devices.cuda import torch
+from proxfield.filters.torch.filter import define, nothing_saved, plain_precision, refuse
+from proxfield.filters.torch.operator import (
     FeatureGradient,
     PlannedOperator,
     differentiable,

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.curvature import Curvature
+from proxfield.backends.torch.energy import Energy
+from proxfield.devices.cuda import torch
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.field import Field
-from proxfield.gpu.backend import torch
-from proxfield.kernels.base import Custom, Kind, Order, Plan, Update
-from proxfield.lowering import Lowered, lower
-from proxfield.registry import make_rule
-from proxfield.rules import Rule
-from proxfield.session import Problem
+from proxfield.filters.torch.filter import working_dtype
+from proxfield.inference.curvature import Curvature
+from proxfield.inference.session import Problem
+from proxfield.lowering.lowered import Lowered, lower
+from proxfield.rules.base import Rule
+from proxfield.rules.plan import Custom, Kind, Order, Plan, Update
+from proxfield.rules.registry import make_rule
 from proxfield.terms.pairwise import Ising, Potts
-from proxfield.torch.energy import Energy
-from proxfield.torch.filter import working_dtype
 from proxfield.torch.needs import need_torch
 from proxfield.torch.run import Run, marginals_function
 from proxfield.torch.solve import moved, softmax

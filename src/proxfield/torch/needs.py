@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxfield.devices import cuda
+from proxfield.devices.cuda import need, torch
 from proxfield.errors import MissingDependencyError
-from proxfield.gpu import backend
-from proxfield.gpu.backend import need, torch
 
 Module: Any = object if torch is None else torch.nn.Module
 """``torch.nn.Module``; without PyTorch a stand-in, so that modules import anywhere."""
@@ -27,5 +27,5 @@ GOOD: Any = _checked()
 
 def need_torch() -> None:
     """Raise, with the remedy, if PyTorch is missing or too old."""
-    if GOOD is None or backend.torch is not GOOD:
+    if GOOD is None or cuda.torch is not GOOD:
         need("torch", who="proxfield.torch")

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.gpu.backend import torch
-from proxfield.kernels.base import Kind, Order, Update
-from proxfield.torch.program import TorchProgram, TorchState, largest
+from proxfield.backends.torch.program import TorchProgram, TorchState, largest
+from proxfield.devices.cuda import torch
+from proxfield.rules.plan import Kind, Order, Update
 from proxfield.torch.solve import softmax
 
 KEPT = {

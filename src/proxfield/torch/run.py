@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from proxfield.gpu.backend import torch, triton
-from proxfield.kernels.base import Order, Update
-from proxfield.torch.program import TorchProgram
+from proxfield.backends.torch.program import TorchProgram
+from proxfield.devices.cuda import torch, triton
+from proxfield.rules.plan import Order, Update
 from proxfield.torch.record import Recording, pull_back, record
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
@@ -129,7 +129,7 @@ def cuda_kernels(energies: Any) -> Any:
     if not energies.is_cuda or triton is None:
         return None
     try:
-        return import_module("proxfield.gpu.program").compile_cuda
+        return import_module("proxfield.backends.triton.program").compile_cuda
     except ImportError:
         return None
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from proxfield.devices.cuda import torch
 from proxfield.errors import GradientWarning
-from proxfield.gpu.backend import torch
 
 Function = Callable[[Any], Any]
 

@@ -24,7 +24,7 @@ TINY = 1e-20
 
 def threads_to_use() -> int:
     """The setting, or all cores."""
-    from proxfield.kernels.jit import max_threads
+    from proxfield.compiled.jit import max_threads
 
     return settings.THREADS or max_threads()
 
@@ -34,8 +34,8 @@ def by_variable(energies: NDArray[np.float32]) -> tuple[NDArray[np.float32], boo
 
     # (L, N) -> (N, L)
     """
-    from proxfield.kernels.dense import transpose
-    from proxfield.kernels.jit import thread_count, threads_for
+    from proxfield.backends.numba.dense import transpose
+    from proxfield.compiled.jit import thread_count, threads_for
 
     out = np.empty(energies.shape[::-1], dtype=np.float32)
     with thread_count(threads_to_use()), threads_for(energies.size):
@@ -44,7 +44,7 @@ def by_variable(energies: NDArray[np.float32]) -> tuple[NDArray[np.float32], boo
 
 def built(term: Gaussian) -> Gaussian:
     """A term with its lattice, and without the features that it was made from."""
-    from proxfield.kernels.jit import thread_count
+    from proxfield.compiled.jit import thread_count
 
     with thread_count(threads_to_use()):
         return term.build(drop_features=True)
@@ -60,8 +60,8 @@ def check(energies: NDArray[np.float32]) -> None:
 
 def softmax(energies: NDArray[np.float32]) -> NDArray[np.float32]:
     """exp(−energies), normalised for each variable.  # (N, L) -> (N · L,)"""
-    from proxfield.kernels.dense import softmax_rows
-    from proxfield.kernels.simd import padded
+    from proxfield.backends.numba.dense import softmax_rows
+    from proxfield.compiled.simd import padded
 
     out = np.empty(energies.size, dtype=np.float32)
     softmax_rows(energies.reshape(-1), energies.shape[1], padded(energies.shape[1]), out)
@@ -89,11 +89,11 @@ class Engine:
         self.pairwise = list(pairwise)
         if not self.pairwise:
             return
-        from proxfield.curvature import Curvature
+        from proxfield.backends import compile_program
         from proxfield.field import Field
-        from proxfield.kernels import compile_program
-        from proxfield.registry import make_rule
-        from proxfield.session import Problem
+        from proxfield.inference.curvature import Curvature
+        from proxfield.inference.session import Problem
+        from proxfield.rules.registry import make_rule
         from proxfield.terms import Unary
 
         variables, labels = energies.shape
@@ -107,7 +107,7 @@ class Engine:
     @property
     def unary_only(self) -> NDArray[np.float32]:
         """Marginals that the unary energies alone give.  # (N · L,)"""
-        from proxfield.kernels.jit import thread_count, threads_for
+        from proxfield.compiled.jit import thread_count, threads_for
 
         with thread_count(threads_to_use()), threads_for(self.rows.size):
             return softmax(self.rows)

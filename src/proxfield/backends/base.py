@@ -1,0 +1,275 @@
+"""What every kernel set offers: a program per field that advances a state by a plan.
+
+Plans say how the state moves (`proxfield.rules.plan`). `infer` knows plans and rows, never kernels.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.errors import UnsupportedError
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains, Explored, Plan
+from proxfield.terms.base import Floats, Ints, Layout, missing, offers
+
+WARM: set[Any] = set()
+"""What has run in this process and needn't be compiled or loaded any more."""
+WARM_UP_SECONDS = 0.005
+"""Time for a few trial evaluations before the clock starts."""
+WARM_UP_LOOKS = 20
+"""Maximum number of trial evaluations."""
+WARM_UP_SWEEPS = 3
+"""Sweeps of a trial chain."""
+
+
+@dataclass
+class Rows:
+    """What some updates did.
+
+    Attributes:
+        free_energy: F before each update (NaN where it wasn't asked for).  # (k,)
+        change: Largest change of q over the step, by each update.  # (k,)
+        period2: Largest difference from two updates before, over the step (inf if unknown).
+    """
+
+    free_energy: NDArray[np.float64]
+    change: NDArray[np.float64]
+    period2: float = np.inf
+
+    def __len__(self) -> int:
+        return len(self.change)
+
+
+@dataclass
+class State:
+    """Where an inference stands. Kernel sets keep their own arrays in ``arrays``."""
+
+    arrays: Any
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """What the second-order test needs of a state, in arrays of the program's own device.
+
+    Attributes:
+        q: Marginals in float64.  # (size,)
+        gradient: dE/dq at other marginals.  # (size,) -> (size,)
+        sums: Each entry's sum over its variable.  # (size,) -> (size,)
+        where: As `numpy.where`.
+        from_host: An array of numpy as one of the device.
+        to_host: The other way.
+    """
+
+    q: Any
+    gradient: Callable[[Any], Any]
+    sums: Callable[[Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+    from_host: Callable[[Any], Any]
+    to_host: Callable[[Any], Any]
+
+
+class Program(ABC):
+    """A lowered field, packed for one kernel set and one floating-point type."""
+
+    lowered: Lowered
+    dtype: np.dtype[Any]
+    threads: int = 1
+    sums_in_double: ClassVar[bool] = False
+    """Is F as good from float32 marginals as from the same in float64?"""
+    cuts_sweeps: ClassVar[bool] = False
+    """May an `Order` visit some of the variables only?"""
+
+    @abstractmethod
+    def start(self, q: Floats) -> State:
+        """A state at the given marginals of the lowered field.  # (layout.size,)"""
+
+    def take(self, q: NDArray[Any]) -> State:
+        """A state that may work in this very array of marginals, to save memory.  # (1, size)"""
+        return self.start(q[0])
+
+    def view(self, state: State) -> NDArray[Any]:
+        """The state's marginals without copying, if that can be.  # (layout.size,)"""
+        return self.marginals(state)
+
+    @abstractmethod
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        """Up to ``n`` updates; stops after one that changed less than ``tol``."""
+
+    @abstractmethod
+    def free_energy(self, state: State) -> float:
+        """F of the state."""
+
+    @abstractmethod
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        """A copy of the state's marginals.  # (layout.size,)"""
+
+    @abstractmethod
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        """dE/dq.  # (layout.size,)"""
+
+    def residual(self, state: State) -> tuple[float, float]:
+        """max |softmax(−g(q)) − q|, and how much of it rounding alone may cause."""
+        q = self.marginals(state)
+        g = self.gradient(q)
+        rounding = rounding_of(q, g, self.lowered.unary, self.dtype)
+        return residual_of(self.lowered.layout, q, g, self.lowered.unary), rounding
+
+    def tangent(self, state: State) -> Tangent:
+        """The state as the second-order test sees it."""
+        layout = self.lowered.layout
+
+        def sums(flat: NDArray[Any]) -> NDArray[np.float64]:
+            total = layout.sum_by_variable(flat)
+            if layout.common is not None:
+                return np.repeat(total, layout.common)
+            return total[layout.owner]
+
+        q = np.asarray(self.marginals(state), dtype=np.float64)
+        return Tangent(q, self.gradient, sums, np.where, np.asarray, np.asarray)
+
+    def copy(self, state: State) -> State:
+        """A state that moves on its own from here."""
+        return deepcopy(state)
+
+    @abstractmethod
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        """Give one variable after another its cheapest label, until none changes.
+
+        Takes and returns marginals (one-hot in the end): the expected energy never rises.
+        """
+
+    @abstractmethod
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        """Run independent cooling chains, each polished into a local minimum of F."""
+
+    def kernel_key(self) -> tuple[Any, ...]:
+        """What programs have in common that run the same compiled kernels."""
+        pack = getattr(self, "pack", ())
+        arrays = [a for a in pack if isinstance(a, np.ndarray)]
+        types = tuple((a.dtype.str, a.ndim, a.flags.writeable) for a in arrays)
+        return (type(self), self.dtype.name, self.parallel, bool(self.lowered.extras), types)
+
+    def build_for(self, plan: Plan | None) -> None:  # noqa: B027 (a hook)
+        """Pack what a plan (or, with None, chains) will need and isn't packed yet."""
+
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        """Compile or load what advancing needs, once per process; the state stays as it is."""
+        self.build_for(plan)
+        kind = (getattr(plan, name, None) is None for name in ("starts", "shuffle"))
+        key = (
+            *self.kernel_key(), type(plan), getattr(plan, "kind", None),
+            getattr(plan, "adaptive", None), trace, *kind,
+        )  # fmt: skip
+        if key in WARM:
+            return
+        once = 1 if self.parallel or not self.sweepable else 0
+        scratch = self.start(self.marginals(state))
+        self.advance(scratch, plan, once, 0.0, trace)
+        self.free_energy(scratch)
+        WARM.add(key)
+
+    def warm_up_chains(self, start: NDArray[np.float64]) -> None:
+        """Run once per process what `explore` needs, before the clock starts.
+
+        Compiles or loads the kernels, starts the threads, and spends a few milliseconds on trial
+        evaluations and chains: the first calls in a new process are slow, and a search
+        that plans by their pace would plan for a slower machine.
+
+        Args:
+            start: Marginals that chains will start from.  # (layout.size,)
+        """
+        self.build_for(None)
+        key = (*self.kernel_key(), "chains", self.threads)
+        if key in WARM:
+            return
+        for threads in dict.fromkeys((self.threads, 1)):
+            self.explore(Chains.make(start[None], polish=0), threads)
+        self.free_energy(self.start(start))
+        begun = before = time.perf_counter()
+        look = np.inf
+        for count in range(1, WARM_UP_LOOKS + 1):
+            self.free_energy(self.start(start))
+            now = time.perf_counter()
+            look, before = min(look, now - before), now  # the others waited for the machine
+            if now - begun > WARM_UP_SECONDS * (10 if count < 5 else 0.25):
+                break
+        trial = Chains.make(
+            np.stack([start, start]), sweeps=WARM_UP_SWEEPS, drawn=[False, True], polish=1
+        )
+        begun = time.perf_counter()
+        cost = 8 * (WARM_UP_SWEEPS + 2) * look  # of two chains: a sweep takes a few evaluations
+        while time.perf_counter() - begun + cost < WARM_UP_SECONDS:
+            self.explore(trial, 1)
+        WARM.add(key)
+
+    @property
+    def sweepable(self) -> bool:
+        """Can single variables be visited? Not while a term is only iterated as a whole."""
+        return not self.lowered.extras
+
+    def need_sweeps(self) -> None:
+        """Raise `UnsupportedError` unless single variables can be visited."""
+        for term in self.lowered.extras:
+            if not offers(term, "neighbours"):
+                raise missing(term, "neighbours", "sweep, colored and restarts")
+        if self.lowered.extras:
+            raise UnsupportedError("sweep, colored and restarts need every term lowered to tables")
+
+    @property
+    def parallel(self) -> bool:
+        """Does one iteration spread over threads?"""
+        return False
+
+
+def softmax(layout_owner: Ints, offsets: Ints, theta: Floats) -> NDArray[np.float64]:
+    """q_i = softmax(−θ_i); θ = +inf gives 0. A variable with θ = +inf throughout stays NaN-free."""
+    if len(theta) == 0:
+        return np.zeros(0)
+    low = np.minimum.reduceat(theta, offsets[:-1])
+    shifted = theta - np.where(np.isinf(low), 0.0, low)[layout_owner]
+    e = np.exp(-shifted)
+    total = np.add.reduceat(e, offsets[:-1])
+    safe = np.where(total > 0, total, 1.0)
+    return np.asarray(e / safe[layout_owner])
+
+
+ROUNDING_FACTOR = 8.0
+"""Roundings of an energy that may add up in one entry of the gradient."""
+
+
+def residual_of(layout: Layout, q: Floats, g: Floats, unary: Floats) -> float:
+    """max |softmax(−g) − q|; NaN where the state is lost.
+
+    Impossible labels have the target 0. Where g says nothing about the others (a binary variable
+    with one label left), they share what there is.
+    """
+    if len(g) == 0:
+        return 0.0
+    if np.isinf(unary).any():
+        target = np.where(np.isinf(unary), np.inf, g)
+        low = np.minimum.reduceat(target, layout.offsets[:-1])
+        silent = ~np.isfinite(low)[layout.owner] & np.isfinite(unary)
+        g = np.where(silent, 0.0, target)
+    return float(np.abs(softmax(layout.owner, layout.offsets, g) - q).max(initial=0.0))
+
+
+def rounding_of(q: Floats, g: Floats, unary: Floats, dtype: np.dtype[Any]) -> float:
+    """How much of a residual the rounding of energies in this type may cause."""
+    size = np.where(np.isfinite(g), np.abs(g), 0.0)
+    size = np.maximum(size, np.where(np.isfinite(unary), np.abs(unary), 0.0))
+    worst = float((q * (1.0 - q) * size).max(initial=0.0))
+    return ROUNDING_FACTOR * float(np.finfo(dtype).eps) * worst
+
+
+def slack(f: float, dtype: np.dtype[np.floating]) -> float:
+    """How much F may rise by rounding alone."""
+    return float((1.0 + abs(f)) * (1e-5 if dtype == np.float32 else 1e-12))

@@ -1,0 +1,1 @@
+"""The kernel set "cpu": programs compiled with numba."""

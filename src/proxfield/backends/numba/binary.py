@@ -1,0 +1,416 @@
+"""Compiled kernels for fields of binary variables with Ising couplings.
+
+One number per variable: a = θ(1) − θ(0), and v = q(1) − ½ with q(1) = 1 / (1 + exp(a)). The
+gradient difference is g = bias + W v and the energy bias·v + v·W·v / 2 (W is 4 J): at
+uniform marginals both are exactly 0, so the symmetry of a field survives rounding. Edges
+with few distinct distances j − i (grids of any dimension) are stored as diagonals, which
+need no indices and run at vector speed; all other edges are in compressed rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.compiled.math import as_bits, exp_ratio, from_bits
+
+CLAMP = 1000.0
+"""|a| of a variable with an impossible label: its probability underflows to nothing."""
+BLOCK = 8192
+"""Variables a block: small enough for the caches; the unit of parallel work and of sums."""
+
+
+class BinaryPack(NamedTuple):
+    """The field."""
+
+    bias: Any  # (n,)
+    distance: Any  # of each diagonal, positive  # (D,)
+    diagonal: Any  # coupling of i and i + distance at [d, pad + i]  # (D, n + 2 pad)
+    pad: int
+    row: Any  # compressed rows of the other couplings  # (n + 1,)
+    column: Any
+    weight: Any
+    clamped: Any  # variables with an impossible label, ascending
+    clamp: Any  # their a: ±CLAMP
+
+
+class BinaryArrays(NamedTuple):
+    """The state. ``v`` is two buffers, padded with 0 so that diagonals need no bounds."""
+
+    v: Any  # (2, n + 2 pad)
+    a: Any  # (n,)
+    g: Any
+    first: Any  # moments
+    second: Any
+    a_before: Any  # before the last update, for the safeguard
+    g_before: Any
+
+
+class Motion(NamedTuple):
+    """An `Update` as plain numbers."""
+
+    kind: int
+    step: Any  # (n,)
+    inverse: Any  # 1 / step = 1 + damping  # (n,)
+    fallback: Any  # a certified step, for redoing one that raised F  # (n,)
+    flat: float  # the step if all are equal, else 0: saves reading two arrays
+    gamma1: float
+    gamma2: float
+    epsilon: float
+    adaptive: bool
+    beta: float
+    trace: bool
+    slack: float  # relative to 1 + |F|
+
+
+@inlined
+def gradient_block(pack: Any, v: Any, here: Any, i0: int, i1: int, energy_too: bool) -> float:
+    """g = bias + W v for one block, into ``here``; returns its energy, Σ v (bias + g) / 2."""
+    pad = pack.pad
+    bias = pack.bias[i0:i1]
+    mine = v[pad + i0 : pad + i1]
+    n_diagonals = len(pack.distance)
+    n = i1 - i0
+    if n_diagonals == 0:
+        for k in range(n):
+            here[k] = bias[k]
+    for d in range(0, n_diagonals, 2):  # two at a time: half the traffic of g
+        s = pack.distance[d]
+        w_up = pack.diagonal[d, pad + i0 : pad + i1]
+        w_down = pack.diagonal[d, pad + i0 - s : pad + i1 - s]
+        v_up = v[pad + i0 + s : pad + i1 + s]
+        v_down = v[pad + i0 - s : pad + i1 - s]
+        first = bias if d == 0 else here
+        if d + 1 < n_diagonals:
+            t = pack.distance[d + 1]
+            x_up = pack.diagonal[d + 1, pad + i0 : pad + i1]
+            x_down = pack.diagonal[d + 1, pad + i0 - t : pad + i1 - t]
+            y_up = v[pad + i0 + t : pad + i1 + t]
+            y_down = v[pad + i0 - t : pad + i1 - t]
+            if energy_too and d + 2 == n_diagonals and len(pack.column) == 0:
+                energy = 0.0
+                for k in range(n):  # the last pass (a 2-D grid's only one) adds up the energy too
+                    total = first[k] + (
+                        (w_up[k] * v_up[k] + w_down[k] * v_down[k])
+                        + (x_up[k] * y_up[k] + x_down[k] * y_down[k])
+                    )
+                    here[k] = total
+                    energy += mine[k] * (np.float64(bias[k]) + total)
+                return 0.5 * energy
+            for k in range(n):
+                here[k] = first[k] + (
+                    (w_up[k] * v_up[k] + w_down[k] * v_down[k])
+                    + (x_up[k] * y_up[k] + x_down[k] * y_down[k])
+                )
+        else:
+            for k in range(n):
+                here[k] = first[k] + (w_up[k] * v_up[k] + w_down[k] * v_down[k])
+    if len(pack.column) > 0:
+        for k in range(n):
+            total = 0.0
+            for e in range(pack.row[i0 + k], pack.row[i0 + k + 1]):
+                total += pack.weight[e] * v[pad + pack.column[e]]
+            here[k] += total
+    energy = 0.0
+    if energy_too:
+        for k in range(n):
+            energy += mine[k] * (np.float64(bias[k]) + here[k])
+    return 0.5 * energy
+
+
+@inlined
+def move_block(motion: Any, st: Any, g: Any, old: Any, i0: int, i1: int, redo: bool) -> None:
+    """New ``a`` of one block by the rule (not for MEAN); ``g`` and ``old`` are the block's."""
+    a, first, second = st.a[i0:i1], st.first[i0:i1], st.second[i0:i1]
+    step, inverse = motion.step[i0:i1], motion.inverse[i0:i1]
+    kind, g1, g2, eps, beta = motion.kind, motion.gamma1, motion.gamma2, motion.epsilon, motion.beta
+    n = i1 - i0
+    if redo:  # again from where the last step started
+        keep_a, keep_g, step = st.a_before[i0:i1], st.g_before[i0:i1], motion.fallback[i0:i1]
+        for k in range(n):
+            a[k] = keep_a[k] - step[k] * (keep_a[k] - beta * keep_g[k])
+    elif kind == 0 and not motion.adaptive and motion.flat > 0.0:
+        flat = motion.flat
+        for k in range(n):
+            a[k] -= flat * (a[k] - beta * g[k])
+    elif kind == 0 and not motion.adaptive:
+        for k in range(n):
+            a[k] -= step[k] * (a[k] - beta * g[k])
+    elif kind == 0:
+        keep_a, keep_g = st.a_before[i0:i1], st.g_before[i0:i1]
+        for k in range(n):
+            keep_a[k] = a[k]
+            keep_g[k] = g[k]
+            damping = (inverse[k] - 1.0) * (1.0 - 4.0 * old[k] * old[k])  # 4 m (1 − m)
+            a[k] -= (a[k] - beta * g[k]) / (1.0 + damping)
+    elif kind == 2:
+        for k in range(n):
+            first[k] = g1 * first[k] + (1.0 - g1) * (a[k] - beta * g[k])
+            a[k] -= step[k] * first[k]
+    elif kind == 3:
+        for k in range(n):
+            first[k] = g1 * first[k] + (1.0 - g1) * beta * g[k]
+            a[k] -= step[k] * (a[k] - first[k])
+    # The centred residual of a binary variable is ±r/2, so its √v is half that of r, and both
+    # labels move: the factor 2 and the 2ε.
+    elif kind == 4:
+        for k in range(n):
+            r = a[k] - beta * g[k]
+            first[k] = g1 * first[k] + (1.0 - g1) * r
+            second[k] = g2 * second[k] + (1.0 - g2) * r * r
+            a[k] -= 2.0 * step[k] * first[k] / (np.sqrt(second[k]) + 2.0 * eps)
+    elif kind == 5:
+        for k in range(n):
+            r = beta * g[k]
+            first[k] = g1 * first[k] + (1.0 - g1) * r
+            second[k] = (1.0 - g2) * second[k] + g2 * r * r
+            a[k] -= 2.0 * step[k] * (a[k] - first[k]) / (np.sqrt(second[k]) + 2.0 * eps)
+
+
+@inlined
+def entropy_of(v: float) -> Any:
+    """Entropy of (½ − v, ½ + v)."""
+    small = 0.5 - abs(v)
+    if small <= 0.0:
+        return 0.0
+    return -(small * np.log(small) + (1.0 - small) * np.log(1.0 - small))
+
+
+@inlined
+def clamp_block(pack: Any, values: Any, i0: int, i1: int) -> None:
+    """Variables with an impossible label don't move: their ``a`` (or target) in one block."""
+    if len(pack.clamped) > 0:
+        for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
+            values[pack.clamped[c] - i0] = pack.clamp[c]
+
+
+@inlined
+def mean_block(
+    pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int
+) -> Any:
+    """q ← (1 − s) q + s q* for one block; returns as `update_block` does."""
+    a, step, inverse = st.a[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
+    entropy, change, twice = 0.0, 0, 0
+    clamp_block(pack, g, i0, i1)  # whose target is where they are: no change
+    for k in range(i1 - i0):
+        x = motion.beta * g[k]
+        a[k] = x
+        num, den = exp_ratio(-abs(x))
+        half = 0.5 - num / (num + den)
+        value = (1.0 - step[k]) * old[k] + step[k] * (-half if x > 0 else half)
+        d2 = as_bits(abs(np.float64(value) - new[k]) * inverse[k])
+        d1 = as_bits(abs(np.float64(value) - old[k]) * inverse[k])
+        twice = d2 if d2 > twice else twice
+        change = d1 if d1 > change else change
+        new[k] = value
+    if len(pack.clamped) > 0:
+        clamp_block(pack, a, i0, i1)
+        for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
+            k = pack.clamped[c] - i0
+            new[k] = -0.5 if pack.clamp[c] > 0 else 0.5
+            d1 = as_bits(abs(np.float64(new[k]) - old[k]) * inverse[k])
+            change = d1 if d1 > change else change
+    if motion.trace:
+        for k in range(i1 - i0):
+            entropy += entropy_of(np.float64(new[k]))
+    return entropy, from_bits(change), from_bits(twice)
+
+
+@inlined
+def centred_logistic(x: float) -> Any:
+    """1 / (1 + exp(x)) − ½."""
+    num, den = exp_ratio(-abs(x))
+    half = 0.5 - num / (num + den)
+    return -half if x > 0 else half
+
+
+@inlined
+def update_block(
+    pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int, redo: bool
+) -> Any:
+    """Move one block; returns its entropy, largest scaled change and difference from two before."""
+    n = i1 - i0
+    pad = pack.pad
+    before, after = old[pad + i0 : pad + i1], new[pad + i0 : pad + i1]
+    if motion.kind == 1:
+        return mean_block(pack, motion, st, g, before, after, i0, i1)
+    move_block(motion, st, g, before, i0, i1, redo)
+    a = st.a[i0:i1]
+    clamp_block(pack, a, i0, i1)
+    scale = motion.inverse[i0:i1]
+    if redo or motion.adaptive:
+        scale = g  # the gradient has done its work; its place holds 1 / step
+        for k in range(n):
+            damping = (motion.inverse[i0 + k] - 1.0) * (1.0 - 4.0 * before[k] * before[k])
+            scale[k] = 1.0 / motion.fallback[i0 + k] if redo else 1.0 + damping
+    change, twice = 0, 0
+    if motion.flat > 0.0 and not (redo or motion.adaptive):
+        for k in range(n):
+            value = centred_logistic(np.float64(a[k]))
+            d1 = as_bits(abs(value - before[k]))
+            d2 = as_bits(abs(value - after[k]))
+            change = d1 if d1 > change else change
+            twice = d2 if d2 > twice else twice
+            after[k] = value
+        entropy = block_entropy(a, after) if motion.trace else 0.0
+        return entropy, from_bits(change) / motion.flat, from_bits(twice) / motion.flat
+    for k in range(n):
+        value = centred_logistic(np.float64(a[k]))
+        d1 = as_bits(abs(value - before[k]) * scale[k])
+        d2 = as_bits(abs(value - after[k]) * scale[k])
+        change = d1 if d1 > change else change
+        twice = d2 if d2 > twice else twice
+        after[k] = value
+    entropy = block_entropy(a, after) if motion.trace else 0.0
+    return entropy, from_bits(change), from_bits(twice)
+
+
+@inlined
+def block_entropy(a: Any, v: Any) -> float:
+    """Σ −log(1 − t) + |a| t, where t is the smaller probability of each variable.
+
+    One logarithm for 512 variables: the product of as many numbers in [½, 1] can't underflow.
+    """
+    entropy = 0.0
+    for start in range(0, len(a), 512):
+        end = min(len(a), start + 512)
+        aa, vv = a[start:end], v[start:end]
+        product, weighted = 1.0, 0.0
+        for k in range(end - start):
+            large = 0.5 + abs(np.float64(vv[k]))
+            product *= large
+            weighted += abs(np.float64(aa[k])) * (1.0 - large)
+        entropy += weighted - np.log(product)
+    return entropy
+
+
+@kernel
+def run(
+    pack: Any,
+    st: Any,
+    motion: Any,
+    n_iters: int,
+    tol: float,
+    phase: int,
+    entropy: float,
+    constant: float,
+    f_out: Any,
+    change_out: Any,
+    f: float,
+) -> Any:
+    """Many iterations in one call.
+
+    ``f`` is F of the state it starts from; the adaptive rule also needs its gradient in ``g``,
+    and leaves that of the state it ends in, because it looks at F after each step.
+    Returns (iterations done, buffer in use, its entropy, difference from two updates
+    before, its F if adaptive).
+    """
+    n = len(pack.bias)
+    twice = np.inf
+    for it in range(n_iters):
+        old, new = st.v[phase], st.v[1 - phase]
+        energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
+        if motion.adaptive:
+            f_out[it] = f
+            for redo in (False, True):
+                energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
+                for i0 in range(0, n, BLOCK):
+                    i1 = min(n, i0 + BLOCK)
+                    g = st.g[i0:i1]
+                    hb, cb, tb = update_block(pack, motion, st, g, old, new, i0, i1, redo)
+                    h += hb
+                    change = cb if cb > change or cb != cb else change
+                    twice = max(twice, tb)
+                for i0 in range(0, n, BLOCK):
+                    i1 = min(n, i0 + BLOCK)
+                    energy += gradient_block(pack, new, st.g[i0:i1], i0, i1, True)
+                if not constant + energy - h > f + motion.slack * (1.0 + abs(f)):
+                    break  # F did not rise; otherwise again with the certified step
+            f = constant + energy - h
+        else:
+            for i0 in range(0, n, BLOCK):
+                i1 = min(n, i0 + BLOCK)
+                g = st.g[: i1 - i0]  # one block's room for all: it stays in the cache
+                energy += gradient_block(pack, old, g, i0, i1, motion.trace)
+                hb, cb, tb = update_block(pack, motion, st, g, old, new, i0, i1, False)
+                h += hb
+                change = cb if cb > change or cb != cb else change
+                twice = max(twice, tb)
+            f_out[it] = constant + energy - entropy
+        change_out[it] = change
+        entropy = h
+        phase = 1 - phase
+        if not change > tol:  # NaN ends it too
+            return it + 1, phase, entropy, twice, f
+    return n_iters, phase, entropy, twice, f
+
+
+@kernel
+def evaluate(pack: Any, st: Any, phase: int) -> Any:
+    """Gradient into ``g``; returns (energy without the constant, entropy) of the buffer in use."""
+    n = len(pack.bias)
+    energy, entropy = 0.0, 0.0
+    for i0 in range(0, n, BLOCK):
+        i1 = min(n, i0 + BLOCK)
+        energy += gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
+        h = 0.0
+        for i in range(i0, i1):
+            h += entropy_of(np.float64(st.v[phase, pack.pad + i]))
+        entropy += h
+    return energy, entropy
+
+
+@parallel_kernel
+def fused_parallel(pack: Any, st: Any, motion: Any, phase: int, parts: Any) -> None:
+    """One iteration, blocks over threads; partial sums per block.  # parts: (n_blocks, 4)"""
+    n = len(pack.bias)
+    old, new = st.v[phase], st.v[1 - phase]
+    for b in numba.prange(len(parts)):
+        i0 = b * BLOCK
+        i1 = min(n, i0 + BLOCK)
+        g = np.empty(i1 - i0, dtype=st.g.dtype)
+        parts[b, 0] = gradient_block(pack, old, g, i0, i1, motion.trace)
+        h, c, t = update_block(pack, motion, st, g, old, new, i0, i1, False)
+        parts[b, 1] = h
+        parts[b, 2] = c
+        parts[b, 3] = t
+
+
+@parallel_kernel
+def entropy_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+    """Entropies of blocks of variables.  # parts: (n_blocks, 4), column 1"""
+    n = len(pack.bias)
+    for b in numba.prange(len(parts)):
+        h = 0.0
+        for i in range(b * BLOCK, min(n, b * BLOCK + BLOCK)):
+            h += entropy_of(np.float64(st.v[phase, pack.pad + i]))
+        parts[b, 1] = h
+
+
+@parallel_kernel
+def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+    """The gradient alone, for the safeguard."""
+    n = len(pack.bias)
+    for b in numba.prange(len(parts)):
+        i0 = b * BLOCK
+        i1 = min(n, i0 + BLOCK)
+        parts[b, 0] = gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
+
+
+@parallel_kernel
+def update_parallel(
+    pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool, parts: Any
+) -> None:
+    """The update alone; ``redo`` starts again from where the last one started."""
+    n = len(pack.bias)
+    for b in numba.prange(len(parts)):
+        i0 = b * BLOCK
+        i1 = min(n, i0 + BLOCK)
+        g = st.g[i0:i1]
+        h, c, t = update_block(pack, motion, st, g, st.v[old], st.v[new], i0, i1, redo)
+        parts[b, 1] = h
+        parts[b, 2] = c
+        parts[b, 3] = t

@@ -1,0 +1,211 @@
+"""Compiled chains: cool down, one variable at a time, then polish; many chains at once.
+
+A chain starts from marginals. A *drawn* chain samples a labelling from them and cools it by
+heat-bath moves; a plain one cools the marginals themselves by sweeps. Both end with sweeps
+at temperature 1, so that each ends near a local minimum of F. Chains of one call are
+independent and run on different threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from proxfield.backends.numba import binary_sweep, general_sweep
+from proxfield.backends.numba.binary import entropy_of as binary_entropy_of
+from proxfield.backends.numba.general import contract, pairwise_into
+from proxfield.backends.numba.general import entropy_of as general_entropy_of
+from proxfield.compiled.jit import inlined, parallel_kernel
+from proxfield.compiled.math import exp_negative, exp_ratio
+from proxfield.compiled.random import uniform
+
+
+@inlined
+def temperature_at(t: int, sweeps: int, hot: float) -> Any:
+    """A geometric schedule from ``hot`` to 1."""
+    if sweeps <= 1:
+        return 1.0
+    return hot ** (1.0 - t / (sweeps - 1.0))
+
+
+@inlined
+def binary_chain(
+    pack: Any, v: Any, a: Any, h: Any, hot: float, sweeps: int, seed: Any, drawn: bool,
+    polish: int, tol: float,
+) -> Any:  # fmt: skip
+    """One chain; returns (free energy without the constant, sweeps of polish)."""
+    n = len(pack.bias)
+    pad = pack.pad
+    held = np.zeros(n, dtype=np.int8)
+    for c in range(len(pack.clamped)):
+        held[pack.clamped[c]] = 1
+        v[pad + pack.clamped[c]] = -0.5 if pack.clamp[c] > 0 else 0.5
+    if drawn:
+        for i in range(n):
+            if held[i] == 0:
+                v[pad + i] = -0.5 if uniform(seed, np.uint64(i)) < 0.5 - v[pad + i] else 0.5
+    for t in range(sweeps):
+        beta = 1.0 / temperature_at(t, sweeps, hot)
+        for i in range(n):
+            if held[i] != 0:
+                continue
+            x = np.float64(pack.bias[i])
+            for e in range(pack.row[i], pack.row[i + 1]):
+                x += pack.weight[e] * v[pad + pack.column[e]]
+            x *= beta
+            if abs(x) > 40.0:
+                v[pad + i] = -0.5 if x > 0 else 0.5
+                continue
+            num, den = exp_ratio(-abs(x))
+            small = num / (num + den)
+            one = small if x > 0 else 1.0 - small
+            if drawn:
+                draw = uniform(seed, np.uint64(n) * np.uint64(t + 1) + np.uint64(i))
+                v[pad + i] = -0.5 if draw < 1.0 - one else 0.5
+            else:
+                v[pad + i] = one - 0.5
+    done = polish
+    for t in range(polish):
+        change = 0.0
+        for i in range(n):
+            _, c = binary_sweep.visit(pack, v, a, h, i, 1.0, False)
+            change = max(change, c)
+        if change <= tol:
+            done = t + 1
+            break
+    f = 0.0
+    for i in range(n):
+        x = 2.0 * np.float64(pack.bias[i])
+        for e in range(pack.row[i], pack.row[i + 1]):
+            x += pack.weight[e] * v[pad + pack.column[e]]
+        f += 0.5 * v[pad + i] * x - binary_entropy_of(np.float64(v[pad + i]))
+    return f, done
+
+
+@parallel_kernel
+def binary_chains(
+    pack: Any, v: Any, a: Any, hot: Any, sweeps: Any, seed: Any, drawn: Any, polish: int,
+    tol: float, f: Any, done: Any,
+) -> None:  # fmt: skip
+    """Many chains.  # v: (chains, n + 2 pad), a: (chains, n), the rest: (chains,)"""
+    for b in numba.prange(len(hot)):
+        h = np.zeros(len(pack.bias))
+        f[b], done[b] = binary_chain(
+            pack, v[b], a[b], h, hot[b], sweeps[b], seed[b], drawn[b], polish, tol
+        )
+
+
+@inlined
+def general_chain(
+    pack: Any, q: Any, theta: Any, h: Any, hot: float, sweeps: int, seed: Any, drawn: bool,
+    polish: int, tol: float,
+) -> Any:  # fmt: skip
+    """One chain; returns (free energy without the constant, sweeps of polish)."""
+    n = len(pack.offset) - 1
+    scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
+    g = np.empty(2 * general_sweep.widest(pack))
+    for i in range(n):
+        o, end = pack.offset[i], pack.offset[i + 1]
+        total = 0.0
+        for l in range(o, end):  # impossible labels go first
+            q[l] = 0.0 if pack.unary[l] == np.inf else q[l]
+            total += q[l]
+        if total == 0.0:  # all weight was on impossible labels: the others share it
+            for l in range(o, end):
+                q[l] = 0.0 if pack.unary[l] == np.inf else 1.0
+                total += q[l]
+        for l in range(o, end):
+            q[l] /= total
+        if drawn:
+            draw_label(q[o:end], uniform(seed, np.uint64(i)), 1.0)
+    for t in range(sweeps):
+        beta = 1.0 / temperature_at(t, sweeps, hot)
+        for i in range(n):
+            o, end = pack.offset[i], pack.offset[i + 1]
+            c = end - o
+            out = g[:c]
+            general_sweep.target_of(pack, q, i, g, scratch)
+            low = np.inf
+            for l in range(c):
+                low = min(low, out[l])
+            if low == np.inf:
+                continue
+            total = 0.0
+            mine = q[o:end]
+            for l in range(c):
+                mine[l] = exp_negative(beta * (low - out[l]))
+                total += mine[l]
+            if drawn:
+                draw = uniform(seed, np.uint64(n) * np.uint64(t + 1) + np.uint64(i))
+                draw_label(mine, draw, total)
+            else:
+                for l in range(c):
+                    mine[l] /= total
+    done = polish
+    for t in range(polish):
+        change = 0.0
+        for i in range(n):
+            _, c = general_sweep.visit(pack, q, theta, h, i, 1.0, False, g, scratch)
+            change = max(change, c)
+        if change <= tol:
+            done = t + 1
+            break
+    return free_energy_of(pack, q, g, scratch), done
+
+
+@inlined
+def draw_label(weights: Any, u: float, total: float) -> None:
+    """Replace weights that add up to ``total`` by one label drawn from them (one-hot)."""
+    rest = u * total
+    chosen = -1
+    for l in range(len(weights)):
+        rest -= weights[l]
+        if chosen < 0 and rest < 0.0 and weights[l] > 0.0:
+            chosen = l
+    if chosen < 0:  # rounding: take the last label with weight
+        for l in range(len(weights)):
+            if weights[l] > 0.0:
+                chosen = l
+    for l in range(len(weights)):
+        weights[l] = 1.0 if l == chosen else 0.0
+
+
+@inlined
+def free_energy_of(pack: Any, q: Any, g: Any, scratch: Any) -> float:
+    """F without the constant, variable by variable."""
+    f = 0.0
+    for i in range(len(pack.offset) - 1):
+        o, end = pack.offset[i], pack.offset[i + 1]
+        c = end - o
+        out, message = g[:c], g[c : 2 * c]
+        for l in range(c):
+            out[l] = 0.0
+        pairwise_into(pack, q, i, out)
+        for l in range(c):
+            if q[o + l] > 0.0:
+                f += q[o + l] * (np.float64(pack.unary[o + l]) + 0.5 * out[l])
+        for k in range(pack.slot_row[i], pack.slot_row[i + 1]):
+            s = pack.slot_list[k]
+            factor = pack.slot_factor[s]
+            share = 1.0 / (pack.factor_slot[factor + 1] - pack.factor_slot[factor])
+            contract(pack, q, factor, s - pack.factor_slot[factor], scratch, message)
+            for l in range(c):
+                if q[o + l] > 0.0:
+                    f += share * q[o + l] * message[l]
+        f -= general_entropy_of(q[o:end])
+    return f
+
+
+@parallel_kernel
+def general_chains(
+    pack: Any, q: Any, theta: Any, hot: Any, sweeps: Any, seed: Any, drawn: Any, polish: int,
+    tol: float, f: Any, done: Any,
+) -> None:  # fmt: skip
+    """Many chains.  # q, theta: (chains, size), the rest: (chains,)"""
+    for b in numba.prange(len(hot)):
+        h = np.zeros(len(pack.offset) - 1)
+        f[b], done[b] = general_chain(
+            pack, q[b], theta[b], h, hot[b], sweeps[b], seed[b], drawn[b], polish, tol
+        )

@@ -1,0 +1,399 @@
+"""Driving the compiled loops: what the CPU programs for binary and for any fields share.
+
+A small field runs many iterations inside one compiled call. A large one spreads blocks
+of variables over threads, one call an iteration. Sums are taken per block and then in
+block order, so the same input gives the same bits.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.base import Program, Rows, State, residual_of, rounding_of, slack
+from proxfield.backends.numba import general
+from proxfield.backends.numba.binary import Motion
+from proxfield.compiled.jit import PARALLEL_WORK, max_threads, thread_count
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains, Custom, Explored, Kind, Order, Plan, Update
+from proxfield.terms.base import Floats
+
+
+@dataclass
+class CpuState:
+    """Arrays in the kernels' layout, the buffer in use, and what is known about it."""
+
+    arrays: Any
+    phase: int = 0
+    entropy: float | None = None
+    known_f: float | None = None  # F, if the gradient in ``g`` is the present one too
+    cached_f: float | None = None  # F, whether or not the gradient is kept
+    h: NDArray[np.float64] | None = None  # entropy of each variable, for sweeps
+    order_f: float | None = None  # F as sweeps have carried it on
+    natural: bool = False  # do the natural parameters say all about the marginals?
+    pending: bool = False  # do impossible labels still have weight (so that F is +inf)?
+
+
+class CpuProgram(Program):
+    """What the two CPU programs share: the three ways to advance."""
+
+    kernels: Any  # the module: `binary` or `general`
+    sweeps: Any  # the module of its sweeps
+    chains: Any  # the kernel for cooling chains
+    pack: Any
+    sweep_pack: Any
+    constant: float
+    n_blocks: int
+    work: int
+    cuts_sweeps = True
+
+    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.dtype = np.dtype(dtype)
+        self.threads = max_threads() if threads is None else max(1, min(threads, max_threads()))
+
+    @property
+    def parallel(self) -> bool:
+        """Is the field large enough for threads?"""
+        return self.threads > 1 and self.work >= PARALLEL_WORK
+
+    # ---- the layout-dependent parts ----
+
+    def build_for(self, plan: Plan | None) -> None:
+        if self.sweepable and (plan is None or isinstance(plan, Order)):
+            _ = self.sweep_pack
+
+    @abstractmethod
+    def _buffer(self, s: CpuState) -> Any:
+        """The marginals in use, in the kernels' own layout."""
+
+    @abstractmethod
+    def _natural(self, s: CpuState) -> Any:
+        """The natural parameters, in the kernels' own layout."""
+
+    @abstractmethod
+    def _entropies(self, s: CpuState) -> float:
+        """Fill ``s.h``; return the sum."""
+
+    def _entropy(self, s: CpuState) -> float:
+        """H of the buffer in use, without the energy."""
+        if self.parallel and not self.lowered.extras:
+            parts = np.zeros((self.n_blocks, 4))
+            self.kernels.entropy_parallel(self.pack, s.arrays, s.phase, parts)
+            return float(parts[:, 1].sum())
+        s.h = np.zeros(self.layout.n_vars)
+        total = self._entropies(s)
+        s.h = None
+        return total
+
+    @abstractmethod
+    def _set(self, s: CpuState, theta: Floats) -> None:
+        """Take natural parameters in the flat layout."""
+
+    @abstractmethod
+    def _theta(self, s: CpuState) -> NDArray[np.float64]:
+        """Natural parameters in the flat layout."""
+
+    # ---- Program ----
+
+    def _evaluate(self, s: CpuState) -> float:
+        """F of the buffer in use; its gradient is left in ``g``."""
+        if self.parallel and not self.lowered.extras:
+            parts = np.zeros((self.n_blocks, 4))
+            with thread_count(self.threads):
+                self._gradient(s, parts)
+                self.kernels.entropy_parallel(self.pack, s.arrays, s.phase, parts)
+            energy, entropy = float(parts[:, 0].sum()), float(parts[:, 1].sum())
+        else:
+            energy, entropy = self.kernels.evaluate(self.pack, s.arrays, s.phase)
+        s.entropy = entropy
+        extra = self._add_extras(s)  # their gradient counts whether or not F is finite
+        if s.pending:
+            return np.inf
+        return float(self.constant + energy + extra - entropy)
+
+    def _add_extras(self, s: CpuState) -> float:
+        """Add the gradient of terms without a kernel to ``g``; return their energy."""
+        if not self.lowered.extras:
+            return 0.0
+        q = self.marginals(State(s))
+        total = 0.0
+        for term in self.lowered.extras:
+            g = np.zeros(self.layout.size)
+            term.add_gradient(self.layout, q, g)
+            s.arrays.g[:] += g.astype(self.dtype)
+            if term.degree is None:
+                total += term.energy(self.layout, q)
+            else:
+                total += float(np.sum(np.where(q > 0, q * g, 0.0))) / term.degree
+        return total
+
+    def free_energy(self, state: State) -> float:
+        return self._evaluate(state.arrays)
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        s: CpuState = state.arrays
+        if s.pending and n > 1:  # the first update clears impossible labels; F exists from then on
+            first = self.advance(state, plan, 1, tol, trace)
+            rest = self.advance(state, plan, n - 1, tol, trace)
+            return Rows(
+                np.concatenate([first.free_energy, rest.free_energy]),
+                np.concatenate([first.change, rest.change]),
+                rest.period2,
+            )
+        with thread_count(self.threads):
+            if isinstance(plan, Update):
+                s.h = None
+                s.order_f = None
+                s.natural = plan.kind != Kind.MEAN and n > 0
+                rows = self._advance_update(s, plan, n, tol, trace or plan.adaptive)
+            else:
+                s.known_f = None
+                s.natural = n > 0
+                if isinstance(plan, Order):
+                    rows = self._advance_order(s, plan, n, tol)
+                else:
+                    s.h = s.order_f = None
+                    rows = self._advance_custom(state, plan, n, tol)
+        if s.pending and n > 0:
+            rows.free_energy[:] = np.inf
+            s.pending = False
+            s.entropy = s.known_f = s.order_f = None
+        return rows
+
+    def _motion(self, plan: Update, trace: bool) -> Motion:
+        step = plan.step.astype(self.dtype)
+        equal = len(step) > 0 and bool((plan.step == plan.step[0]).all())
+        whole = equal and plan.step[0] == 1.0  # then its inverse is the same array
+        return Motion(
+            kind=int(plan.kind),
+            step=step,
+            inverse=step if whole else (1.0 / plan.step).astype(self.dtype),
+            fallback=step if plan.fallback is None else plan.fallback.astype(self.dtype),
+            flat=float(plan.step[0]) if equal else 0.0,
+            gamma1=plan.gamma1,
+            gamma2=plan.gamma2,
+            epsilon=plan.epsilon,
+            adaptive=plan.adaptive,
+            beta=plan.inverse_temperature,
+            trace=trace,
+            slack=slack(0.0, self.dtype),
+        )
+
+    def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
+        if plan.adaptive and (s.known_f is None or s.entropy is None):
+            s.known_f = self._evaluate(s)
+        elif s.entropy is None:
+            s.entropy = self._entropy(s)
+        f, s.known_f = s.known_f, None
+        motion = self._motion(plan, trace)
+        energies, changes = np.full(n, np.nan), np.full(n, np.nan)
+        if not (self.parallel or self.lowered.extras):
+            done, s.phase, entropy, twice, f = self.kernels.run(
+                self.pack, s.arrays, motion, n, tol, s.phase, s.entropy, self.constant,
+                energies, changes, 0.0 if f is None else f,
+            )  # fmt: skip
+        elif plan.adaptive:
+            assert f is not None
+            done, entropy, twice, f = self._adaptive_steps(s, motion, tol, f, energies, changes)
+        else:
+            done, entropy, twice = self._plain_steps(s, motion, tol, energies, changes)
+        s.known_f = f if plan.adaptive else None
+        s.entropy = entropy if trace else None
+        return Rows(energies[:done] if trace else np.full(done, np.nan), changes[:done], twice)
+
+    def _plain_steps(
+        self, s: CpuState, motion: Motion, tol: float,
+        energies: NDArray[np.float64], changes: NDArray[np.float64],
+    ) -> tuple[int, float, float]:  # fmt: skip
+        """One call an iteration: returns (iterations done, entropy, difference from two before)."""
+        parts = np.zeros((self.n_blocks, 4))
+        entropy, twice = s.entropy or 0.0, np.inf
+        for k in range(len(changes)):
+            if self.lowered.extras:
+                energies[k] = self._evaluate(s)
+                entropy, changes[k], twice = self._move(s, motion, False, parts)
+            else:
+                self._fused(s, motion, parts)
+                energy, h, changes[k], twice = self._totals(parts)
+                energies[k] = self.constant + energy - entropy
+                entropy = h
+            s.phase = 1 - s.phase
+            if not changes[k] > tol:
+                return k + 1, entropy, twice
+        return len(changes), entropy, twice
+
+    def _adaptive_steps(
+        self, s: CpuState, motion: Motion, tol: float, f: float,
+        energies: NDArray[np.float64], changes: NDArray[np.float64],
+    ) -> tuple[int, float, float, float]:  # fmt: skip
+        """The same for the adaptive rule, which looks at F after each step; returns F too."""
+        parts = np.zeros((self.n_blocks, 4))
+        entropy, twice = s.entropy or 0.0, np.inf
+        for k in range(len(changes)):
+            energies[k] = f
+            for redo in (False, True):
+                entropy, changes[k], twice = self._move(s, motion, redo, parts)
+                s.phase = 1 - s.phase
+                new = self._look(s, entropy, parts)
+                if redo or not new > f + motion.slack * (1.0 + abs(f)):
+                    break
+                s.phase = 1 - s.phase  # F rose: again with the certified step
+            f = new
+            if not changes[k] > tol:
+                return k + 1, entropy, twice, f
+        return len(changes), entropy, twice, f
+
+    def _totals(self, parts: NDArray[np.float64]) -> tuple[float, float, float, float]:
+        if len(parts) == 0:
+            return 0.0, 0.0, 0.0, 0.0
+        h = float(parts[:, 1].sum())
+        change = float(parts[:, 2].max())
+        return (
+            float(parts[:, 0].sum()),
+            h,
+            np.nan if np.isnan(h) else change,
+            float(parts[:, 3].max()),
+        )
+
+    def _move(
+        self, s: CpuState, motion: Motion, redo: bool, parts: NDArray[np.float64]
+    ) -> tuple[float, float, float]:
+        """Update from ``g`` into the other buffer: (entropy, change, difference)."""
+        old, new = s.phase, 1 - s.phase
+        if self.lowered.extras:
+            h, change, twice = general.update_only(self.pack, s.arrays, motion, old, new, redo)
+            return float(h), np.nan if np.isnan(h) else float(change), float(twice)
+        self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, redo, parts)
+        return self._totals(parts)[1:]
+
+    def _look(self, s: CpuState, entropy: float, parts: NDArray[np.float64]) -> float:
+        """F of the buffer in use, whose entropy is known; its gradient is left in ``g``."""
+        if self.lowered.extras:
+            return self._evaluate(s)
+        self._gradient(s, parts)
+        return self.constant + self._totals(parts)[0] - entropy
+
+    def _fused(self, s: CpuState, motion: Motion, parts: NDArray[np.float64]) -> None:
+        """Gradient and update of one parallel iteration."""
+        self._gradient(s, parts)
+        old, new = s.phase, 1 - s.phase
+        self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, False, parts)
+
+    @abstractmethod
+    def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
+        """The gradient of the buffer in use, over threads."""
+
+    def _advance_order(self, s: CpuState, plan: Order, n: int, tol: float) -> Rows:
+        self.need_sweeps()
+        if s.h is None or s.order_f is None:
+            s.order_f = self._evaluate(s)
+            s.h = np.zeros(self.layout.n_vars)
+            self._entropies(s)
+        f = s.order_f  # carried on, not evaluated anew: chunks must not show in the bits
+        energies, changes = np.full(n, np.nan), np.full(n, np.nan)
+        done = 0
+        if plan.starts is not None and self.parallel:
+            for done in range(1, n + 1):
+                energies[done - 1] = f
+                delta, changes[done - 1] = self._color_sweep(s, plan)
+                f += delta
+                if changes[done - 1] <= tol:
+                    break
+        else:
+            order = plan.variables[None]
+            if plan.shuffle is not None and n > 0:
+                order = np.stack([plan.shuffle.permutation(plan.variables) for _ in range(n)])
+            done, f = self.sweeps.sweep(
+                self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, n, tol,
+                plan.inverse_temperature, False, f, energies, changes,
+            )  # fmt: skip
+        s.entropy, s.order_f = float(s.h.sum()), float(f)
+        return Rows(energies[:done], changes[:done])
+
+    def _color_sweep(self, s: CpuState, plan: Order) -> tuple[float, float]:
+        assert plan.starts is not None
+        delta, change = 0.0, 0.0
+        for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True):
+            parts = np.zeros((-(-int(b - a) // self.sweeps.GROUP), 2))
+            self.sweeps.color_parallel(
+                self.sweep_pack, self._buffer(s), self._natural(s), s.h, plan.variables[a:b],
+                plan.inverse_temperature, parts,
+            )  # fmt: skip
+            delta += float(parts[:, 0].sum())
+            change = max(change, float(parts[:, 1].max(initial=0.0)))
+        return delta, change
+
+    def _advance_custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
+        s: CpuState = state.arrays
+        energies, changes, period2 = [], [], np.inf
+        earlier = None
+        for _ in range(n):
+            energies.append(self._evaluate(s))
+            q = self.marginals(state)
+            theta = plan.function(self._theta(s), q, self._flat_gradient(s), state.memory)
+            self._set(s, theta)
+            new = self.marginals(state)
+            moved = float(np.abs(new - q).max(initial=0.0)) / plan.step
+            changes.append(moved if np.isfinite(new).all() else np.nan)
+            back = np.inf if earlier is None else float(np.abs(new - earlier).max(initial=0.0))
+            period2 = back / plan.step
+            earlier = q
+            if not changes[-1] > tol:
+                break
+        s.entropy = None
+        return Rows(np.array(energies), np.array(changes), period2)
+
+    @abstractmethod
+    def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
+        """``g`` in the flat layout."""
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        state = self.start(q)
+        self._evaluate(state.arrays)
+        return self._flat_gradient(state.arrays)
+
+    def residual(self, state: State) -> tuple[float, float]:
+        s: CpuState = state.arrays
+        with thread_count(self.threads):
+            self._evaluate(s)
+        q, g, unary = self.marginals(state), self._flat_gradient(s), self.lowered.unary
+        return residual_of(self.layout, q, g, unary), rounding_of(q, g, unary, self.dtype)
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        self.need_sweeps()
+        count = len(chains.hot)
+        arrays, natural = self._chain_arrays(chains.starts)
+        f, polished = np.zeros(count), np.zeros(count, dtype=np.int64)
+        with thread_count(threads or self.threads):
+            self.chains(
+                self.sweep_pack, arrays, natural, chains.hot, chains.sweeps, chains.seeds,
+                chains.drawn, chains.polish, chains.tol, f, polished,
+            )  # fmt: skip
+        return Explored(self._chain_marginals(arrays), self.constant + f, chains.sweeps + polished)
+
+    @abstractmethod
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+        """Marginals and room for natural parameters of many chains, in the kernels' layout."""
+
+    @abstractmethod
+    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+        """The other way: flat marginals.  # (chains, size)"""
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        self.need_sweeps()
+        state = self.start(labels)
+        s: CpuState = state.arrays
+        s.h = np.zeros(self.layout.n_vars)
+        order = np.arange(self.layout.n_vars)[None]
+        rows = np.zeros(sweeps)
+        self.sweeps.sweep(
+            self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, sweeps, 0.0, 1.0,
+            True, 0.0, rows, rows.copy(),
+        )  # fmt: skip
+        return self.marginals(state)

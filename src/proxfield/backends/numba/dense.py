@@ -1,0 +1,370 @@
+"""Compiled iterations of dense fields: many variables with equal labels, seen through lattices.
+
+One pass over the pixels does it all: slice what each sees on the lattices, move its natural
+parameters, take the softmax, and splat the new marginals for the next iteration. Neither the
+gradient nor (where the step is full) the natural parameters are ever stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from proxfield.backends.numba.general import move_variable
+from proxfield.compiled.jit import inlined, parallel_kernel
+from proxfield.compiled.math import exp_nonpositive
+from proxfield.compiled.simd import (
+    LANES,
+    add_masked,
+    clear,
+    expected,
+    gather_row,
+    least,
+    put_scaled,
+    replace_row,
+    scale,
+    scatter_row,
+    store_row,
+    total,
+    weighted,
+)
+from proxfield.filters.numba.lattice import CHUNK, RUN
+
+OUT = 1e30
+"""Stands in the padding, where exp(−x) must be 0."""
+
+
+class DensePack(NamedTuple):
+    """The field: pixels come first in its flat arrays."""
+
+    labels: int
+    unary: Any  # (size,)
+    own: Any  # self-messages to take out: weight of each point for each term  # (k, n)
+    own_table: Any  # their compatibilities  # (k, labels, labels)
+    own_diagonal: bool  # are all of those diagonal?
+
+
+class DenseArrays(NamedTuple):
+    """The state; an array that a rule doesn't need has length 0."""
+
+    old: Any  # (size,)
+    new: Any  # (size,); may be ``old`` itself
+    theta: Any
+    u: Any
+    v: Any
+    shift: Any  # gradient of terms without a lattice, or empty
+
+
+@inlined
+def see_run(
+    row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, g: Any
+) -> None:
+    """Add what pixels i0 to i1 see on one lattice."""
+    corners = row.shape[1]
+    corner, w = row.reshape(-1), weight.reshape(-1)
+    for i in range(i0, i1):
+        at = (i - i0) * width
+        gather_row(g, at, flat, width, corner, w, i * corners, corners, begin, factor[i])
+
+
+@inlined
+def splat_run(
+    row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, e: Any
+) -> None:
+    """Spread pixels i0 to i1 over one lattice."""
+    corners = row.shape[1]
+    corner, w = row.reshape(-1), weight.reshape(-1)
+    for i in range(i0, i1):
+        at = (i - i0) * width
+        scatter_row(flat, e, at, width, corner, w, i * corners, corners, begin, factor[i])
+
+
+@inlined
+def take_own(
+    own: Any, table: Any, diagonal: bool, labels: int, q: Any, width: int, i0: int, i1: int, g: Any
+) -> None:
+    """Take self-messages out of what pixels i0 to i1 see."""
+    for t in range(len(own)):
+        for i in range(i0, i1):
+            w = own[t, i]
+            at = (i - i0) * width
+            if diagonal:
+                for l in range(labels):
+                    g[at + l] -= w * table[t, l, l] * q[i * labels + l]
+            else:
+                for m in range(labels):
+                    p = w * q[i * labels + m]
+                    for l in range(labels):
+                        g[at + l] -= p * table[t, m, l]
+
+
+@inlined
+def energy_of(unary: Any, q: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> float:
+    """⟨q, unary + ½ g⟩ of some pixels; g is what they see."""
+    out = 0.0
+    for i in range(i0, i1):
+        out += np.float64(expected(g, (i - i0) * width, q, i * labels, unary, labels))
+    return out
+
+
+@inlined
+def damp(st: Any, motion: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> None:
+    """Gradients of some pixels → natural parameters, by the rules that keep those."""
+    for i in range(i0, i1):
+        at, o = (i - i0) * width, i * labels
+        if motion.kind == 1 or len(st.theta) == 0:
+            for l in range(labels):
+                g[at + l] *= motion.beta
+            continue
+        theta = st.theta[o : o + labels]
+        u = st.u[o : o + labels] if len(st.u) > 0 else theta
+        v = st.v[o : o + labels] if len(st.v) > 0 else theta
+        move_variable(motion, np.float64(motion.step[i]), theta, g[at : at + labels], u, v)
+        low = theta[0]
+        for l in range(1, labels):
+            low = min(low, theta[l])
+        for l in range(labels):
+            if low < np.inf:
+                theta[l] -= low
+            g[at + l] = theta[l]
+
+
+@inlined
+def average(
+    st: Any, mix: float, labels: int, i: int, trace: bool, g: Any, e: Any, at: int
+) -> float:
+    """Mix new marginals (in ``e``) with the old; returns the entropy if there is a trace."""
+    o = i * labels
+    whole, entropy = 1.0, 0.0
+    for l in range(labels):
+        if g[at + l] == np.inf:  # weight that an impossible label still had goes to the others
+            whole -= (1.0 - mix) * st.old[o + l]
+    for l in range(labels):
+        p = 0.0
+        if g[at + l] < np.inf:
+            p = ((1.0 - mix) * np.float64(st.old[o + l]) + mix * e[at + l]) / whole
+        e[at + l] = p
+        if trace and p > 0.0:
+            entropy -= p * np.log(p)
+    return entropy
+
+
+@inlined
+def add_unary(unary: Any, shift: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> None:
+    """Add unary energies (and a shift) to what pixels see; padding gets `OUT`."""
+    for i in range(i0, i1):
+        at, o = (i - i0) * width, i * labels
+        if len(shift) > 0:
+            for l in range(0, width, LANES):
+                add_masked(g, at + l, shift, o + l, labels - l, OUT)
+        for l in range(0, width, LANES):
+            add_masked(g, at + l, unary, o + l, labels - l, OUT)
+
+
+@inlined
+def exponentials(pixels: int, width: int, g: Any, e: Any) -> None:
+    """Shift each row to have minimum 0, then e = exp(−g)."""
+    for r in range(pixels):
+        at = r * width
+        low = least(g, at, width)
+        if low < np.inf:
+            for l in range(0, width, LANES):
+                scale(g, at + l, 1.0, -low)
+    for k in range(pixels * width):
+        e[k] = exp_nonpositive(-g[k])
+
+
+@parallel_kernel
+def advance(
+    pack: Any, st: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_in: Any,
+    factor_out: Any, rows: Any, longest: Any, motion: Any, blind: bool, passing: bool, parts: Any,
+) -> None:  # fmt: skip
+    """One iteration: rows to slice from → new marginals → rows as splatted.
+
+    parts: (energy before, entropy after, change, difference from two before) of each chunk.
+    blind: don't look at the marginals before; the change is then +inf.
+    passing: don't store the new ones either, only splat them.
+    longest: Rows of the largest chunk, for all terms together.
+    """
+    run, first, end = chunks
+    width = rows[0].shape[1]
+    labels = pack.labels
+    # each array by a name of its own: fetching one from a tuple counts references, atomically
+    unary, old, new, shift, steps = pack.unary, st.old, st.new, st.shift, motion.step
+    own, own_table, diagonal = pack.own, pack.own_table, pack.own_diagonal
+    trace, kind, flat_step = motion.trace, motion.kind, motion.flat
+    plain = kind == 0 and flat_step == 1.0 and motion.beta == 1.0 and len(st.theta) == 0
+    for c in numba.prange(len(parts)):
+        g = np.empty(RUN * width, dtype=unary.dtype)
+        e = np.empty(RUN * width, dtype=unary.dtype)
+        peak = np.zeros(2 * LANES, dtype=unary.dtype)
+        energy, entropy, change, twice = 0.0, 0.0, 0.0, 0.0
+        # new marginals are splatted here, since pixels still to come slice from the rows
+        fresh = np.empty(longest * width, dtype=unary.dtype)
+        for k in range(0, longest * width, LANES):
+            clear(fresh, k)
+        for r in range(run[c], run[c + 1]):
+            i0, i1 = first[r], end[r]
+            for k in range(0, (i1 - i0) * width, LANES):
+                clear(g, k)
+            for t in range(len(row)):
+                see_run(
+                    row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
+                    i0, i1, g,
+                )  # fmt: skip
+            if len(own) > 0:
+                take_own(own, own_table, diagonal, labels, old, width, i0, i1, g)
+            if trace:
+                energy += energy_of(unary, old, labels, i0, i1, width, g)
+            add_unary(unary, shift, labels, i0, i1, width, g)
+            if not plain:
+                damp(st, motion, labels, i0, i1, width, g)
+            exponentials(i1 - i0, width, g, e)
+            for i in range(i0, i1):
+                at, o = (i - i0) * width, i * labels
+                whole = total(e, at, width)
+                if whole == 0:  # no label is possible: the marginals stay
+                    for l in range(labels):
+                        e[at + l] = old[o + l]
+                else:
+                    if trace and kind != 1:
+                        mean = np.float64(weighted(e, g, at, width)) / whole
+                        entropy += np.log(np.float64(whole)) + mean
+                    for l in range(0, width, LANES):
+                        scale(e, at + l, 1.0 / whole, 0.0)
+                    if kind == 1:
+                        entropy += average(st, steps[i], labels, i, trace, g, e, at)
+                if blind:
+                    if not passing:
+                        store_row(new, o, e, at, labels)
+                else:
+                    replace_row(peak, e, at, old, new, o, labels)
+                if flat_step == 0.0:  # steps differ: divide each variable's change by its own
+                    for l in range(LANES):
+                        change = max(change, np.float64(peak[l]) / steps[i])
+                        twice = max(twice, np.float64(peak[LANES + l]) / steps[i])
+                        if peak[l] != peak[l]:
+                            change = np.inf
+                        peak[l] = 0.0
+                        peak[LANES + l] = 0.0
+            begin = 0
+            for t in range(len(row)):
+                splat_run(row[t], weight[t], factor_in[t], begin, fresh, width, i0, i1, e)
+                begin += chunk[t][c + 1] - chunk[t][c]
+        begin = 0
+        for t in range(len(row)):
+            flat = rows[t].reshape(-1)
+            to, count = chunk[t][c] * width, (chunk[t][c + 1] - chunk[t][c]) * width
+            for k in range(0, count, LANES):
+                put_scaled(flat, to + k, fresh, begin + k, 1.0)
+            begin += count
+        if flat_step != 0.0:
+            for l in range(LANES):
+                change = max(change, np.float64(peak[l]) / flat_step)
+                twice = max(twice, np.float64(peak[LANES + l]) / flat_step)
+                if peak[l] != peak[l]:
+                    change = np.inf
+        parts[c, 0] = energy
+        parts[c, 1] = entropy
+        parts[c, 2] = np.inf if blind else change if change < np.inf else np.nan
+        parts[c, 3] = twice
+
+
+@parallel_kernel
+def look(
+    pack: Any, q: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_out: Any, rows: Any,
+    g: Any, parts: Any,
+) -> None:  # fmt: skip
+    """Energy and entropy of marginals, and into ``g`` (unless empty) the gradient."""
+    run, first, end = chunks
+    width = rows[0].shape[1]
+    labels = pack.labels
+    unary, own, own_table, diagonal = pack.unary, pack.own, pack.own_table, pack.own_diagonal
+    for c in numba.prange(len(parts)):
+        seen = np.empty(RUN * width, dtype=unary.dtype)
+        energy, entropy = 0.0, 0.0
+        for r in range(run[c], run[c + 1]):
+            i0, i1 = first[r], end[r]
+            for k in range(0, (i1 - i0) * width, LANES):
+                clear(seen, k)
+            for t in range(len(row)):
+                see_run(
+                    row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
+                    i0, i1, seen,
+                )  # fmt: skip
+            if len(own) > 0:
+                take_own(own, own_table, diagonal, labels, q, width, i0, i1, seen)
+            energy += energy_of(unary, q, labels, i0, i1, width, seen)
+            for i in range(i0, i1):
+                for l in range(labels):
+                    p = q[i * labels + l]
+                    if p > 0:
+                        entropy -= np.float64(p * np.log(p))
+                    if len(g) > 0:
+                        g[i * labels + l] = seen[(i - i0) * width + l] + unary[i * labels + l]
+        parts[c, 0] = energy
+        parts[c, 1] = entropy
+
+
+@parallel_kernel
+def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
+    """out_i = softmax(−energies_i) for rows of equal length; uniform where all are +inf.
+
+    width: labels, padded to whole groups of lanes.
+    """
+    n = len(energies) // labels
+    for task in numba.prange((n + CHUNK - 1) // CHUNK):
+        g = np.empty(RUN * width, dtype=out.dtype)
+        e = np.empty(RUN * width, dtype=out.dtype)
+        none = out[:0]
+        end = min(n, (task + 1) * CHUNK)
+        for i0 in range(task * CHUNK, end, RUN):
+            i1 = min(end, i0 + RUN)
+            for k in range(0, (i1 - i0) * width, LANES):
+                clear(g, k)
+            add_unary(energies, none, labels, i0, i1, width, g)
+            exponentials(i1 - i0, width, g, e)
+            for i in range(i0, i1):
+                at = (i - i0) * width
+                whole = total(e, at, width)
+                if whole == 0:
+                    for l in range(labels):
+                        e[at + l] = 1.0 / labels
+                else:
+                    for l in range(0, width, LANES):
+                        scale(e, at + l, 1.0 / whole, 0.0)
+                store_row(out, i * labels, e, at, labels)
+
+
+@parallel_kernel
+def dot(a: Any, b: Any) -> Any:
+    """⟨a, b⟩ in float64, by chunks in order; 0 · inf is 0."""
+    parts = np.zeros((len(a) + CHUNK - 1) // CHUNK)
+    for c in numba.prange(len(parts)):
+        total = 0.0
+        for k in range(c * CHUNK, min(len(a), (c + 1) * CHUNK)):
+            total += np.float64(a[k] * b[k]) if a[k] != 0 else 0.0
+        parts[c] = total
+    return parts.sum()
+
+
+@parallel_kernel
+def transpose(a: Any, out: Any) -> Any:
+    """out = aᵀ, in tiles that stay in cache; returns whether all numbers are finite.
+
+    # (labels, n) -> (n, labels)
+    """
+    labels, n = a.shape
+    odd = np.zeros((n + RUN - 1) // RUN, dtype=np.int64)
+    for task in numba.prange(len(odd)):
+        worst = a.dtype.type(0.0)
+        for i0 in range(task * RUN, min(n, (task + 1) * RUN), LANES):
+            i1 = min(n, i0 + LANES)
+            for l in range(labels):
+                for i in range(i0, i1):
+                    out[i, l] = a[l, i]
+                    worst += abs(a[l, i] * a.dtype.type(0.0))  # 0, or NaN
+        odd[task] = 0 if worst == 0 else 1
+    return odd.sum() == 0

@@ -1,0 +1,489 @@
+"""Compiled kernels for any field: mixed labels, Potts weights, tables of any arity.
+
+Pairwise energies are in compressed rows by variable. A table over three or more
+variables sends a message to each of its slots (factor, position), one after another
+inside the factor, and variables add up their messages: no two threads write to one place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.compiled.math import exp_negative
+
+
+class GeneralPack(NamedTuple):
+    """The field."""
+
+    offset: Any  # (n + 1,)
+    unary: Any  # (size,)
+    block: Any  # bounds of blocks of variables  # (n_blocks + 1,)
+    # agreement energies w·[x_i = x_j]: −w of a Potts weight w, 2J of an Ising coupling J
+    agree_row: Any  # (n + 1,)
+    agree_column: Any
+    agree_weight: Any
+    # pairwise tables
+    table_row: Any  # (n + 1,)
+    table_column: Any
+    table_start: (
+        Any  # position of the table; tables of transposed edges have sign flipped: −1 − start
+    )
+    table: Any  # all energies, flat
+    # tables over three or more variables
+    factor_slot: Any  # first slot of each factor  # (n_factors + 1,)
+    slot_variable: Any  # (n_slots,)
+    slot_message: Any  # where the slot's message starts  # (n_slots + 1,)
+    factor_start: Any  # position of the factor's table  # (n_factors,)
+    slot_row: Any  # slots by variable  # (n + 1,)
+    slot_list: Any
+    slot_factor: Any  # (n_slots,)
+    scratch: int  # most entries a contraction can leave
+    hard: bool  # do tables hold +inf?
+
+
+class GeneralArrays(NamedTuple):
+    """The state; ``q`` is two buffers."""
+
+    q: Any  # (2, size)
+    theta: Any
+    g: Any
+    u: Any
+    v: Any
+    message: Any  # (total message length,)
+    theta_before: Any
+    g_before: Any
+
+
+@inlined
+def message_of_three(pack: Any, q: Any, factor: int, position: int, out: Any) -> None:
+    """One message of a factor of three variables, without forbidden configurations."""
+    s = pack.factor_slot[factor]
+    first, second = (1 if position == 0 else 0), (1 if position == 2 else 2)
+    i, j, k = pack.slot_variable[s], pack.slot_variable[s + 1], pack.slot_variable[s + 2]
+    nj, nk = pack.offset[j + 1] - pack.offset[j], pack.offset[k + 1] - pack.offset[k]
+    stride_i, stride_j, stride_k = nj * nk, nk, 1
+    own = stride_i if position == 0 else (stride_j if position == 1 else stride_k)
+    a = i if first == 0 else j
+    b = j if second == 1 else k
+    stride_a = stride_i if first == 0 else stride_j
+    stride_b = stride_j if second == 1 else stride_k
+    oa, ob = pack.offset[a], pack.offset[b]
+    na, nb = pack.offset[a + 1] - oa, pack.offset[b + 1] - ob
+    start = pack.factor_start[factor]
+    for l in range(len(out)):
+        total = 0.0
+        for x in range(na):
+            inner = 0.0
+            at = start + l * own + x * stride_a
+            for y in range(nb):
+                inner += pack.table[at + y * stride_b] * q[ob + y]
+            total += inner * q[oa + x]
+        out[l] = total
+
+
+@inlined
+def contract(pack: Any, q: Any, factor: int, position: int, scratch: Any, out: Any) -> None:
+    """Expected table of one factor for each label at one position, into ``out``.
+
+    Axes before the position are summed out first (whole rows at a time), then those
+    behind it. In place: a sum never overwrites what is still to be read.
+    """
+    first = pack.factor_slot[factor]
+    last = pack.factor_slot[factor + 1]
+    if last - first == 3 and not pack.hard:
+        message_of_three(pack, q, factor, position, out)
+        return
+    size = 1
+    for s in range(first, last):
+        size *= pack.offset[pack.slot_variable[s] + 1] - pack.offset[pack.slot_variable[s]]
+    start = pack.factor_start[factor]
+    source = pack.table[start : start + size]
+    for s in range(first, first + position):
+        i = pack.slot_variable[s]
+        c = pack.offset[i + 1] - pack.offset[i]
+        rest = size // c
+        w = np.float64(q[pack.offset[i]])
+        for r in range(rest):
+            scratch[r] = w * source[r] if w != 0.0 else 0.0
+        for l in range(1, c):
+            w = np.float64(q[pack.offset[i] + l])
+            if w != 0.0:  # 0 · inf is 0
+                row = source[l * rest : (l + 1) * rest]
+                for r in range(rest):
+                    scratch[r] += w * row[r]
+        size = rest
+        source = scratch[:size]
+    for s in range(last - 1, first + position, -1):
+        i = pack.slot_variable[s]
+        o = pack.offset[i]
+        c = pack.offset[i + 1] - o
+        rest = size // c
+        for r in range(rest):
+            total = 0.0
+            for l in range(c):
+                w = np.float64(q[o + l])
+                if w != 0.0:  # 0 · inf is 0
+                    total += w * source[r * c + l]
+            scratch[r] = total
+        size = rest
+        source = scratch[:size]
+    for l in range(size):
+        out[l] = source[l]
+
+
+@inlined
+def messages_of_three(pack: Any, q: Any, message: Any, factor: int) -> None:
+    """All messages of a factor of three variables, in one pass over its table."""
+    s = pack.factor_slot[factor]
+    oa = pack.offset[pack.slot_variable[s]]
+    ob = pack.offset[pack.slot_variable[s + 1]]
+    oc = pack.offset[pack.slot_variable[s + 2]]
+    ma, mb, mc = pack.slot_message[s], pack.slot_message[s + 1], pack.slot_message[s + 2]
+    na, nb, nc = mb - ma, mc - mb, pack.slot_message[s + 3] - mc
+    at = pack.factor_start[factor]
+    for k in range(ma, mc + nc):
+        message[k] = 0.0
+    for a in range(na):
+        total = 0.0
+        for b in range(nb):
+            inner = 0.0
+            both = q[oa + a] * q[ob + b]
+            for c in range(nc):
+                t = pack.table[at]
+                inner += t * q[oc + c]
+                message[mc + c] += both * t
+                at += 1
+            total += inner * q[ob + b]
+            message[mb + b] += inner * q[oa + a]
+        message[ma + a] = total
+
+
+@inlined
+def messages_of(pack: Any, q: Any, message: Any, factor: int, scratch: Any) -> None:
+    """All messages of one factor."""
+    if pack.factor_slot[factor + 1] - pack.factor_slot[factor] == 3 and not pack.hard:
+        messages_of_three(pack, q, message, factor)
+        return
+    for s in range(pack.factor_slot[factor], pack.factor_slot[factor + 1]):
+        out = message[pack.slot_message[s] : pack.slot_message[s + 1]]
+        contract(pack, q, factor, s - pack.factor_slot[factor], scratch, out)
+
+
+@inlined
+def pairwise_into(pack: Any, q: Any, i: int, out: Any) -> None:
+    """Add the pairwise gradient of one variable to ``out``."""
+    c = len(out)
+    for e in range(pack.agree_row[i], pack.agree_row[i + 1]):
+        o = pack.offset[pack.agree_column[e]]
+        both = min(c, pack.offset[pack.agree_column[e] + 1] - o)
+        w = pack.agree_weight[e]
+        theirs = q[o : o + both]
+        for l in range(both):
+            out[l] += w * theirs[l]
+    for e in range(pack.table_row[i], pack.table_row[i + 1]):
+        o = pack.offset[pack.table_column[e]]
+        d = pack.offset[pack.table_column[e] + 1] - o
+        start = pack.table_start[e]
+        if start < 0 or pack.hard:  # walk the other variable's labels outside
+            across, along = (d, 1) if start >= 0 else (1, c)
+            base = start if start >= 0 else -1 - start
+            for m in range(d):
+                w = q[o + m]
+                if w != 0.0:  # 0 · inf is 0
+                    for l in range(c):
+                        out[l] += w * pack.table[base + l * across + m * along]
+        else:
+            theirs = q[o : o + d]
+            for l in range(c):
+                row = pack.table[start + l * d : start + l * d + d]
+                total = 0.0
+                for m in range(d):
+                    total += row[m] * theirs[m]
+                out[l] += total
+
+
+@inlined
+def gradient_block(pack: Any, q: Any, message: Any, g: Any, i0: int, i1: int) -> float:
+    """Gradient of one block of variables; returns its share of the energy.
+
+    A term of degree k gives each of its variables 1/k of its energy.
+    """
+    energy = 0.0
+    for i in range(i0, i1):
+        o, end = pack.offset[i], pack.offset[i + 1]
+        mine = q[o:end]
+        out = g[o:end]
+        own = pack.unary[o:end]
+        for l in range(end - o):
+            out[l] = own[l]
+        pairwise_into(pack, q, i, out)
+        for l in range(end - o):
+            if mine[l] > 0.0:
+                energy += 0.5 * mine[l] * (np.float64(own[l]) + out[l])
+        for k in range(pack.slot_row[i], pack.slot_row[i + 1]):
+            s = pack.slot_list[k]
+            f = pack.slot_factor[s]
+            share = 1.0 / (pack.factor_slot[f + 1] - pack.factor_slot[f])
+            start = pack.slot_message[s]
+            for l in range(end - o):
+                out[l] += message[start + l]
+                if mine[l] > 0.0:
+                    energy += share * mine[l] * np.float64(message[start + l])
+    return energy
+
+
+@inlined
+def entropy_of(q: Any) -> float:
+    """−Σ q log q."""
+    h = 0.0
+    for l in range(len(q)):
+        p = np.float64(q[l])
+        if p > 0.0:
+            h -= p * np.log(p)
+    return h
+
+
+@inlined
+def softmax_into(theta: Any, e: Any) -> Any:
+    """e = exp(−θ) with θ shifted so that its minimum is 0; returns (Σ e, entropy of e / Σ e).
+
+    (0, 0) where no label is possible.
+    """
+    low = np.float64(np.inf)
+    for l in range(len(theta)):
+        low = min(low, np.float64(theta[l]))
+    if low == np.inf:
+        return 0.0, 0.0
+    total, weighted = 0.0, 0.0
+    for l in range(len(theta)):
+        t = np.float64(theta[l]) - low
+        theta[l] = t
+        p = exp_negative(-t)
+        e[l] = p
+        total += p
+        weighted += p * t if p > 0.0 else 0.0
+    return total, np.log(total) + weighted / total
+
+
+@inlined
+def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) -> None:
+    """New θ of one variable by the rule (not for MEAN); all arrays are the variable's own."""
+    beta, g1, g2, eps, kind = motion.beta, motion.gamma1, motion.gamma2, motion.epsilon, motion.kind
+    c = len(theta)
+    # moments are of centred values, so that adding a constant to a variable changes nothing
+    mean, centre, possible = 0.0, 0.0, 0
+    if kind >= 4:
+        for l in range(c):
+            if g[l] < np.inf and theta[l] < np.inf:
+                mean += (theta[l] - beta * g[l]) if kind == 4 else beta * g[l]
+                centre += theta[l]
+                possible += 1
+        mean /= max(1, possible)
+        centre /= max(1, possible)
+    for l in range(c):
+        if g[l] == np.inf:  # impossible: q = 0
+            theta[l] = np.inf
+            continue
+        target = np.float64(beta * g[l])
+        t = np.float64(theta[l]) if theta[l] < np.inf else target
+        if kind == 0:
+            theta[l] = t - step * (t - target)
+        elif kind == 2:
+            u[l] = g1 * u[l] + (1.0 - g1) * (t - target)
+            theta[l] = t - step * u[l]
+        elif kind == 3:
+            u[l] = g1 * u[l] + (1.0 - g1) * target
+            theta[l] = t - step * (t - u[l])
+        elif kind == 4:
+            r = t - target - mean
+            u[l] = g1 * u[l] + (1.0 - g1) * r
+            v[l] = g2 * v[l] + (1.0 - g2) * r * r
+            theta[l] = t - step * u[l] / (np.sqrt(v[l]) + eps)
+        else:
+            r = target - mean
+            u[l] = g1 * u[l] + (1.0 - g1) * r
+            v[l] = (1.0 - g2) * v[l] + g2 * r * r
+            theta[l] = t - step * (t - centre - u[l]) / (np.sqrt(v[l]) + eps)
+
+
+@inlined
+def update_block(
+    pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1: int, redo: bool
+) -> Any:
+    """Move one block; returns its entropy, largest scaled change and difference from two before."""
+    entropy, change, twice = 0.0, 0.0, 0.0
+    for i in range(i0, i1):
+        o, end = pack.offset[i], pack.offset[i + 1]
+        c = end - o
+        q, out, theta, g = old[o:end], new[o:end], st.theta[o:end], st.g[o:end]
+        step = np.float64(motion.step[i])
+        if redo:
+            step = np.float64(motion.fallback[i])
+            for l in range(c):
+                theta[l] = st.theta_before[o + l]
+                g[l] = st.g_before[o + l]
+        elif motion.adaptive:
+            spread = 0.0
+            for l in range(c):
+                spread = max(spread, 4.0 * np.float64(q[l]) * (1.0 - q[l]))
+                st.theta_before[o + l] = theta[l]
+                st.g_before[o + l] = g[l]
+            step = 1.0 / (1.0 + (1.0 / step - 1.0) * spread)
+        mix = 1.0
+        if motion.kind == 1:
+            mix = step
+            for l in range(c):
+                theta[l] = motion.beta * g[l]
+        else:
+            move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
+        total, h = softmax_into(theta, g)  # g has done its work and holds exp(−θ)
+        moved, whole = 0.0, 1.0
+        if mix < 1.0:  # weight that an impossible label still had goes to the others
+            for l in range(c):
+                if theta[l] == np.inf:
+                    whole -= (1.0 - mix) * q[l]
+        for l in range(c):
+            p = np.float64(g[l]) / total if total > 0.0 else np.float64(q[l])
+            p = ((1.0 - mix) * q[l] + mix * p) / whole if theta[l] < np.inf or total == 0.0 else 0.0
+            moved = max(moved, abs(p - q[l]))
+            twice = max(twice, abs(p - out[l]) / step)
+            out[l] = p
+        entropy += h if mix == 1.0 else entropy_of(out)
+        change = max(change, moved / step)
+    return entropy, change, twice
+
+
+@kernel
+def run(
+    pack: Any,
+    st: Any,
+    motion: Any,
+    n_iters: int,
+    tol: float,
+    phase: int,
+    entropy: float,
+    constant: float,
+    f_out: Any,
+    change_out: Any,
+    f: float,
+) -> Any:
+    """Many iterations in one call; the same contract as the binary kernel's ``run``."""
+    n_blocks = len(pack.block) - 1
+    n_factors = len(pack.factor_start)
+    scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
+    twice = np.inf
+    for it in range(n_iters):
+        old, new = st.q[phase], st.q[1 - phase]
+        energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
+        if motion.adaptive:
+            f_out[it] = f
+            for redo in (False, True):
+                energy, h, change, twice = 0.0, 0.0, 0.0, 0.0
+                for b in range(n_blocks):
+                    i0, i1 = pack.block[b], pack.block[b + 1]
+                    hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, redo)
+                    h += hb
+                    change = max(change, cb)
+                    twice = max(twice, tb)
+                for k in range(n_factors):
+                    messages_of(pack, new, st.message, k, scratch)
+                for b in range(n_blocks):
+                    i0, i1 = pack.block[b], pack.block[b + 1]
+                    energy += gradient_block(pack, new, st.message, st.g, i0, i1)
+                if not constant + energy - h > f + motion.slack * (1.0 + abs(f)):
+                    break  # F did not rise; otherwise again with the certified step
+            f = constant + energy - h
+        else:
+            for k in range(n_factors):
+                messages_of(pack, old, st.message, k, scratch)
+            for b in range(n_blocks):
+                i0, i1 = pack.block[b], pack.block[b + 1]
+                energy += gradient_block(pack, old, st.message, st.g, i0, i1)
+                hb, cb, tb = update_block(pack, motion, st, old, new, i0, i1, False)
+                h += hb
+                change = max(change, cb)
+                twice = max(twice, tb)
+            f_out[it] = constant + energy - entropy
+        change = change if h == h else np.nan
+        change_out[it] = change
+        entropy = h
+        phase = 1 - phase
+        if not change > tol:  # NaN ends it too
+            return it + 1, phase, entropy, twice, f
+    return n_iters, phase, entropy, twice, f
+
+
+@kernel
+def evaluate(pack: Any, st: Any, phase: int) -> Any:
+    """Gradient into ``g``; returns (energy without the constant, entropy) of the buffer in use."""
+    scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
+    q = st.q[phase]
+    for f in range(len(pack.factor_start)):
+        messages_of(pack, q, st.message, f, scratch)
+    energy, entropy = 0.0, 0.0
+    for b in range(len(pack.block) - 1):
+        energy += gradient_block(pack, q, st.message, st.g, pack.block[b], pack.block[b + 1])
+        entropy += entropy_of(q[pack.offset[pack.block[b]] : pack.offset[pack.block[b + 1]]])
+    return energy, entropy
+
+
+@kernel
+def update_only(pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool) -> Any:
+    """An update from the gradient in ``g``, for fields with extra terms."""
+    h, change, twice = 0.0, 0.0, 0.0
+    for b in range(len(pack.block) - 1):
+        hb, cb, tb = update_block(
+            pack, motion, st, st.q[old], st.q[new], pack.block[b], pack.block[b + 1], redo
+        )
+        h += hb
+        change = max(change, cb)
+        twice = max(twice, tb)
+    return h, change, twice
+
+
+@parallel_kernel
+def messages_parallel(pack: Any, st: Any, phase: int) -> None:
+    """All messages, factors over threads."""
+    n = len(pack.factor_start)
+    chunks = (n + 255) // 256
+    for b in numba.prange(chunks):
+        scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
+        for f in range(b * 256, min(n, b * 256 + 256)):
+            messages_of(pack, st.q[phase], st.message, f, scratch)
+
+
+@parallel_kernel
+def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+    """The gradient, blocks over threads.  # parts: (n_blocks, 4)"""
+    for b in numba.prange(len(parts)):
+        parts[b, 0] = gradient_block(
+            pack, st.q[phase], st.message, st.g, pack.block[b], pack.block[b + 1]
+        )
+
+
+@parallel_kernel
+def entropy_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+    """Entropies of blocks of variables.  # parts: (n_blocks, 4), column 1"""
+    for b in numba.prange(len(parts)):
+        h = 0.0
+        for i in range(pack.block[b], pack.block[b + 1]):
+            h += entropy_of(st.q[phase, pack.offset[i] : pack.offset[i + 1]])
+        parts[b, 1] = h
+
+
+@parallel_kernel
+def update_parallel(
+    pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool, parts: Any
+) -> None:
+    """The update, blocks over threads."""
+    for b in numba.prange(len(parts)):
+        h, c, t = update_block(
+            pack, motion, st, st.q[old], st.q[new], pack.block[b], pack.block[b + 1], redo
+        )
+        parts[b, 1] = h
+        parts[b, 2] = c
+        parts[b, 3] = t

@@ -1,0 +1,196 @@
+"""The CPU kernel set: a program for binary Ising fields and one for any field."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.base import Program, State, softmax
+from proxfield.backends.numba import binary, binary_sweep, chains, general, general_sweep
+from proxfield.backends.numba.binary import BinaryArrays, Motion
+from proxfield.backends.numba.cpu import CpuProgram, CpuState
+from proxfield.backends.numba.general import GeneralArrays
+from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
+from proxfield.backends.reference import TINY
+from proxfield.lowering.lowered import Lowered
+from proxfield.terms.base import Floats
+
+
+def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = None) -> Program:
+    """The fastest CPU program for a field."""
+    if lowered.extras:
+        from proxfield.backends.numba.dense_program import DenseProgram, is_dense
+
+        if is_dense(lowered):
+            return DenseProgram(lowered, dtype, threads)
+    return (BinaryProgram if is_binary(lowered) else GeneralProgram)(lowered, dtype, threads)
+
+
+class BinaryProgram(CpuProgram):
+    """Binary variables and Ising couplings: one number per variable."""
+
+    kernels = binary
+    sweeps = binary_sweep
+    chains = staticmethod(chains.binary_chains)
+
+    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
+        super().__init__(lowered, dtype, threads)
+        self.pack = pack_binary(lowered, self.dtype, rows_only=False)
+        self.constant = binary_constant(lowered)
+        self.n = self.layout.n_vars
+        self.n_blocks = -(-self.n // binary.BLOCK)
+        self._coupling: Any = None
+        edges = 0 if lowered.ising is None else len(lowered.ising.edges)
+        self.work = self.n + 2 * edges
+
+    @cached_property
+    def sweep_pack(self) -> Any:
+        """The field with all edges in rows, under the same padding as ``pack``."""
+        if len(self.pack.distance) == 0:
+            return self.pack
+        return pack_binary(self.lowered, self.dtype, rows_only=True)
+
+    def start(self, q: Floats) -> State:
+        v = np.zeros((2, self.n + 2 * self.pack.pad), dtype=self.dtype)
+        v[:, self._inside] = q[1::2] - 0.5
+        a = (np.log(np.maximum(q[::2], TINY)) - np.log(np.maximum(q[1::2], TINY))).astype(
+            self.dtype
+        )
+        spare = [np.zeros(self.n, dtype=self.dtype) for _ in range(5)]
+        gone = np.isinf(self.lowered.unary)
+        return State(CpuState(BinaryArrays(v, a, *spare), pending=bool((q[gone] > TINY).any())))
+
+    @property
+    def _inside(self) -> slice:
+        """The buffer without its padding."""
+        return slice(self.pack.pad, self.pack.pad + self.n)
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        s: CpuState = state.arrays
+        out = np.empty((self.n, 2))
+        if s.natural:  # v + ½ would round a small probability to 0
+            a = s.arrays.a.astype(np.float64)
+            e = np.exp(-np.abs(a))
+            small = e / (1.0 + e)
+            out[:, 1] = np.where(a > 0, small, 1.0 - small)
+            out[:, 0] = np.where(a > 0, 1.0 - small, small)
+        else:
+            out[:, 1] = self._buffer(s)[self._inside].astype(np.float64) + 0.5
+            out[:, 0] = 1.0 - out[:, 1]
+        if not s.pending:
+            out[self.pack.clamped, 1] = self.pack.clamp < 0
+            out[self.pack.clamped, 0] = self.pack.clamp > 0
+        return out.ravel()
+
+    def _buffer(self, s: CpuState) -> Any:
+        return s.arrays.v[s.phase]
+
+    def _natural(self, s: CpuState) -> Any:
+        return s.arrays.a
+
+    def _entropies(self, s: CpuState) -> float:
+        return float(binary_sweep.entropies(self._buffer(s), self.pack.pad, s.h))
+
+    def _set(self, s: CpuState, theta: Floats) -> None:
+        s.arrays.a[:] = theta[1::2] - theta[::2]
+        q = softmax(self.layout.owner, self.layout.offsets, theta)
+        self._buffer(s)[self._inside] = q[1::2] - 0.5
+
+    def _theta(self, s: CpuState) -> NDArray[np.float64]:
+        return np.stack([np.zeros(self.n), s.arrays.a.astype(np.float64)], axis=1).ravel()
+
+    def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
+        pairs = self.lowered.unary.reshape(-1, 2)
+        mean, half = pairs.mean(axis=1), 0.5 * s.arrays.g.astype(np.float64)
+        return np.stack([mean - half, mean + half], axis=1).ravel()
+
+    def couple(self, v: Floats) -> NDArray[np.float64]:
+        """W v, without the bias: what curvature needs.  # (n,)"""
+        if self._coupling is None:
+            pack = self.pack._replace(bias=np.zeros_like(self.pack.bias))
+            self._coupling = pack, CpuState(self.start(np.full(2 * self.n, 0.5)).arrays.arrays)
+        pack, s = self._coupling
+        s.arrays.v[0, self._inside] = v
+        binary.evaluate(pack, s.arrays, 0)
+        return np.array(s.arrays.g, dtype=np.float64)
+
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+        v = np.zeros((len(starts), self.n + 2 * self.pack.pad), dtype=self.dtype)
+        v[:, self._inside] = starts[:, 1::2] - 0.5
+        return v, np.zeros((len(starts), self.n), dtype=self.dtype)
+
+    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+        one = arrays[:, self._inside].astype(np.float64) + 0.5
+        return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
+
+    def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
+        binary.gradient_parallel(self.pack, s.arrays, s.phase, parts)
+
+    def _fused(self, s: CpuState, motion: Motion, parts: NDArray[np.float64]) -> None:
+        binary.fused_parallel(self.pack, s.arrays, motion, s.phase, parts)
+
+
+class GeneralProgram(CpuProgram):
+    """Any field."""
+
+    kernels = general
+    sweeps = general_sweep
+    chains = staticmethod(chains.general_chains)
+
+    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
+        super().__init__(lowered, dtype, threads)
+        self.pack, self.constant = pack_general(lowered, self.dtype)
+        self.sweep_pack = self.pack
+        self.n_blocks = len(self.pack.block) - 1
+        ends = len(self.pack.agree_column) + len(self.pack.table_column)
+        self.work = (
+            self.layout.size
+            + ends
+            + sum(f.degree * f.tables[0].size * len(f.scopes) for f in lowered.factors)
+        )
+
+    def start(self, q: Floats) -> State:
+        size = self.layout.size
+        both = np.stack([q, q]).astype(self.dtype)
+        theta = (-np.log(np.maximum(q, TINY))).astype(self.dtype)
+        g, u, v, theta_before, g_before = (np.zeros(size, dtype=self.dtype) for _ in range(5))
+        message = np.zeros(int(self.pack.slot_message[-1]), dtype=self.dtype)
+        arrays = GeneralArrays(both, theta, g, u, v, message, theta_before, g_before)
+        gone = np.isinf(self.lowered.unary)
+        return State(CpuState(arrays, pending=bool((q[gone] > TINY).any())))
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        return np.array(self._buffer(state.arrays), dtype=np.float64)
+
+    def _buffer(self, s: CpuState) -> Any:
+        return s.arrays.q[s.phase]
+
+    def _natural(self, s: CpuState) -> Any:
+        return s.arrays.theta
+
+    def _entropies(self, s: CpuState) -> float:
+        return float(general_sweep.entropies(self._buffer(s), self.layout.offsets, s.h))
+
+    def _set(self, s: CpuState, theta: Floats) -> None:
+        s.arrays.theta[:] = theta
+        self._buffer(s)[:] = softmax(self.layout.owner, self.layout.offsets, theta)
+
+    def _theta(self, s: CpuState) -> NDArray[np.float64]:
+        return np.array(s.arrays.theta, dtype=np.float64)
+
+    def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
+        return np.array(s.arrays.g, dtype=np.float64)
+
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+        return starts.astype(self.dtype), np.zeros(starts.shape, dtype=self.dtype)
+
+    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+        return np.array(arrays, dtype=np.float64)
+
+    def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
+        if len(self.pack.factor_start):
+            general.messages_parallel(self.pack, s.arrays, s.phase)
+        general.gradient_parallel(self.pack, s.arrays, s.phase, parts)

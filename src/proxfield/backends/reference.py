@@ -1,0 +1,240 @@
+"""The reference kernels: numpy alone, written to be read. Every other set is tested against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.base import Program, Rows, State, slack, softmax
+from proxfield.compiled.random import uniforms
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains, Custom, Explored, Kind, Order, Plan, Update
+from proxfield.terms.base import Floats, expectation
+
+TINY = 1e-30
+"""A marginal of 0 in a start would stay 0 under damping; it counts as this instead."""
+
+
+class ReferenceState:
+    """Flat arrays: marginals, natural parameters, first and second moments."""
+
+    def __init__(self, q: Floats, dtype: np.dtype[np.floating]) -> None:
+        self.q = q.astype(dtype)
+        self.theta = -np.log(np.maximum(self.q, TINY))
+        self.u = np.zeros_like(self.q)
+        self.v = np.zeros_like(self.q)
+        self.before = self.q.copy()
+
+
+class ReferenceProgram(Program):
+    """See `Program`. One iteration is a handful of numpy calls."""
+
+    def __init__(self, lowered: Lowered, dtype: str = "float64", threads: int = 1) -> None:
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.dtype = np.dtype(dtype)
+
+    def start(self, q: Floats) -> State:
+        return State(ReferenceState(q, self.dtype))
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        return np.array(state.arrays.q, dtype=np.float64)
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        g = np.array(self.lowered.unary, dtype=np.float64)
+        for term in self.lowered.terms:
+            term.add_gradient(self.layout, q, g)
+        return g
+
+    def _energy(self, q: Floats) -> float:
+        e = self.lowered.constant + expectation(q, self.lowered.unary)
+        return e + sum(t.energy(self.layout, q) for t in self.lowered.terms)
+
+    def _free_energy(self, q: Floats) -> float:
+        positive = q[q > 0].astype(np.float64)
+        return self._energy(q) + float((positive * np.log(positive)).sum())
+
+    def free_energy(self, state: State) -> float:
+        return self._free_energy(state.arrays.q)
+
+    def _softmax(self, theta: Floats) -> NDArray[np.floating]:
+        return softmax(self.layout.owner, self.layout.offsets, theta).astype(self.dtype)
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        energies: list[float] = []
+        changes: list[float] = []
+        period2 = np.inf
+        s = state.arrays
+        for _ in range(n):
+            energies.append(self._free_energy(s.q))
+            old = s.q.copy()
+            scale: Floats | float
+            if isinstance(plan, Update):
+                with np.errstate(over="ignore", invalid="ignore"):  # a rule may diverge
+                    scale = self._parallel(s, plan, energies[-1])
+            elif isinstance(plan, Order):
+                scale = self._sweep(s, plan)
+            else:
+                scale = self._custom(s, plan, state)
+            moved = np.abs(s.q - old) / scale
+            lost = not np.isfinite(s.q).all()
+            changes.append(np.nan if lost else float(moved.max(initial=0.0)))
+            period2 = float((np.abs(s.q - s.before) / scale).max(initial=0.0))
+            s.before = old
+            if not changes[-1] > tol:  # NaN ends it too
+                break
+        return Rows(np.array(energies), np.array(changes), period2)
+
+    def _parallel(self, s: ReferenceState, plan: Update, f: float) -> Floats:
+        owner = self.layout.owner
+        target: Floats = plan.inverse_temperature * self.gradient(s.q)
+        impossible = np.isinf(target)  # θ = +inf, q = 0 from here on
+        target = np.where(impossible, 0.0, target)
+        theta = np.where(impossible | np.isinf(s.theta), target, s.theta)
+        step = plan.step[owner]
+        if plan.adaptive:
+            spread = np.maximum.reduceat(4 * s.q * (1 - s.q), self.layout.offsets[:-1])
+            step = 1 / (1 + (1 / step - 1) * spread[owner])
+            trial = np.where(impossible, np.inf, theta - step * (theta - target))
+            if self._free_energy(self._softmax(trial)) > f + slack(f, self.dtype):
+                step = plan.step if plan.fallback is None else plan.fallback
+                step = step[owner]  # the certified step can't fail
+        if plan.kind == Kind.MEAN:
+            s.theta = np.where(impossible, np.inf, target)
+            mixed = np.where(impossible, 0.0, (1 - step) * s.q + step * self._softmax(s.theta))
+            s.q = (mixed / self.layout.sum_by_variable(mixed)[owner]).astype(self.dtype)
+            return step
+        move = self._average(s, plan, theta, target, ~impossible)
+        s.theta = np.where(impossible, np.inf, theta - step * move).astype(self.dtype)
+        s.q = self._softmax(s.theta)
+        return step
+
+    def _average(
+        self,
+        s: ReferenceState,
+        plan: Update,
+        theta: Floats,
+        target: Floats,
+        possible: NDArray[np.bool_],
+    ) -> Floats:
+        def centre(x: Floats) -> Floats:
+            """Subtract the mean over possible labels."""
+            count = np.maximum(1.0, self.layout.sum_by_variable(possible))
+            mean = self.layout.sum_by_variable(np.where(possible, x, 0.0)) / count
+            return np.asarray(x - mean[self.layout.owner])
+
+        return np.asarray(average(s, plan, theta, target, centre))
+
+    def _sweep(self, s: ReferenceState, plan: Order) -> float:
+        self.need_sweeps()
+        variables = plan.variables
+        if plan.shuffle is not None:
+            variables = plan.shuffle.permutation(variables)
+        for i in variables:
+            at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
+            g = plan.inverse_temperature * self.gradient(s.q)[at]
+            if np.isinf(g).all():
+                continue
+            e = np.exp(g.min() - g)
+            s.theta[at] = g
+            s.q[at] = e / e.sum()
+        return 1.0
+
+    def _custom(self, s: ReferenceState, plan: Custom, state: State) -> float:
+        s.theta = plan.function(s.theta, s.q, self.gradient(s.q), state.memory).astype(self.dtype)
+        s.q = self._softmax(s.theta)
+        return plan.step
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        self.need_sweeps()
+        q = labels.astype(np.float64)
+        for _ in range(sweeps):
+            changed = False
+            for i in range(self.layout.n_vars):
+                at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
+                g = self.gradient(q)[at]
+                new = np.zeros(len(g))
+                best = int(g.argmin())
+                held = int(q[at].argmax())
+                new[held if g[held] <= g[best] and q[at][held] == 1 else best] = 1.0
+                changed |= bool((new != q[at]).any())
+                q[at] = new
+            if not changed:
+                break
+        return q
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        self.need_sweeps()
+        ends = [self._chain(chains, b) for b in range(len(chains.hot))]
+        q = np.stack([end[0] for end in ends])
+        f = np.array([self._free_energy(row) for row in q])
+        return Explored(q, f, chains.sweeps + np.array([end[1] for end in ends]))
+
+    def _chain(self, chains: Chains, b: int) -> tuple[NDArray[np.float64], int]:
+        """One chain; returns its marginals and the sweeps of polish."""
+        n, offsets = self.layout.n_vars, self.layout.offsets
+        seed, drawn, sweeps = int(chains.seeds[b]), bool(chains.drawn[b]), int(chains.sweeps[b])
+        q = chains.starts[b].astype(np.float64)
+        gone = np.isinf(self.lowered.unary)  # impossible labels go first
+        q[gone] = 0.0
+        none_left = self.layout.sum_by_variable(q)[self.layout.owner] == 0
+        q[none_left & ~gone] = 1.0
+        q /= self.layout.sum_by_variable(q)[self.layout.owner]
+
+        def draw(at: slice, counter: int) -> None:
+            u = float(uniforms(seed, np.array([counter]))[0])
+            q[at] = np.arange(at.stop - at.start) == np.searchsorted(np.cumsum(q[at]), u, "right")
+
+        slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in range(n)]
+        if drawn:
+            for i, at in enumerate(slices):
+                draw(at, i)
+        for t in range(sweeps):
+            beta = float(chains.hot[b]) ** ((t / (sweeps - 1) if sweeps > 1 else 1.0) - 1.0)
+            for i, at in enumerate(slices):
+                g = beta * self.gradient(q)[at]
+                e = np.exp(g.min() - g)
+                q[at] = e / e.sum()
+                if drawn:
+                    draw(at, n * (t + 1) + i)
+        s = ReferenceState(q, np.dtype(np.float64))
+        for t in range(chains.polish):
+            old = s.q.copy()
+            self._sweep(s, Order(np.arange(n)))
+            if np.abs(s.q - old).max(initial=0.0) <= chains.tol:
+                return s.q, t + 1
+        return s.q, chains.polish
+
+
+def average(s: Any, plan: Update, theta: Any, target: Any, centre: Callable[[Any], Any]) -> Any:
+    """What a rule moves θ along: its residual or an average over time.
+
+    Args:
+        s: A state with the moments ``u`` and ``v``, which are moved on.
+        plan: The rule.
+        theta: Natural parameters; arrays of numpy or torch.
+        target: θ*.
+        centre: Subtracts each variable's mean over its possible labels.
+    """
+    g1, g2, eps = plan.gamma1, plan.gamma2, plan.epsilon
+    residual = theta - target
+    if plan.kind == Kind.PROXIMAL:
+        return residual
+    if plan.kind == Kind.MOMENTUM:
+        s.u = g1 * s.u + (1 - g1) * residual
+        return s.u
+    if plan.kind == Kind.MOMENTUM_PRINTED:
+        s.u = g1 * s.u + (1 - g1) * target
+        return theta - s.u
+    if plan.kind == Kind.ADAM:
+        residual = centre(residual)
+        s.u = g1 * s.u + (1 - g1) * residual
+        s.v = g2 * s.v + (1 - g2) * residual**2
+        return s.u / (s.v**0.5 + eps)
+    target = centre(target)
+    s.u = g1 * s.u + (1 - g1) * target
+    s.v = (1 - g2) * s.v + g2 * target**2
+    return (centre(theta) - s.u) / (s.v**0.5 + eps)

@@ -1,0 +1,1 @@
+"""The kernel set "torch": programs in plain torch operations."""

@@ -1,0 +1,292 @@
+"""The expected energy of a lowered field and its gradient, in plain differentiable torch.
+
+States are (B, n, labels), filled up to the largest number of labels: entries that a variable
+doesn't have carry the energy +inf and so the probability 0. Every term gives *messages*, one row
+of energies for one variable; rows are gathered, never scattered, so sums come in a fixed order.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.devices.cuda import torch
+from proxfield.filters.torch.operator import Operator, differentiable
+from proxfield.lowering.lowered import Lowered
+from proxfield.terms.base import Ints, Layout, Term
+from proxfield.terms.factor import Factor
+from proxfield.terms.gaussian import Gaussian
+
+FEW = 16
+"""Shared tables up to which factors are done table by table, without copies of the tables."""
+
+
+class Padding:
+    """Flat arrays of a layout as (n, most labels), and back.
+
+    Args:
+        layout: Where each variable's labels live in a flat array.
+        device: Of the tensors.
+    """
+
+    def __init__(self, layout: Layout, device: Any) -> None:
+        self.n = layout.n_vars
+        self.labels = int(layout.cardinalities.max(initial=1))
+        self.common = layout.common is not None
+        self.size = layout.size
+        if not self.common:
+            label = np.arange(self.labels)
+            used = label < layout.cardinalities[:, None]
+            at = np.where(used, layout.offsets[:-1, None] + label, layout.size)
+            flat = layout.owner * self.labels + layout.label
+            self.at = torch.as_tensor(at.ravel(), device=device)
+            self.flat = torch.as_tensor(flat, device=device)
+
+    def pad(self, flat: Any, fill: float) -> Any:
+        """# (B, size) -> (B, n, labels)"""
+        if not self.common:
+            end = flat.new_full((len(flat), 1), fill)
+            flat = torch.cat([flat, end], dim=1)[:, self.at]
+        return flat.reshape(len(flat), self.n, self.labels)
+
+    def flatten(self, padded: Any) -> Any:
+        """# (B, n, labels) -> (B, size)"""
+        flat = padded.reshape(len(padded), -1)
+        return flat if self.common else flat[:, self.flat]
+
+
+class Collect:
+    """Sums rows into variables by gathering: variables of like degree together.
+
+    Args:
+        owner: The variable that each row is for.  # (rows,)
+        n: Number of variables.
+        device: Of the tensors.
+    """
+
+    def __init__(self, owner: Ints, n: int, device: Any) -> None:
+        order = np.argsort(owner, kind="stable")
+        degree = np.bincount(owner, minlength=n)
+        start = np.cumsum(degree) - degree
+        self.groups: list[Any] = []
+        placed: list[NDArray[Any]] = [np.flatnonzero(degree == 0)]
+        self.idle = len(placed[0])
+        width = 1
+        while width < 2 * degree.max(initial=0):  # at most half of a group's places are empty
+            mine = np.flatnonzero((degree > width // 2) & (degree <= width))
+            if len(mine):
+                slot = np.arange(width)
+                at = np.minimum(start[mine, None] + slot, len(order) - 1)
+                rows = np.where(slot < degree[mine, None], order[at], len(owner))
+                self.groups.append(torch.as_tensor(rows, device=device))
+                placed.append(mine)
+            width *= 2
+        back = np.empty(n, dtype=np.int64)
+        back[np.concatenate(placed)] = np.arange(n)
+        self.back = torch.as_tensor(back, device=device)
+
+    def add(self, rows: Any) -> Any:
+        """# (B, rows, labels) -> (B, n, labels)"""
+        none = rows.new_zeros((len(rows), 1, rows.shape[2]))
+        rows = torch.cat([rows, none], dim=1)
+        parts = [rows.new_zeros((len(rows), self.idle, rows.shape[2]))]
+        parts += [rows[:, at].sum(dim=2) for at in self.groups]
+        return torch.cat(parts, dim=1)[:, self.back]
+
+
+class Edges:
+    """Potts or Ising energies, one weight an edge; see the terms of these names."""
+
+    degree = 2
+
+    def __init__(self, edges: Ints, ising: bool, labels: int, device: Any) -> None:
+        self.owner = np.concatenate([edges[:, 0], edges[:, 1]])
+        there = np.concatenate([edges[:, 1], edges[:, 0]])
+        self.there = torch.as_tensor(there, device=device)
+        self.ising, self.labels = ising, labels
+
+    def messages(self, q: Any, weights: Any) -> Any:
+        """# (B, n, labels), (m,) or (B, m) -> (B, 2m, labels)"""
+        w = weights.reshape(-1, weights.shape[-1], 1).repeat(1, 2, 1)
+        other = q[:, self.there]
+        if not self.ising:
+            return w * (1 - other)
+        pull = w * (other[..., 1:2] - other[..., :1])
+        out = torch.cat([-pull, pull], dim=-1)
+        return torch.nn.functional.pad(out, (0, self.labels - 2))
+
+
+class Tables:
+    """Messages of one `Factor`: expected tables for each label of each of its variables."""
+
+    def __init__(self, term: Factor, labels: int, dtype: Any, device: Any) -> None:
+        self.degree, self.shape, self.labels = term.degree, term.shape, labels
+        few = len(term.tables) <= FEW
+        groups = [term.index == t for t in range(len(term.tables))] if few else [slice(None)]
+        self.groups: list[tuple[Any, Any, Any]] = []
+        owner = []
+        for t, rows in enumerate(groups):
+            scopes = term.scopes[rows]
+            energies = term.tables[t] if few else term.tables[term.index]
+            forbidden = np.isinf(energies)
+            table = torch.as_tensor(np.where(forbidden, 0.0, energies), dtype=dtype, device=device)
+            hard = torch.as_tensor(forbidden, dtype=dtype, device=device) if term.hard else None
+            self.groups.append((torch.as_tensor(scopes, device=device), table, hard))
+            owner.append(scopes.T.ravel())  # position by position, as messages come
+        self.owner = np.concatenate(owner)
+        self.own = "" if few else "y"
+
+    def _contract(self, table: Any, weights: list[Any], position: int) -> Any:
+        """Σ table[x] Π_{p ≠ position} weights_p(x_p) over x with x_position = l."""
+        letters = string.ascii_lowercase[: self.degree]  # of 23: tables end long before
+        out, spec = table, self.own + letters
+        for p, letter in enumerate(letters):
+            if p != position:
+                result = "zy" + spec.replace(letter, "").lstrip("zy")
+                out = torch.einsum(f"{spec},zy{letter}->{result}", out, weights[p])
+                spec = result
+        return out
+
+    def messages(self, q: Any, _: Any = None) -> Any:
+        """# (B, n, labels) -> (B, rows, labels)"""
+        out = []
+        for scopes, table, hard in self.groups:
+            weights = [q[:, scopes[:, p], :c] for p, c in enumerate(self.shape)]
+            for p, c in enumerate(self.shape):
+                part = self._contract(table, weights, p)
+                if hard is not None:
+                    hit = self._contract(hard, [(w > 0).to(w.dtype) for w in weights], p) > 0
+                    part = torch.where(hit, torch.full_like(part, torch.inf), part)
+                out.append(torch.nn.functional.pad(part, (0, self.labels - c)))
+        return torch.cat(out, dim=1)
+
+
+class Block:
+    """A `Gaussian` term, summed over all pairs."""
+
+    def __init__(self, term: Gaussian, labels: int, dtype: Any, device: Any) -> None:
+        assert term.features is not None
+        make = {"dtype": dtype, "device": device}
+        features = torch.as_tensor(np.asarray(term.features, dtype=np.float64), **make)[None]
+        self.operator: Operator = differentiable(features, term.normalization, term.self_message)
+        self.features = features
+        self.rows = slice(term.first, term.first + term.n_points)
+        self.table: Any = None if term.matrix is None else torch.as_tensor(term.matrix, **make)
+        self.weight = term.weight
+        self.labels = labels
+        self.sums = self.operator.apply(torch.ones_like(features[..., :1]))
+
+    def add(self, q: Any) -> Any:
+        """The gradient, 0 for other variables.  # (B, n, labels)"""
+        c = self.labels if self.table is None else len(self.table)
+        seen = self.operator.apply(q[:, self.rows, :c])
+        part = self.weight * (self.sums - seen) if self.table is None else seen @ self.table
+        rest = q.shape[1] - self.rows.stop
+        return torch.nn.functional.pad(part, (0, q.shape[2] - c, self.rows.start, rest))
+
+
+class Energy:
+    """E(q) of a lowered field.
+
+    Args:
+        lowered: The field. Terms that this module doesn't know are left out: see `unknown`.
+        dtype: ``torch.float32`` or ``torch.float64``.
+        device: Where to compute.
+        exact: Also take Gaussian terms that asked for the lattice, and sum over all pairs.
+        edges: More edges, whose weights come with each call: (edges, are they Ising?).
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        dtype: Any,
+        device: Any,
+        *,
+        exact: bool = False,
+        edges: list[tuple[Ints, bool]] | None = None,
+    ) -> None:
+        layout = lowered.layout
+        self.lowered, self.dtype, self.device = lowered, dtype, device
+        self.padding = Padding(layout, device)
+        c = self.padding.labels
+        self.unary = self.padding.pad(self.tensor(lowered.unary)[None], np.inf)
+        self.constant = float(lowered.constant)
+        self.parts: list[tuple[Any, Any]] = []  # what gives messages, and its weights
+        for term, ising in ((lowered.ising, True), (lowered.potts, False)):
+            if term is not None:
+                part = Edges(term.edges, ising, c, device)
+                self.parts.append((part, self.tensor(term.weights)))
+        for factor in lowered.factors:
+            self.parts.append((Tables(factor, c, dtype, device), None))
+        self.given = 0  # parts at the end whose weights come with each call
+        for pairs, ising in edges or []:
+            self.parts.append((Edges(pairs, ising, c, device), None))
+            self.given += 1
+        owner = [part.owner for part, _ in self.parts]
+        self.rows = np.cumsum([0, *(len(o) for o in owner)])
+        self.owner = np.concatenate([np.zeros(0, dtype=np.int64), *owner])
+        self.where = torch.as_tensor(self.owner, device=device)
+        self.collect = Collect(self.owner, layout.n_vars, device)
+        known = [t for t in lowered.extras if knows(t, exact)]
+        self.blocks = [Block(t, c, dtype, device) for t in known if isinstance(t, Gaussian)]
+        self.unknown: list[Term] = [t for t in lowered.extras if t not in known]
+
+    def tensor(self, values: Any) -> Any:
+        """An array as a tensor of this energy's type."""
+        return torch.as_tensor(np.array(values), device=self.device).to(self.dtype)
+
+    def _messages(self, q: Any, given: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+        first = len(self.parts) - self.given
+        for k, (part, weights) in enumerate(self.parts):
+            yield part, part.messages(q, weights if k < first else given[k - first])
+
+    def gradient(self, q: Any, unary: Any, *weights: Any) -> Any:
+        """dE/dq; +inf where a label is impossible.
+
+        Args:
+            q: # (B, n, labels)
+            unary: Energies of single labels.  # (B, n, labels) or (1, n, labels)
+            *weights: Of the edges that were given apart.  # (m,) or (B, m)
+        """
+        out = unary.expand(len(q), -1, -1)
+        rows = [message.expand(len(q), -1, -1) for _, message in self._messages(q, weights)]
+        if rows:
+            out = out + self.collect.add(torch.cat(rows, dim=1))
+        for block in self.blocks:
+            out = out + block.add(q)
+        return out
+
+    def energy(self, q: Any, unary: Any, *weights: Any) -> Any:
+        """E(q) of each image, in float64.  # (B,)"""
+        total = self.constant + expected(q, unary.expand(len(q), -1, -1))
+        for k, (part, message) in enumerate(self._messages(q, weights)):
+            mine = q[:, self.where[int(self.rows[k]) : int(self.rows[k + 1])]]
+            total = total + expected(mine, message) / part.degree
+        for block in self.blocks:
+            total = total + expected(q, block.add(q)) / 2
+        return total
+
+    def free_energy(self, q: Any, unary: Any, *weights: Any) -> Any:
+        """F(q) = E(q) − H(q) of each image, in float64.  # (B,)"""
+        p = q.double()
+        return self.energy(q, unary, *weights) + torch.xlogy(p, p).sum(dim=(1, 2))
+
+
+def expected(q: Any, g: Any) -> Any:
+    """⟨q, g⟩ with 0 · inf = 0, in float64.  # (B,)"""
+    zero = torch.zeros((), dtype=torch.float64, device=q.device)
+    return torch.where(q > 0, q.double() * g.double(), zero).sum(dim=(1, 2))
+
+
+def knows(term: Term, exact: bool) -> bool:
+    """Can this module compute the term as it is (or as if it were exact)?"""
+    return (
+        type(term) is Gaussian
+        and term.features is not None
+        and term.n_points > 0
+        and (exact or term.filter_kind == "exact")
+    )

@@ -1,0 +1,239 @@
+"""The kernel set "torch": every update in plain torch operations, wherever torch runs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.base import Program, Rows, State, slack
+from proxfield.backends.reference import TINY, ReferenceProgram, average
+from proxfield.backends.torch.energy import Energy
+from proxfield.devices.cuda import torch
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains, Custom, Explored, Kind, Order, Plan, Update
+from proxfield.terms.base import Floats
+from proxfield.torch.needs import need_torch
+from proxfield.torch.solve import softmax
+
+
+class TorchState:
+    """Marginals, natural parameters, moments, the state before.  # (B, n, labels) each"""
+
+    def __init__(self, q: Any) -> None:
+        self.q = q
+        self.theta = -torch.log(q.clamp(min=TINY))
+        self.u = torch.zeros_like(q)
+        self.v = torch.zeros_like(q)
+        self.before = q
+
+
+def compile_torch(
+    lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: Any = None
+) -> TorchProgram:
+    """A program for the kernel set "torch"; on the CPU unless told otherwise."""
+    return TorchProgram(lowered, dtype, device)
+
+
+class TorchProgram(Program):
+    """See `Program` and, for what each update does, `ReferenceProgram`.
+
+    Several copies of the field with other unary energies can iterate together, as a batch: then F
+    and the changes that `advance` reports are the sum and the largest. Terms that torch doesn't
+    know (see `Energy`) are computed on the host, and so are `descend` and `explore`.
+
+    Args:
+        lowered: The field.
+        dtype: "float32" or "float64".
+        device: Where to compute.
+        unary: Unary energies instead of the field's.  # (B, n, labels)
+        energy: The field's energy, if there is one already.
+        weights: Of its edges that were given apart.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        dtype: str = "float64",
+        device: Any = None,
+        *,
+        unary: Any = None,
+        energy: Energy | None = None,
+        weights: tuple[Any, ...] = (),
+    ) -> None:
+        need_torch()
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.dtype = np.dtype(dtype)
+        self.device = torch.device("cpu" if device is None else device)
+        kind = getattr(torch, self.dtype.name)
+        self.field = Energy(lowered, kind, self.device) if energy is None else energy
+        self.unary = self.field.unary if unary is None else unary
+        self.weights = weights
+        self.padding = self.field.padding
+
+    # ---- states ----
+
+    def start(self, q: Floats) -> State:
+        flat = self.field.tensor(q)[None].expand(len(self.unary), -1)
+        return self.start_from(self.padding.pad(flat, 0.0))
+
+    def start_from(self, q: Any) -> State:
+        """A state at these marginals.  # (B, n, labels)"""
+        return State(TorchState(q))
+
+    def tensor(self, state: State) -> Any:
+        """The marginals, on the device.  # (B, n, labels)"""
+        return state.arrays.q
+
+    def _host(self, padded: Any) -> NDArray[np.float64]:
+        out = self.padding.flatten(padded)[0].detach().cpu().numpy()
+        return np.array(out, dtype=np.float64)
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        return self._host(state.arrays.q)
+
+    # ---- energies ----
+
+    def _gradient(self, q: Any) -> Any:
+        out = self.field.gradient(q, self.unary, *self.weights)
+        for term in self.field.unknown:  # through the host, image by image
+            flat = self.padding.flatten(q).double().cpu().numpy()
+            extra = np.zeros_like(flat)
+            for image, mine in zip(extra, flat, strict=True):
+                term.add_gradient(self.layout, mine, image)
+            out = out + self.padding.pad(self.field.tensor(extra), 0.0)
+        return out
+
+    def _free_energy(self, q: Any) -> Any:
+        out = self.field.free_energy(q, self.unary, *self.weights)
+        for term in self.field.unknown:
+            flat = self.padding.flatten(q).double().cpu().numpy()
+            extra = [term.energy(self.layout, mine) for mine in flat]
+            out = out + torch.as_tensor(extra, dtype=torch.float64, device=self.device)
+        return out
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        with torch.no_grad():
+            padded = self.padding.pad(self.field.tensor(q)[None], 0.0)
+            return self._host(self._gradient(padded))
+
+    def free_energy(self, state: State) -> float:
+        with torch.no_grad():
+            return float(self._free_energy(state.arrays.q).sum())
+
+    # ---- updates ----
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        energies: list[float] = []
+        changes: list[float] = []
+        period2 = np.inf
+        s = state.arrays
+        with torch.no_grad():
+            for _ in range(n):
+                f = self._free_energy(s.q) if trace else None
+                energies.append(np.nan if f is None else float(f.sum()))
+                old = s.q
+                if isinstance(plan, Custom):
+                    scale = self._custom(s, plan, state)
+                else:
+                    scale = self.update(s, plan, f)
+                changes.append(largest((s.q - old).abs() / scale))
+                period2 = largest((s.q - s.before).abs() / scale)
+                s.before = old
+                if not changes[-1] > tol:  # NaN ends it too
+                    break
+        return Rows(np.array(energies), np.array(changes), period2)
+
+    def update(self, s: TorchState, plan: Update | Order, f: Any = None) -> Any:
+        """One update of a state, in operations that autograd can record.
+
+        Args:
+            s: The state; its tensors are replaced, not written to.
+            plan: How it moves.
+            f: F of each image, if it is known.  # (B,)
+
+        Returns:
+            The step: what changes of q are measured by.
+        """
+        if isinstance(plan, Order):
+            return self._sweep(s, plan)
+        if plan.adaptive and f is None:
+            with torch.no_grad():
+                f = self._free_energy(s.q)
+        return self._parallel(s, plan, f)
+
+    def _parallel(self, s: TorchState, plan: Update, f: Any) -> Any:
+        target = plan.inverse_temperature * self._gradient(s.q)
+        impossible = torch.isinf(target)
+        target = torch.where(impossible, torch.zeros_like(target), target)
+        theta = torch.where(impossible | torch.isinf(s.theta), target, s.theta)
+        infinite = torch.full_like(theta, torch.inf)
+        step = self.field.tensor(plan.step)[None, :, None]  # (1, n, 1)
+        if plan.adaptive:
+            certain = step if plan.fallback is None else self.field.tensor(plan.fallback)
+            certain = certain.reshape(1, -1, 1)
+            spread = (4 * s.q * (1 - s.q)).amax(dim=-1, keepdim=True)
+            step = 1 / (1 + (1 / step - 1) * spread)
+            trial = torch.where(impossible, infinite, theta - step * (theta - target))
+            slacks = [slack(float(x), self.dtype) for x in f]
+            allowed = f + torch.as_tensor(slacks, dtype=f.dtype, device=f.device)
+            rose = self._free_energy(softmax(trial)) > allowed
+            step = torch.where(rose[:, None, None], certain, step)
+        if plan.kind == Kind.MEAN:
+            s.theta = torch.where(impossible, infinite, target)
+            mixed = (1 - step) * s.q + step * softmax(s.theta)
+            mixed = torch.where(impossible, torch.zeros_like(mixed), mixed)
+            s.q = mixed / mixed.sum(dim=-1, keepdim=True)
+            return step
+        move = self._average(s, plan, theta, target, ~impossible)
+        s.theta = torch.where(impossible, infinite, theta - step * move)
+        s.q = softmax(s.theta)
+        return step
+
+    def _average(self, s: TorchState, plan: Update, theta: Any, target: Any, possible: Any) -> Any:
+        def centre(x: Any) -> Any:
+            count = possible.sum(dim=-1, keepdim=True).clamp(min=1)
+            kept = torch.where(possible, x, torch.zeros_like(x))
+            return x - kept.sum(dim=-1, keepdim=True) / count
+
+        return average(s, plan, theta, target, centre)
+
+    def _sweep(self, s: TorchState, plan: Order) -> float:
+        """Groups of variables that don't interact, or single ones, one after another."""
+        self.need_sweeps()
+        variables = plan.variables
+        if plan.shuffle is not None:
+            variables = plan.shuffle.permutation(variables)
+        bounds = np.arange(len(variables) + 1) if plan.starts is None else plan.starts
+        order = torch.as_tensor(np.ascontiguousarray(variables), device=self.device)
+        s.q, s.theta = s.q.clone(), s.theta.clone()  # the state before is still needed
+        for first, end in pairwise(bounds):
+            mine = order[int(first) : int(end)]
+            g = plan.inverse_temperature * self._gradient(s.q)[:, mine]
+            stuck = torch.isinf(g).all(dim=-1, keepdim=True)
+            s.theta[:, mine] = torch.where(stuck, s.theta[:, mine], g)
+            s.q[:, mine] = torch.where(stuck, s.q[:, mine], softmax(g))
+        return 1.0
+
+    def _custom(self, s: TorchState, plan: Custom, state: State) -> float:
+        theta, q, g = (self._host(x) for x in (s.theta, s.q, self._gradient(s.q)))
+        new = plan.function(theta, q, g, state.memory)
+        s.theta = self.padding.pad(self.field.tensor(new)[None], np.inf)
+        s.q = softmax(s.theta)
+        return plan.step
+
+    # ---- labellings ----
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        return ReferenceProgram(self.lowered).descend(labels, sweeps)
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        return ReferenceProgram(self.lowered).explore(chains, threads)
+
+
+def largest(change: Any) -> float:
+    """The largest entry; NaN if there is one."""
+    return float(change.max()) if change.numel() else 0.0

@@ -1,0 +1,1 @@
+"""The kernel set "cuda": programs on an NVIDIA GPU, in Triton."""

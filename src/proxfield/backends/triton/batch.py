@@ -1,0 +1,496 @@
+"""Many fields iterated together on a GPU, each until it has converged by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.base import ROUNDING_FACTOR, Rows, slack
+from proxfield.backends.triton import launch
+from proxfield.backends.triton import state as states
+from proxfield.backends.triton.device_pack import BinaryTensors, Joined, Tensors, from_numpy
+from proxfield.backends.triton.general_pack import GeneralTensors
+from proxfield.backends.triton.graphs import Graphs
+from proxfield.backends.triton.natural_parameters import Natural
+from proxfield.backends.triton.state import BatchState, Slot, default_device
+from proxfield.backends.triton.update import arithmetic
+from proxfield.devices.cuda import torch
+from proxfield.errors import UnsupportedError
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Kind, Update
+from proxfield.terms.base import Floats
+
+BETWEEN_LOOKS = 256
+"""Launches between two looks at whether all is done."""
+
+
+class BatchProgram:
+    """Several lowered fields as one program.
+
+    Fields may differ in everything but must all be binary Ising fields to run on the compact
+    kernels. Small fields run many updates inside one launch, on one multiprocessor each or
+    (see `team`) on several.
+
+    Args:
+        lowereds: The fields.
+        dtype: Of the state, "float32" or "float64"; sums are float64.
+        device: A CUDA device.
+        form: How to store couplings, for tests; see `device_pack`.
+
+    Example:
+        >>> batch = BatchProgram([field.lower() for field in fields])  # doctest: +SKIP
+        >>> state = batch.start([np.full(f.layout.size, 0.5) for f in fields])  # doctest: +SKIP
+        >>> rows = batch.advance(state, plan, 100, 1e-3, True)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        lowereds: list[Lowered],
+        dtype: str = "float32",
+        device: Any = None,
+        form: str | None = None,
+    ) -> None:
+        self.device = default_device(device)
+        self.dtype = dtype
+        self.joined = Joined(lowereds)
+        self.tensors = Tensors(dtype, self.device)
+        self.binary = self.joined.binary
+        self.natural = Natural(self.joined, self.device)
+        self.terms: list[Any] = []
+        """Terms iterated on their own (see `gpu.terms`), and whether graphs can hold them."""
+        self.capturable = True
+        self.pack: Any = (BinaryTensors if self.binary else GeneralTensors)(
+            self.joined, self.tensors, form
+        )
+        self.small = self.pack.form == "small"
+        self.per_state = self.joined.n if self.binary else self.joined.size
+        self.front = self.pack.front
+        padded = -(-max(1, self.per_state) // 16) * 16
+        self.stride = max(padded, self.pack.stride)
+        self.inside = slice(self.front, self.front + self.per_state)
+        """A buffer without its padding."""
+        self.fields = len(lowereds)
+        self._pool: list[Slot] = []
+        self._slots: WeakSet[Slot] = WeakSet()
+        self._exact: BatchProgram | None = None
+        self.version = 0
+        """Which unary energies these are: how often there were other ones."""
+        self.set_unary(from_numpy(self.joined.unary))
+
+    # ---- states ----
+
+    def _slot(self) -> Slot:
+        if self._pool:
+            return self._pool.pop()
+        kind, device = self.tensors.dtype, self.device
+        real = {"dtype": torch.float64, "device": device}
+        spins = self.stride + 16 if self.binary and self.small else 1  # read past by empty fields
+        n = max(1, self.joined.n)
+        slot = Slot(
+            buffers=torch.zeros((arithmetic.BUFFERS, self.stride), dtype=kind, device=device),
+            spins=torch.zeros((arithmetic.BUFFERS, spins), dtype=kind, device=device),
+            board=torch.zeros((self.fields, arithmetic.BOARD), dtype=torch.int32, device=device),
+            numbers=torch.zeros((self.fields, arithmetic.BOARD), **real),
+            parameters=torch.zeros(arithmetic.PARAMETERS, **real),
+            step=torch.ones(n, dtype=kind, device=device),
+            safe=torch.ones(n, dtype=kind, device=device),
+            parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
+            out=torch.zeros((2, self.fields, states.CAPACITY), **real),
+            graphs=Graphs(device),
+        )
+        self._slots.add(slot)
+        self._set_constants(slot)
+        if self.terms:
+            slot.shift = torch.zeros(self.stride, dtype=kind, device=device)
+            slot.q = torch.zeros(self.joined.size, dtype=kind, device=device)
+        return slot
+
+    def start(self, q: Sequence[Floats]) -> BatchState:
+        """A state at the marginals of each field."""
+        flat = np.concatenate([np.zeros(0), *q]) if len(q) != 1 else np.asarray(q[0])
+        return self.start_from(from_numpy(flat).to(self.device))
+
+    def start_from(self, q: Any) -> BatchState:
+        """A state at the marginals of all fields, as one tensor.  # (size,)"""
+        pending = np.zeros(self.fields, dtype=bool)
+        if self.any_gone:
+            weight = (self.gone & (q > 1e-30)).cpu().numpy()
+            entry = self.joined.offsets[self.joined.bounds]
+            pending = np.array([bool(weight[a:b].any()) for a, b in pairwise(entry)])
+        state = BatchState(self._slot(), self._pool, pending)
+        self.set_marginals(state, q)
+        for moment in (state.slot.u, state.slot.v):
+            if moment is not None:
+                moment.zero_()
+        state.slot.board.zero_()
+        return state
+
+    def set_marginals(self, state: BatchState, q: Any) -> None:
+        """Put a state at other marginals, moments kept; all its buffers hold them.  # (size,)"""
+        slot = state.slot
+        value = self.natural.of(q.to(torch.float64))
+        slot.buffers[:, self.inside] = value.to(self.tensors.dtype)
+        if self.binary and self.small:
+            slot.spins[:, : self.per_state] = (0.5 * torch.tanh(value)).to(self.tensors.dtype)
+
+    def copy(self, state: BatchState) -> BatchState:
+        """A state that moves on its own from here."""
+        old = state.slot
+        out = BatchState(self._slot(), self._pool, state.pending.copy(), known=state.known)
+        new = out.slot
+        for name in ("buffers", "spins", "board", "numbers"):
+            getattr(new, name).copy_(getattr(old, name))
+        for name in ("u", "v"):
+            held = getattr(old, name)
+            if held is None:
+                if getattr(new, name) is not None:
+                    getattr(new, name).zero_()
+            elif getattr(new, name) is None:
+                setattr(new, name, held.clone())
+            else:
+                getattr(new, name).copy_(held)
+        out.extra = {k: v.clone() if hasattr(v, "clone") else v for k, v in state.extra.items()}
+        return out
+
+    def residual(self, state: BatchState) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """max |softmax(−g(q)) − q| of each field, and how much of it rounding may cause."""
+        q = self.tensor(state, torch.float64)
+        g = self.look(q)[1]
+        low = -self.natural.most(-torch.where(torch.isnan(g), np.inf, g))
+        counts = torch.as_tensor(np.diff(self.joined.offsets)).to(self.device)
+        low = torch.repeat_interleave(low, counts, output_size=len(g))
+        target = torch.exp(torch.where(torch.isinf(low), 0.0, low) - g)
+        target = target / self.natural.sums(target)
+        if self.any_gone:  # no weight on impossible labels; where one is left, it has all of it
+            target = torch.where(self.gone, 0.0, target)
+            left = self.natural.sums((~self.gone).to(torch.float64))
+            target = torch.where(~self.gone & (left == 1.0), 1.0, target)
+        gap = (target - q).abs()
+        size = torch.maximum(finite_size(g), finite_size(self.unary))
+        eps = float(np.finfo(self.dtype).eps)
+        rounding = ROUNDING_FACTOR * eps * q * (1.0 - q) * size
+        entry = self.joined.offsets[self.joined.bounds]
+        both = torch.stack([gap, rounding]).cpu().numpy()
+        worst = [both[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(entry)]
+        return np.array([w[0] for w in worst]), np.array([w[1] for w in worst])
+
+    def _buffer(self, state: BatchState, ago: int = 0) -> Any:
+        """The natural parameters some updates ago, without asking the device which they are."""
+        slot = state.slot
+        if self.binary and self.small:
+            return slot.buffers[0, self.inside]
+        if self.fields == 1:
+            return slot.buffers[self._which(slot, ago)[0], self.inside]
+        entries = self._field_of_entries()
+        at = torch.arange(self.per_state, device=self.device)
+        return slot.buffers[self._which(slot, ago)[entries], at]
+
+    def _which(self, slot: Slot, ago: int) -> Any:
+        return (
+            slot.board[:, arithmetic.TICK].long() + arithmetic.BUFFERS - ago
+        ) % arithmetic.BUFFERS
+
+    def _field_of_entries(self) -> Any:
+        bounds = self.joined.bounds if self.binary else self.joined.offsets[self.joined.bounds]
+        fields = np.repeat(np.arange(self.fields), np.diff(bounds))
+        return torch.as_tensor(fields).to(self.device)
+
+    def tensor(self, state: BatchState, dtype: Any = None) -> Any:
+        """Marginals of all fields on the device, normalised.  # (size,)"""
+        value = self._buffer(state).to(self.tensors.dtype if dtype is None else dtype)
+        q = self.natural.marginals(value)
+        if self.binary and self.any_gone:  # no weight at all once an update cleared them
+            gone = self.gone
+            if state.pending.any():
+                entries = np.diff(self.joined.offsets[self.joined.bounds])
+                left = torch.as_tensor(np.repeat(state.pending, entries)).to(self.device)
+                gone = gone & ~left
+            pairs, none = q.reshape(-1, 2), gone.reshape(-1, 2)
+            q = torch.where(none, 0.0, torch.where(none.flip(1), 1.0, pairs)).ravel()
+        return q
+
+    def marginals(self, state: BatchState) -> list[NDArray[np.float64]]:
+        """Marginals of each field, on the host."""
+        q = self.tensor(state, torch.float64).cpu().numpy()
+        entry = self.joined.offsets[self.joined.bounds]
+        return [q[a:b] for a, b in pairwise(entry)]
+
+    # ---- updates ----
+
+    def advance(
+        self,
+        state: BatchState,
+        plan: Update,
+        n: int,
+        tol: float,
+        trace: bool,
+        wanted: NDArray[np.bool_] | None = None,
+    ) -> list[Rows]:
+        """Up to ``n`` updates of each field; each stops after one that changed under ``tol``.
+
+        Args:
+            state: Where the fields stand; changed in place.
+            plan: How they move: steps of all variables, numbered through.
+            n: Most updates.
+            tol: The change of q under which a field is done.
+            trace: Is F of every state wanted?
+            wanted: Which fields to move (all by default); the others stay.  # (fields,)
+        """
+        if plan.adaptive and plan.kind != Kind.PROXIMAL:
+            raise UnsupportedError("adaptive steps are for proximal updates")
+        pieces: list[list[Rows]] = [[] for _ in range(self.fields)]
+        active = np.full(self.fields, n > 0 and self.joined.n > 0)
+        if wanted is not None:
+            active &= wanted
+        left = n
+        if n > 0 and not self.joined.n:
+            return [self._empty() for _ in range(self.fields)]
+        while active.any():
+            # the first update clears impossible labels; F exists from then on
+            some = 1 if state.pending.any() else min(left, states.CAPACITY)
+            self._upload(state, plan, some, tol, active)
+            self._launch(state.slot, plan, trace or plan.adaptive, some)
+            found = self._fetch(state, plan, some)
+            left -= some
+            for k in np.flatnonzero(active):
+                rows = found[k]
+                pieces[k].append(rows)
+                active[k] = left > 0 and len(rows) == some and rows.change[-1] > tol
+            if state.pending.any():
+                state.pending[:] = False
+                self._set_constants(state.slot)
+        return [_join(rows) for rows in pieces]
+
+    def _empty(self) -> Rows:
+        """A field without variables doesn't change."""
+        return Rows(np.array([np.nan]), np.zeros(1), 0.0)
+
+    def _upload(
+        self, state: BatchState, plan: Update, n: int, tol: float, active: NDArray[np.bool_]
+    ) -> None:
+        slot = state.slot
+        begin = np.zeros((self.fields, arithmetic.BOARD), dtype=np.int32)
+        begin[:, arithmetic.DONE] = ~active
+        begin[:, arithmetic.LIMIT] = n
+        slot.board[:, 1:] = torch.as_tensor(begin[:, 1:]).to(self.device)
+        if state.pending.any():
+            infinite = torch.as_tensor(state.pending).to(self.device)
+            slot.numbers[:, arithmetic.CONSTANT] = torch.where(
+                infinite, np.inf, self.pack.constants
+            )
+        numbers = np.zeros(arithmetic.PARAMETERS)
+        numbers[arithmetic.BETA] = plan.inverse_temperature
+        numbers[arithmetic.GAMMA1], numbers[arithmetic.GAMMA2] = plan.gamma1, plan.gamma2
+        numbers[arithmetic.EPSILON] = plan.epsilon
+        numbers[arithmetic.TOL] = tol
+        numbers[arithmetic.STEP], numbers[arithmetic.INVERSE] = plan.step[0], 1.0 / plan.step[0]
+        numbers[arithmetic.SLACK] = slack(0.0, np.dtype(self.dtype))
+        slot.parameters.copy_(torch.as_tensor(numbers))
+        if slot.plan is not plan:
+            slot.plan, slot.flat = plan, bool((plan.step == plan.step[0]).all())
+            if not slot.flat:
+                slot.step.copy_(from_numpy(plan.step))
+            if plan.adaptive:
+                safe = plan.step if plan.fallback is None else plan.fallback
+                slot.step.copy_(from_numpy(plan.step))
+                slot.safe.copy_(from_numpy(safe))
+        if plan.kind >= 2 and slot.u is None:
+            slot.u = torch.zeros(self.stride, dtype=self.tensors.dtype, device=self.device)
+        if plan.kind >= 4 and slot.v is None:
+            slot.v = torch.zeros(self.stride, dtype=self.tensors.dtype, device=self.device)
+
+    def _launch(self, slot: Slot, plan: Update, trace: bool, n: int) -> None:
+        flags = launch.Flags(int(plan.kind), plan.adaptive, trace, slot.flat and not plan.adaptive)
+        if self.small:
+            launch.run(self, slot, flags, n)
+            return
+
+        def once() -> None:
+            self._step(slot, flags)
+
+        launches = n + plan.adaptive  # it learns F of the last state from one launch more
+        key = (flags, getattr(self.pack, "hard", False))
+        while launches:
+            some = min(launches, BETWEEN_LOOKS)
+            slot.graphs.repeat(key, once, some, self.capturable)
+            launches -= some
+            if (launches or plan.adaptive) and bool((slot.board[:, arithmetic.DONE] != 0).all()):
+                return
+            if launches == 0 and plan.adaptive:  # some were made again
+                launches = BETWEEN_LOOKS if n > BETWEEN_LOOKS else max(1, n // 4)
+
+    def _step(self, slot: Slot, flags: launch.Flags) -> None:
+        """One iteration of all fields that aren't done."""
+        if self.terms:
+            self._add_terms(slot)
+        launch.step(self, slot, flags)
+        launch.finish(self, slot, flags)
+
+    def _add_terms(self, slot: Slot) -> None:
+        q = self.natural.marginals(self._present(slot))
+        slot.q.copy_(q)
+        slot.shift.zero_()
+        energy = torch.zeros((), dtype=torch.float64, device=self.device)
+        for term in self.terms:
+            energy = energy + term.add_gradient(slot.q, slot.shift[: self.joined.size])
+        slot.numbers[:, arithmetic.EXTRA] = energy
+
+    def _present(self, slot: Slot) -> Any:
+        return slot.buffers.index_select(0, self._which(slot, 0))[0, self.inside]
+
+    def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
+        """The rows of each field: one copy to the host."""
+        slot = state.slot
+        held = self.binary and self.small
+        if not held:
+            twice = self._twice(state, plan)
+        else:
+            twice = slot.numbers[:, 4] if slot.twice is None else slot.twice.amax(1)
+        found = torch.cat(
+            [
+                slot.board[:, arithmetic.ROW].double()[:, None],
+                twice[:, None],
+                slot.out[0, :, :n],
+                slot.out[1, :, :n],
+            ],
+            1,
+        ).cpu()
+        rows = []
+        for line in found.numpy():
+            count = int(line[0])
+            f, change = line[2 : 2 + count].copy(), line[2 + n : 2 + n + count].copy()
+            rows.append(Rows(f, change, float(line[1])))
+        return rows
+
+    def _twice(self, state: BatchState, plan: Update) -> Any:
+        """Largest difference from two updates before, over the step, of each field."""
+        a, b, c = (self.natural.plain(self._buffer(state, ago)) for ago in (0, 2, 1))
+        gap = (a - b).abs()
+        if not self.binary:
+            gap = self.natural.most(gap)
+        gap = gap.to(torch.float64)
+        if plan.adaptive:
+            spread = 1 - 4 * c * c if self.binary else self.natural.most(4 * c * (1 - c))
+            slot = state.slot
+            trial = slot.board[:, arithmetic.TRIAL] != 0
+            if self.fields > 1:
+                owner = torch.as_tensor(self.joined.owner()).to(self.device)
+                trial = trial[owner]
+            inverse = torch.where(trial, 1 + (1 / slot.step - 1) * spread, 1 / slot.safe)
+            gap = gap * inverse
+        elif state.slot.flat:
+            gap = gap / float(plan.step[0])
+        else:
+            gap = gap / state.slot.step
+        if self.fields == 1:
+            return gap.max()[None]
+        bounds = torch.as_tensor(self.joined.bounds).to(self.device)
+        return torch.segment_reduce(gap, "max", offsets=bounds, initial=0.0)
+
+    # ---- looking ----
+
+    def set_unary(self, unary: Any) -> None:
+        """Replace the unary energies of all fields.
+
+        States at hand see the new energies too; the fields' own arrays stay as they were.
+
+        Args:
+            unary: # (size,)
+        """
+        self.version += 1
+        # a copy: what the caller does with the tensor, or we with ours, doesn't matter
+        self.unary = unary.detach().to(self.device, copy=True).to(torch.float64)
+        self.gone = torch.isinf(self.unary)
+        self.any_gone = bool(self.gone.any())
+        self.pack.set_unary(self.unary)
+        for slot in self._slots:
+            self._set_constants(slot)
+        if self._exact is not None:
+            self._exact.set_unary(unary)
+
+    def _set_constants(self, slot: Slot) -> None:
+        slot.numbers[:, arithmetic.CONSTANT] = self.pack.constants
+
+    @property
+    def exact(self) -> BatchProgram:
+        """The same fields in float64, for F as it is reported; made when first asked for."""
+        if self.dtype == "float64" and not self.small:
+            return self
+        if self._exact is None:
+            form = "tiles"
+            if self.binary:
+                form = "slices" if self.small else self.pack.form
+            if form == self.pack.form and not self.binary and not self.pack.coupled:
+                self._exact = self._in_double()
+            else:
+                self._exact = BatchProgram(self.joined.lowereds, "float64", self.device, form)
+            self._exact.terms = self.exact_terms()
+            self._exact.set_unary(self.unary)
+        return self._exact
+
+    def _in_double(self) -> BatchProgram:
+        """The same program with numbers in float64, where no coupling was rounded to float32."""
+        out = copy.copy(self)
+        out.dtype, out.tensors = "float64", Tensors("float64", self.device)
+        out.pack = self.pack.retyped(out.tensors)
+        out._pool, out._slots, out._exact = [], WeakSet(), None
+        return out
+
+    def exact_terms(self) -> list[Any]:
+        """The terms of `terms` in float64."""
+        return []
+
+    def look(self, q: Any) -> tuple[Any, Any]:
+        """F of each field and dE/dq at normalised marginals, all in float64.
+
+        Args:
+            q: # (size,)
+
+        Returns:
+            F (fields,) and the gradient (size,), on the device. For binary fields a variable's
+            gradient is that of its unary energies' mean plus and minus half the difference.
+        """
+        me = self.exact
+        state = me.start_from(q)
+        slot = state.slot
+        if slot.u is None:
+            slot.u = torch.zeros(me.stride, dtype=torch.float64, device=self.device)
+        slot.board[:, arithmetic.LIMIT] = 1
+        slot.parameters.fill_(1.0)
+        slot.plan = None
+        if me.joined.n:
+            me._step(slot, launch.Flags(-1, False, True, True))
+        else:
+            slot.out[0, :, 0] = slot.numbers[:, arithmetic.CONSTANT]
+        f, g = slot.out[0, :, 0].clone(), slot.u[: me.per_state].clone()
+        if self.binary:
+            mean = self.unary.reshape(-1, 2).mean(1)
+            g = torch.stack([mean - 0.5 * g, mean + 0.5 * g], 1).ravel()
+        return f, g
+
+    def free_energy(self, state: BatchState) -> NDArray[np.float64]:
+        """F of each field at the marginals that `marginals` gives, in float64.  # (fields,)"""
+        f = self.look(self.tensor(state, torch.float64))[0].cpu().numpy()
+        return np.where(state.pending, np.inf, f)
+
+
+def finite_size(values: Any) -> Any:
+    """|values| where they are finite, else 0."""
+    return torch.where(torch.isfinite(values), values.abs(), 0.0)
+
+
+def _join(rows: list[Rows]) -> Rows:
+    if len(rows) == 1:
+        return rows[0]
+    none = [np.zeros(0)]
+    return Rows(
+        np.concatenate(none + [r.free_energy for r in rows]),
+        np.concatenate(none + [r.change for r in rows]),
+        rows[-1].period2 if rows else np.inf,
+    )

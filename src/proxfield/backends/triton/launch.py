@@ -1,0 +1,150 @@
+"""Launching the kernels of a `BatchProgram`: which one, with which arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from proxfield.backends.triton.update import arithmetic, binary, general, team
+from proxfield.devices.cuda import interpreted, torch
+from proxfield.rules.plan import Kind
+
+if TYPE_CHECKING:
+    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.backends.triton.state import Slot
+
+
+MOMENTUM = (Kind.MOMENTUM, Kind.MOMENTUM_PRINTED)
+"""Kinds that keep one moment: with twice as many warps they are a tenth faster, and a quarter with
+F."""
+
+
+class Flags(NamedTuple):
+    """What kernels are compiled for. A kind of −1 only looks."""
+
+    kind: int
+    adaptive: bool
+    trace: bool
+    flat: bool
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """As the kernels' own arguments."""
+        return {
+            "KIND": self.kind, "ADAPTIVE": self.adaptive, "TRACE": self.trace, "FLAT": self.flat
+        }  # fmt: skip
+
+
+def moments(slot: Slot) -> tuple[Any, Any]:
+    """Both moments, or something else with an address where a rule has none."""
+    other = slot.buffers
+    return other if slot.u is None else slot.u, other if slot.v is None else slot.v
+
+
+def step(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
+    """One update of all fields that aren't done; leaves partial sums."""
+    p, (u, v) = batch.pack, moments(slot)
+    if not batch.binary:
+        for bucket, first in zip(p.buckets, p.starts[:-1], strict=True):
+            general.tile_step[(bucket.n_blocks,)](
+                slot.buffers, batch.stride, bucket.field, slot.board, slot.parts[int(first) :],
+                *tile_arguments(batch, slot, bucket), num_warps=4,
+                **tile_flags(batch, bucket, flags),
+            )  # fmt: skip
+    elif p.form == "diagonals":
+        d = [*p.distances, 1, 1, 1]  # those that aren't there aren't looked at
+        binary.diagonal_step[(p.n_blocks,)](
+            slot.buffers[0, batch.front :], batch.stride, p.diagonal[0, batch.front :], p.bias, u,
+            v, slot.step, slot.safe, slot.board, slot.parameters, slot.parts, batch.joined.n,
+            p.row, p.columns, *d[:4], HARD=p.hard, D=len(p.distances), ROLL=p.roll, EVEN=p.even,
+            ROWS=p.rows, WIDTH=p.width, num_warps=p.warps * (2 if flags.kind in MOMENTUM else 1),
+            **flags.words,
+        )  # fmt: skip
+    else:
+        binary.slice_step[(p.n_blocks,)](
+            slot.buffers, batch.stride, p.variable, p.start, p.length, p.field, p.column,
+            p.weight, p.bias, u, v, slot.step, slot.safe, slot.board, slot.parameters,
+            slot.parts, HARD=p.hard, BLOCK=p.block, WIDE=p.wide, num_warps=p.warps, **flags.words,
+        )  # fmt: skip
+
+
+def finish(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
+    """Adds up what `step` left, and says whether to go on."""
+    p = batch.pack
+    width, warps = (256, 4) if p.n_blocks <= 256 else (1024, 8)
+    if p.n_blocks > 4096:
+        width, warps = 4096, 16
+    arithmetic.finish[(batch.fields,)](
+        slot.parts, p.first, p.count, slot.board, slot.numbers, slot.parameters,
+        slot.out[0], slot.out[1], slot.out.shape[2],
+        TRACE=flags.trace, ADAPTIVE=flags.adaptive, WIDTH=width, num_warps=warps,
+    )  # fmt: skip
+
+
+def run(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
+    """Up to ``n`` updates of small fields in one launch."""
+    p, (u, v) = batch.pack, moments(slot)
+    if not batch.binary:
+        bucket = p.buckets[0]
+        general.tile_run[(batch.fields,)](
+            slot.buffers, batch.stride, p.first, p.count, slot.board, slot.numbers,
+            slot.out[0], slot.out[1], slot.out.shape[2],
+            *tile_arguments(batch, slot, bucket), num_warps=4,
+            **tile_flags(batch, bucket, flags),
+        )  # fmt: skip
+        return
+    if p.shared and not flags.adaptive:
+        run_teams(batch, slot, flags, n)
+        return
+    slot.twice = None
+    binary.binary_run[(batch.fields,)](
+        slot.buffers, p.field_size, p.field_offset, p.column, p.weight, p.bias, u, v,
+        slot.step, slot.safe, slot.spins, slot.spins.stride(0), slot.board, slot.numbers,
+        slot.parameters, slot.out[0], slot.out[1], slot.out.shape[2],
+        HARD=p.hard, SIZE=p.room, K=p.width, HOLD=p.hold, num_warps=p.warps, num_stages=1,
+        # without a limit the compiler may take half the registers there are, and spill
+        maxnreg=65536 // (32 * p.warps) if p.warps > 8 else None, **flags.words,
+    )  # fmt: skip
+
+
+def run_teams(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
+    """The same for fields that several programs share."""
+    p, (u, v) = batch.pack, moments(slot)
+    exact = {"dtype": torch.float64, "device": batch.device}
+    if slot.meeting is None or slot.meeting[1].shape[2] != p.team:
+        arrived = torch.zeros(batch.fields, dtype=torch.int32, device=batch.device)
+        slot.meeting = arrived, torch.zeros((batch.fields, 2, p.team, 2), **exact)
+    arrived, parts = slot.meeting
+    arrived.zero_()
+    slot.twice = torch.zeros((batch.fields, p.team), **exact)
+    words = {k: flag for k, flag in flags.words.items() if k != "ADAPTIVE"}
+    one_by_one = interpreted()
+    for phase in [team.MOVE, team.DECIDE] * n if one_by_one else [team.TOGETHER]:
+        if phase == team.MOVE and bool((slot.board[:, arithmetic.DONE] != 0).all()):
+            break
+        team.team_run[(len(p.whose),)](
+            slot.buffers, p.whose, p.which, p.members, p.field_size, p.field_offset, p.column,
+            p.weight, p.bias, u, v, slot.step, slot.spins, slot.spins.stride(0), p.room,
+            slot.board, slot.numbers, slot.parameters, slot.out[0], slot.out[1],
+            slot.out.shape[2], arrived, parts, slot.twice, HARD=p.hard, SIZE=p.part, K=p.width,
+            TEAM=p.team, PHASE=phase, num_warps=max(1, min(16, p.part // 64)), num_stages=1,
+            **words, **({} if one_by_one else {"launch_cooperative_grid": True}),
+        )  # fmt: skip
+
+
+def tile_arguments(batch: BatchProgram, slot: Slot, bucket: Any) -> list[Any]:
+    """What both kernels over tiles take, from ``variable`` to ``parameters``."""
+    p, (u, v) = batch.pack, moments(slot)
+    shift = p.unary if slot.shift is None else slot.shift
+    return [
+        bucket.variable, p.offset, p.cards, batch.joined.common, p.unary, shift, u, v,
+        slot.step, slot.safe, *bucket.arguments, p.table, slot.parameters,
+    ]  # fmt: skip
+
+
+def tile_flags(batch: BatchProgram, bucket: Any, flags: Flags) -> dict[str, Any]:
+    """What both are compiled for."""
+    return {
+        **flags.words, "SAME": batch.joined.common > 0, "AGREE": bucket.agree,
+        "PAIRS": bucket.pairs, "ARITY": bucket.arity, "SHIFT": bool(batch.terms),
+        "L": bucket.labels, "BLOCK": bucket.block,
+    }  # fmt: skip

@@ -1,0 +1,65 @@
+"""Between marginals and the natural parameters that states hold, on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxfield.backends.triton.device_pack import Joined
+from proxfield.backends.triton.update import arithmetic
+from proxfield.devices.cuda import torch
+
+
+class Natural:
+    """Conversions for the variables of some fields.
+
+    Args:
+        joined: The fields.
+        device: Where they are.
+    """
+
+    def __init__(self, joined: Joined, device: Any) -> None:
+        self.joined, self.device, self.binary = joined, device, joined.binary
+
+    def of(self, q: Any) -> Any:
+        """Natural parameters of marginals, as the kernels hold them; float64."""
+        if self.binary:
+            pairs = q.reshape(-1, 2).clamp(min=1e-30).log()
+            return 0.5 * (pairs[:, 0] - pairs[:, 1])
+        return torch.where(q > 0, -q.clamp(min=1e-300).log(), arithmetic.START_ZERO)
+
+    def marginals(self, value: Any) -> Any:
+        """Normalised marginals of natural parameters.  # (size,)"""
+        if self.binary:
+            small = torch.sigmoid(-2.0 * value.abs())
+            up = value > 0
+            one = torch.where(up, small, 1.0 - small)
+            return torch.stack([torch.where(up, 1.0 - small, small), one], 1).ravel()
+        q = torch.exp(-value)
+        return q / self.sums(q)
+
+    def sums(self, q: Any, empty: float = 1.0) -> Any:
+        """Sum of its variable's entries for each entry.
+
+        Args:
+            q: # (size,)
+            empty: Instead of sums that aren't positive, to divide by; 0 leaves all as they are.
+        """
+        if self.joined.common:
+            rows = q.reshape(-1, self.joined.common).sum(1, keepdim=True)
+            total = rows.expand(-1, self.joined.common).reshape(-1)
+        else:
+            bounds = torch.as_tensor(self.joined.offsets).to(self.device)
+            each = torch.segment_reduce(q, "sum", offsets=bounds)
+            total = torch.repeat_interleave(each, bounds.diff(), output_size=len(q))
+        return total if empty == 0.0 else torch.where(total > 0, total, empty)
+
+    def plain(self, value: Any) -> Any:
+        """What differs by as much as marginals do: m, or q."""
+        return 0.5 * torch.tanh(value) if self.binary else torch.exp(-value)
+
+    def most(self, flat: Any) -> Any:
+        """The largest of each variable's entries.  # (n,)"""
+        if self.joined.common:
+            return flat.reshape(-1, self.joined.common).amax(1)
+        bounds = torch.as_tensor(self.joined.offsets).to(self.device)
+        return torch.segment_reduce(flat, "max", offsets=bounds)

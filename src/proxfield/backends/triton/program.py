@@ -1,0 +1,292 @@
+"""The program of the kernel set "cuda": any field, any rule, on an NVIDIA GPU.
+
+A `GpuProgram` is a `BatchProgram` of one field, and what only makes sense for one: sweeps, chains,
+Python rules, terms that iterate on their own.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.base import Program, Rows, State, Tangent, softmax
+from proxfield.backends.triton.batch import BatchProgram
+from proxfield.backends.triton.device_pack import from_numpy
+from proxfield.backends.triton.state import BatchState, default_device
+from proxfield.devices.cuda import torch
+from proxfield.filters.triton.plans import attach
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
+from proxfield.terms.base import Floats
+
+
+def compile_cuda(
+    lowered: Lowered, dtype: str = "float32", threads: int | None = None, device: Any = None
+) -> Program:
+    """The program of a field on a CUDA device (in Triton's interpreter: on the CPU).
+
+    Args:
+        lowered: The field.
+        dtype: Of the state: "float32" or "float64".
+        threads: Not used; every kernel set takes it.
+        device: A CUDA device; by default the current one.
+    """
+    return GpuProgram(lowered, dtype, device)
+
+
+def numbers_in(thing: Any) -> tuple[Any, ...]:
+    """Its attributes that are plain numbers or words: all that kernels are compiled for."""
+    return tuple((k, v) for k, v in vars(thing).items() if isinstance(v, (bool, int, str)))
+
+
+class GpuBatch(BatchProgram):
+    """A batch of one field, with its own terms in float64 when F is wanted."""
+
+    extras: Any = ()
+
+    def exact_terms(self) -> list[Any]:
+        return terms_on(self.extras, self.joined.lowereds[0], "float64", self.device)
+
+
+def terms_on(extras: Any, lowered: Lowered, dtype: str, device: Any) -> list[Any]:
+    """Terms that can't be lowered, as what the device iterates on."""
+    if not extras:
+        return []
+    on_device = import_module("proxfield.backends.triton.terms.base").on_device
+    return [on_device(term, lowered.layout, dtype, device) for term in extras]
+
+
+class GpuProgram(Program):
+    """See `Program`. The state lives on the device; F as reported is computed in float64.
+
+    Args:
+        lowered: The field.
+        dtype: "float32" or "float64".
+        device: A CUDA device.
+        form: How couplings are stored, for tests; see `gpu.device_pack`.
+
+    Example:
+        >>> program = GpuProgram(field.lower())  # doctest: +SKIP
+        >>> state = program.start(np.full(field.layout.size, 0.5))  # doctest: +SKIP
+        >>> program.advance(state, plan, 100, 1e-3, True).free_energy  # doctest: +SKIP
+    """
+
+    sums_in_double = True
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        dtype: str = "float32",
+        device: Any = None,
+        form: str | None = None,
+    ) -> None:
+        self.device = default_device(device)
+        lowered = attach(lowered, dtype, self.device)
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.dtype = np.dtype(dtype)
+        self.batch = GpuBatch([lowered], dtype, self.device, form)
+        self.batch.extras = lowered.extras
+        self.batch.terms = terms_on(lowered.extras, lowered, dtype, self.device)
+        self._flat_step = True
+        self.batch.capturable = all(getattr(t, "capturable", True) for t in self.batch.terms)
+
+    @property
+    def parallel(self) -> bool:
+        """Always: warming up runs an iteration."""
+        return True
+
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        """An iteration, unless one like it has been made."""
+        step = getattr(plan, "step", None)
+        self._flat_step = isinstance(step, np.ndarray) and bool((step == step[:1]).all())
+        super().warm_up(plan, state, trace)
+
+    def build_for(self, plan: Plan | None) -> None:
+        if self.sweepable and (plan is None or isinstance(plan, Order)):
+            _ = self._sweeper
+
+    def kernel_key(self) -> tuple[Any, ...]:
+        """What programs have in common that need the same kernels, and more than that: sizes and
+        numbers of blocks are in it too."""
+        pack = self.batch.pack
+        filters = [t.filter for t in self.batch.terms if hasattr(t, "filter")]
+        return (
+            type(self), self.dtype, str(self.device), self._flat_step, self.batch.binary,
+            self.batch.per_state, numbers_in(pack),
+            *(numbers_in(bucket) for bucket in getattr(pack, "buckets", ())),
+            *(type(t) for t in self.batch.terms), *((f.kind, f.features.shape) for f in filters),
+        )  # fmt: skip
+
+    # ---- states ----
+
+    def start(self, q: Floats) -> State:
+        return State(self.batch.start([q]))
+
+    def start_from(self, q: Any) -> State:
+        """A state at marginals that are on the device already.  # (size,)"""
+        return State(self.batch.start_from(q))
+
+    def tensor(self, state: State) -> Any:
+        """The state's marginals on the device, in the program's type.  # (size,)"""
+        return self.batch.tensor(state.arrays)
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        return self.batch.marginals(state.arrays)[0]
+
+    def set_unary(self, unary: Any) -> None:
+        """Replace the unary energies, without packing the rest again.
+
+        ``lowered`` keeps those that it came with.
+
+        Args:
+            unary: A tensor, on any device.  # (size,)
+        """
+        self.batch.set_unary(unary)
+        if "_sweeper" in self.__dict__:
+            self._sweeper.set_unary(self.batch.unary.to(self.batch.tensors.dtype))
+
+    # ---- updates ----
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        if n <= 0:
+            return Rows(np.zeros(0), np.zeros(0))
+        s: BatchState = state.arrays
+        s.known = None
+        if not self.layout.n_vars:
+            return self._still()
+        if isinstance(plan, Order):
+            return self._sweep(s, plan, n, tol)
+        s.extra.clear()
+        if isinstance(plan, Custom):
+            return self._custom(state, plan, n, tol)
+        return self.batch.advance(s, plan, n, tol, trace)[0]
+
+    def _still(self) -> Rows:
+        """A field without variables is where it ends."""
+        return Rows(np.array([self.lowered.constant]), np.zeros(1), 0.0)
+
+    def _custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
+        s: BatchState = state.arrays
+        energies, changes, period2, earlier = [], [], np.inf, None
+        for _ in range(n):
+            q = self.batch.tensor(s, torch.float64)
+            f, g = self.batch.look(q)
+            energies.append(np.inf if s.pending[0] else float(f[0]))
+            old = self.marginals(state)
+            theta = self._theta(old)
+            new = plan.function(theta, old, g.cpu().numpy(), state.memory)
+            after = softmax(self.layout.owner, self.layout.offsets, np.asarray(new, np.float64))
+            s.pending[:] = False
+            finite = bool(np.isfinite(after).all())
+            if finite:
+                self.batch.set_marginals(s, torch.as_tensor(after).to(self.device))
+            change = float(np.abs(after - old).max(initial=0.0)) / plan.step
+            changes.append(change if finite else np.nan)
+            back = np.inf if earlier is None else float(np.abs(after - earlier).max(initial=0.0))
+            period2, earlier = back / plan.step, old
+            if not changes[-1] > tol:
+                break
+        return Rows(np.array(energies), np.array(changes), period2)
+
+    def _theta(self, q: Floats) -> NDArray[np.float64]:
+        return np.asarray(-np.log(np.maximum(q, 1e-30)))
+
+    # ---- one variable after another ----
+
+    @cached_property
+    def _sweeper(self) -> Any:
+        module = import_module("proxfield.backends.triton.sweeps.sweeps")
+        sweeper = module.Sweeper(self.lowered, self.dtype.name, self.device)
+        sweeper.set_unary(self.batch.unary.to(self.batch.tensors.dtype))
+        return sweeper
+
+    def _sweep(self, s: BatchState, plan: Order, n: int, tol: float) -> Rows:
+        self.need_sweeps()
+        if "q" not in s.extra:
+            q = torch.as_tensor(self.batch.marginals(s)[0]).to(self.device)
+            s.extra["f"] = float(self.batch.free_energy(s)[0])
+            s.extra["q"] = q.to(self.batch.tensors.dtype)
+            s.extra["theta"] = -torch.log(q.clamp(min=1e-30)).to(self.batch.tensors.dtype)
+        q, theta, f = s.extra["q"], s.extra["theta"], s.extra["f"]
+        energies, changes = [], []
+        for _ in range(n):
+            order = plan.variables
+            if plan.shuffle is not None:
+                order = plan.shuffle.permutation(order)
+            energies.append(f)
+            delta, change = self._sweeper.sweep(
+                q, theta, order, plan.starts, plan.inverse_temperature
+            )
+            f = f + float(delta)
+            changes.append(float(change))
+            if s.pending[0]:  # F exists from the first sweep on
+                s.pending[:] = False
+                f = float(self.batch.look(self._normalised(q))[0][0])
+            if not changes[-1] > tol:
+                break
+        s.extra["f"] = f
+        self.batch.set_marginals(s, self._normalised(q))
+        return Rows(np.array(energies), np.array(changes))
+
+    def _normalised(self, q: Any) -> Any:
+        q = q.to(torch.float64)
+        return q / self.batch.natural.sums(q)
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        self.need_sweeps()
+        q = from_numpy(np.asarray(labels, dtype=np.float64)).to(self.device)
+        q = q.to(self.batch.tensors.dtype)
+        found = self._sweeper.descend(q, sweeps)
+        q = q if found is None else found
+        return np.asarray(q.to(torch.float64).cpu().numpy())
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        self.need_sweeps()
+        module = import_module("proxfield.backends.triton.sweeps.chains")
+        explored: Explored = module.explore(self._sweeper, chains)
+        return explored
+
+    def copy(self, state: State) -> State:
+        return State(self.batch.copy(state.arrays), deepcopy(state.memory))
+
+    # ---- looking ----
+
+    def residual(self, state: State) -> tuple[float, float]:
+        if not self.layout.n_vars:
+            return 0.0, 0.0
+        residual, rounding = self.batch.residual(state.arrays)
+        return float(residual[0]), float(rounding[0])
+
+    def tangent(self, state: State) -> Tangent:
+        def sums(flat: Any) -> Any:
+            return self.batch.natural.sums(flat, empty=0.0)
+
+        def where(mask: Any, flat: Any, other: float) -> Any:
+            return torch.where(mask, flat, other)
+
+        return Tangent(
+            q=self.batch.tensor(state.arrays, torch.float64),
+            gradient=lambda q: self.batch.look(q)[1],
+            sums=sums,
+            where=where,
+            from_host=lambda x: from_numpy(x).to(self.device),
+            to_host=lambda x: x.cpu().numpy(),
+        )
+
+    def free_energy(self, state: State) -> float:
+        if not self.layout.n_vars:
+            return float(self.lowered.constant)
+        s: BatchState = state.arrays
+        if s.known is None or s.known[0] != self.batch.version:
+            s.known = self.batch.version, float(self.batch.free_energy(s)[0])
+        return s.known[1]
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        values = from_numpy(np.asarray(q, dtype=np.float64)).to(self.device)
+        return np.asarray(self.batch.look(values)[1].cpu().numpy())

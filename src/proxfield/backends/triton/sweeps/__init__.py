@@ -1,0 +1,1 @@
+"""Sweeps over single variables and chains of them, in Triton."""

@@ -1,0 +1,1 @@
+"""Terms that a GPU iterates itself, one file per kind."""

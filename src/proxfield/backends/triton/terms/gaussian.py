@@ -1,0 +1,182 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""Gaussian terms on a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from proxfield.devices.cuda import jit, tl, torch
+from proxfield.filters.triton.exact import ExactPlan
+from proxfield.filters.triton.plans import TOLERANCE, DeviceFilter, resolved
+from proxfield.filters.triton.segments import has_kernels
+from proxfield.terms.base import Layout
+from proxfield.terms.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    constexpr: TypeAlias = Any
+else:
+    constexpr = str if tl is None else tl.constexpr
+
+ROWS = 64
+"""Points of a program."""
+MOST_LABELS = 256
+"""Most labels for which a program holds whole rows."""
+
+
+@jit
+def add_potts(
+    seen, q, outward, own, out, energy, n, weight, L: constexpr, WIDTH: constexpr,
+    PAIR: constexpr, SCALED: constexpr, OWN: constexpr, ROWS: constexpr, C: constexpr,
+):  # fmt: skip
+    """out += weight · (Σ_m s_m − s_l) for s = A q, and each program's share of ⟨q, that⟩.
+
+    ``seen`` holds K (in · q), and with PAIR the second half of a sum after it.
+    """
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    label = tl.arange(0, C)
+    inside = at < n
+    real = inside[:, None] & (label < L)[None, :]
+    s = tl.load(seen + at[:, None] * WIDTH + label[None, :], mask=real, other=0.0)
+    p = tl.load(q + at[:, None] * L + label[None, :], mask=real, other=0.0)
+    if SCALED:
+        s *= tl.load(outward + at, mask=inside, other=0.0)[:, None]
+    if PAIR:
+        s += tl.load(seen + at[:, None] * WIDTH + L + label[None, :], mask=real, other=0.0)
+    if OWN:
+        s -= p * tl.load(own + at, mask=inside, other=0.0)[:, None]
+    w = tl.load(weight)
+    g = w * (tl.sum(s, 1)[:, None] - s)
+    to = out + at[:, None] * L + label[None, :]
+    tl.store(to, tl.load(to, mask=real, other=0.0) + g, mask=real)
+    share = tl.where(real, p.to(tl.float64) * g.to(tl.float64), 0.0)
+    tl.store(energy + tl.program_id(0), tl.sum(tl.sum(share, 1), 0))
+
+
+class GaussianOnDevice:
+    """A `Gaussian` term on a device: the same energy, and the same gradient on the simplices.
+
+    With Potts compatibility the constant Σ_j a_ij is taken as Σ_l of what the variable sees,
+    which it is as long as marginals sum to 1: it costs no application of its own.
+
+    Args:
+        term: The term; its filter is used if that is already on this device.
+        layout: Of the field.
+        dtype: "float32" or "float64".
+        device: A device of torch.
+        tolerance: Of the exact filter in float32.
+    """
+
+    capturable = True
+
+    def __init__(
+        self, term: Gaussian, layout: Layout, dtype: Any, device: Any, tolerance: float = TOLERANCE
+    ) -> None:
+        self.n = term.n_points
+        double = np.dtype(dtype) == np.float64
+        self.dtype = torch.float64 if double else torch.float32
+        self.device = resolved(device)
+        if self.n == 0:
+            return
+        self.labels = int(layout.cardinalities[term.first])
+        common = layout.common
+        start = int(layout.offsets[term.first]) if common is None else term.first * common
+        self.at = slice(start, start + self.n * self.labels)
+        self.filter = self._filter(term, double, tolerance)
+        self.plan = self.filter.plan
+        self.weight = torch.tensor(term.weight, dtype=self.dtype, device=self.device)
+        self.matrix: Any = None
+        """weight · μ; None for Potts.  # (labels, labels)"""
+        if term.matrix is not None:
+            self.matrix = self._put(term.matrix)
+        self._normalise(term)
+
+    def _put(self, values: Any) -> Any:
+        return torch.as_tensor(values).to(self.device, self.dtype)
+
+    def _filter(self, term: Gaussian, double: bool, tolerance: float) -> DeviceFilter:
+        held = vars(term).get("filter")
+        if isinstance(held, DeviceFilter) and held.features.device == self.device:
+            return held  # in both types: F in float64 is that of the operator iterated with
+        features = term.features
+        if features is None:  # dropped once the host's lattice was there
+            raise ValueError("a Gaussian term without features can't move to a device")
+        return DeviceFilter(features, term.filter_name, double, self.device, tolerance)
+
+    def _normalise(self, term: Gaussian) -> None:
+        """A = diag(out) K diag(in), or with ``pair`` ½ (diag(out) K + K diag(in))."""
+        self.pair = term.normalization in ("before", "after")
+        self.inward = self.outward = None
+        if term.normalization == "symmetric":
+            self.inward = self.outward = self._put(self.filter.mass.rsqrt())[:, None]
+        elif self.pair:
+            self.inward = self.outward = self._put(0.5 / self.filter.mass)[:, None]
+        self.own = None
+        """a_ii, where the message to oneself is left out.  # (n, 1)"""
+        if not term.self_message:
+            own = torch.from_numpy(self.filter.diagonal()).to(self.device)
+            if self.inward is not None:
+                own = own / self.filter.mass
+            self.own = self._put(own)[:, None]
+        # of marginals, which are at most 1: the exact filter needn't look for the largest
+        most = torch.ones(self.labels, device=self.device)
+        scaled = most if self.inward is None else most * self.inward.max().to(torch.float32)
+        self.most = torch.cat([most, scaled]) if self.pair else scaled
+
+    def operate(self, values: Any) -> Any:
+        """A @ values, with the message to oneself only if the term keeps it.  # (n, c)"""
+        seen = self._join(self.plan.apply(self._split(values)).to(values.dtype))
+        return seen if self.own is None else seen - self.own * values
+
+    def _split(self, values: Any) -> Any:
+        """What the filter is applied to."""
+        if self.inward is None:
+            return values
+        scaled = values * self.inward
+        return torch.cat([values, scaled], dim=1) if self.pair else scaled
+
+    def _join(self, seen: Any) -> Any:
+        """What it makes of it, normalised."""
+        if self.outward is None:
+            return seen
+        if not self.pair:
+            return seen * self.outward
+        half = seen.shape[1] // 2
+        return seen[:, :half] * self.outward + seen[:, half:]
+
+    def add_gradient(self, q: Any, out: Any) -> Any:
+        """Add dE/dq to ``out``; returns the energy.  # (size,), (size,) -> () float64"""
+        if self.n == 0:
+            return torch.zeros((), dtype=torch.float64, device=q.device)
+        mine = q[self.at].view(self.n, self.labels)
+        given = self._split(mine)
+        exact = isinstance(self.plan, ExactPlan)
+        seen = self.plan.apply(given, self.most) if exact else self.plan.apply(given)
+        seen = seen.to(q.dtype)
+        target = out[self.at].view(self.n, self.labels)
+        if self.matrix is None and has_kernels(q) and self.labels <= MOST_LABELS:
+            return self._add_potts(mine, seen, target)
+        seen = self._join(seen)
+        if self.own is not None:
+            seen = seen - self.own * mine
+        if self.matrix is None:
+            g = self.weight * (seen.sum(1, keepdim=True) - seen)
+        else:
+            g = seen @ self.matrix
+        target += g
+        return 0.5 * (mine.to(torch.float64) * g).sum()
+
+    def _add_potts(self, mine: Any, seen: Any, target: Any) -> Any:
+        width = max(2, 1 << (self.labels - 1).bit_length())
+        rows = max(1, min(ROWS, 2048 // width))
+        programs = -(-self.n // rows)
+        energy = torch.empty(programs, dtype=torch.float64, device=mine.device)
+        add_potts[(programs,)](
+            seen, mine, self.outward, self.own, target, energy, self.n, self.weight,
+            L=self.labels, WIDTH=seen.shape[1], PAIR=self.pair,
+            SCALED=self.outward is not None, OWN=self.own is not None, ROWS=rows, C=width,
+        )  # fmt: skip
+        return 0.5 * energy.sum()

@@ -1,0 +1,1 @@
+"""Updates of all variables at once, in Triton."""

@@ -1,0 +1,154 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Binary fields of some thousand variables: several programs share one, and all updates of all
+fields are one launch.
+
+Each program of a *team* holds some of the field's variables with their couplings. After an update
+it puts their m where the others read it, and waits for these. What the programs found (F, the
+largest change) is added up by each of them, in the same order, so that all come to the same
+decision without asking. Waiting needs all programs to run at the same time: the launch is a
+cooperative one. The interpreter runs one program after another, so there an update is two launches.
+"""
+
+from __future__ import annotations
+
+from proxfield.backends.triton.update.arithmetic import (
+    binary_update,
+    constexpr,
+    control,
+    larger,
+    parameter,
+    read_board,
+    spin,
+    write_board,
+)
+from proxfield.backends.triton.update.binary import (
+    fetch,
+    numbers_of,
+    over_step,
+    put,
+    single_loads,
+    sum_and_larger,
+)
+from proxfield.devices.cuda import jit, tl
+
+if tl is not None:
+    from proxfield.backends.triton.update.arithmetic import BOARD, BUFFERS
+
+    _BOARD: constexpr = tl.constexpr(BOARD)
+    _BUFFERS: constexpr = tl.constexpr(BUFFERS)
+
+TOGETHER, MOVE, DECIDE = 0, 1, 2
+"""Phases: updates and decisions in turn, one update, one decision."""
+
+
+@jit
+def wait_for_team(arrived, expected):
+    """Go on when programs have come here ``expected`` times in all; sees what they wrote before."""
+    tl.debug_barrier()  # all threads of this one have written
+    tl.atomic_add(arrived, 1, sem="release")
+    while tl.atomic_add(arrived, 0, sem="acquire") < expected:
+        pass
+
+
+@single_loads("state", "bias", "u", "v", "step", "spins")
+def team_run(
+    state, whose, part, members, size, offset, column, weight, bias, u, v, step, spins, stride,
+    room, board, numbers, parameters, out_f, out_change, capacity, arrived, parts, twice,
+    KIND: constexpr, HARD: constexpr, TRACE: constexpr, FLAT: constexpr,
+    SIZE: constexpr, K: constexpr, TEAM: constexpr, PHASE: constexpr,
+):  # fmt: skip
+    """Updates of all fields, until the board of each says done; see `binary.binary_run`.
+
+    Program p has SIZE variables of field ``whose[p]``, from ``part[p]``·SIZE on. Of the most
+    members a team has there is room for TEAM.
+
+    arrived: how often programs of each field have waited, 0 before.  # (fields,)
+    parts: (F, change) of each member, for even updates and odd ones.  # (fields, 2, TEAM, 2)
+    twice: difference from two updates before, of each member, out.  # (fields, TEAM)
+    """
+    program = tl.program_id(0)
+    field = tl.load(whose + program).to(tl.int64)
+    mine = tl.load(part + program)
+    count = tl.load(members + field)
+    board += field * _BOARD
+    numbers += field * _BOARD
+    out_f += field * capacity
+    out_change += field * capacity
+    parts += field * (4 * TEAM)
+    tick, done, row, limit, trial, redo, before, last = read_board(board, numbers)
+    constant = tl.load(numbers + 2) + tl.load(numbers + 3)
+    tol = tl.load(parameters + 4)
+    slack = tl.load(parameters + 6)
+    first = tl.load(offset + field).to(tl.int64)
+    n = tl.load(size + field)
+    at = mine * SIZE + tl.arange(0, SIZE)
+    inside = at < n
+    x = fetch(state + first + at, inside, False)
+    m = spin(x)
+    like = x.dtype
+    beta, g1, g2, eps = numbers_of(parameters, like)
+    edge = (field * room + mine * SIZE) * K + tl.arange(0, SIZE * K)
+    j = tl.load(column + edge)
+    w = tl.reshape(tl.load(weight + edge), (SIZE, K))
+    b = tl.load(bias + field * room + at)
+    m1 = x
+    m2 = x
+    if KIND >= 2:
+        m1 = fetch(u + first + at, inside, False)
+    if KIND >= 4:
+        m2 = fetch(v + first + at, inside, False)
+    s = parameter(parameters, 5, like)
+    if not FLAT:
+        s = tl.load(step + first + at, mask=inside, other=1.0)
+    spins += first
+    member = tl.arange(0, TEAM)
+    there = member < count
+    expected = 0
+    moving = done == 0
+    while moving:
+        if PHASE != 2:
+            # past the first cache, which doesn't know what other programs write
+            now = spins + (tick % _BUFFERS).to(tl.int64) * stride
+            theirs = tl.reshape(tl.load(now + j, cache_modifier=".cg"), (SIZE, K))
+            g = tl.sum(w * theirs, 1)
+            x, after, m1, m2, change, f = binary_update(
+                x, m, g, b, m1, m2, s, s, 0, beta, g1, g2, eps, KIND, False, HARD, TRACE, FLAT
+            )
+            m = after
+            put(spins + ((tick + 1) % _BUFFERS).to(tl.int64) * stride + at, m, inside, False)
+            change = tl.where(inside, change, 0.0)
+            here = parts + ((tick % 2) * TEAM + mine) * 2
+            if TRACE:
+                mine_f, most = tl.reduce((tl.where(inside, f, 0.0), change), 0, sum_and_larger)
+                tl.store(here, mine_f)
+            else:
+                most = tl.reduce(change, 0, larger)
+            tl.store(here + 1, over_step(most, parameters, FLAT))
+        if PHASE == 0:
+            expected += count
+            wait_for_team(arrived + field, expected)
+        if PHASE != 1:
+            found = parts + ((tick % 2) * TEAM + member) * 2
+            changes = tl.load(found + 1, mask=there, other=0.0, cache_modifier=".cg")
+            total = tl.full((), float("nan"), tl.float64)
+            if TRACE:
+                every = tl.load(found, mask=there, other=0.0, cache_modifier=".cg")
+                total = tl.sum(every, 0) + constant
+            tick, done, row, trial, redo, before, last = control(
+                total, tl.reduce(changes, 0, larger), tick, done, row, limit, trial, redo, before,
+                last, tol, slack, out_f, out_change, False,
+            )  # fmt: skip
+        moving = done == 0 if PHASE == 0 else done != done
+    if PHASE != 1:
+        if mine == count - 1:  # in the interpreter the others have read it by then
+            write_board(board, numbers, tick, done, row, trial, redo, before, last)
+        ago = spins + ((tick + 2) % _BUFFERS).to(tl.int64) * stride
+        gap = tl.abs(m - fetch(ago + at, inside, False)) / s
+        largest = tl.reduce(tl.where(inside, gap, 0.0), 0, larger)
+        tl.store(twice + field * TEAM + mine, largest.to(tl.float64))
+    if PHASE != 2:
+        put(state + first + at, x, inside, False)
+        if KIND >= 2:
+            put(u + first + at, m1, inside, False)
+        if KIND >= 4:
+            put(v + first + at, m2, inside, False)

@@ -1,0 +1,1 @@
+"""How proxfield compiles with numba, and the compiled helpers that all kernels share."""

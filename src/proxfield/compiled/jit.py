@@ -1,0 +1,245 @@
+"""One way to compile for the whole project: cached per user, serial or parallel.
+
+Compiled kernels are kept in a per-user folder, never in the install folder (which may
+be read-only). The folder's name holds a digest of all kernel sources, because numba
+itself only notices edits in the file of the function it caches.
+
+Threads don't survive a fork: a child process that runs a parallel kernel after its parent did
+would be aborted (GNU OpenMP) or wait forever. Such a child runs serial twins of the parallel
+kernels instead, compiled or loaded when they are first called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from functools import cache, cached_property, update_wrapper
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba
+from numba.core import event
+from numba.np.ufunc import parallel as threading
+
+PARALLEL_WORK = 500_000
+"""Entries plus edge ends (or the like) above which work is worth spreading over threads."""
+SOURCES = ("compiled", "filters/numba", "backends/numba")
+"""Folders of compiled functions that call compiled functions of other files."""
+FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
+"""No "nnan" and no "ninf": +inf is a legal energy."""
+
+
+def cache_root() -> Path:
+    """The folder for everything proxfield caches; PROXFIELD_CACHE_DIR overrides it."""
+    own = os.environ.get("PROXFIELD_CACHE_DIR")
+    if own:
+        return Path(own)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path("~/AppData/Local").expanduser())
+    elif sys.platform == "darwin":
+        base = str(Path("~/Library/Caches").expanduser())
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(base) / "proxfield"
+
+
+@cache
+def kernel_cache() -> Path:
+    """The folder of the kernels compiled from these very sources."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    package = Path(__file__).parents[1]
+    for folder in SOURCES:
+        for source in sorted((package / folder).glob("*.py")):
+            digest.update(source.read_bytes())
+    root = cache_root()
+    name = f"kernels-{digest.hexdigest()[:12]}"
+    try:
+        if not (root / name).exists():
+            _forget_old(root)
+        (root / name).mkdir(parents=True, exist_ok=True)
+        if not os.access(root / name, os.W_OK):
+            raise PermissionError
+        return root / name
+    except OSError:
+        spare = _private_folder() / name
+        warnings.warn(
+            f"can't write compiled kernels to {root}; using {spare} "
+            "(set PROXFIELD_CACHE_DIR to a folder that lasts)",
+            stacklevel=2,
+        )
+        spare.mkdir(parents=True, exist_ok=True)
+        return spare
+
+
+def _private_folder() -> Path:
+    """A folder for temporary files that only this user can write to.
+
+    Compiled kernels are code: a folder that somebody else made or may write to won't do.
+    """
+    uid = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"proxfield-{uid}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+        own = stat.S_ISDIR(about.st_mode) and about.st_uid == uid and not about.st_mode & 0o022
+        if own or not hasattr(os, "getuid"):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="proxfield-"))
+
+
+def _forget_old(root: Path) -> None:
+    """Remove kernels of other versions that nobody has added to for a month."""
+    for other in root.glob("kernels-*"):
+        with suppress(OSError):
+            newest = max(path.stat().st_mtime for path in [other, *other.rglob("*")])
+            if time.time() - newest > 30 * 86400:
+                shutil.rmtree(other)
+
+
+@contextmanager
+def _numba_cache_dir() -> Any:
+    """numba reads its cache folder when a function is decorated; leave the user's alone."""
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(kernel_cache())
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile for one thread: called from Python, runs many iterations."""
+    with _numba_cache_dir():
+        return numba.njit(cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
+
+
+def parallel_kernel(function: Callable[..., Any]) -> ParallelKernel:
+    """Compile for several threads: ``prange`` loops; called from Python only."""
+    return ParallelKernel(function)
+
+
+class ParallelKernel:
+    """A kernel over threads, and its serial twin for forked processes.
+
+    Attributes that aren't its own are those of numba's parallel dispatcher.
+
+    Args:
+        function: The kernel, with ``prange`` loops.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        with _numba_cache_dir():
+            self._parallel = numba.njit(
+                cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=True
+            )(function)
+
+    @cached_property
+    def serial(self) -> Any:
+        """The same function for one thread: ``prange`` is ``range``."""
+        given: Any = self._function
+        twin = FunctionType(
+            given.__code__, given.__globals__, given.__name__, given.__defaults__, given.__closure__
+        )
+        twin.__module__ = given.__module__
+        twin.__qualname__ = f"{given.__qualname__}_serial"  # numba's cache goes by this name
+        return kernel(twin)
+
+    def __call__(self, *args: Any) -> Any:
+        return (self.serial if _threads_lost else self._parallel)(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also while an instance is being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self._parallel, name)
+
+
+_threads_lost = False
+"""Is this a process forked from one whose threads were started?"""
+
+
+def _after_fork_in_child() -> None:
+    global _threads_lost
+    started = getattr(threading, "_is_initialized", True)
+    _threads_lost = _threads_lost or bool(started)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A helper that only kernels call; LLVM inlines it."""
+    return numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
+
+
+def exact(function: Callable[..., Any]) -> Any:
+    """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
+    return numba.njit(fastmath={"contract", "arcp", "nsz", "afn"}, error_model="numpy", nogil=True)(
+        function
+    )
+
+
+class _Listener(event.Listener):
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self.pending: Callable[[], None] | None = notify
+
+    def on_start(self, event: Any) -> None:
+        if self.pending is not None:
+            call, self.pending = self.pending, None
+            call()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@contextmanager
+def when_compiling(notify: Callable[[], None]) -> Any:
+    """Call ``notify`` once, when a kernel is really compiled rather than loaded."""
+    listener = _Listener(notify)
+    register: Any = event.register
+    unregister: Any = event.unregister
+    register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        unregister("numba:compile", listener)
+
+
+@contextmanager
+def thread_count(threads: int) -> Any:
+    """Run with this many threads, and put the old number back."""
+    if _threads_lost:  # there is one; asking numba for others may abort the process
+        yield
+        return
+    before = numba.get_num_threads()
+    numba.set_num_threads(max(1, min(threads, max_threads())))
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)
+
+
+@contextmanager
+def threads_for(work: int) -> Any:
+    """Run on one thread unless there are ``PARALLEL_WORK`` operations to share."""
+    few = work < PARALLEL_WORK or _threads_lost
+    with thread_count(1 if few else numba.get_num_threads()):
+        yield
+
+
+def max_threads() -> int:
+    """Maximum number of threads: 1 in a process forked from one whose threads were started."""
+    config: Any = numba.config
+    return 1 if _threads_lost else int(config.NUMBA_NUM_THREADS)

@@ -1,0 +1,1 @@
+"""Where programs run: the libraries a device needs, whether it is there, and its memory."""

@@ -1,0 +1,1 @@
+"""Filters compiled with numba."""

@@ -1,0 +1,407 @@
+"""The permutohedral lattice, compiled: filtering over its vertices.
+
+Points are handled in chunks. Each chunk numbers the vertices it touches by itself (its *rows*),
+so that threads build and splat without sharing anything, and the rows of one chunk stay in
+cache; rows of all chunks that stand for one vertex are then added up in a fixed order. The same
+input gives the same bits on any number of threads.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.compiled.simd import (
+    LANES,
+    add_scaled,
+    blend,
+    clear,
+    gather_row,
+    load_row,
+    put_scaled,
+    scatter_row,
+)
+
+CHUNK = 8192
+"""Most points of a chunk."""
+RUN = 128
+"""Most points of a run, a multiple of 16."""
+FEW_VERTICES = 200_000
+"""Vertices below which one channel is blurred on one thread."""
+CACHED = 2**24
+"""Bytes that a thread can blur in without being slowed down by memory."""
+VERTICES = 512
+"""Vertices that a task blurs."""
+MANY = 4096
+"""The same where there is one channel only."""
+
+
+class Chunks(NamedTuple):
+    """Which points are handled together: a chunk is some *runs*, a run consecutive points."""
+
+    run: Any  # first run of each chunk  # (chunks + 1,) int64
+    begin: Any  # first point of each run  # (runs,) int64
+    end: Any  # the point after its last  # (runs,) int64
+
+
+class Points(NamedTuple):
+    """Where points lie among the rows: the part of a lattice that iterations read."""
+
+    row: Any  # row of each corner, within the chunk  # (n, d + 1) int32
+    weight: Any  # weight of each corner  # (n, d + 1) float32
+    chunk: Any  # first row of each chunk  # (chunks + 1,)
+    chunks: Chunks
+
+
+def make_chunks(n: int, width: int = 0) -> Chunks:
+    """Points divided into chunks: blocks of an image, which touch fewer vertices than strips.
+
+    Args:
+        n: Points.
+        width: Points in a row of the image they are the pixels of; 0 if they aren't.
+
+    Example:
+        >>> chunks = make_chunks(20_000)
+        >>> chunks.run.tolist(), chunks.begin[:3].tolist(), int(chunks.end[-1])
+        ([0, 64, 128, 157], [0, 128, 256], 20000)
+        >>> blocks = make_chunks(300 * 100, width=300)
+        >>> blocks.run.tolist(), blocks.begin[:3].tolist(), blocks.end[:3].tolist()
+        ([0, 50, 100, 150, 200, 250, 300], [0, 300, 600], [112, 412, 712])
+    """
+    if width <= RUN or n <= CHUNK or n % width:
+        begin = np.arange(0, n, RUN)
+        run = np.append(np.arange(0, len(begin), CHUNK // RUN), len(begin))
+        return Chunks(run, begin, np.minimum(begin + RUN, n))
+    height = n // width
+    across = -(-width // RUN)
+    long = -(-width // (16 * across)) * 16  # whole vectors
+    down = -(-height // (CHUNK // long))
+    left = np.arange(0, width, long)
+    top = np.arange(down + 1) * height // down
+    blocks = [np.arange(a, b) * width + left[:, None] for a, b in pairwise(top)]
+    begin = np.concatenate([block.ravel() for block in blocks])
+    size = np.repeat(np.diff(top), len(left))  # runs of each chunk
+    end = begin + np.minimum(long, width - begin % width)
+    return Chunks(np.append(0, np.cumsum(size)), begin, end)
+
+
+# ---- filtering ----
+
+
+@parallel_kernel
+def splat(points: Any, factor: Any, values: Any, stride: int, rows: Any) -> None:
+    """Spread values, times each point's factor, over rows. values: flat, ``stride`` a point."""
+    corners = points.row.shape[1]
+    corner, weight, chunk = points.row.reshape(-1), points.weight.reshape(-1), points.chunk
+    run, first, end = points.chunks
+    width = rows.shape[1]
+    flat = rows.reshape(-1)
+    for c in numba.prange(len(chunk) - 1):
+        begin = chunk[c]
+        for r in range(begin * width, chunk[c + 1] * width, LANES):
+            clear(flat, r)
+        mine = np.zeros(width, dtype=rows.dtype)
+        for r in range(run[c], run[c + 1]):
+            for i in range(first[r], end[r]):
+                load_row(mine, 0, values, i * stride, stride)
+                scatter_row(
+                    flat, mine, 0, width, corner, weight, i * corners, corners, begin, factor[i]
+                )
+
+
+@parallel_kernel
+def slice_all(points: Any, rows: Any, out: Any) -> None:
+    """out[i] = what each point sees.  # (n, width)"""
+    corners = points.row.shape[1]
+    width = rows.shape[1]
+    corner, weight, chunk = points.row.reshape(-1), points.weight.reshape(-1), points.chunk
+    run, first, end = points.chunks
+    flat, seen = rows.reshape(-1), out.reshape(-1)
+    for c in numba.prange(len(chunk) - 1):
+        begin = chunk[c]
+        for r in range(run[c], run[c + 1]):
+            for i in range(first[r], end[r]):
+                for l in range(width):
+                    out[i, l] = 0.0
+                gather_row(
+                    seen, i * width, flat, width, corner, weight, i * corners, corners, begin, 1.0
+                )
+
+
+@parallel_kernel
+def collect(start: Any, member: Any, rows: Any, planes: Any) -> None:
+    """Add up the rows of each vertex, in order; eight channels to a plane.
+
+    planes: (width / 8, vertices + 1, 8)
+    """
+    n = len(start) - 1
+    groups = len(planes)
+    width = rows.shape[1]
+    source = rows.reshape(-1)
+    target = planes.reshape(-1)
+    plane = planes.shape[1] * LANES
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            own = v * LANES
+            if start[v] == start[v + 1]:
+                for g in range(groups):
+                    clear(target, own + g * plane)
+                continue
+            at = member[start[v]] * width
+            for g in range(groups):
+                put_scaled(target, own + g * plane, source, at + g * LANES, 1.0)
+            for r in range(start[v] + 1, start[v + 1]):
+                at = member[r] * width
+                for g in range(groups):
+                    add_scaled(target, own + g * plane, source, at + g * LANES, 1.0)
+
+
+@parallel_kernel
+def blur_planes(next_to: Any, order: Any, side: Any, planes: Any, there: Any) -> None:
+    """Blur planes along the axes of ``order`` (an even number of them), one after another.
+
+    A vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbours. The loops are in
+    here, and a step is one loop over all planes, because starting threads costs as much as
+    blurring a thousand vertices.
+
+    next_to: (axes, vertices, 2); planes, there: (groups, vertices + 1 or more, 8)
+    """
+    n = next_to.shape[1]
+    middle = 1.0 - 2.0 * side
+    tasks = (n + VERTICES - 1) // VERTICES
+    stride = planes.shape[1] * LANES
+    main, spare = planes.reshape(-1), there.reshape(-1)
+    for k in range(len(order)):
+        near = next_to[order[k]]
+        a = main if k % 2 == 0 else spare
+        b = spare if k % 2 == 0 else main
+        for task in numba.prange(tasks * len(planes)):
+            base = (task // tasks) * stride
+            first = (task % tasks) * VERTICES
+            for v in range(first, min(n, first + VERTICES)):
+                at = base + v * LANES
+                left, right = base + near[v, 0] * LANES, base + near[v, 1] * LANES
+                blend(b, at, a, at, left, right, middle, side)
+
+
+@parallel_kernel
+def distribute(vertex: Any, planes: Any, weight: Any, rows: Any) -> None:
+    """Give each row its vertex's values times a weight."""
+    n = len(vertex)
+    groups = len(planes)
+    width = rows.shape[1]
+    source = planes.reshape(-1)
+    target = rows.reshape(-1)
+    plane = planes.shape[1] * LANES
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for r in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            at = vertex[r] * LANES
+            for g in range(groups):
+                put_scaled(target, r * width + g * LANES, source, at + g * plane, weight)
+
+
+@parallel_kernel
+def blur_apart(
+    start: Any, member: Any, vertex: Any, next_to: Any, order: Any, side: Any, weight: Any,
+    rows: Any, spare: Any,
+) -> None:  # fmt: skip
+    """`collect`, `blur_planes` and `distribute` for several lattices at once.
+
+    A thread takes eight channels of one lattice all the way, so that none waits for another: for
+    lattices that fit into caches, and at least as many such tasks as threads.
+
+    spare: (threads, 2, most vertices + 1, 8)
+    """
+    lattices, threads = len(rows), len(spare)
+    tasks = lattices * (rows[0].shape[1] // LANES)
+    for thread in numba.prange(threads):
+        here, there = spare[thread, 0].reshape(-1), spare[thread, 1].reshape(-1)
+        for task in range(thread * tasks // threads, (thread + 1) * tasks // threads):
+            t = task % lattices
+            blur_group(
+                start[t], member[t], vertex[t], next_to[t], order[t], side, weight[t],
+                rows[t].reshape(-1), rows[t].shape[1], task // lattices * LANES, here, there,
+            )  # fmt: skip
+
+
+@inlined
+def blur_group(
+    start: Any, member: Any, vertex: Any, next_to: Any, order: Any, side: Any, weight: Any,
+    rows: Any, width: int, channel: int, here: Any, there: Any,
+) -> None:  # fmt: skip
+    """Eight channels of one lattice, from ``channel`` on."""
+    n = next_to.shape[1]
+    middle = 1.0 - 2.0 * side
+    clear(here, n * LANES)  # what a missing neighbour holds
+    clear(there, n * LANES)
+    for v in range(n):
+        clear(here, v * LANES)
+        for r in range(start[v], start[v + 1]):
+            add_scaled(here, v * LANES, rows, member[r] * width + channel, 1.0)
+    for k in range(len(order)):
+        near = next_to[order[k]]
+        a = here if k % 2 == 0 else there
+        b = there if k % 2 == 0 else here
+        for v in range(n):
+            at, left, right = v * LANES, near[v, 0] * LANES, near[v, 1] * LANES
+            blend(b, at, a, at, left, right, middle, side)
+    for r in range(len(vertex)):
+        put_scaled(rows, r * width + channel, here, vertex[r] * LANES, weight)
+
+
+@parallel_kernel
+def mix_labels(rows: Any, table: Any) -> None:
+    """Multiply each row with a matrix over the labels."""
+    n = len(rows)
+    labels = len(table)
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        mine = np.empty(labels, dtype=rows.dtype)
+        for r in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            for l in range(labels):
+                mine[l] = rows[r, l]
+                rows[r, l] = 0.0
+            for m in range(labels):
+                for l in range(labels):
+                    rows[r, l] += mine[m] * table[m, l]
+
+
+@parallel_kernel
+def self_weights(points: Any, vertex: Any, next_to: Any, side: float, out: Any) -> None:
+    """K_ii of each point: the squared norm of its own splat, blurred by half (K = S C Cᵀ Sᵀ)."""
+    row, weight, chunk = points.row, points.weight, points.chunk
+    run, first, end = points.chunks
+    axes, vertices, _ = next_to.shape
+    for c in numba.prange(len(chunk) - 1):
+        here, there = np.zeros(vertices + 1), np.zeros(vertices + 1)
+        live, after = np.empty(vertices + 1, np.int32), np.empty(vertices + 1, np.int32)
+        for r in range(run[c], run[c + 1]):
+            for i in range(first[r], end[r]):
+                count = 0
+                for k in range(axes):
+                    if weight[i, k] > 0:
+                        v = vertex[chunk[c] + row[i, k]]
+                        here[v] = weight[i, k]
+                        live[count] = v
+                        count += 1
+                for axis in range(axes - 1, -1, -1):
+                    fresh = 0
+                    for k in range(count):
+                        v = live[k]
+                        for near in range(3):
+                            w = v if near == 2 else next_to[axis, v, near]
+                            if w < vertices:
+                                if there[w] == 0.0:
+                                    after[fresh] = w
+                                    fresh += 1
+                                there[w] += here[v] * (1.0 - 2.0 * side if near == 2 else side)
+                        here[v] = 0.0
+                    here, there = there, here
+                    live, after = after, live
+                    count = fresh
+                total = 0.0
+                for k in range(count):
+                    total += here[live[k]] ** 2
+                    here[live[k]] = 0.0
+                out[i] = total
+
+
+# ---- one channel: total weights ----
+
+
+@parallel_kernel
+def splat_one(points: Any, values: Any, rows: Any) -> None:
+    """`splat` for one number a point.  # rows: (n_rows,)"""
+    row, weight, chunk = points.row, points.weight, points.chunk
+    run, first, end = points.chunks
+    corners = row.shape[1]
+    for c in numba.prange(len(chunk) - 1):
+        mine = rows[chunk[c] : chunk[c + 1]]
+        mine[:] = 0.0
+        for r in range(run[c], run[c + 1]):
+            for i in range(first[r], end[r]):
+                for k in range(corners):
+                    mine[row[i, k]] += weight[i, k] * values[i]
+
+
+@parallel_kernel
+def collect_one(start: Any, member: Any, rows: Any, vertices: Any) -> None:
+    """`collect` for one channel."""
+    n = len(start) - 1
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        last = min(n, (task + 1) * VERTICES)
+        collect_some(start, member, rows, vertices, task * VERTICES, last)
+
+
+@inlined
+def collect_some(start: Any, member: Any, rows: Any, vertices: Any, first: int, end: int) -> None:
+    """Add up the rows of some vertices."""
+    for v in range(first, end):
+        total = 0.0
+        for r in range(start[v], start[v + 1]):
+            total += np.float64(rows[member[r]])
+        vertices[v] = total
+
+
+@parallel_kernel
+def blur_one(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None:
+    """`blur_planes` for one channel; the result is in ``here``."""
+    n = next_to.shape[1]
+    for k in range(len(order)):
+        near = next_to[order[k]]
+        a = here if k % 2 == 0 else there
+        b = there if k % 2 == 0 else here
+        for task in numba.prange((n + MANY - 1) // MANY):
+            blur_some(near, side, a, b, task * MANY, min(n, (task + 1) * MANY))
+
+
+@kernel
+def blur_few(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None:
+    """The same on one thread: waking others for so little would cost more."""
+    for k in range(len(order)):
+        a = here if k % 2 == 0 else there
+        b = there if k % 2 == 0 else here
+        blur_some(next_to[order[k]], side, a, b, 0, next_to.shape[1])
+
+
+@parallel_kernel
+def blur_apart_one(
+    start: Any, member: Any, vertex: Any, next_to: Any, order: Any, side: Any, weight: Any,
+    rows: Any, spare: Any,
+) -> None:  # fmt: skip
+    """`blur_apart` for one channel, one thread a lattice.  # spare: (lattices, 2, vertices + 1)"""
+    for t in numba.prange(len(rows)):
+        mine, here, named = rows[t], spare[t, 0], vertex[t]
+        n = next_to[t].shape[1]
+        spare[t, :, n] = 0.0  # what a missing neighbour holds
+        collect_some(start[t], member[t], mine, here, 0, n)
+        blur_few(next_to[t], order[t], side, here, spare[t, 1])
+        for r in range(len(named)):
+            mine[r] = here[named[r]] * weight[t]
+
+
+@inlined
+def blur_some(near: Any, side: Any, a: Any, b: Any, first: int, end: int) -> None:
+    """One axis for some vertices."""
+    middle = 1.0 - 2.0 * side
+    for v in range(first, end):
+        b[v] = middle * a[v] + side * (a[near[v, 0]] + a[near[v, 1]])
+
+
+@parallel_kernel
+def slice_one(points: Any, vertex: Any, vertices: Any, out: Any) -> None:
+    """What each point sees, straight from the vertices, for one channel.  # (n,)"""
+    row, weight, chunk = points.row, points.weight, points.chunk
+    run, first, end = points.chunks
+    corners = row.shape[1]
+    for c in numba.prange(len(chunk) - 1):
+        mine = vertex[chunk[c] : chunk[c + 1]]
+        for r in range(run[c], run[c + 1]):
+            for i in range(first[r], end[r]):
+                total = 0.0
+                for k in range(corners):
+                    total += weight[i, k] * np.float64(vertices[mine[row[i, k]]])
+                out[i] = total

@@ -1,0 +1,408 @@
+"""The permutohedral lattice, compiled: where points lie, and which vertices there are.
+
+A vertex is known by one 64-bit key: Σ_j coordinate_j · code_j, wrapping around, with fixed random
+codes. It is linear, so a step along an axis adds a constant. Two vertices have the same key with
+probability 2⁻⁶⁴: under one in 10⁵ for any pair among ten million vertices. Keys are kept in the
+order of their numbers; a hash table holds numbers alone, which takes half the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.filters.numba.lattice import VERTICES
+
+BATCH = 64
+"""Points that are put onto the lattice together."""
+MIX = -7046029254386353131
+"""An odd number with well-mixed bits (2⁶⁴ over the golden ratio)."""
+FREE = -1
+"""What a free slot of a table holds."""
+SLOTS = 4096
+"""Slots that a table starts with: they stay in the fastest cache."""
+SHARES = 16
+"""Into so many parts keys are divided, so that threads can count them apart."""
+
+
+@inlined
+def locate(
+    features: Any, factor: Any, code: Any, scale: float, elevated: Any, rest: Any, rank: Any,
+    key: Any, weight: Any,
+) -> None:  # fmt: skip
+    """The simplices that a few points lie in (Adams, Baek, Davis 2010).
+
+    Loops over the points are innermost, so that they become vector instructions. Positions are
+    float64; what is left of them after rounding, at most 1 in size, is float32.
+
+    Args:
+        features: (m, d), with m ≤ `BATCH`.
+        factor: Scales of the features.  # (d,)
+        code: What a coordinate counts in a key; the last one counts nothing.  # (d + 1,)
+        scale: Multiplies the weights.
+        elevated: Scratch.  # (d + 2, BATCH) float64
+        rest: Scratch.  # (d + 1, BATCH) float32
+        rank: Scratch.  # (d + 2, BATCH) int32
+        key: Keys of the d + 1 corners, out.  # (d + 1, BATCH)
+        weight: Their barycentric weights, out.  # (d + 2, BATCH) float32
+    """
+    m, d = features.shape
+    inverse = 1.0 / (d + 1)
+    total, excess = elevated[d + 1], rank[d + 1]
+    none, one, sides = np.int32(0), np.int32(1), np.int32(d + 1)
+    zero = np.float32(0.0)
+    for i in range(m):
+        total[i] = 0.0
+        excess[i] = none
+    for k in range(d, 0, -1):
+        for i in range(m):
+            x = np.float64(features[i, k - 1]) * factor[k - 1]
+            elevated[k, i] = (total[i] - k * x) * inverse
+            total[i] += x
+    for i in range(m):
+        elevated[0, i] = total[i] * inverse
+        key[0, i] = 0
+    for k in range(d + 1):
+        for i in range(m):
+            nearest = np.floor(elevated[k, i] + 0.5)
+            rest[k, i] = elevated[k, i] - nearest  # in units of d + 1
+            whole = np.int64(nearest)
+            excess[i] += np.int32(whole)
+            key[0, i] += whole * code[k]
+            rank[k, i] = none
+    for a in range(d):
+        for b in range(a + 1, d + 1):
+            for i in range(m):
+                less = one if rest[a, i] < rest[b, i] else none
+                rank[a, i] += less
+                rank[b, i] += one - less
+    for k in range(d + 1):  # the rounded point may lie off the plane: step back onto it
+        for i in range(m):
+            r = rank[k, i] + excess[i]
+            turn = (one if r < none else none) - (one if r >= sides else none)
+            rank[k, i] = r + turn * sides
+            rest[k, i] -= np.float32(turn)
+            key[0, i] += np.int64(turn) * code[k]
+    every = np.int64(0)
+    for k in range(d):
+        every += code[k]
+    for i in range(m):
+        key[0, i] *= d + 1
+    for c in range(1, d + 1):  # the next corner: all coordinates + 1, that of one rank − (d + 1)
+        for i in range(m):
+            key[c, i] = key[c - 1, i] + every
+        for k in range(d):
+            step = (d + 1) * code[k]
+            for i in range(m):
+                key[c, i] -= step if rank[k, i] == d + 1 - c else 0
+    for c in range(d + 2):
+        low, high = np.int32(d - c), np.int32(d + 1 - c)
+        for i in range(m):
+            weight[c, i] = zero
+        for k in range(d + 1):
+            for i in range(m):
+                x = rest[k, i]
+                weight[c, i] += (x if rank[k, i] == low else zero) - (
+                    x if rank[k, i] == high else zero
+                )
+    for i in range(m):
+        weight[0, i] = (weight[0, i] + np.float32(1.0)) + weight[d + 1, i]
+    for c in range(d + 1):
+        for i in range(m):
+            weight[c, i] = max(weight[c, i], zero) * np.float32(scale)
+
+
+@inlined
+def find(key: int, table: Any, keys: Any) -> int:
+    """The slot with a key's number, or the free slot where that belongs."""
+    mask = len(table) - 1
+    h = key * MIX
+    slot = (h >> 32) & mask
+    while table[slot] != FREE and keys[table[slot]] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@inlined
+def with_room(table: Any, keys: Any, count: int, more: int) -> Any:
+    """The table of the first ``count`` keys, or a larger one if ``more`` would crowd it."""
+    size = len(table)
+    while 2 * size < 3 * (count + more):
+        size *= 4
+    if size == len(table):
+        return table
+    out = np.full(size, FREE, dtype=np.int32)
+    for v in range(count):
+        out[find(keys[v], out, keys)] = v
+    return out
+
+
+@inlined
+def place_chunk(
+    features: Any, factor: Any, code: Any, scale: float, begin: Any, end: Any, keys: Any, row: Any,
+    weight: Any,
+) -> int:  # fmt: skip
+    """Rows and weights of the points of some runs; the keys of the rows; returns how many."""
+    d = features.shape[1]
+    table = np.full(SLOTS, FREE, dtype=np.int32)
+    elevated = np.empty((d + 2, BATCH))
+    rest = np.empty((d + 1, BATCH), dtype=np.float32)
+    bary = np.empty((d + 2, BATCH), dtype=np.float32)
+    rank = np.empty((d + 2, BATCH), dtype=np.int32)
+    corner = np.empty((d + 1, BATCH), dtype=np.int64)
+    count = 0
+    for r in range(len(begin)):
+        for first in range(begin[r], end[r], BATCH):
+            m = min(BATCH, end[r] - first)
+            some = features[first : first + m]
+            locate(some, factor, code, scale, elevated, rest, rank, corner, bary)
+            table = with_room(table, keys, count, m * (d + 1))
+            for i in range(m):
+                for k in range(d + 1):
+                    key = corner[k, i]
+                    slot = find(key, table, keys)
+                    number = table[slot]
+                    if number == FREE:
+                        number = count
+                        table[slot] = count
+                        keys[count] = key
+                        count += 1
+                    row[first + i, k] = number
+                    weight[first + i, k] = bary[k, i]
+    return count
+
+
+@parallel_kernel
+def place(
+    features: Any, factor: Any, code: Any, scale: float, chunks: Any, first: int, keys: Any,
+    count: Any, row: Any, weight: Any,
+) -> None:  # fmt: skip
+    """Some chunks, over threads; ``keys`` and ``count`` have one entry for each."""
+    run, begin, end = chunks
+    for c in numba.prange(len(count)):
+        a, b = run[first + c], run[first + c + 1]
+        count[c] = place_chunk(
+            features, factor, code, scale, begin[a:b], end[a:b], keys[c], row, weight
+        )
+
+
+@kernel
+def regroup(vertex: Any, points: Any, chunks: Any, total: int, row: Any) -> Any:
+    """Number the rows of a lattice anew, for other chunks.
+
+    Args:
+        vertex: Of each row.
+        points: As they are.
+        chunks: As they shall be.
+        total: Vertices.
+        row: As `Points.row`, out.
+
+    Returns:
+        Vertex of each new row, and the first row of each chunk.
+    """
+    corners = row.shape[1]
+    whose = np.empty(row.shape, dtype=np.uint32)
+    run, begin, end = points.chunks
+    for c in range(len(run) - 1):
+        for r in range(run[c], run[c + 1]):
+            for i in range(begin[r], end[r]):
+                for k in range(corners):
+                    whose[i, k] = vertex[points.chunk[c] + points.row[i, k]]
+    run, begin, end = chunks
+    seen = np.full(total, -1, dtype=np.int64)  # in which chunk …
+    number = np.zeros(total, dtype=np.int32)  # … with which number
+    out = np.empty(row.size, dtype=np.uint32)
+    chunk = np.zeros(len(run), dtype=np.int64)
+    for c in range(len(run) - 1):
+        count = 0
+        for r in range(run[c], run[c + 1]):
+            for i in range(begin[r], end[r]):
+                for k in range(corners):
+                    v = whose[i, k]
+                    if seen[v] != c:
+                        seen[v] = c
+                        number[v] = count
+                        out[chunk[c] + count] = v
+                        count += 1
+                    row[i, k] = number[v]
+        chunk[c + 1] = chunk[c] + count
+    return out[: chunk[-1]].copy(), chunk
+
+
+@kernel
+def merge(table: Any, keys: Any, count: int, more: Any, vertex: Any) -> Any:
+    """Give a chunk's rows their vertices, new ones at the end; returns (table, keys, count)."""
+    if count + len(more) > len(keys):
+        longer = np.empty(2 * (count + len(more)), dtype=np.int64)
+        longer[:count] = keys[:count]
+        keys = longer
+    table = with_room(table, keys, count, len(more))
+    for i in range(len(more)):
+        slot = find(more[i], table, keys)
+        if table[slot] == FREE:
+            table[slot] = count
+            keys[count] = more[i]
+            count += 1
+        vertex[i] = table[slot]
+    return table, keys, count
+
+
+@parallel_kernel
+def meet(table: Any, own: Any, stride: Any, near: Any) -> None:
+    """Neighbours of touched vertices among themselves.  # near: (axes, vertices, 2), −1 before"""
+    for task in numba.prange((len(own) + VERTICES - 1) // VERTICES):
+        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                other = table[find(own[i] + stride[axis], table, own)]
+                if other != FREE:
+                    near[axis, i, 1] = other
+                    near[axis, other, 0] = i
+
+
+@inlined
+def share_of(key: int) -> int:
+    """Which of `SHARES` a key belongs to; other bits than those `find` looks at."""
+    h = key * MIX
+    return (h >> 60) & (SHARES - 1)
+
+
+@parallel_kernel
+def gaps(own: Any, stride: Any, near: Any) -> Any:
+    """Keys of missing neighbours of touched vertices, as often as they are missed.
+
+    Returns them by share (and within one in the order of the vertices, whatever the number of
+    threads), and where each share starts.
+    """
+    count = len(own)
+    tasks = (count + VERTICES - 1) // VERTICES
+    place = np.zeros((tasks, SHARES), dtype=np.int64)
+    for task in numba.prange(tasks):
+        for i in range(task * VERTICES, min(count, (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                for side in range(2):
+                    if near[axis, i, side] < 0:
+                        place[task, share_of(own[i] + (2 * side - 1) * stride[axis])] += 1
+    start = np.zeros(SHARES + 1, dtype=np.int64)
+    total = 0
+    for share in range(SHARES):
+        for task in range(tasks):
+            here = place[task, share]
+            place[task, share] = total
+            total += here
+        start[share + 1] = total
+    missed = np.empty(total, dtype=np.int64)
+    for task in numba.prange(tasks):
+        for i in range(task * VERTICES, min(count, (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                for side in range(2):
+                    if near[axis, i, side] < 0:
+                        key = own[i] + (2 * side - 1) * stride[axis]
+                        share = share_of(key)
+                        missed[place[task, share]] = key
+                        place[task, share] += 1
+    return missed, start
+
+
+@inlined
+def room_for(count: int) -> Any:
+    """An empty table for that many keys."""
+    size = 16
+    while 2 * size < 3 * count:
+        size *= 2
+    return np.full(size, FREE, dtype=np.int32)
+
+
+@inlined
+def often(missed: Any, least: int) -> int:
+    """Move the keys that occur ``least`` times to the front, each once; returns how many."""
+    table = room_for(len(missed))
+    keys = np.empty(len(missed), dtype=np.int64)
+    seen = np.zeros(len(missed), dtype=np.int32)
+    used, found = 0, 0
+    for m in range(len(missed)):
+        key = missed[m]
+        slot = find(key, table, keys)
+        if table[slot] == FREE:
+            table[slot] = used
+            keys[used] = key
+            used += 1
+        seen[table[slot]] += 1
+        if seen[table[slot]] == least:
+            missed[found] = key  # never ahead of what is still to be read
+            found += 1
+    return found
+
+
+@parallel_kernel
+def bridges(missed: Any, start: Any, least: int) -> Any:
+    """Vertices that no point touches but that have at least ``least`` touched neighbours.
+
+    Mass that is blurred into a vertex that isn't there is lost; these pass it on. Takes `gaps`
+    (and changes them); returns keys in order. Their numbers go on after the touched ones.
+    """
+    first = np.zeros(SHARES + 1, dtype=np.int64)
+    for share in numba.prange(SHARES):
+        first[share + 1] = often(missed[start[share] : start[share + 1]], least)
+    for share in range(SHARES):
+        first[share + 1] += first[share]
+    added = np.empty(first[SHARES], dtype=np.int64)
+    for share in range(SHARES):
+        many = first[share + 1] - first[share]
+        added[first[share] : first[share + 1]] = missed[start[share] : start[share] + many]
+    return added
+
+
+@kernel
+def table_of(keys: Any) -> Any:
+    """The table of some keys."""
+    table = room_for(len(keys))
+    for k in range(len(keys)):
+        table[find(keys[k], table, keys)] = k
+    return table
+
+
+@parallel_kernel
+def join(table: Any, own: Any, more: Any, added: Any, stride: Any, near: Any) -> None:
+    """Neighbours of added vertices, which are numbered after the touched ones.
+
+    Args:
+        table: Of the touched vertices.
+        own: Their keys.
+        more: Table of the added vertices.
+        added: Their keys.
+        stride: What a step along an axis adds to a key.
+        near: −1 before where nobody is known.  # (axes, all vertices, 2)
+    """
+    count = len(own)
+    for task in numba.prange((len(added) + VERTICES - 1) // VERTICES):
+        for k in range(task * VERTICES, min(len(added), (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                for side in range(2):
+                    key = added[k] + (2 * side - 1) * stride[axis]
+                    j = table[find(key, table, own)]
+                    if j == FREE:
+                        j = more[find(key, more, added)]
+                        if j == FREE:
+                            continue
+                        j += count
+                    near[axis, count + k, side] = j
+                    near[axis, j, 1 - side] = count + k
+
+
+@kernel
+def rows_by_vertex(vertex: Any, total: int) -> Any:
+    """Rows in the order of their vertices: (first of each vertex, rows); a counting sort."""
+    start = np.zeros(total + 1, dtype=np.int64)
+    for v in vertex:
+        start[v + 1] += 1
+    for v in range(total):
+        start[v + 1] += start[v]
+    member = np.empty(len(vertex), dtype=np.uint32)
+    free = start[:-1].copy()
+    for r in range(len(vertex)):
+        member[free[vertex[r]]] = r
+        free[vertex[r]] += 1
+    return start, member

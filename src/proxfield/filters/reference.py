@@ -1,0 +1,117 @@
+"""The permutohedral lattice in plain numpy and scipy: slow, readable, the oracle of the kernels.
+
+K = S C Cᵀ Sᵀ: S holds the barycentric weights of each point at the corners of its simplex, and
+C = B_d … B_0 the blurs along the d + 1 axes of the lattice, over the vertices that points touch
+and those between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.filters.lattice import BRIDGE, SIDE, axis_scales, peak
+from proxfield.filters.plan import check_features
+
+Vertex = tuple[int, ...]
+
+
+def lattice_matrix(features: ArrayLike) -> NDArray[np.float64]:
+    """K as a dense array: what `LatticeFilter` multiplies with.  # (n, n)
+
+    Example:
+        >>> k = lattice_matrix([[0.0], [0.1], [50.0]])
+        >>> bool(k[0, 1] > 0.9), float(k[0, 2])
+        (True, 0.0)
+    """
+    half = lattice_factor(features)
+    return np.asarray((half @ half.T).toarray())
+
+
+def lattice_factor(features: ArrayLike) -> Any:
+    """S C, a sparse matrix with K = (S C)(S C)ᵀ.  # (n, n_vertices)"""
+    from scipy import sparse
+
+    points = check_features(features).astype(np.float64)
+    n, d = points.shape
+    corners, weights = simplices(points)
+    touched, where = np.unique(corners.reshape(-1, d + 1), axis=0, return_inverse=True)
+    number = {tuple(key): i for i, key in enumerate(touched.tolist())}
+    for vertex in bridges(list(number)):
+        number[vertex] = len(number)
+    scaled = (weights * np.float32(np.sqrt(peak(d)))).astype(np.float64)
+    point = np.repeat(np.arange(n), d + 1)
+    shape = (n, len(number))
+    half = sparse.csr_matrix((scaled.ravel(), (point, where.ravel())), shape=shape)
+    for axis in range(d, -1, -1):
+        half = half @ axis_blur(number, axis)
+    return half
+
+
+def simplices(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The corners of each point's simplex, and barycentric weights (Adams, Baek, Davis 2010).
+
+    Vertices have d + 1 whole coordinates that sum to 0 and are equal modulo d + 1.
+    # (n, d) -> (n, corners, coordinates), (n, corners)
+    """
+    n, d = points.shape
+    x = points * axis_scales(d)
+    total = np.zeros(n)
+    place = np.empty((n, d + 1))
+    for k in range(d, 0, -1):  # onto the plane on which coordinates sum to 0
+        place[:, k] = (total - k * x[:, k - 1]) / (d + 1)
+        total += x[:, k - 1]
+    place[:, 0] = total / (d + 1)
+    nearest = np.floor(place + 0.5)
+    left = (place - nearest).astype(np.float32)  # from here on as exact as the weights
+    order = np.argsort(-left, axis=1, kind="stable")
+    rank = np.empty((n, d + 1), dtype=np.int64)  # 0: the coordinate with most left
+    np.put_along_axis(rank, order, np.broadcast_to(np.arange(d + 1), (n, d + 1)), axis=1)
+    rank += nearest.sum(axis=1).astype(np.int64)[:, None]  # off the plane: step back onto it
+    turn = (rank < 0).astype(np.int64) - (rank > d)
+    rank += turn * (d + 1)
+    nearest += turn
+    left -= turn.astype(np.float32)
+    corner = np.arange(d + 1)[None, :, None]
+    steps = np.where(rank[:, None, :] <= d - corner, corner, corner - (d + 1))
+    corners = (d + 1) * nearest.astype(np.int64)[:, None, :] + steps
+    weights = np.empty((n, d + 1), dtype=np.float32)
+    down = np.take_along_axis(left, np.argsort(rank, axis=1), axis=1)  # by rank, falling
+    weights[:, 0] = (down[:, d] + 1) - down[:, 0]
+    for c in range(1, d + 1):
+        weights[:, c] = down[:, d - c] - down[:, d + 1 - c]
+    return corners, np.maximum(weights, 0)
+
+
+def step(vertex: Vertex, axis: int, side: int) -> Vertex:
+    """The next vertex along an axis, forwards (side 1) or back (−1)."""
+    moved = [x + side for x in vertex]
+    moved[axis] -= side * len(vertex)
+    return tuple(moved)
+
+
+def bridges(touched: list[Vertex]) -> list[Vertex]:
+    """Vertices that no point touches, but that are a neighbour of touched ones often enough."""
+    known = set(touched)
+    near = Counter(
+        other
+        for vertex in touched
+        for axis in range(len(vertex))
+        for side in (-1, 1)
+        if (other := step(vertex, axis, side)) not in known
+    )
+    return [vertex for vertex, count in near.items() if count >= BRIDGE]
+
+
+def axis_blur(number: dict[Vertex, int], axis: int) -> Any:
+    """B: a vertex keeps 1 − 2·`SIDE` and gives `SIDE` to each neighbour that is there."""
+    from scipy import sparse
+
+    m = len(number)
+    pairs = [(i, number.get(step(vertex, axis, 1), -1)) for vertex, i in number.items()]
+    at = np.array([p for p in pairs if p[1] >= 0], dtype=np.int64).reshape(-1, 2)
+    there = sparse.csr_matrix((np.full(len(at), SIDE), (at[:, 0], at[:, 1])), shape=(m, m))
+    return (1 - 2 * SIDE) * sparse.identity(m, format="csr") + there + there.T

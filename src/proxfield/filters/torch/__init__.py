@@ -1,0 +1,1 @@
+"""Filters in plain torch, with gradients."""

@@ -1,0 +1,1 @@
+"""Filters on a GPU, in Triton."""

@@ -1,0 +1,275 @@
+"""The exact Gaussian filter on a GPU: every pair whose weight counts, recomputed in tiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.devices.cuda import interpreted, need, torch
+from proxfield.errors import InputError
+from proxfield.filters.triton import encode, order
+from proxfield.filters.triton.kernels import add_up, exp2_assembly, filter_tiles, pack
+
+BIAS = 12
+"""Weights are held times 2^12, so that the smallest that count are normal float16 numbers."""
+PEAK = 14
+"""Values are held with their largest below 2^14, for the same reason."""
+POLYNOMIALS = 1
+"""Of eight exponentials, those computed off the units for them."""
+CHANNELS = 64
+"""Most channels in one pass."""
+ITEMS = 1 << 14
+"""About how many partial sums are held at a time."""
+
+
+def reference_filter(features: Any, values: Any, rows: Any = None, block: int = 1024) -> Any:
+    """Σ_j exp(−½‖f_i − f_j‖²) v_j in float64, some rows at a time: the plain way, on any device.
+
+    Args:
+        features: A tensor, in units of standard deviations.  # (n, d)
+        values: # (n, c)
+        rows: Numbers of the rows wanted; all by default.  # (m,)
+        block: Rows at a time.
+
+    Returns:
+        The sums.  # (m, c) float64
+    """
+    need("torch")
+    f, v = features.to(torch.float64), values.to(torch.float64)
+    mine = f if rows is None else f[rows]
+    out = v.new_empty((len(mine), v.shape[1]))
+    for first in range(0, len(mine), block):
+        square = torch.zeros((), dtype=torch.float64, device=f.device)
+        for k in range(f.shape[1]):  # differences: norms and products would cancel
+            gap = mine[first : first + block, k, None] - f[None, :, k]
+            square = square + gap * gap
+        out[first : first + block] = torch.exp(-0.5 * square) @ v
+    return out
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the work is cut; the defaults are the fastest on an H200."""
+
+    row: int = 128
+    """Points in a row tile, for which one program sums."""
+    column: int = 64
+    """Points it looks at together: a round."""
+    block: int = 8
+    """Points that are kept or skipped together."""
+    box: int = 16
+    """Points in one of the boxes of a row tile, by which it knows who is near."""
+    rounds: int = 256
+    """Most rounds in one sum. Tensor cores round sums down, so longer ones are less exact."""
+
+
+class Items:
+    """Lists cut into pieces of about the same length, one for each program; on the host.
+
+    Args:
+        counts: Lengths of the lists, multiples of ``step``.  # (rows,)
+        step: Entries in a round.
+        rounds: Most rounds in a piece.
+    """
+
+    def __init__(self, counts: NDArray[np.int64], step: int, rounds: int) -> None:
+        turns = counts // step
+        pieces = np.maximum(1, -(-turns // rounds))
+        self.first = np.append(0, np.cumsum(pieces))
+        """First item of each row.  # (rows + 1,)"""
+        self.row = np.repeat(np.arange(len(counts)), pieces)
+        inside = np.arange(len(self.row)) - self.first[self.row]
+        turns, pieces = turns[self.row], pieces[self.row]
+        low, high = turns * inside // pieces, turns * (inside + 1) // pieces
+        self.start = (np.cumsum(counts) - counts)[self.row] + low * step
+        """Where its piece begins among all lists."""
+        self.count = (high - low) * step
+        """Entries in its piece."""
+        ends = [0]
+        while ends[-1] < len(counts):
+            enough = int(np.searchsorted(self.first, self.first[ends[-1]] + ITEMS))
+            ends.append(max(ends[-1] + 1, min(enough, len(counts))))
+        self.batches = [
+            (low, high, int(self.first[low]), int(self.first[high] - self.first[low]))
+            for low, high in pairwise(ends)
+        ]
+        """Row tiles done together: first, end, first item, number of items."""
+
+
+class ExactPlan:
+    """out_i = Σ_j exp(−½‖f_i − f_j‖²) v_j over fixed points, for any values, on a CUDA device.
+
+    Weights under a tolerance are left out where whole blocks of points are that far apart, and
+    the others are recomputed in every application: nothing of size n² is stored. Weights and
+    values are rounded to float16, sums are float32: errors are about 1e-4 of Σ_j k_ij |v_j|. Two
+    applications to the same values give the same bits.
+
+    Args:
+        features: A floating-point tensor on a CUDA device, in units of standard deviations; any
+            number of columns, and any distances.  # (n, d)
+        tolerance: Pairs with a smaller weight may be left out.
+        tiles: How the work is cut.
+
+    Example:
+        >>> plan = ExactPlan(features)  # doctest: +SKIP
+        >>> plan.apply(values)  # doctest: +SKIP
+    """
+
+    name = "exact"
+
+    def __init__(self, features: Any, tolerance: float = 1e-6, tiles: Tiles | None = None) -> None:
+        need("torch", "triton")
+        if features.ndim != 2 or not features.is_floating_point() or not features.shape[1]:
+            raise InputError("features must be a floating-point tensor of shape (points, features)")
+        if not (features.is_cuda or interpreted()):
+            raise InputError(
+                f"ExactPlan needs features on a CUDA device, not on {features.device}; "
+                "reference_filter runs anywhere"
+            )
+        if not 0.0 < tolerance < 1.0:
+            raise InputError(f"a tolerance lies between 0 and 1, {tolerance} does not")
+        self.n, self.d = features.shape
+        self.tolerance = tolerance
+        self.tiles = Tiles() if tiles is None else tiles
+        self.device = features.device
+        self.pairs: int = 0
+        """Pairs of points whose weights are computed, with padding."""
+        if self.n:
+            self._build(features)
+
+    def _build(self, features: Any) -> None:
+        """Two things are asked of the device: the ranges of features, and how many are near."""
+        t = self.tiles
+        low, high = torch.stack(torch.aminmax(features, dim=0)).to(torch.float64).tolist()
+        scale = math.sqrt(math.log2(math.e))  # weights are 2^(−½ distance²) then
+        extents = [scale * 0.5 * (b - a) for a, b in zip(low, high, strict=True)]
+        self.largest = max(extents)
+        if not all(math.isfinite(x) for x in extents):  # NaN may hide from the largest
+            raise InputError("features hold NaN or infinite values")
+        points = order.centred(features, low, high) * scale
+        coarse = points.to(torch.float32)
+        self.order = order.kd_order(coarse, t.block, t.row)
+        self.padded = len(self.order)
+        self._encode(points, extents)
+        reach = math.sqrt(-2.0 * math.log2(self.tolerance))
+        reach += self.largest * 2.0**-21  # boxes are rounded to float32
+        coarse = coarse[self.order.clamp(max=self.n - 1)]
+        self._list(order.Near(coarse, t.row, t.box, t.block, reach))
+
+    def _encode(self, points: Any, extents: list[float]) -> None:
+        """What the exponents are computed from, with one block more for lists to point at."""
+        more = self.tiles.block
+        # centring rounds: a coordinate may be a little larger than half the range
+        self.dot = 1.001 * self.largest <= encode.FURTHEST and self.d <= encode.MOST_FEATURES
+        if self.dot:
+            self.left, self.right = encode.encode_in_order(points, self.order, more, extents, BIAS)
+            self.points = points.new_zeros(1, dtype=torch.float32)
+        else:
+            points = points[self.order.clamp(max=self.n - 1)]
+            points = torch.cat([points, points.new_zeros((more, self.d))])
+            scaled = points.T * math.sqrt(0.5)
+            high = scaled.to(torch.float32)
+            self.points = torch.cat([high, (scaled - high).to(torch.float32)]).contiguous()
+            self.left = self.right = points.new_zeros((1, 16), dtype=torch.float16)
+
+    def _list(self, near: order.Near) -> None:
+        """Lists filled up to whole rounds with the block that has no values."""
+        t = self.tiles
+        step = t.column // t.block
+        full = -(-near.counts() // step) * step
+        items = Items(full, step, t.rounds)
+        self.batches = items.batches
+        # everything in one copy to the device
+        parts = [items.row, items.count, items.start, items.first, np.cumsum(full) - full]
+        sent = torch.from_numpy(np.concatenate(parts)).to(self.device)
+        row, count, self.item_start, self.first_item, start = torch.split(
+            sent, [len(part) for part in parts]
+        )
+        self.item_row, self.item_count = row.to(torch.int32), count.to(torch.int32)
+        total = int(full.sum())
+        self.blocks = torch.full(
+            (total + step,),  # the kernel looks one round ahead
+            self.padded // t.block, dtype=torch.int32, device=self.device,
+        )  # fmt: skip
+        near.fill(start, self.blocks)
+        self.pairs = total * t.block * t.row
+
+    @property
+    def kept(self) -> float:
+        """Pairs computed, as a fraction of n²."""
+        return self.pairs / float(max(1, self.n)) ** 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the plan holds; an application needs up to 300 MB more for 32 channels."""
+        if not self.n:
+            return 0
+        held = (self.order, self.points, self.left, self.right, self.blocks)
+        return sum(int(x.numel() * x.element_size()) for x in held)
+
+    def apply(self, values: Any, most: Any = None) -> Any:
+        """K @ values.
+
+        Args:
+            values: Finite numbers, on the plan's device.  # (n, c)
+            most: Bounds on the sizes of each channel's values, if they are known: by default
+                they are looked for. Values 2^28 times smaller than their bound count as 0.
+                # (c,) float32
+
+        Returns:
+            The sums.  # (n, c) float32
+        """
+        if values.ndim != 2 or len(values) != self.n:
+            raise InputError(
+                f"values of shape {tuple(values.shape)} for {self.n} points, expected "
+                f"({self.n}, channels)"
+            )
+        values = values.to(self.device, torch.float32).contiguous()
+        out = torch.empty_like(values)
+        if values.numel() == 0:
+            return out
+        channels = values.shape[1]
+        if channels <= CHANNELS:
+            self._apply(values, out, most)
+            return out
+        for first in range(0, channels, CHANNELS):
+            some = values[:, first : first + CHANNELS].contiguous()
+            part = torch.empty_like(some)
+            bound = None if most is None else most[first : first + CHANNELS].contiguous()
+            self._apply(some, part, bound)
+            out[:, first : first + CHANNELS] = part
+        return out
+
+    def _apply(self, values: Any, out: Any, most: Any) -> None:
+        t = self.tiles
+        n, c = values.shape
+        width = max(16, 1 << (c - 1).bit_length())
+        if most is None:
+            most = torch.linalg.vector_norm(values, math.inf, 0)
+        rows = (self.padded + t.block) // 64 * 64 + 64
+        packed = values.new_empty((rows, width), dtype=torch.float16)
+        pack[(rows // 64,)](
+            values, self.order, most, packed, n, c, self.padded, PEAK=PEAK, C=width, ROWS=64
+        )
+        largest = max(count for *_, count in self.batches)
+        partial = values.new_empty((largest, t.row, width))
+        # with at most 128 registers a thread, four programs share a multiprocessor
+        registers = 128 if self.dot and width <= 32 else None
+        some = min(32, t.row)
+        for low, high, first, count in self.batches:
+            filter_tiles[(count,)](
+                self.points, self.left, self.right, self.padded + t.block, packed, self.blocks,
+                self.item_row, self.item_start, self.item_count, partial, first,
+                D=self.d, K=self.left.shape[1], C=width, BIAS=BIAS, DOT=self.dot,
+                ASSEMBLY="" if interpreted() else exp2_assembly(POLYNOMIALS),
+                BM=t.row, BN=t.column, G=t.block, num_warps=4, num_stages=3, maxnreg=registers,
+            )  # fmt: skip
+            add_up[(high - low, t.row // some)](
+                partial, self.first_item, low, values, packed, self.order, most, out, n, c,
+                BIAS=BIAS, PEAK=PEAK, C=width, BM=t.row, ROWS=some,
+            )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Filters on a GPU. Nothing heavy is imported before a module of this package is asked for."""

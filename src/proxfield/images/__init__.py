@@ -1,0 +1,1 @@
+"""Dense CRFs over images."""

@@ -1,0 +1,384 @@
+"""Dense CRFs: every pixel is coupled to every other one, weighted by place and colour.
+
+A dense CRF is a `Field` whose couplings are `Gaussian` terms, so every rule, trace and result
+of the engine serves it; this module knows images: axes, channels, probabilities, label maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from inspect import signature
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError, cut_middle, shown
+from proxfield.field import LONGEST_KINDS, Field
+from proxfield.images.pixels import (
+    channels_last,
+    check_size,
+    color_bandwidth,
+    each,
+    find_axes,
+    into_energies,
+    numbers,
+    pixel_features,
+    place,
+    rows,
+    widths,
+)
+from proxfield.inference.infer import infer
+from proxfield.inference.rounding import round_marginals
+from proxfield.result import Result
+from proxfield.rules.base import Rule
+from proxfield.terms.base import Ints, Term
+from proxfield.terms.gaussian import Gaussian
+from proxfield.terms.unary import Unary
+
+if TYPE_CHECKING:
+    from proxfield.images.cooccurrence import CooccurrenceStatistics
+
+
+class DenseCRF(Field):
+    """A field over the pixels of an image: unaries, a spatial and a bilateral Gaussian term.
+
+    E(x) = Σ_i −log p_i(x_i) + Σ_{i<j} (w_s k_s(i, j) + w_b k_b(i, j)) μ(x_i, x_j), where
+    k_s = exp(−½‖s_i − s_j‖² / spatial_sigma²) sees places and
+    k_b = exp(−½‖s_i − s_j‖² / bilateral_sigma² − ½‖c_i − c_j‖² / bilateral_color²) also colours,
+    both normalised. Images may have any number of dimensions. `add` takes further terms, and
+    ``proxfield.infer(crf, …)`` works as for any field, with maps as rows, one a pixel.
+
+    Args:
+        image: Pixels, with or without channels; None for the spatial term alone.
+            # (*pixels), (*pixels, channels) or (channels, *pixels)
+        probabilities: What a classifier says; for each pixel they sum to 1.
+            # (*pixels, labels) or (labels, *pixels)
+        energies: Unary energies in their place, of the same shape; float32 with labels last is
+            not copied.
+        labels_axis: Where the labels are: 0, -1, or "auto": by comparing the shapes and, where
+            these leave it open, by looking along which axis probabilities sum to 1.
+        channel_axis: Where the channels are: 0, -1, None (no channels) or "auto".
+        spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
+        spatial_weight: Its weight; 0 leaves the term out.
+        bilateral_sigma: Standard deviation of the bilateral term's places in pixels; likewise.
+        bilateral_color: Standard deviation of its colours in the image's own units; one number, or
+            one per channel. By default 13 for 8-bit images and others whose values lie within 0 and
+            255, and 13/255 for bool and floats within 0 and 1; anything else has to be told.
+        bilateral_weight: Its weight; 0 leaves the term out.
+        spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
+            in the same unit.
+        cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
+            a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
+        compatibility: μ, see `Gaussian`; Potts by default.
+        normalization: See `Gaussian`.
+        self_message: See `Gaussian`; by default kept, as in the published dense CRFs.
+        filter: See `Gaussian`.
+        clip: Probabilities below it count as this much, so that no label is ruled out.
+        normalize: Divide the probabilities of each pixel by their sum instead of refusing them.
+
+    Example:
+        >>> import numpy as np, proxfield as pf
+        >>> image = np.zeros((6, 8, 3), dtype=np.uint8)
+        >>> image[:, 4:] = 200
+        >>> p = np.full((6, 8, 2), 0.5)
+        >>> p[:, :3], p[:, 5:] = (0.8, 0.2), (0.2, 0.8)
+        >>> p[2, 1] = 0.3, 0.7  # a mistake
+        >>> pf.DenseCRF(image, p).infer().labels[2]
+        array([0, 0, 0, 0, 1, 1, 1, 1])
+    """
+
+    saved_attributes = ("pixels", "labels_axis")
+
+    def __init__(
+        self,
+        image: ArrayLike | None,
+        probabilities: ArrayLike | None = None,
+        *,
+        energies: ArrayLike | None = None,
+        labels_axis: int | str = "auto",
+        channel_axis: int | str | None = "auto",
+        spatial_sigma: float | Sequence[float] = 3.0,
+        spatial_weight: float = 3.0,
+        bilateral_sigma: float | Sequence[float] = 80.0,
+        bilateral_color: float | Sequence[float] | None = None,
+        bilateral_weight: float = 10.0,
+        spacing: float | Sequence[float] = 1.0,
+        cooccurrence: CooccurrenceStatistics | str | PathLike[str] | None = None,
+        compatibility: ArrayLike | None = None,
+        normalization: str = "symmetric",
+        self_message: bool = True,
+        filter: str = "auto",
+        clip: float = 1e-5,
+        normalize: bool = False,
+    ) -> None:
+        given = probabilities if energies is None else energies
+        if given is None or (probabilities is not None and energies is not None):
+            raise InputError("a dense CRF needs probabilities or energies, one of them")
+        what = "probabilities" if energies is None else "energies"
+        unary = numbers(given, what)
+        pixels = None if image is None else numbers(image, "the image")
+        axes = find_axes(pixels, unary, what, labels_axis, channel_axis)
+        self.pixels = axes.pixels
+        """Shape of the image without channels: that of a label map."""
+        self.labels_axis = axes.labels
+        table = rows(unary, axes.labels, fresh=energies is None)  # (n, labels)
+        if energies is None:
+            into_energies(table, self.pixels, clip, normalize)
+        super().__init__(len(table), labels=table.shape[1])
+        self.add(Unary(table))
+        shared: dict[str, Any] = {
+            "compatibility": compatibility,
+            "normalization": normalization,
+            "self_message": self_message,
+            "filter": filter,
+        }
+        scale = widths(spacing, len(self.pixels), "spacing", "axis")
+        if spatial_weight != 0:
+            sigma = widths(spatial_sigma, len(self.pixels), "spatial_sigma", "axis")
+            places = pixel_features(self.pixels, scale / sigma)
+            self.add(Gaussian(places, spatial_weight, **shared))
+        if bilateral_weight != 0 and pixels is not None:
+            sigma = widths(bilateral_sigma, len(self.pixels), "bilateral_sigma", "axis")
+            channels = channels_last(pixels, axes)
+            if bilateral_color is None:
+                bilateral_color = color_bandwidth(pixels)
+            color = widths(bilateral_color, channels.shape[-1], "bilateral_color", "channel")
+            seen = pixel_features(self.pixels, scale / sigma, channels, color)
+            self.add(Gaussian(seen, bilateral_weight, **shared))
+        if cooccurrence is not None:
+            self.add(_cooccurrence_term(cooccurrence, self.n_vars, self.n_labels))
+
+    @classmethod
+    def from_labels(
+        cls,
+        image: ArrayLike | None,
+        labels: ArrayLike,
+        n_labels: int | None = None,
+        *,
+        confidence: float = 0.7,
+        unsure: int | None = None,
+        clip: float = 1e-5,
+        **options: Any,
+    ) -> DenseCRF:
+        """A dense CRF from a label map that is right with some probability.
+
+        Args:
+            image: As for `DenseCRF`.
+            labels: A label for each pixel, 0 to n_labels − 1.  # (*pixels)
+            n_labels: How many labels there are; by default one more than the largest in the map.
+            confidence: Probability that a label is right; the others share the rest.
+            unsure: A value that stands for "not known" (0 or 255, say): all labels as probable.
+            clip: As for `DenseCRF`.
+            **options: The other options of `DenseCRF`.
+
+        Example:
+            >>> crf = DenseCRF.from_labels(None, [[0, 1, 0, 0]], confidence=0.9)
+            >>> crf.infer().labels
+            array([[0, 0, 0, 0]])
+        """
+        given = np.asarray(labels)
+        if given.dtype.kind not in "iub":
+            raise InputError(f"labels must be whole numbers, not {given.dtype}")
+        check_size(given.shape, "labels")
+        if not 0 < confidence <= 1:
+            raise InputError(f"confidence={shown(confidence)}, expected above 0 and at most 1")
+        known = np.ones(given.shape, dtype=bool) if unsure is None else given != unsure
+        top = int(given.max(where=known, initial=0))
+        count = top + 1 if n_labels is None else int(n_labels)
+        if count < 1:
+            raise InputError(f"n_labels={shown(n_labels)}, expected 1 or more")
+        low = int(given.min(where=known, initial=0))
+        if low < 0 or top >= count:
+            value = low if low < 0 else top
+            at = place(given.shape, np.flatnonzero((given == value) & known)[0])
+            hint = "" if unsure is not None else "; unsure= names a value that stands for unknown"
+            raise InputError(f"pixel {at} has label {value}, expected 0 to {count - 1}{hint}")
+        others = (1.0 - confidence) / max(1, count - 1)
+        right, wrong = (-np.log(max(p, clip, 1e-300)) for p in (confidence, others))
+        table = np.full((given.size, count), wrong, dtype=np.float32)
+        flat = given.ravel().astype(np.int64)
+        sure = known.ravel()
+        table[np.flatnonzero(sure), flat[sure]] = right
+        table[~sure] = np.log(count)
+        return cls(image, energies=table.reshape(*given.shape, count), labels_axis=-1, **options)
+
+    @classmethod
+    def from_features(
+        cls,
+        features: ArrayLike | Sequence[NDArray[Any]],
+        probabilities: ArrayLike | None = None,
+        *,
+        weights: float | Sequence[float] = 1.0,
+        energies: ArrayLike | None = None,
+        compatibility: ArrayLike | None = None,
+        normalization: str = "symmetric",
+        self_message: bool = True,
+        filter: str = "auto",
+        **options: Any,
+    ) -> DenseCRF:
+        """A dense CRF over points of any kind, one Gaussian term for each array of features.
+
+        Args:
+            features: In units of standard deviations; an array, or several in a list.  # (n, d)
+            probabilities: For each point they sum to 1.  # (n, labels)
+            weights: The weight of each term.
+            energies: Unary energies in place of probabilities.
+            compatibility: And what follows: as for `DenseCRF`.
+
+        Example:
+            >>> import numpy as np
+            >>> points = np.array([[0.0, 0, 0], [0.1, 0, 0], [5, 5, 5]])
+            >>> p = [[0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]
+            >>> DenseCRF.from_features(points, p, weights=2.0).infer().labels
+            array([0, 0, 1])
+        """
+        options = {"labels_axis": -1, **options}
+        crf = cls(None, probabilities, energies=energies, spatial_weight=0, **options)
+        several = isinstance(features, list | tuple) and all(np.ndim(f) == 2 for f in features)
+        arrays: list[Any] = list(features) if several else [features]  # type: ignore[arg-type]
+        for array, weight in zip(
+            arrays, each(weights, len(arrays), "weights", "array of features"), strict=True
+        ):
+            if len(np.atleast_1d(array)) != crf.n_vars:
+                raise InputError(f"{len(array)} rows of features for {crf.n_vars} points")
+            crf.add(
+                Gaussian(
+                    array,
+                    float(weight),
+                    compatibility,
+                    normalization=normalization,
+                    self_message=self_message,
+                    filter=filter,
+                )
+            )
+        return crf
+
+    @property
+    def n_labels(self) -> int:
+        """Labels of every pixel."""
+        return int(self.cardinalities[0])
+
+    def __repr__(self) -> str:
+        size = "×".join(map(str, self.pixels))
+        counted = (name if n == 1 else f"{n} {name}" for name, n in self.kinds.items())
+        kinds = cut_middle(", ".join(counted), LONGEST_KINDS)
+        seen = int((self.evidence >= 0).sum())
+        observed = f", {seen} observed" if seen else ""
+        return f"DenseCRF({size} pixels, {self.n_labels} labels{observed}, terms: {kinds})"
+
+    def energy(self, labels: ArrayLike | Mapping[int | str, int | str]) -> float:
+        """Energy of a label map, or of labels in a row."""
+        return super().energy(labels if isinstance(labels, Mapping) else np.ravel(labels))
+
+    def infer(
+        self,
+        rule: str | Rule | type[Rule] = "fixed",
+        *,
+        init: Any = "unary",
+        max_iters: int | None = 10,
+        dtype: str = "float32",
+        **options: Any,
+    ) -> DenseResult:
+        """`proxfield.infer` with what suits images, and the result as maps.
+
+        Args:
+            rule: As for `proxfield.infer`. With weights above 0 and Potts, the certified step of
+                "fixed" is the whole step: the update of the published dense CRFs, and F
+                provably never rises.
+            init: As for `proxfield.infer`, or probabilities in the shape of those given.
+            max_iters: Most updates; None: what the rule finds fit.
+            dtype: "float32" or "float64".
+            **options: All other options of `proxfield.infer` and parameters of the rule.
+        """
+        if not isinstance(init, str | Result) and np.ndim(init) == len(self.pixels) + 1:
+            init = rows(np.asarray(init), self.labels_axis)
+        result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
+        return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
+
+
+@dataclass(repr=False, eq=False)
+class DenseResult(Result):
+    """A `Result` whose labellings have the shape of the image."""
+
+    field: DenseCRF
+
+    @property
+    def probabilities(self) -> NDArray[Any]:
+        """Marginals in the shape and the order of axes that the probabilities had."""
+        maps = self.q.reshape(*self.field.pixels, self.field.n_labels)
+        return np.moveaxis(maps, -1, self.field.labels_axis)
+
+    @cached_property
+    def labels(self) -> Ints:
+        """The most probable label of each pixel.  # (*pixels)"""
+        return self.field.layout.best_labels(self.q).reshape(self.field.pixels)
+
+    @cached_property
+    def map_labels(self) -> Ints:
+        """Coordinate-wise rounding, where all terms allow it; else `labels`.  # (*pixels)"""
+        return round_marginals(self).reshape(self.field.pixels)
+
+    def sample(self, count: int = 1, seed: int = 0) -> Ints:
+        """Independent label maps drawn from Q.  # (count, *pixels)"""
+        return super().sample(count, seed).reshape(count, *self.field.pixels)
+
+
+def _cooccurrence_term(
+    given: CooccurrenceStatistics | str | PathLike[str], pixels: int, labels: int
+) -> Term:
+    from proxfield.images.cooccurrence import CooccurrenceStatistics
+    from proxfield.terms.cooccurrence import Cooccurrence
+
+    statistics = CooccurrenceStatistics.load(given) if isinstance(given, str | PathLike) else given
+    return Cooccurrence(statistics, pixels=pixels, labels=labels)
+
+
+def refine_batch(
+    images: Iterable[ArrayLike] | None,
+    probabilities: Iterable[ArrayLike],
+    *,
+    output: str = "probabilities",
+    **options: Any,
+) -> Any:
+    """Several images, each by itself: a dense CRF, inference, and one map for each.
+
+    Args:
+        images: Images in a list, or an array whose first axis counts them; None without images.
+        probabilities: As many, likewise.
+        output: "probabilities" or "labels" (maps), or "results" (`DenseResult`, which keep the
+            whole field and so much memory).
+        **options: Of `DenseCRF` and of `DenseCRF.infer`.
+
+    Returns:
+        One array with a first axis that counts images if all maps have the same shape, else a
+        list; for results always a list.
+
+    Example:
+        >>> import numpy as np
+        >>> p = np.full((2, 4, 5, 3), 1 / 3)
+        >>> refine_batch(np.zeros((2, 4, 5), dtype=np.uint8), p, max_iters=3).shape
+        (2, 4, 5, 3)
+    """
+    if output not in ("probabilities", "labels", "results"):
+        raise InputError(f"output={shown(output)}, expected probabilities, labels or results")
+    unaries = list(probabilities)
+    pictures = [None] * len(unaries) if images is None else list(images)
+    if len(pictures) != len(unaries):
+        raise InputError(f"{len(pictures)} images, but probabilities for {len(unaries)}")
+    own = signature(DenseCRF).parameters.keys()
+    build = {k: v for k, v in options.items() if k in own}
+    run = {k: v for k, v in options.items() if k not in own}
+    found: list[Any] = []
+    for k, (image, p) in enumerate(zip(pictures, unaries, strict=True)):
+        try:
+            result = DenseCRF(image, p, **build).infer(**run)
+        except InputError as error:
+            raise InputError(f"image {k} of the batch: {error}") from None
+        found.append(result if output == "results" else getattr(result, output))
+    if output == "results" or len({np.shape(x) for x in found}) != 1:
+        return found
+    return np.stack(found)

@@ -1,0 +1,271 @@
+"""Images as points: which axis is which, probabilities as energies, pixels as features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError, shown
+from proxfield.filters.plan import MAX_DIMENSIONS
+
+TOLERANCE = 1e-3
+"""How far the probabilities of a pixel may be from summing to 1."""
+LEVELS = 13.0
+"""Standard deviation of colours, of 255 levels, unless told."""
+
+
+def numbers(values: ArrayLike, what: str) -> NDArray[Any]:
+    """An array of real numbers that isn't empty."""
+    try:
+        out = np.asarray(values)
+    except (TypeError, ValueError):
+        raise InputError(f"{what} must be numbers in one rectangular array") from None
+    if out.dtype.kind not in "biuf":
+        raise InputError(f"{what} must be real numbers, not {out.dtype}")
+    check_size(out.shape, what)
+    return out
+
+
+def check_size(shape: tuple[int, ...], what: str) -> None:
+    """Refuse arrays that hold nothing."""
+    if 0 in shape or not shape:
+        raise InputError(f"{what} of shape {shape}, expected at least one pixel")
+
+
+def place(shape: tuple[int, ...], flat: int | np.integer[Any]) -> tuple[int, ...]:
+    """A pixel's indices from its number."""
+    return tuple(int(i) for i in np.unravel_index(int(flat), shape))
+
+
+def each(values: Any, count: int, what: str, of: str) -> NDArray[np.float64]:
+    """One number for all, or one for each, as one for each.  # (count,)"""
+    try:
+        out = np.asarray(values, dtype=np.float64)
+        if out.ndim > 1 or (out.ndim == 1 and len(out) != count):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{what}={shown(values)}, expected a number or {count}, one per {of}"
+        ) from None
+    if not np.isfinite(out).all():
+        raise InputError(f"{what}={shown(values)}, expected finite numbers")
+    return np.broadcast_to(out, (count,))
+
+
+def widths(values: Any, count: int, what: str, of: str) -> NDArray[np.float64]:
+    """Like `each`, for lengths: all above 0.  # (count,)"""
+    out = each(values, count, what, of)
+    if (out <= 0).any():
+        raise InputError(f"{what}={shown(values)}, expected numbers above 0")
+    return out
+
+
+# ---- axes ----
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How an image and the probabilities of its pixels are laid out.
+
+    Attributes:
+        pixels: Shape of the image without channels.
+        labels: The axis of labels, 0 or more.
+        channels: The axis of channels; None without.
+    """
+
+    pixels: tuple[int, ...]
+    labels: int
+    channels: int | None
+
+
+def find_axes(
+    image: NDArray[Any] | None,
+    unary: NDArray[Any],
+    what: str,
+    labels_axis: int | str,
+    channel_axis: int | str | None,
+) -> Axes:
+    """The one way to read the two shapes; `InputError` if there is none or more than one.
+
+    Args:
+        image: The image, or None.
+        unary: Probabilities or energies.
+        what: Which of them.
+        labels_axis: An axis, or "auto": the first or the last.
+        channel_axis: An axis, None, or "auto": the first, the last or none.
+
+    Example:
+        >>> find_axes(np.zeros((40, 50, 3)), np.zeros((7, 40, 50)), "energies", "auto", "auto")
+        Axes(pixels=(40, 50), labels=0, channels=2)
+    """
+    if unary.ndim < 2:
+        raise InputError(
+            f"{what} of shape {unary.shape}, expected an axis of labels beside the pixels"
+        )
+    ways: list[Axes] = []
+    for a in _candidates(labels_axis, unary.ndim, "labels_axis"):
+        pixels = unary.shape[:a] + unary.shape[a + 1 :]
+        if image is None:
+            ways.append(Axes(pixels, a, None))
+        elif channel_axis is None or (channel_axis == "auto" and image.ndim < unary.ndim):
+            ways += [Axes(pixels, a, None)] * (image.shape == pixels)
+        else:
+            for c in _candidates(channel_axis, image.ndim, "channel_axis"):
+                # more channels than a filter takes can only be pixels
+                few = image.shape[c] <= MAX_DIMENSIONS - len(pixels) or channel_axis != "auto"
+                rest = image.shape[:c] + image.shape[c + 1 :]
+                ways += [Axes(pixels, a, c)] * (rest == pixels and few)
+    if what == "probabilities" and len({way.labels for way in ways}) > 1:
+        # shapes leave it open: probabilities sum to 1 along one axis only
+        right = [way for way in ways if _sums_to_one(unary, way.labels)]
+        ways = right or ways
+    if len(ways) == 1:
+        return ways[0]
+    shapes = f"{what} of shape {unary.shape}"
+    if image is not None:
+        shapes = f"the image of shape {image.shape} and {shapes}"
+    if ways:
+        option = "labels_axis" if len({w.labels for w in ways}) > 1 else "channel_axis"
+        raise InputError(f"{shapes} can be read in more than one way; pass {option}=0 or -1")
+    raise InputError(
+        f"{shapes} don't match; expected (*pixels, labels) or (labels, *pixels) for an image "
+        f"(*pixels), (*pixels, channels) or (channels, *pixels), and at most {MAX_DIMENSIONS} "
+        "axes and channels in all"
+    )
+
+
+def _candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
+    """The axes that an option stands for."""
+    if axis == "auto":
+        return sorted({0, ndim - 1})
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+        raise InputError(f"{option}={shown(axis)}, expected an axis (0 or -1) or 'auto'")
+    if not -ndim <= axis < ndim:
+        raise InputError(f"{option}={axis} for an array with {ndim} axes")
+    return [int(axis) % ndim]
+
+
+def _sums_to_one(values: NDArray[Any], axis: int) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = values.sum(axis=axis, dtype=np.float64)
+        return bool((np.abs(sums - 1) <= TOLERANCE).all())
+
+
+# ---- unaries ----
+
+
+def rows(values: NDArray[Any], axis: int, *, fresh: bool = False) -> NDArray[np.float32]:
+    """Maps as rows, one a pixel; a copy where that is needed or asked for.  # (n, labels)"""
+    moved = np.moveaxis(values, axis, -1)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found later
+        if fresh:
+            out = np.array(moved, dtype=np.float32, order="C")
+        else:
+            out = np.ascontiguousarray(moved, dtype=np.float32)
+    return out.reshape(-1, moved.shape[-1])
+
+
+def into_energies(
+    p: NDArray[np.float32], pixels: tuple[int, ...], clip: float, normalize: bool
+) -> None:
+    """Check probabilities and turn them into energies −log p, in place.
+
+    Args:
+        p: One row a pixel; a fresh array.  # (n, labels)
+        pixels: Shape of the image, for messages.
+        clip: The least probability.
+        normalize: Divide by the sums.
+    """
+    if not 0 <= clip < 1:
+        raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
+    low, high = p.min(), p.max()  # both pass NaN on
+    if not (np.isfinite(low) and np.isfinite(high)) or low < 0:
+        at = int(np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(axis=1))[0])
+        bad = p[at][~(np.isfinite(p[at]) & (p[at] >= 0))][0]
+        raise InputError(
+            f"probabilities of pixel {place(pixels, at)} hold {bad}, expected 0 to 1; "
+            "if these are scores, take their softmax, or pass energies=−scores"
+        )
+    sums = p.sum(axis=1, dtype=np.float64)
+    if normalize:
+        if not sums.all():
+            at = int(np.flatnonzero(sums == 0)[0])
+            raise InputError(
+                f"probabilities of pixel {place(pixels, at)} are all 0, expected one above 0"
+            )
+        p /= sums[:, None]
+    elif (np.abs(sums - 1) > TOLERANCE).any():
+        at = int((np.abs(sums - 1) > TOLERANCE).argmax())
+        raise InputError(
+            f"probabilities of pixel {place(pixels, at)} sum to {sums[at]:.6g}, expected 1 "
+            "(normalize=True divides by the sum)"
+        )
+    with np.errstate(divide="ignore"):
+        np.maximum(p, np.float32(clip), out=p)
+        np.log(p, out=p)
+        np.negative(p, out=p)
+
+
+# ---- features ----
+
+
+def channels_last(image: NDArray[Any], axes: Axes) -> NDArray[Any]:
+    """The image with its channels last, checked to be finite.  # (*pixels, channels)"""
+    out = image[..., None] if axes.channels is None else np.moveaxis(image, axes.channels, -1)
+    if image.dtype.kind == "f" and not (np.isfinite(image.min()) and np.isfinite(image.max())):
+        at = place(axes.pixels, np.flatnonzero(~np.isfinite(out).all(axis=-1))[0])
+        raise InputError(f"the image holds NaN or infinite values, at pixel {at} for one")
+    total = len(axes.pixels) + out.shape[-1]
+    if total > MAX_DIMENSIONS:
+        raise InputError(
+            f"{out.shape[-1]} channels and {len(axes.pixels)} axes make {total} features, "
+            f"expected at most {MAX_DIMENSIONS}; choose or combine channels"
+        )
+    return out
+
+
+def color_bandwidth(image: NDArray[Any]) -> float:
+    """The bandwidth of colours where none is given: 13 levels of 255.
+
+    Example:
+        >>> color_bandwidth(np.zeros((2, 2), dtype=np.uint8))
+        13.0
+    """
+    if image.dtype == np.uint8:
+        return LEVELS
+    low, high = image.min(), image.max()
+    if low >= 0 and high <= 1 and image.dtype.kind in "fb":
+        return LEVELS / 255
+    if low >= 0 and high <= 255:
+        return LEVELS
+    raise InputError(
+        f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
+        "colours are; pass bilateral_color, a standard deviation in these units"
+    )
+
+
+def pixel_features(
+    pixels: tuple[int, ...],
+    scale: NDArray[np.float64],
+    channels: NDArray[Any] | None = None,
+    color: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """Places times ``scale`` and channels over ``color``, one row a pixel.  # (n, d)
+
+    Example:
+        >>> pixel_features((2, 2), np.array([0.5, 1.0])).tolist()
+        [[0.0, 0.0], [0.0, 1.0], [0.5, 0.0], [0.5, 1.0]]
+    """
+    k = len(pixels)
+    extra = 0 if channels is None else channels.shape[-1]
+    out = np.empty((*pixels, k + extra))
+    for axis, size in enumerate(pixels):
+        along = np.arange(size) * scale[axis]
+        out[..., axis] = along.reshape(-1, *[1] * (k - 1 - axis))
+    if channels is not None and color is not None:
+        out[..., k:] = channels
+        out[..., k:] /= color
+    return out.reshape(-1, k + extra)

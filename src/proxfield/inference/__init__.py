@@ -1,0 +1,1 @@
+"""Inference: from a field, a rule and limits to a result."""

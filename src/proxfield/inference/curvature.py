@@ -1,0 +1,246 @@
+"""Curvature of the energy: λ, μ, λ_i and L, and the steps they certify.
+
+H is the Hessian of E, P the projection that centres each variable's block. A proximal
+step with damping d lowers F whenever d ≥ max(0, λ/4 − ½), where λ is the largest signed
+eigenvalue of P H P; the same holds per variable with λ_i = Σ_j ‖P H_ij P‖₂.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends import compile_program
+from proxfield.errors import UnsupportedError
+from proxfield.lowering.lowered import Lowered, lower
+from proxfield.terms.base import Floats, Term, offers
+from proxfield.terms.factor import Factor
+
+if TYPE_CHECKING:
+    from proxfield.field import Field
+
+MARGIN = 1e-3
+"""Lanczos approaches eigenvalues from inside; what it finds is enlarged by this share."""
+LANCZOS_PRODUCTS = 25
+"""Products that Lanczos takes at least; where there is no time for them it isn't begun."""
+DENSE = 64
+"""Operators up to this size are diagonalised directly."""
+
+
+def damping_for(curvature: Floats | float) -> NDArray[np.float64]:
+    """The certified damping d = max(0, λ/4 − ½).
+
+    Example:
+        >>> float(damping_for(6.0))
+        1.0
+    """
+    return np.maximum(0.0, np.asarray(curvature, dtype=np.float64) / 4 - 0.5)
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Curvature of one field, each number computed when it is first asked for.
+
+    Args:
+        lowered: The lowered field.
+        field: The field itself, for L (which looks at the tables as they were given).
+        kernels: The kernel set to multiply with.
+        seconds: Maximum seconds to spend on an eigenvalue, or on the norms of all tables;
+            after that a bound from the tables serves, which is certified too.
+    """
+
+    lowered: Lowered
+    field: Field | None = None
+    kernels: str = "cpu"
+    seconds: float = np.inf
+
+    def prepare(self) -> None:
+        """Do what belongs to building the field, so that asking for the numbers can be timed.
+
+        Imports and compiles what they need, and takes the bounds from the tables.
+        """
+        import scipy.sparse.linalg  # noqa: F401
+
+        _ = self.local
+        if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
+            apply, size = self._projected
+            begun = time.perf_counter()
+            apply(np.zeros(size))
+            self.__dict__["product_seconds"] = time.perf_counter() - begun
+
+    @cached_property
+    def product_seconds(self) -> float:
+        """Duration of one product with P H P, measured by `prepare`."""
+        return 0.0
+
+    @cached_property
+    def local(self) -> NDArray[np.float64]:
+        """λ_i, from the tables.  # (n_vars,)"""
+        return self._local_of(list(self.lowered.terms))
+
+    def _local_of(self, terms: list) -> NDArray[np.float64]:  # type: ignore[type-arg]
+        total = np.zeros(self.lowered.layout.n_vars)
+        deadline = time.perf_counter() + self.seconds
+        for term in terms:
+            if isinstance(term, Factor):  # many norms: after the deadline, bounds on them
+                total += term.curvature(self.lowered.layout, deadline)
+            else:
+                total += term.curvature(self.lowered.layout)
+        return total
+
+    @cached_property
+    def largest(self) -> float:
+        """λ: the largest signed eigenvalue of P H P, at least 0 (a bound: rounded up)."""
+        return self._end(+1)
+
+    @cached_property
+    def smallest(self) -> float:
+        """μ: minus the smallest eigenvalue of P H P, at least 0 (a bound: rounded up)."""
+        return self._end(-1)
+
+    def _end(self, sign: int) -> float:
+        """The largest eigenvalue of sign · P H P."""
+        low = self.lowered
+        known = [t for t in low.extras if offers(t, "spectrum")]
+        closed = 0.0  # what terms with a closed form add
+        for term in known:
+            smallest, largest = term.spectrum(low.layout)
+            closed += max(0.0, largest if sign > 0 else -smallest)
+        others = [t for t in low.terms if t not in known]
+        local = self._local_of(others) if known else self.local
+        bound = float(local.max(initial=0.0))
+        if bound == 0.0 or not np.isfinite(bound):
+            return closed + bound
+        larger = [t for t in others if not by_lanczos(t)]
+        if len(larger) == len(others):
+            return closed + bound
+        rest = closed + float(self._local_of(larger).max(initial=0.0))
+        if LANCZOS_PRODUCTS * self.product_seconds > self.seconds:
+            return closed + bound
+        apply, size = self._projected
+        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self.seconds)
+        return min(closed + bound, max(0.0, top) + rest)
+
+    @cached_property
+    def _projected(self) -> tuple[Callable[[Floats], Floats], int]:
+        """P H P of the pairwise part, and its size."""
+        low = self.lowered
+        if not (low.potts or low.factors or low.extras) and low.ising is not None:
+            # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
+            program: Any = compile_program(low, self.kernels)
+            if hasattr(program, "couple"):
+                return lambda v: 0.5 * program.couple(v), low.layout.n_vars
+        centre = low.layout.centre
+        apply = pairwise_operator(low, self.kernels)
+        return lambda v: centre(apply(centre(v))), low.layout.size
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """L of the paper: ‖H‖₂ of the tables as they were given, without projection.
+
+        Without the field as it was given, ‖P H P‖₂ (which does as well on the simplices).
+        """
+        if self.field is None:
+            return max(self.largest, self.smallest)
+        raw = lower(self.field.layout, self.field.terms, self.field.evidence, plain=True)
+        pairs = [t for t in raw.terms if by_lanczos(t)]
+        larger = [t for t in raw.terms if not by_lanczos(t)]
+        bound = sum(t.lipschitz(raw.layout) for t in pairs)
+        rest = sum(t.lipschitz(raw.layout) for t in larger)
+        if bound == 0.0 or not np.isfinite(bound + rest):
+            return float(bound + rest)
+        apply = pairwise_operator(raw, self.kernels)
+        size = raw.layout.size
+        up = largest_eigenvalue(apply, size, bound, self.seconds)
+        down = largest_eigenvalue(lambda v: -apply(v), size, bound, self.seconds)
+        return float(min(bound, max(up, down)) + rest)
+
+    def steps(self, step: float | str) -> NDArray[np.float64]:
+        """A rule's ``step`` as one number per variable.  # (n_vars,)"""
+        n = self.lowered.layout.n_vars
+        if step == "certified":
+            d = damping_for(self.largest)
+        elif step == "certified-local":
+            d = damping_for(self.local)
+        elif step == "lipschitz":
+            d = np.asarray(self.lipschitz)
+        else:
+            return np.broadcast_to(float(step), n)
+        if not np.isfinite(d).all():
+            raise UnsupportedError(
+                f"step={step!r} needs finite tables, but configurations are forbidden"
+            )
+        return np.broadcast_to(1.0 / (1.0 + d), n)
+
+
+def by_lanczos(term: Term) -> bool:
+    """Is the term's H constant, and its spectrum not known in closed form?"""
+    return term.degree == 2 and not offers(term, "spectrum")
+
+
+def pairwise_operator(lowered: Lowered, kernels: str) -> Callable[[Floats], Floats]:
+    """v ↦ H v for the pairwise part of a field, without forming H."""
+    native = replace(
+        lowered,
+        unary=np.zeros(lowered.layout.size),
+        factors=tuple(f for f in lowered.factors if f.degree == 2),
+        extras=(),
+    )
+    program = compile_program(native, kernels)
+    zero = program.gradient(np.zeros(lowered.layout.size))
+    extras = [t for t in lowered.extras if by_lanczos(t)]
+    for term in extras:  # a term may be affine: what it gives at 0 isn't curvature
+        term.add_gradient(lowered.layout, np.zeros(lowered.layout.size), zero)
+
+    def apply(v: Floats) -> Floats:
+        out = program.gradient(v) - zero
+        for term in extras:
+            term.add_gradient(lowered.layout, v, out)
+        return out
+
+    return apply
+
+
+class _OutOfTimeError(Exception):
+    """Lanczos took longer than it may."""
+
+
+def largest_eigenvalue(
+    apply: Callable[[Floats], Floats], size: int, bound: float, seconds: float = np.inf
+) -> float:
+    """The largest eigenvalue of a symmetric operator, rounded up.
+
+    Args:
+        apply: The operator.
+        size: Its dimension.
+        bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge in time.
+        seconds: The time it has.
+    """
+    if size <= DENSE:
+        dense = np.stack([apply(e) for e in np.eye(size)])
+        top = float(np.linalg.eigvalsh((dense + dense.T) / 2)[-1])
+        return top + 1e-12 * abs(top)
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
+    deadline = time.perf_counter() + seconds
+
+    def timed(v: Floats) -> Floats:
+        if time.perf_counter() > deadline:
+            raise _OutOfTimeError
+        return apply(v)
+
+    operator = LinearOperator((size, size), matvec=timed, dtype=np.float64)
+    start = np.random.default_rng(0).normal(size=size)
+    try:
+        top = float(
+            eigsh(operator, k=1, which="LA", v0=start, tol=MARGIN / 2, return_eigenvectors=False)[0]
+        )
+    except (ArpackError, _OutOfTimeError):  # not converged, an operator that is 0, or too slow
+        return bound
+    return top + MARGIN * abs(top)

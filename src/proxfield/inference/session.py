@@ -1,0 +1,298 @@
+"""What a rule works with: the problem, the loop, the start, and ways to run plans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends import compile_program
+from proxfield.backends.base import Program, State, slack
+from proxfield.common.logs import log
+from proxfield.inference.coloring import color_graph
+from proxfield.inference.curvature import Curvature
+from proxfield.inference.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop, Seen
+from proxfield.inference.pace import SHORT_EVALUATION
+from proxfield.inference.stationarity import MAX_PRODUCTS, Judgement, Verdict, judge, nudged
+from proxfield.lowering.lowered import Lowered
+from proxfield.result import Status
+from proxfield.rules.plan import Plan
+from proxfield.terms.base import Ints, Layout, offers
+
+if TYPE_CHECKING:
+    from proxfield.rules.base import Rule
+
+MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
+
+FIRST_PRODUCTS = 3
+"""Products with H before the second-order test looks at the clock."""
+FEWEST_PRODUCTS = 24
+"""Products with H that the second-order test may always make."""
+THOROUGH = 10
+"""How many times more products the test may make where a rule promises a local minimum."""
+SADDLE_TESTS = 20
+"""Fixed-point tests that take as long as leaving a saddle."""
+MAX_ESCAPES = 100
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a rule may look at when it makes its plan."""
+
+    lowered: Lowered
+    curvature: Curvature
+    seed: int = 0
+
+    @property
+    def n_vars(self) -> int:
+        """Variables that are left to infer."""
+        return self.lowered.layout.n_vars
+
+    @cached_property
+    def coloring(self) -> tuple[Ints, Ints]:
+        """Variables by color, and where each color starts; those of one color share no term."""
+        colors = color_graph(self.lowered)
+        counts = np.bincount(colors, minlength=1)
+        return np.argsort(colors, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+
+
+@dataclass
+class Outcome:
+    """Where a rule ended.
+
+    Attributes:
+        q: Marginals of the lowered field.
+        free_energy: F.
+        status: Why it ended.
+        labels: A feasible labelling, if one is known.
+        judgement: What the second-order test found at a fixed point.
+    """
+
+    q: NDArray[np.float64]
+    free_energy: float
+    status: Status
+    labels: Ints | None = None
+    judgement: Judgement | None = None
+
+
+@dataclass
+class Session:
+    """One call of `infer`."""
+
+    problem: Problem
+    loop: Loop
+    start: NDArray[np.float64]  # marginals of the lowered field
+    kernels: str = "cpu"
+    dtype: str = "float64"
+    threads: int | None = None
+    keep: str = "last"
+    limited: bool = True
+    """Did the user limit iterations or seconds?"""
+
+    @cached_property
+    def program(self) -> Program:
+        """The field, packed for the kernels asked for."""
+        return self.compile(self.problem.lowered)
+
+    @property
+    def limit(self) -> Status:
+        """The status of an end that isn't known to be a minimum: more of this would help."""
+        return Status.MAX_ITERS if self.loop.budget is None else Status.BUDGET
+
+    def compile(self, lowered: Lowered) -> Program:
+        """Another lowered field, packed the same way."""
+        return compile_program(lowered, self.kernels, self.dtype, self.threads)
+
+    def restarted(self, start: NDArray[np.float64]) -> Session:
+        """The same session from another start."""
+        other = replace(self, start=start)
+        other.__dict__["program"] = self.program
+        return other
+
+    def run_plan(
+        self, rule: Rule, plan: Plan, start: NDArray[np.float64], *, thorough: bool = False
+    ) -> Outcome:
+        """Iterate one plan to the loop's limits; a fixed point is tested for being a saddle.
+
+        Args:
+            rule: The rule whose plan it is.
+            plan: How the state moves.
+            start: Marginals of the lowered field.
+            thorough: Test until it is decided, unless the budget ends first.
+        """
+        program, loop = self.program, self.loop
+        state = program.start(start)
+        loop.begin_stage()
+        look_back = self.keep == "best" or not rule.never_rises
+        trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
+        try:
+            first = loop.known_at(start)
+            status = loop.run(program, plan, state, keep_best=look_back, first=first)
+        finally:
+            loop.trace = trace
+
+        def start_energy() -> float:
+            return program.free_energy(program.start(start))
+
+        last = Outcome(program.marginals(state), loop.last, status)
+        outcome = conclude(loop, rule, last, start_energy, start, self.keep)
+        loop.tell(outcome.q, outcome.free_energy)
+        with loop.clock():
+            if outcome.status is Status.OVERSHOT:
+                state = program.start(outcome.q)
+                if self._stands(state):  # the same fixed point, or another
+                    outcome.status = Status.CONVERGED
+            at_limit = outcome.status in (Status.MAX_ITERS, Status.BUDGET)
+            at_limit = thorough and at_limit and loop.standing
+            if at_limit:  # a run without time may still stand on the saddle that it started from
+                at_limit = self._stands(state)
+            if outcome.status is Status.CONVERGED or at_limit:
+                outcome.judgement = self._judge(state, thorough)
+                if outcome.judgement.verdict is SADDLE:
+                    outcome.status = Status.SADDLE
+        label, f, n = outcome.status.label, outcome.free_energy, loop.iterations
+        log.debug("%s: %s with F = %.9g, iteration %d", rule.name, label, f, n)
+        return outcome
+
+    def _stands(self, state: State) -> bool:
+        """Is this known to be a fixed point? Not where the budget leaves no time to find out."""
+        loop = self.loop
+        if not loop.may_test(loop.seconds_left()):
+            return False
+        return loop.is_fixed_point(self.program, state, loop.tol)
+
+    def _judge(self, state: State, thorough: bool) -> Judgement:
+        lowered, loop = self.problem.lowered, self.loop
+        if all(offers(t, "spectrum") for t in lowered.terms):
+            # no eigenvalue of S exceeds 1/2, and none of the terms' is below these
+            lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
+            if lowest > -2.0:
+                return Judgement(MINIMUM)
+        deadline = np.inf
+        if loop.budget is not None:
+            grace = OVERTIME_SHARE * loop.budget + OVERTIME_SECONDS
+            left = max(0.0, loop.seconds_left()) + grace
+            long = loop.costs.evaluation > SHORT_EVALUATION
+            if long and FIRST_PRODUCTS * loop.costs.test() > left:
+                return Judgement(Verdict.UNDECIDED)
+            deadline = time.perf_counter() + left
+        products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
+        return judge(
+            self.program,
+            state,
+            seed=self.problem.seed,
+            max_products=THOROUGH * MAX_PRODUCTS if thorough else products,
+            deadline=deadline,
+        )
+
+    def step_off(self, outcome: Outcome) -> Outcome:
+        """If an outcome at a limit stands on a saddle, the point of lower F beside it."""
+        with self.loop.clock():
+            state = self.program.start(outcome.q)
+            if self._stands(state):
+                found = self._judge(state, thorough=False)
+                if found.lower is not None:
+                    return replace(outcome, q=found.lower, free_energy=found.free_energy)
+        return outcome
+
+    def off_center(self, start: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A start off the center, if the budget is too short to find out that it is a saddle.
+
+        Part of the set-up, not of the clock.
+        """
+        loop, layout = self.loop, self.problem.lowered.layout
+        long = loop.budget is not None and loop.costs.evaluation > SHORT_EVALUATION
+        if not long or loop.iterations > 0 or not is_uniform(layout, start):
+            return start
+        if SADDLE_TESTS * loop.costs.test() < (loop.budget or 0.0):
+            return start
+        return nudged(layout, start, self.problem.seed)
+
+    def settle(self, rule: Rule, plan: Plan, start: NDArray[np.float64]) -> Outcome:
+        """Iterate to a local minimum: like `run_plan`, but a saddle is left and F goes on falling.
+
+        CONVERGED then means a minimum, as far as the second-order test can tell; where a limit
+        leaves no time to tell, the status is that limit.
+        """
+        loop, layout = self.loop, self.problem.lowered.layout
+        outcome = self.run_plan(rule, plan, self.off_center(start), thorough=True)
+        for attempt in range(MAX_ESCAPES):
+            found = outcome.judgement
+            if outcome.status is not Status.SADDLE or found is None or found.lower is None:
+                break
+            if loop.spent is not None:
+                return Outcome(found.lower, found.free_energy, loop.spent)
+            loop.set_aside(Seen.at(found.free_energy, found.lower))
+            loop.tell(found.lower, found.free_energy)
+            again = nudged(layout, found.lower, self.problem.seed + attempt)
+            outcome = self.run_plan(rule, plan, again, thorough=True)
+            f = outcome.free_energy
+            if found.free_energy < f - slack(f, self.program.dtype):  # a limit came too soon
+                outcome = replace(outcome, q=found.lower, free_energy=found.free_energy)
+                outcome.judgement = None
+        ended = outcome.status in (Status.CONVERGED, Status.SADDLE)
+        if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
+            outcome.status = self.limit
+        return outcome
+
+
+def is_uniform(layout: Layout, q: NDArray[np.float64]) -> bool:
+    """Are all labels of each variable equally probable?"""
+    if layout.common is not None:
+        return bool((q == q[:1]).all())
+    return bool((q == (1.0 / layout.cardinalities)[layout.owner]).all())
+
+
+def conclude(
+    loop: Loop,
+    rule: Rule,
+    last: Outcome,
+    first: Callable[[], float],
+    start: NDArray[np.float64],
+    keep: str = "last",
+) -> Outcome:
+    """What to hand back after a plan has run: a state seen before if that is the better one.
+
+    Args:
+        loop: The loop it ran in.
+        rule: The rule it is of.
+        last: The last state, and why it is the last.
+        first: Gives F of the start.
+        start: Marginals of the start.
+        keep: As in `infer`.
+    """
+    q, f, status = last.q, last.free_energy, last.status
+    if status is Status.DIVERGED:
+        f, q = (first(), start) if loop.best is None else loop.best.recover()
+    wanted = keep == "best" or status is Status.INTERRUPTED
+    # around a fixed point that was reached, differences are rounding
+    margin = slack(f, np.dtype("float64")) if status is Status.CONVERGED else 0.0
+    for seen in (loop.best, loop.earlier):
+        if wanted and seen is not None and seen.free_energy < f - margin:
+            best_f, best_q = seen.recover()
+            if best_f < f - margin:
+                f, q = best_f, best_q
+                status = Status.OVERSHOT if status is Status.CONVERGED else status
+    if status in (Status.MAX_ITERS, Status.BUDGET) and not rule.never_rises:
+        status = name_oscillation(loop, status)
+    return Outcome(q, f, status)
+
+
+def name_oscillation(loop: Loop, status: Status) -> Status:
+    """Call it oscillating when q repeats itself, or F goes up and down and gets nowhere."""
+    trace = loop.make_trace()
+    if len(trace) < 3:
+        return status
+    if loop.period2 < 0.01 * trace.change[-1]:
+        return Status.OSCILLATING
+    f = trace.free_energy[-100:]
+    steps = np.diff(f)
+    if len(steps) < 10 or not np.isfinite(steps).all():
+        return status
+    up, net = float(steps[steps > 0].sum()), float(f[0] - f[-1])
+    return Status.OSCILLATING if up > 1e-6 * (1 + abs(f[-1])) and up > max(net, 0.0) else status

@@ -1,0 +1,250 @@
+"""Is a state a fixed point, and is that a minimum? The tests behind CONVERGED and SADDLE.
+
+A fixed point satisfies q = softmax(−g(q)). A small change of q by an update is not enough: where
+q is close to a corner of the simplex, θ can be far from its target while q hardly moves.
+
+A fixed point is a local minimum of F if the Hessian of F on the simplices has no negative
+eigenvalue. With S the covariance of q (block by block diag(q_i) − q_i q_iᵀ, the inverse of the
+entropy's curvature) and R such that S = R Rᵀ, that is the case if no eigenvalue of Rᵀ H R is
+below −1, where H is the Hessian of E. R = diag(√q)(I − √q √qᵀ) is known in closed form, and
+products with H are differences of gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.base import Program, State, Tangent
+from proxfield.terms.base import Layout
+
+CAUTION = 2.0
+"""A Ritz value counts as the lowest if it is above −1 by so many times its residual."""
+MIN_PRODUCTS = 10
+"""Products with H before a fixed point may be called a minimum, and half a product more for each
+doubling of the number of entries: a direction that concerns few variables takes as many to show."""
+MAX_PRODUCTS = 60
+RELATIVE_STEP = 0.5
+"""Largest relative change of a marginal in a difference of gradients."""
+EIGENVALUE_MARGIN = {"float64": 1e-7, "float32": 1e-2}
+NEGLIGIBLE = {"float64": 1e-10, "float32": 1e-4}
+"""Marginals below this are left out of the second-order test."""
+NUDGE = 1e-2
+"""Standard deviation of the noise on θ that breaks what symmetries are left."""
+
+
+class Verdict(Enum):
+    """What the second-order test found."""
+
+    MINIMUM = "no direction of negative curvature"
+    SADDLE = "F falls along a direction"
+    UNDECIDED = "time or products ran out"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and, for a saddle, a point nearby where F is lower.
+
+    Attributes:
+        verdict: What was found.
+        lower: Marginals of lower F.  # (layout.size,)
+        free_energy: F there.
+    """
+
+    verdict: Verdict
+    lower: NDArray[np.float64] | None = None
+    free_energy: float = np.inf
+
+
+def is_fixed_point(program: Program, state: State, tol: float) -> bool:
+    """Is softmax(−g(q)) within ``tol`` of q, up to rounding of the program's type?"""
+    residual, rounding = program.residual(state)
+    return residual <= tol + rounding
+
+
+def judge(
+    program: Program,
+    state: State,
+    *,
+    seed: int = 0,
+    max_products: int = MAX_PRODUCTS,
+    deadline: float = np.inf,
+) -> Judgement:
+    """Test whether a fixed point is a minimum of F.
+
+    Args:
+        program: The field.
+        state: A fixed point; not changed.
+        seed: Random seed of the first direction.
+        max_products: Maximum number of products with H.
+        deadline: When to give up, as `time.perf_counter` counts.
+
+    Returns:
+        A saddle is only called so if a point of lower F was found.
+    """
+    if program.lowered.layout.size == 0 or not any(True for _ in program.lowered.terms):
+        return Judgement(Verdict.MINIMUM)
+    kind = program.dtype.name
+    space = Scaled(program.tangent(state), program.lowered, NEGLIGIBLE[kind])
+    if not space.free:
+        return Judgement(Verdict.MINIMUM)
+    verdict, direction = lowest_curvature(
+        space, seed, EIGENVALUE_MARGIN[kind], max_products, deadline
+    )
+    if direction is None:
+        return Judgement(verdict)
+    relative = space.tangent.to_host(space.relative(direction))
+    return descend_along(program, state, relative)
+
+
+class Scaled:
+    """Rᵀ H R at a fixed point; see the module's text."""
+
+    def __init__(self, tangent: Tangent, lowered: Any, negligible: float) -> None:
+        self.tangent = tangent
+        q = tangent.q
+        self.kept = q > negligible
+        self.q = q * self.kept
+        self.root = self.q**0.5
+        self.quadratic = not lowered.hard and all(t.degree == 2 for t in lowered.terms)
+        self.free = bool((self.q * (1.0 - self.q)).max() > negligible)
+        self.g = tangent.gradient(q) if self.quadratic else None
+
+    def project(self, v: Any) -> Any:
+        """Take out what R maps to 0: each variable's multiple of √q."""
+        return (v - self.root * self.tangent.sums(self.root * v)) * self.kept
+
+    def relative(self, v: Any) -> Any:
+        """R v divided by q: the relative change of each marginal."""
+        safe = self.root + (1.0 - 1.0 * self.kept)
+        return (v / safe - self.tangent.sums(self.root * v)) * self.kept
+
+    def apply(self, v: Any) -> Any:
+        """Rᵀ H R v."""
+        q, w = self.tangent.q, self.relative(v)
+        largest = float(abs(w).max())
+        if largest == 0.0:
+            return 0.0 * v
+        eps = RELATIVE_STEP / largest
+        up = self.tangent.gradient(q + eps * (self.q * w))
+        with np.errstate(invalid="ignore"):  # +inf of impossible labels
+            if self.g is not None:  # the gradient is affine: one difference is exact
+                h = (up - self.g) / eps
+            else:
+                h = (up - self.tangent.gradient(q - eps * (self.q * w))) / (2.0 * eps)
+            h = self.tangent.where(self.kept & (abs(h) < np.inf), h, 0.0)
+        return self.root * (h - self.tangent.sums(self.q * h)) * self.kept
+
+
+def lowest_curvature(
+    space: Scaled, seed: int, margin: float, max_products: int, deadline: float
+) -> tuple[Verdict, Any]:
+    """Look for an eigenvalue of Rᵀ H R below −1, by locally optimal conjugate gradients.
+
+    Keeps three vectors and their products, however many steps it takes. A Ritz value below
+    −1 proves a negative eigenvalue. One that stays above −1 by more than its residual is
+    taken for the lowest after enough products.
+
+    Returns:
+        MINIMUM or UNDECIDED and None, or SADDLE and the direction.
+    """
+    size = space.q.shape[0]
+    least = MIN_PRODUCTS + int(0.5 * np.log2(max(2, size)))
+    noise = np.random.default_rng([seed, 0x5ADD1E]).normal(size=size)
+    x = space.project(space.tangent.from_host(noise))
+    if not norm(x) > 0.0:  # no direction is left
+        return Verdict.MINIMUM, None
+    x = x / norm(x)
+    ax = space.apply(x)
+    p = ap = None
+    for made in range(1, max_products + 1):
+        rho = dot(x, ax)
+        r = ax - rho * x
+        error = norm(r)
+        if not np.isfinite(rho):
+            return Verdict.UNDECIDED, None
+        if rho < -1.0 - margin:
+            return Verdict.SADDLE, x
+        small = error <= 1e-9 * (1.0 + abs(rho))
+        if small or (made >= least and rho - CAUTION * error > -1.0):
+            return Verdict.MINIMUM, None
+        if made == max_products or time.perf_counter() > deadline:
+            return Verdict.UNDECIDED, None
+        w = space.project(r)
+        w = w - dot(x, w) * x
+        if not norm(w) > 0.0:  # x is an eigenvector
+            return Verdict.MINIMUM, None
+        w = w / norm(w)
+        basis, images = [x, w], [ax, space.apply(w)]
+        if p is not None and ap is not None:
+            for b, ab in zip(basis, images, strict=True):
+                c = dot(b, p)
+                p, ap = p - c * b, ap - c * ab
+            length = norm(p)
+            if length > 1e-8:
+                basis.append(p / length)
+                images.append(ap / length)
+        small_matrix = np.array([[dot(b, a) for a in images] for b in basis])
+        mix = np.linalg.eigh((small_matrix + small_matrix.T) / 2)[1][:, 0]
+        p, ap = mix[1] * basis[1], mix[1] * images[1]
+        if len(basis) > 2:
+            p, ap = p + mix[2] * basis[2], ap + mix[2] * images[2]
+        x, ax = mix[0] * x + p, mix[0] * ax + ap
+        length = norm(x)
+        x, ax = x / length, ax / length
+        spread = norm(p)
+        if spread > 0:
+            p, ap = p / spread, ap / spread
+    return Verdict.UNDECIDED, None
+
+
+def dot(a: Any, b: Any) -> float:
+    """⟨a, b⟩ of arrays on any device."""
+    return float((a * b).sum())
+
+
+def norm(a: Any) -> float:
+    """‖a‖₂ of an array on any device."""
+    return float(dot(a, a) ** 0.5)
+
+
+def descend_along(program: Program, state: State, relative: NDArray[np.float64]) -> Judgement:
+    """Follow a direction of negative curvature, both ways, as long as F falls."""
+    layout = program.lowered.layout
+    q = program.marginals(state).astype(np.float64)
+    f = program.free_energy(state)
+    slack = 1e-12 * (1.0 + abs(f))
+    unit = relative / np.abs(relative).max()
+
+    def at(t: float) -> tuple[float, NDArray[np.float64]]:
+        moved = layout.normalise(q * np.exp(np.clip(t * unit, -50.0, 50.0)))
+        return program.free_energy(program.start(moved)), moved
+
+    for first in (0.5, 0.05, 0.005):
+        tried = [(*at(sign * first), sign) for sign in (1.0, -1.0)]
+        low, point, sign = min(tried, key=lambda item: item[0])
+        if low < f - slack:
+            break
+    else:  # within rounding of F there is nothing to gain
+        return Judgement(Verdict.MINIMUM)
+    t = first
+    while t < 8.0:
+        t *= 2.0
+        further, moved = at(sign * t)
+        if not further < low:
+            break
+        low, point = further, moved
+    return Judgement(Verdict.SADDLE, point, low)
+
+
+def nudged(layout: Layout, q: NDArray[Any], seed: int, noise: float = NUDGE) -> NDArray[np.float64]:
+    """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
+    rng = np.random.default_rng([seed, 0x0FF5E7])
+    return layout.normalise(
+        np.asarray(q, dtype=np.float64) * np.exp(noise * rng.normal(size=len(q)))
+    )

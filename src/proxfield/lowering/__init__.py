@@ -1,0 +1,1 @@
+"""Lowering: a field in its fastest equivalent form."""

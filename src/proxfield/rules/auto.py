@@ -1,0 +1,254 @@
+"""`auto`, the default: chooses for the user and spends the budget well.
+
+- Where the curvature shows that F is convex, one minimum is all there is: sweep to it.
+- Otherwise *cooled chains*: heat-bath sampling from a temperature down to 1, then sweeps into a
+  local minimum of F. Sampling crosses the barriers at which deterministic rules stop. Chains
+  run on all threads; each starts from the best state so far, reheated to a random degree
+  between a nudge and a fresh start, for a random number of sweeps.
+- Fields with terms that can only be iterated as a whole: annealing, ADAM and momentum.
+
+It always ends with sweeps (or the certified rule) to the tolerance, and leaves saddles: where it
+says CONVERGED, it is at a local minimum.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.common.interrupts import finish_first
+from proxfield.common.logs import log
+from proxfield.inference.loop import Seen
+from proxfield.inference.polish import better_of, end_at_minimum, polish, without_symmetry
+from proxfield.inference.session import Outcome, Problem, Session
+from proxfield.result import Status
+from proxfield.rules.anneal import Anneal
+from proxfield.rules.base import Rule
+from proxfield.rules.parallel import Adam, Momentum
+from proxfield.rules.plan import Chains, Explored, Plan
+from proxfield.rules.portfolio import best_of
+from proxfield.rules.schedules import Sweep
+from proxfield.terms.base import offers
+
+REHEAT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Temperatures to reheat to, as shares of the field's own scale."""
+LENGTHS = (10, 30, 100, 300, 1000)
+"""Sweeps of a chain; the longer ones only while they leave room for others."""
+ROUND_SECONDS = 0.02
+GRACE_SECONDS = 0.002
+DRAWN = 0.9
+"""Share of chains that sample labels; the others cool marginals."""
+PATIENCE = 5000
+"""Sweeps without a better F after which a run without limits may end."""
+VISITS = 1e8
+"""Entries and edge ends to visit where the user sets no limit."""
+POLISH = 30
+"""Most sweeps that end a chain."""
+LOOKS = 250
+"""Evaluations of F that must fit into a budget for exploring to pay (a sweep takes a few)."""
+LANES = 4
+"""Chains of a round where only iterations are limited."""
+FEW_SWEEPS = 8
+"""With time for fewer sweeps than this, exploring is pointless."""
+HARD_SCALE = 10.0
+"""Temperature scale where forbidden configurations leave the curvature infinite."""
+
+
+@dataclass(frozen=True)
+class Auto(Rule):
+    """Needs no parameter: uses its budget (or max_iters sweeps) and ends at a local minimum."""
+
+    name = "auto"
+    summary = "the default: chooses for you, explores within the budget, ends at a local minimum"
+
+    def plan(self, problem: Problem) -> Plan:
+        return Sweep().plan(problem)
+
+    def default_iterations(self, problem: Problem) -> int:
+        """As many sweeps as take some tenths of a second."""
+        lowered = problem.lowered
+        known = [t for t in lowered.terms if offers(t, "neighbours")]
+        ends = sum(len(t.neighbours(lowered.layout)) for t in known)
+        return int(np.clip(VISITS / max(1, lowered.layout.size + 2 * ends), 200, 20_000))
+
+    def solve(self, session: Session) -> Outcome:
+        if not session.program.sweepable:
+            members: list[Rule] = [Anneal(), Adam(), Momentum()]
+            log.debug("auto: variables can't be visited one by one; anneal, adam and momentum")
+            return best_of(session, [(rule.name, rule, session.start) for rule in members])
+        scale = float(session.problem.curvature.local.max(initial=0.0))  # part of the set-up
+        if (
+            scale <= 2.0
+        ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
+            log.debug("auto: F is convex (λ = %.3g); one descent", scale)
+            return polish(session, session.start)
+        if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
+            return polish(session, without_symmetry(session, session.start))
+        log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
+        return Search(session, scale).run(session.start, np.inf)
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        loop = session.loop
+        loop.set_aside(Seen.at(outcome.free_energy, outcome.q))
+        if loop.max_iters - loop.iterations < 4 * FEW_SWEEPS:
+            return end_at_minimum(session, outcome)
+        found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
+        return replace(better_of(session, outcome, found), labels=outcome.labels)
+
+
+@dataclass
+class Search:
+    """Rounds of chains from the best state so far."""
+
+    session: Session
+    scale: float
+    best_f: float = np.inf
+    best_q: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    pace: dict[int, float] = field(default_factory=dict)
+    """Sweeps a second, by the number of threads."""
+    chains_made: int = 0
+    rounds: int = 0
+    improved_at: int = 0
+
+    def run(self, start: NDArray[np.float64], f: float) -> Outcome:
+        """Explore until the limits leave just enough to polish."""
+        session, loop, program = self.session, self.session.loop, self.session.program
+        self.start, self.best_q, self.best_f = start, start, f
+        self.rng = np.random.default_rng(session.problem.seed)
+        program.warm_up_chains(start)
+        first = loop.measure(program, program.start(start))
+        loop.tell(start, first)
+        if f == np.inf:
+            self.best_f = first
+            loop.note(0, loop.elapsed, first)
+        if loop.budget is not None and loop.seconds_left() < LOOKS * loop.costs.evaluation:
+            return polish(
+                session, without_symmetry(session, start)
+            )  # no time for more than a descent
+        halted: Status | None = None
+        try:
+            while (chains := self._next()) is not None:
+                self._round(chains)
+                quiet = loop.iterations - self.improved_at
+                if not session.limited and quiet > max(PATIENCE, 2 * self.improved_at):
+                    break
+                if loop.report(self.best_f, self.best_q):
+                    halted = Status.STOPPED
+                    break
+        except KeyboardInterrupt:
+            halted = Status.INTERRUPTED
+        if halted is not None:
+            return Outcome(self.best_q, self.best_f, halted)
+        loop.member = "polish"
+        budget = loop.budget
+        if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
+            loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
+        before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
+        loop.set_aside(Seen.at(self.best_f, self.best_q))
+        loop.tell(self.best_q, self.best_f)
+        outcome = polish(session, self.best_q)
+        loop.budget = budget
+        return better_of(session, before, outcome)
+
+    # ---- limits ----
+
+    def _threads(self) -> int:
+        """One thread or all: whichever makes more sweeps a second here and now.
+
+        On a busy machine threads wait for each other; the pace of both is looked at
+        again now and then. This decides how fast chains run, not what they find.
+        """
+        most = self.session.program.threads
+        if most == 1 or self.rounds == 0:
+            return 1
+        best = max(self.pace, key=lambda k: self.pace[k])
+        if self.rounds == 1 or self.rounds % 16 == 0:
+            return most if best == 1 else 1
+        return best
+
+    def _room(self, threads: int) -> tuple[int, int]:
+        """(chains, sweeps of each with polish) that fit into the next round; (0, 0): none.
+
+        Without a budget this depends on the iterations alone, so that a run can be repeated.
+        """
+        loop = self.session.loop
+        left = int(0.9 * loop.max_iters) - loop.iterations
+        lanes, count = LANES, LANES
+        if loop.budget is not None:
+            pace = self.pace.get(threads, self.pace[1])
+            seconds = 0.97 * (loop.budget - loop.elapsed) - POLISH / 2 / self.pace[1]
+            left = min(left, int(seconds * pace))
+            wanted = min(ROUND_SECONDS, loop.budget / 20) * pace
+            lanes = threads
+            count = lanes * int(np.clip(wanted / (lanes * (40 + POLISH / 2)), 1, 16))
+        count = min(count, left // (FEW_SWEEPS + POLISH // 2))
+        return (count, left // max(lanes, count)) if count > 0 else (0, 0)
+
+    # ---- chains ----
+
+    def _next(self) -> Chains | None:
+        """The chains of the next round; None when it is time to stop."""
+        if self.rounds == 0:  # a few sweeps to learn the pace: one plain cooling, one drawn
+            return self._chains(np.stack([self.start] * 2), self.scale / 2, 6, [False, True], 2)
+        count, most = self._room(self._threads())
+        if count == 0:
+            return None
+        if self.rounds == 1:  # plain sweeps, a plain cooling and drawn ones, all from the start
+            number = np.arange(min(LANES, max(2, count)))
+            cooling = int(np.clip(0.2 * most, FEW_SWEEPS, LENGTHS[2]))
+            sweeps = np.where(number == 0, 0, cooling)
+            starts = np.repeat(self.start[None], len(number), axis=0)
+            finish = max(1, min(POLISH, most - cooling))
+            return self._chains(starts, self.scale / 3, sweeps, number > 1, finish)
+        fitting = [n for n in LENGTHS if n <= max(LENGTHS[0], most / 4)]
+        sweeps = np.minimum(self.rng.choice(fitting, size=count), max(1, most - POLISH // 2))
+        hot = self.scale * self.rng.choice(REHEAT, size=count)
+        drawn = self.rng.random(count) < DRAWN
+        starts = np.repeat(self.best_q[None], count, axis=0)
+        finish = max(1, min(POLISH, most - int(sweeps.max())))
+        return self._chains(starts, hot, sweeps, drawn, finish)
+
+    def _chains(
+        self, starts: NDArray[np.float64], hot: Any, sweeps: Any, drawn: Any, finish: int
+    ) -> Chains:
+        return Chains.make(
+            starts,
+            hot=np.maximum(1.0, hot),
+            sweeps=sweeps,
+            seeds=self._seeds(len(starts)),
+            drawn=drawn,
+            polish=finish,
+        )
+
+    def _seeds(self, count: int) -> NDArray[np.uint64]:
+        first = self.chains_made + (self.session.problem.seed << 32)
+        self.chains_made += count
+        return np.array([(first + k) % 2**64 for k in range(count)], dtype=np.uint64)
+
+    def _round(self, chains: Chains) -> None:
+        loop, threads = self.session.loop, self._threads()
+        begun, base = time.perf_counter(), loop.elapsed
+        with finish_first():
+            ended = self.session.program.explore(chains, threads)
+            self._take(chains, ended, threads, base, time.perf_counter() - begun)
+
+    def _take(
+        self, chains: Chains, ended: Explored, threads: int, base: float, spent: float
+    ) -> None:
+        """Keep the best end of a round, and what it cost."""
+        loop = self.session.loop
+        made = int(ended.sweeps.sum())
+        self.pace[threads] = 0.5 * (made / spent + self.pace.get(threads, made / spent))
+        self.rounds += 1
+        winner = int(ended.free_energy.argmin())
+        if ended.free_energy[winner] < self.best_f:
+            if ended.free_energy[winner] < self.best_f - 1e-6 * (1 + abs(self.best_f)):
+                self.improved_at = loop.iterations + made
+            self.best_f, self.best_q = float(ended.free_energy[winner]), ended.q[winner]
+            kind = "drawn" if chains.drawn[winner] else "cooled"
+            loop.member = f"{kind} from T={chains.hot[winner]:.3g}, {chains.sweeps[winner]} sweeps"
+        loop.note(made, base + spent, self.best_f)

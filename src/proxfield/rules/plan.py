@@ -1,0 +1,160 @@
+"""Plans: how a state moves. Rules make them; every kernel set carries them out.
+
+`Update` (all variables at once, the paper's unification), `Order` (one variable at a time, or a
+colour at a time) or `Custom` (a Python function). `Chains` are run by `Program.explore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.terms.base import Floats, Ints
+
+
+class Kind(IntEnum):
+    """The averages of which all parallel rules are made."""
+
+    PROXIMAL = 0  # θ ← θ − s (θ − θ*)
+    MEAN = 1  # q ← (1 − s) q + s q*
+    MOMENTUM = 2  # u ← γu + (1−γ)(θ − θ*);  θ ← θ − s u
+    MOMENTUM_PRINTED = 3  # u ← γu + (1−γ) θ*;  θ ← θ − s (θ − u)
+    ADAM = 4  # moments of the centred θ − θ*;  θ ← θ − s u / (√v + ε)
+    ADAM_PRINTED = (
+        5  # moments of the centred θ*, v's weights swapped;  θ ← θ − s (θ − u) / (√v + ε)
+    )
+
+
+@dataclass(frozen=True)
+class Update:
+    """Move all variables at once.
+
+    Args:
+        kind: Which average.
+        step: Step of each variable, 1 / (1 + d).  # (n_vars,)
+        gamma1: Decay of the first moment.
+        gamma2: Decay of the second moment.
+        epsilon: Added to the root of the second moment.
+        adaptive: Scale each variable's damping d by its uncertainty max_l 4 q_l (1 − q_l), and
+            redo a step with ``fallback`` if F rose.
+        fallback: A step that is certified not to raise F.  # (n_vars,)
+        inverse_temperature: Targets are multiplied by this.
+    """
+
+    kind: Kind
+    step: NDArray[np.float64]
+    gamma1: float = 0.0
+    gamma2: float = 0.0
+    epsilon: float = 0.0
+    adaptive: bool = False
+    fallback: NDArray[np.float64] | None = None
+    inverse_temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """Visit variables one after another and minimise F over each exactly.
+
+    Args:
+        variables: The order; every variable once.  # (n_vars,)
+        starts: Bounds of groups whose members don't interact and may move together
+            (graph colours), or None.  # (n_groups + 1,)
+        shuffle: A generator: take a new random order before each sweep.
+        inverse_temperature: Minimise E − H/β instead of F.
+    """
+
+    variables: Ints
+    starts: Ints | None = None
+    shuffle: np.random.Generator | None = None
+    inverse_temperature: float = 1.0
+
+
+UpdateFunction = Callable[[Floats, Floats, Floats, dict[str, Any]], Floats]
+
+
+@dataclass(frozen=True)
+class Custom:
+    """Move all variables at once by a Python function.
+
+    Args:
+        function: ``function(theta, q, gradient, memory) -> new theta``; flat arrays in,
+            a flat array out; ``memory`` is a dictionary that lasts.
+        step: Divides the change of q before it is compared with ``tol``.
+    """
+
+    function: UpdateFunction
+    step: float = 1.0
+
+
+Plan = Update | Order | Custom
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Independent chains to run together; see `Program.explore`.
+
+    Args:
+        starts: Marginals that each chain starts from.  # (chains, layout.size)
+        hot: Temperature at which each starts; all cool geometrically to 1.  # (chains,)
+        sweeps: Sweeps of each while cooling.  # (chains,)
+        seeds: Of each chain's random numbers.  # (chains,)
+        drawn: Does a chain sample labels (heat bath), or cool marginals?  # (chains,)
+        polish: Most sweeps at temperature 1 afterwards.
+        tol: Polishing ends when no marginal changes by more than this.
+    """
+
+    starts: NDArray[np.float64]
+    hot: NDArray[np.float64]
+    sweeps: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+    drawn: NDArray[np.bool_]
+    polish: int = 50
+    tol: float = 1e-3
+
+    @classmethod
+    def make(
+        cls,
+        starts: NDArray[np.float64],
+        *,
+        hot: ArrayLike = 1.0,
+        sweeps: ArrayLike = 0,
+        seeds: ArrayLike = 0,
+        drawn: ArrayLike = False,
+        polish: int = 50,
+        tol: float = 1e-3,
+    ) -> Chains:
+        """Chains from values for each, or one for all."""
+        count = len(starts)
+
+        def each(value: ArrayLike, kind: str) -> NDArray[Any]:
+            return np.broadcast_to(np.asarray(value), count).astype(kind)
+
+        return cls(
+            np.ascontiguousarray(starts),
+            each(hot, "f8"),
+            each(sweeps, "i8"),
+            each(seeds, "u8"),
+            each(drawn, "?"),
+            polish,
+            tol,
+        )
+
+
+@dataclass(frozen=True)
+class Explored:
+    """Where chains ended.
+
+    Attributes:
+        q: Marginals.  # (chains, layout.size)
+        free_energy: F.  # (chains,)
+        sweeps: Sweeps made, polishing included.  # (chains,)
+    """
+
+    q: NDArray[np.float64]
+    free_energy: NDArray[np.float64]
+    sweeps: NDArray[np.int64]

@@ -1,0 +1,54 @@
+"""Schedules: one variable at a time, or one colour of the graph at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from proxfield.inference.session import Problem
+from proxfield.rules.base import Rule
+from proxfield.rules.plan import Order, Plan
+
+
+@dataclass(frozen=True)
+class Sweep(Rule):
+    """Coordinate descent: each variable in turn takes its exact optimum. F never rises.
+
+    Args:
+        order: "natural", or "random" (a new seeded order for every sweep).
+    """
+
+    name = "sweep"
+    summary = "one variable at a time; never raises F, can't run in parallel"
+    monotone = True
+    order: str = "natural"
+
+    def check(self) -> None:
+        self._word("order", "natural", "random")
+
+    def prepare(self, problem: Problem) -> None:
+        pass
+
+    def plan(self, problem: Problem) -> Plan:
+        shuffle = np.random.default_rng(problem.seed) if self.order == "random" else None
+        return Order(np.arange(problem.n_vars), shuffle=shuffle)
+
+
+@dataclass(frozen=True)
+class Colored(Rule):
+    """Coordinate descent by graph colour: variables that share no term move together.
+
+    Exactly a sweep in colour order, hence monotone, but parallel within a colour.
+    """
+
+    name = "colored"
+    summary = "sweep in parallel by graph colour; monotone, best on sparse graphs"
+    monotone = True
+
+    def prepare(self, problem: Problem) -> None:
+        _ = problem.coloring
+
+    def plan(self, problem: Problem) -> Plan:
+        order, starts = problem.coloring
+        return Order(order, starts=starts)

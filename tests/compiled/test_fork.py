@@ -1,0 +1,148 @@
+"""A process forked after its parent has used threads infers as its parent does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+
+from proxfield.compiled import jit
+
+pytestmark = pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="this system doesn't fork"
+)
+
+FIELDS = """
+import json, multiprocessing, os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork with threads
+import numpy as np
+import numba
+import proxfield as pf
+from proxfield.compiled import jit
+
+def grid():
+    "Large enough for threads."
+    rng = np.random.default_rng(0)
+    at = np.arange(330 * 330).reshape(330, 330)
+    edges = np.concatenate([
+        np.stack([at[:, :-1].ravel(), at[:, 1:].ravel()], axis=1),
+        np.stack([at[:-1].ravel(), at[1:].ravel()], axis=1),
+    ])
+    terms = [pf.Ising(edges, rng.normal(size=len(edges))), pf.Unary(rng.normal(size=(at.size, 2)))]
+    return pf.Field(at.size, labels=2, terms=terms)
+
+def image():
+    "A dense CRF: all of its kernels run over threads."
+    rng = np.random.default_rng(1)
+    p = rng.dirichlet(np.ones(3), size=(60, 70))
+    return pf.DenseCRF(rng.integers(0, 256, size=(60, 70, 3)).astype(np.uint8), p)
+
+FIELDS = {"grid": grid, "image": image}
+
+def solve(name):
+    rule, options = {"grid": ("fixed", {"step": 0.5}), "image": ("full-parallel", {})}[name]
+    result = pf.infer(FIELDS[name](), rule, max_iters=5, tol=0.0, **options)
+    return result.free_energy, np.asarray(result.q), jit.max_threads(), os.getpid()
+
+def again(name):
+    "Fork once more: the grandchild has no threads either."
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(solve, (name,))
+"""
+
+AFTER = """
+name, layer = sys.argv[1:]
+f, q, threads, pid = solve(name)
+assert threads == 2 and numba.get_num_threads() == 2, threads
+assert layer in ("default", numba.threading_layer()), numba.threading_layer()
+found = []
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    found += pool.map(solve, [name, name])
+child = multiprocessing.get_context("fork").Process(target=again, args=(name,))
+child.start(); child.join()
+assert child.exitcode == 0, child.exitcode
+assert pid not in [row[3] for row in found]
+print(json.dumps({
+    "threads": [row[2] for row in found],
+    "free_energy": max(abs(row[0] - f) for row in found) / abs(f),
+    "marginals": max(float(np.abs(row[1] - q).max()) for row in found),
+    "parent": numba.get_num_threads(),
+    "again": abs(solve(name)[0] - f),
+}))
+"""
+
+BEFORE = """
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    (row,) = pool.map(solve, ["grid"])
+print(json.dumps({"threads": row[2]}))
+"""
+
+
+def run(code: str, *args: str, **env: str) -> dict[str, float]:
+    """Run a script in a process of its own; a hang is a failure."""
+    import json
+
+    done = subprocess.run(
+        [sys.executable, "-c", FIELDS + code, *args],
+        env={**os.environ, "NUMBA_NUM_THREADS": "2", **env},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Terminating" not in done.stderr
+    out: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return out
+
+
+def layers() -> list[str]:
+    """Threading layers of numba that are installed, by the modules that hold them."""
+    from importlib import import_module
+
+    found = ["default"]
+    for layer, module in (("omp", "omppool"), ("workqueue", "workqueue"), ("tbb", "tbbpool")):
+        try:
+            import_module(f"numba.np.ufunc.{module}")
+        except ImportError:
+            continue
+        found.append(layer)
+    return found
+
+
+@pytest.mark.parametrize("name", ["grid", "image"])
+@pytest.mark.parametrize("layer", layers())
+def test_children_of_a_parent_with_threads(name: str, layer: str) -> None:
+    env = {} if layer == "default" else {"NUMBA_THREADING_LAYER": layer}
+    found = run(AFTER, name, layer, **env)
+    assert found["threads"] == [1, 1]
+    assert found["free_energy"] < 1e-6  # sums are taken in another order (float32 in dense CRFs)
+    assert found["marginals"] < 1e-4
+    assert found["parent"] == 2  # nothing changes for the parent
+    assert found["again"] == 0.0
+
+
+def test_a_child_of_a_parent_without_threads_may_use_its_own() -> None:
+    assert run(BEFORE)["threads"] == 2
+
+
+def test_the_twin_computes_the_same() -> None:
+    import numba
+    import numpy as np
+
+    @jit.parallel_kernel
+    def double(x: np.ndarray, out: np.ndarray) -> None:
+        """Twice as much."""
+        for i in numba.prange(len(x)):
+            out[i] = 2 * x[i]
+
+    assert double.__name__ == "double" and double.__doc__ == "Twice as much."
+    x, a, b = np.arange(5.0), np.zeros(5), np.zeros(5)
+    double(x, a)
+    double.serial(x, b)
+    assert a.tolist() == b.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert len(double.signatures) == 1  # numba's own attributes are there
+    assert double.serial.targetoptions.get("parallel") is not True
+    assert double.targetoptions["parallel"] is True

@@ -1,0 +1,175 @@
+"""The kernel cache: a per-user folder, named after the sources, with a fallback."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import proxfield
+from proxfield.compiled import jit
+
+COLOR_A_TRIANGLE = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from proxfield.compiled.coloring import greedy_colors
+    import numpy as np
+    row, column = np.array([0, 2, 4, 6]), np.array([1, 2, 0, 2, 0, 1], dtype=np.int32)
+    print(greedy_colors(row, column).tolist())
+print([str(w.message) for w in caught])
+import proxfield
+print(proxfield.__file__)
+"""
+
+
+def run(code: str, package: Path, **env: str) -> list[str]:
+    """Run code in a fresh process with a copy of the package; returns lines of its output."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PROXFIELD", "XDG"))}
+    clean |= {"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", **env}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package in a folder that nobody may write to."""
+    root = tmp_path_factory.mktemp("site")
+    source = Path(proxfield.__file__).parent
+    shutil.copytree(source, root / "proxfield", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    root.chmod(0o555)
+    yield root
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def files(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def test_read_only_package_folder(package: Path, tmp_path: Path) -> None:
+    before = files(package)
+    cache = tmp_path / "cache"
+    colors, caught, where = run(COLOR_A_TRIANGLE, package, PROXFIELD_CACHE_DIR=str(cache))
+    assert colors == "[0, 1, 2]"
+    assert caught == "[]"
+    assert where.startswith(str(package))
+    assert files(package) == before
+    assert list(cache.glob("kernels-*/**/*.nbi")), "nothing was cached"
+
+
+def test_unwritable_cache_warns_and_works(package: Path, tmp_path: Path) -> None:
+    """A file stands where the folder should be, which stops even root."""
+    blocked = tmp_path / "blocked"
+    blocked.write_text("not a folder")
+    colors, caught, _ = run(
+        COLOR_A_TRIANGLE, package, PROXFIELD_CACHE_DIR=str(blocked), TMPDIR=str(tmp_path)
+    )
+    assert colors == "[0, 1, 2]"
+    assert "can't write compiled kernels" in caught
+    assert "PROXFIELD_CACHE_DIR" in caught
+    assert list(tmp_path.glob("proxfield-*/kernels-*/**/*.nbi"))
+
+
+def test_second_process_loads_instead_of_compiling(package: Path, tmp_path: Path) -> None:
+    code = COLOR_A_TRIANGLE + "print(sum(greedy_colors.stats.cache_hits.values()))\n"
+    hits = [run(code, package, PROXFIELD_CACHE_DIR=str(tmp_path))[-1] for _ in range(2)]
+    assert hits == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "source", ["compiled/math.py", "filters/numba/lattice.py", "backends/numba/general.py"]
+)
+def test_cache_folder_depends_on_every_source(package: Path, tmp_path: Path, source: str) -> None:
+    show = "from proxfield.compiled.jit import kernel_cache; print(kernel_cache())"
+    copy = tmp_path / "copy"
+    shutil.copytree(package, copy)
+    for path in [copy, *copy.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    env = {"PROXFIELD_CACHE_DIR": str(tmp_path / "cache")}
+    same = run(show, package, **env)
+    assert run(show, copy, **env) == same
+    with (copy / "proxfield" / source).open("a") as file:
+        file.write("# an edit\n")
+    assert run(show, copy, **env) != same
+
+
+def test_sources_hold_every_kernel() -> None:
+    """A kernel elsewhere would stay in the cache when a function that it calls is edited."""
+    package = Path(proxfield.__file__).parent
+    decorated = re.compile(r"^@(kernel|parallel_kernel|inlined|exact)$", re.MULTILINE)
+    alone = {"backends/triton/sweeps/sweep_levels.py"}  # calls no compiled function
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package)
+        if decorated.search(path.read_text(encoding="utf-8")) and name.as_posix() not in alone:
+            assert name.parent.as_posix() in jit.SOURCES, name
+
+
+def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PROXFIELD_CACHE_DIR", str(tmp_path))
+    assert jit.cache_root() == tmp_path
+    monkeypatch.delenv("PROXFIELD_CACHE_DIR")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert jit.cache_root() == tmp_path / "xdg" / "proxfield"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert jit.cache_root() == Path("~/.cache/proxfield").expanduser()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert jit.cache_root().parts[-2:] == ("Caches", "proxfield")
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert jit.cache_root() == tmp_path / "local" / "proxfield"
+
+
+def test_threads_are_put_back() -> None:
+    import numba
+
+    before = numba.get_num_threads()
+    with pytest.raises(RuntimeError, match="inside"), jit.thread_count(1):
+        assert numba.get_num_threads() == 1
+        raise RuntimeError("inside")
+    assert numba.get_num_threads() == before
+    with jit.thread_count(10**6):
+        assert numba.get_num_threads() == jit.max_threads()
+
+
+def test_compiling_is_announced_once() -> None:
+    calls = []
+
+    @jit.inlined
+    def double(x: float) -> float:
+        return 2 * x
+
+    with jit.when_compiling(lambda: calls.append(1)):
+        double(1.0)
+        double(np.float32(1.0))
+    assert calls == [1]
+    with jit.when_compiling(lambda: calls.append(2)):
+        double(2.0)
+    assert calls == [1]
+    double(1)  # nobody listens any more
+    assert calls == [1]
+
+
+def test_only_old_kernels_of_other_versions_are_forgotten(tmp_path: Path) -> None:
+    old, young, other = (tmp_path / name for name in ("kernels-old", "kernels-young", "notes"))
+    for folder in (old, young, other):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    month_ago = young.stat().st_mtime - 31 * 86400
+    for path in (old / "file", old, other / "file", other, young):  # but not young / "file"
+        os.utime(path, (month_ago, month_ago))
+    jit._forget_old(tmp_path)
+    assert not old.exists()
+    assert young.exists() and other.exists()

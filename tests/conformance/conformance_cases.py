@@ -1,0 +1,116 @@
+"""Which fields, rules, kernel sets and floating-point types the conformance tests put together.
+
+Every test runs on a covering (see `covering`) of its axes: the kernels of a field follow from the
+form that it is lowered to, so every variant of a rule meets every form, and every example meets
+every kernel set and floating-point type; an example needn't meet every variant. In Triton's
+interpreter rules meet forms where kernel sets are compared; elsewhere it is enough that every value
+occurs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+
+import pytest
+from covering import Case, cover
+from examples import CONTRADICTIONS, POSSIBLE, Example
+
+from helpers import INTERPRETED, KERNELS, SINGLE, VARIANTS
+
+TESTED = KERNELS if "cpu" in KERNELS else KERNELS[1:]
+"""Kernel sets under test. The main suite tests the reference kernels, other sets only use them."""
+STARTS = ("uniform", "possible", "unary", "random")
+EVERY = {**POSSIBLE, **CONTRADICTIONS}
+
+
+@cache
+def form_of(name: str) -> str:
+    """What the field of an example is lowered to, as far as kernels see it."""
+    lowered = EVERY[name].field().lower()
+    if lowered.extras:
+        kinds = {getattr(t, "filter", t).__class__.__name__ for t in lowered.extras}
+        return "+".join(sorted(kinds))
+    arities = {f.scopes.shape[1] for f in lowered.factors}
+    parts = {
+        "potts": lowered.potts is not None,
+        "pairs": 2 in arities,
+        "tables": max(arities, default=0) > 2,
+    }
+    present = [part for part, there in parts.items() if there]
+    if not present:
+        return "alone" if lowered.ising is None else "spins"
+    return present[0] if len(present) == 1 else "mixed"
+
+
+@cache
+def is_refused(name: str, variant: str) -> bool:
+    """Whether the rule visits single variables, and a term of the field iterates as a whole."""
+    return variant in SINGLE and bool(EVERY[name].field().lower().extras)
+
+
+def term_of(name: str) -> str:
+    """The one term that an example shows, or "several"."""
+    terms = EVERY[name].terms
+    return terms[0] if len(terms) == 1 else "several"
+
+
+def cases_over(
+    group: dict[str, Example] | None = None,
+    *,
+    variants: Sequence[str] = (),
+    allowed: Callable[[Case], bool] = lambda case: True,
+    by: str = "rule",
+    **axes: Sequence[Hashable],
+) -> list[Case]:
+    """A covering of some examples, variants of rules and other axes.
+
+    Args:
+        group: Examples; None for a test that makes its own field.
+        variants: Variants of rules.
+        allowed: Whether a combination makes sense; those that rules refuse never do.
+        by: What has to meet every form and every kind of term: "rule" or "variant". With
+            "nothing" it is enough that every value of every axis occurs.
+        **axes: Other axes.
+    """
+    if group is not None:
+        axes["name"] = list(group)
+    if variants:
+        axes["variant"] = list(variants)
+    features: dict[str, Callable[[Case], Hashable]] = {}
+    apart = [("name", "variant"), ("name", "init")]
+    if group is not None and variants:
+        features["form"] = lambda case: form_of(str(case["name"]))
+        features["term"] = lambda case: term_of(str(case["name"]))
+        features["rule"] = lambda case: VARIANTS[str(case["variant"])][0]
+        apart += [("name", "rule"), ("term", "variant")]
+        apart += [("form", "variant")] if by == "rule" else []
+
+    def makes_sense(case: Case) -> bool:
+        if "name" in case and "variant" in case:
+            return allowed(case) and not is_refused(str(case["name"]), str(case["variant"]))
+        return allowed(case)
+
+    return cover(
+        axes,
+        allowed=makes_sense,
+        features=features,
+        apart=apart,
+        strength=1 if by == "nothing" else 2,
+    )
+
+
+def over(
+    group: dict[str, Example] | None = None, *, by: str = "rule", **axes: Sequence[Hashable]
+) -> pytest.MarkDecorator:
+    """Run a test on a covering of some axes. Arguments as of `cases_over`."""
+    return parametrized(cases_over(group, by="nothing" if INTERPRETED else by, **axes))
+
+
+def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
+    """Run a test on some cases."""
+    names = sorted(cases[0])
+    rows = [tuple(case[name] for name in names) for case in cases]
+    return pytest.mark.parametrize(
+        names, sorted(rows), ids=["-".join(map(str, r)) for r in sorted(rows)]
+    )
