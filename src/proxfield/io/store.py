@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from proxfield._version import __version__
 from proxfield.common.memory import check_memory
 from proxfield.errors import InputError, ProxfieldError, shown
-from proxfield.inference.memory import check_memory
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.terms.base import as_indices
 from proxfield.terms.saving import make_term, term_arrays
