@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends import compile_program
+from proxfield.backends.cache import program_for
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered, lower
 from proxfield.terms.base import Floats, Term, offers
@@ -133,7 +134,7 @@ class Curvature:
         low = self.lowered
         if not (low.potts or low.factors or low.extras) and low.ising is not None:
             # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
-            program: Any = compile_program(low, self.kernels)
+            program: Any = program_for(low, self.kernels)
             if hasattr(program, "couple"):
                 return lambda v: 0.5 * program.couple(v), low.layout.n_vars
         centre = low.layout.centre

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends import compile_program
 from proxfield.backends.base import softmax
+from proxfield.backends.cache import program_for
 from proxfield.common.checks import is_real, is_whole
 from proxfield.common.logs import log
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
@@ -331,7 +331,7 @@ def device_memory(kernels: str, *lowereds: Lowered) -> AbstractContextManager[No
 def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
     """The same marginals, normalised in float64, and F of exactly these: a bound must be one."""
     q = lowered.layout.normalise(np.asarray(outcome.q, dtype=np.float64))
-    program = compile_program(lowered, kernels)
+    program = program_for(lowered, kernels)
     return replace(outcome, q=q, free_energy=program.free_energy(program.start(q)))
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends import compile_program
 from proxfield.backends.base import Rows
+from proxfield.backends.cache import program_for
 from proxfield.backends.numba.pack import is_binary
 from proxfield.common.interrupts import finish_first
 from proxfield.errors import InputError, InputTypeError
@@ -219,7 +219,7 @@ class _Member:
         """The outcome with the result of the second-order test, made on the host."""
         if outcome.status is not CONVERGED:
             return outcome
-        program = compile_program(self.lowered)
+        program = program_for(self.lowered)
         found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
         status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
         return replace(outcome, status=status, judgement=found)
