@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from proxfield.lowering.lowered import Lowered
+from proxfield.lowering.merging import compressed_rows
 from proxfield.terms.base import Ints
 
 
 def color_graph(lowered: Lowered) -> Ints:
     """A greedy colouring: no two variables of one term get the same colour.  # (n_vars,)"""
-    from proxfield.backends.numba.pack import compressed_rows
     from proxfield.compiled.coloring import greedy_colors
 
     n = lowered.layout.n_vars

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.backends.numba.pack import compressed_rows
 from proxfield.compiled.jit import kernel
 from proxfield.lowering.lowered import Lowered
+from proxfield.lowering.merging import compressed_rows
 from proxfield.terms.base import Ints
 
 
