@@ -132,7 +132,7 @@ def encoded() -> list[float]:
         random = torch.Generator().manual_seed(d)
         points = spread * torch.randn(60, d, generator=random, dtype=torch.float64)
         points[30:] = points[:30] + 0.3 * torch.randn(30, d, generator=random)
-        points = points.clamp(-encode.FURTHEST, encode.FURTHEST)
+        points = points.clamp(-encode.MAX_COORDINATE, encode.MAX_COORDINATE)
         order = torch.randperm(64, generator=random)
         there = points[order.clamp(max=59)]
         extents = points.abs().amax(0).tolist()

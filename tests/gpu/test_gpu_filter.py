@@ -56,7 +56,7 @@ def test_reference_is_the_exact_filter(block: int) -> None:
 def test_encoded_products_are_exponents(d: int, spread: float) -> None:
     points = draw(200, d, spread)
     points[100:] = points[:100] + 0.3 * draw(100, d, seed=1)  # near ones, too
-    points = points.clamp(-encode.FURTHEST, encode.FURTHEST)
+    points = points.clamp(-encode.MAX_COORDINATE, encode.MAX_COORDINATE)
     left, right = encode.encode(points, 12)
     assert left.shape == right.shape == (200, encode.slots(d, float(points.abs().max()))[0])
     assert bool(torch.isfinite(left).all() and torch.isfinite(right).all())

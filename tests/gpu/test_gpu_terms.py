@@ -40,7 +40,7 @@ COMPATIBILITIES: dict[str, Any] = {"potts": None, "diagonal": [-1.0, 0.5, -2.0],
 
 
 def marginals(layout: Layout, seed: int = 0) -> Any:
-    return layout.normalise(np.random.default_rng(seed).exponential(size=layout.size) ** 2)
+    return layout.normalize(np.random.default_rng(seed).exponential(size=layout.size) ** 2)
 
 
 def features(n: int, d: int = 2) -> Any:

@@ -28,9 +28,9 @@ from proxfield.filters.numba.lattice import CACHED, CHUNK, FEW_VERTICES, Points,
 from proxfield.filters.plan import Filter, check_features
 
 SIDE = 0.2
-"""Share that a vertex gives to each neighbour along an axis, in each of the two blurs."""
+"""Share that a vertex gives to each neighbor along an axis, in each of the two blurs."""
 BRIDGE = 2
-"""A vertex that no point touches is added if it has this many touched neighbours."""
+"""A vertex that no point touches is added if it has this many touched neighbors."""
 LONGEST_ROW = 2**16
 """Pixels in a row of an image that is known for one."""
 CHANNELS = 32
@@ -67,7 +67,7 @@ def image_width(features: NDArray[Any]) -> int:
         0
     """
     n, d = features.shape
-    longest = 0  # colours may repeat within a row
+    longest = 0  # colors may repeat within a row
     for k in range(d):
         first = features[:, k]
         # strictly monotone up to where it turns back
@@ -141,13 +141,13 @@ class LatticeFilter(Filter):
         stride = code.sum() - (d + 1) * code
         own = keys[:count]
         near = np.full((d + 1, count, 2), -1, dtype=np.int32)
-        building.meet(table, own, stride, near)
-        added = building.bridges(*building.gaps(own, stride, near), BRIDGE)
+        building.find_neighbors(table, own, stride, near)
+        added = building.bridges(*building.missing_neighbors(own, stride, near), BRIDGE)
         next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
         next_to[:, :count] = near
         building.join(table, own, building.table_of(added), added, stride, next_to)
         self.next_to = next_to.view(np.uint32)  # −1 is the largest of these
-        """Neighbours along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
+        """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
         np.minimum(self.next_to, self.next_to.shape[1], out=self.next_to)
         self.n_vertices = self.next_to.shape[1]
         self._sort_rows()
@@ -188,7 +188,7 @@ class LatticeFilter(Filter):
         number = table[0, 0] if len(table) == 1 else table.dtype.type(1.0)
         groups = rows.shape[1] // LANES
         planes, there = spare[:groups], spare[groups : 2 * groups]
-        spare[:, self.n_vertices] = 0.0  # what a missing neighbour holds
+        spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
         kernels.collect(self.start, self.member, rows, planes)
         together = groups if spare.nbytes <= CACHED else 1  # else one by one, to stay in cache
         for p in range(0, groups, together):

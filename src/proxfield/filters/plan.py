@@ -12,7 +12,7 @@ from proxfield.errors import InputError
 
 MAX_DIMENSIONS = 20
 """Most features per point."""
-FURTHEST = 1e8
+MAX_SPAN = 1e8
 """Most standard deviations between two points that the lattice's integers can number."""
 
 
@@ -63,9 +63,9 @@ def check_features(features: Any) -> NDArray[Any]:
     if not (np.isfinite(low) and np.isfinite(high)):  # min and max pass NaN on
         raise InputError("features hold NaN or infinite values")
     span = float(high) - float(low)  # numpy's would warn where it overflows
-    if span > FURTHEST:
+    if span > MAX_SPAN:
         raise InputError(
-            f"features span {span:.3g} standard deviations, more than {FURTHEST:.0g}; "
+            f"features span {span:.3g} standard deviations, more than {MAX_SPAN:.0g}; "
             "the bandwidth is too small for values of this size"
         )
     return out

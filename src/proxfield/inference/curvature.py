@@ -1,6 +1,6 @@
 """Curvature of the energy: λ, μ, λ_i and L, and the steps they certify.
 
-H is the Hessian of E, P the projection that centres each variable's block. A proximal
+H is the Hessian of E, P the projection that centers each variable's block. A proximal
 step with damping d lowers F whenever d ≥ max(0, λ/4 − ½), where λ is the largest signed
 eigenvalue of P H P; the same holds per variable with λ_i = Σ_j ‖P H_ij P‖₂.
 """
@@ -31,7 +31,7 @@ MARGIN = 1e-3
 LANCZOS_PRODUCTS = 25
 """Products that Lanczos takes at least; where there is no time for them it isn't begun."""
 DENSE = 64
-"""Operators up to this size are diagonalised directly."""
+"""Operators up to this size are diagonalized directly."""
 
 
 def damping_for(curvature: Floats | float) -> NDArray[np.float64]:
@@ -137,9 +137,9 @@ class Curvature:
             program: Any = program_for(low, self.kernels)
             if hasattr(program, "couple"):
                 return lambda v: 0.5 * program.couple(v), low.layout.n_vars
-        centre = low.layout.centre
+        center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
-        return lambda v: centre(apply(centre(v))), low.layout.size
+        return lambda v: center(apply(center(v))), low.layout.size
 
     @cached_property
     def lipschitz(self) -> float:

@@ -329,8 +329,8 @@ def device_memory(kernels: str, *lowereds: Lowered) -> AbstractContextManager[No
 
 
 def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
-    """The same marginals, normalised in float64, and F of exactly these: a bound must be one."""
-    q = lowered.layout.normalise(np.asarray(outcome.q, dtype=np.float64))
+    """The same marginals, normalized in float64, and F of exactly these: a bound must be one."""
+    q = lowered.layout.normalize(np.asarray(outcome.q, dtype=np.float64))
     program = program_for(lowered, kernels)
     return replace(outcome, q=q, free_energy=program.free_energy(program.start(q)))
 
@@ -425,10 +425,10 @@ def named_start(layout: Layout, lowered: Lowered, init: str, seed: int) -> NDArr
         return np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
     if init == "possible":
         weight = np.isfinite(lowered.unary).astype(np.float64)
-        return layout.normalise(weight)
+        return layout.normalize(weight)
     if init == "unary":
         return softmax_of(layout, lowered.unary)
     if init == "random":
         noise = np.random.default_rng(seed).exponential(size=layout.size)
-        return layout.normalise(noise)
+        return layout.normalize(noise)
     raise InputError(f"init={shown(init)}, {INITS}")

@@ -17,7 +17,7 @@ NORMALIZATIONS = ("none", "before", "after", "symmetric")
 CORNER_BYTES = 150
 """Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
 VERTEX_BYTES = 170
-"""The same per vertex of the lattice: neighbours and values."""
+"""The same per vertex of the lattice: neighbors and values."""
 POINT_BYTES = 100
 """Scales, sums and temporary arrays per point."""
 SMALLEST_MASS = 1e-20
@@ -28,7 +28,7 @@ class Gaussian(Term):
     """Every pair of variables, weighted by a Gaussian of the distance of their features.
 
     E(x) = Σ_{i<j} a_ij μ(x_i, x_j), where a is the kernel k_ij = exp(−½‖f_i − f_j‖²) after
-    normalisation by the total weights n_i = Σ_j k_ij:
+    normalization by the total weights n_i = Σ_j k_ij:
 
     - ``"symmetric"`` (default): k_ij / √(n_i n_j), eigenvalues at most 1;
     - ``"none"``: k_ij;
@@ -42,13 +42,13 @@ class Gaussian(Term):
             # (n, d)
         weight: Scales the term.
         compatibility: μ. None: Potts, μ = [x ≠ y], so that positive weights attract. A vector:
-            μ = diag(vector), paid where both variables have the label. A matrix: μ, symmetrised.
+            μ = diag(vector), paid where both variables have the label. A matrix: μ, symmetrized.
             # None, (labels,) or (labels, labels)
         normalization: One of the four above.
         self_message: Keep the pair (i, i) in the sums of the update, as the published dense
             CRFs and pydensecrf do. By default it is left out: then the energy is that of a
             random field, multilinear, and −F bounds log Z whatever the compatibility. With it,
-            −F is a bound only where equal labels are never dearer than different ones (all
+            −F is a bound only where equal labels are never more expensive than different ones (all
             attractive compatibilities). It matters for points that few others resemble.
         filter: "exact" (all pairs), "lattice" (permutohedral, for many points) or "auto" (exact
             up to 2000 points).
@@ -249,8 +249,8 @@ class Gaussian(Term):
         if self.n_points == 0:
             return 0.0, 0.0
         labels = int(layout.cardinalities[self.first])
-        centring = np.eye(labels) - 1.0 / labels
-        values = np.linalg.eigvalsh(centring @ self.compatibility(labels) @ centring)
+        centering = np.eye(labels) - 1.0 / labels
+        values = np.linalg.eigvalsh(centering @ self.compatibility(labels) @ centering)
         low, high = self.kernel_range
         ends = [k * m for k in (low, high) for m in (float(values[0]), float(values[-1]))]
         return min(0.0, *ends), max(0.0, *ends)
@@ -259,7 +259,7 @@ class Gaussian(Term):
     def kernel_range(self) -> tuple[float, float]:
         """Bounds on the eigenvalues of A, without the self-message if that is left out.
 
-        K has no negative eigenvalue; after symmetric normalisation none is above 1, else none is
+        K has no negative eigenvalue; after symmetric normalization none is above 1, else none is
         above the largest row sum (A has no negative entry). The symmetric part of D⁻¹K, with
         ‖K‖ ≤ M and the entries of D between m and M, has none below −(M − m)² / 8m(M + m)
         (Strang 1962, eigenvalues of Jordan products).
@@ -286,7 +286,7 @@ class Gaussian(Term):
         return bool((table >= 0.5 * (equal[:, None] + equal) - 1e-12).all())
 
     def magnitude(self, layout: Layout) -> float:
-        # entries of K are at most about 1; normalised, those of a row sum to 1 on average
+        # entries of K are at most about 1; normalized, those of a row sum to 1 on average
         pairs = float(self.n_points) ** (2 if self.normalization == "none" else 1)
         return pairs * (abs(self.weight) if self.matrix is None else largest_finite(self.matrix))
 

@@ -1,4 +1,4 @@
-"""The lattices that the pixels of a dense field are seen through, and how they are blurred."""
+"""The lattices that the pixels of a dense field are filtered with, and how they are blurred."""
 
 from __future__ import annotations
 

@@ -228,14 +228,14 @@ class GpuProgram(Program):
             changes.append(float(change))
             if s.pending[0]:  # F exists from the first sweep on
                 s.pending[:] = False
-                f = float(self.batch.look(self._normalised(q))[0][0])
+                f = float(self.batch.look(self._normalized(q))[0][0])
             if not changes[-1] > tol:
                 break
         s.extra["f"] = f
-        self.batch.set_marginals(s, self._normalised(q))
+        self.batch.set_marginals(s, self._normalized(q))
         return Rows(np.array(energies), np.array(changes))
 
-    def _normalised(self, q: Any) -> Any:
+    def _normalized(self, q: Any) -> Any:
         q = q.to(torch.float64)
         return q / self.batch.natural.sums(q)
 

@@ -62,7 +62,7 @@ def working_dtype(dtype: Any) -> Any:
 
 
 def plain_precision(tensor: Any) -> Any:
-    """Autocast off: sums over thousands of neighbours don't fit in half precision."""
+    """Autocast off: sums over thousands of neighbors don't fit in half precision."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 

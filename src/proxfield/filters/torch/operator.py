@@ -1,4 +1,4 @@
-"""The normalised operator A of a Gaussian term, on batches; the same as `proxfield.Gaussian`'s."""
+"""The normalized operator A of a Gaussian term, on batches; the same as `proxfield.Gaussian`'s."""
 
 from __future__ import annotations
 

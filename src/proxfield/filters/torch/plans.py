@@ -13,7 +13,7 @@ from proxfield.devices.cuda import torch, triton
 
 STORED = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""
-ROOM = 1 << 30
+CACHE_BYTES = 1 << 30
 """Bytes that remembered plans may hold in all; the oldest go first."""
 BLOCK = 1 << 22
 """Weights that are recomputed at a time where they aren't kept."""
@@ -63,7 +63,7 @@ class PlainPlan:
     """
 
     def __init__(self, features: Any) -> None:
-        # a copy, so that what happens to the tensor doesn't matter; centred for precision
+        # a copy, so that what happens to the tensor doesn't matter; centered for precision
         self.features = features - features.mean(dim=1, keepdim=True)
         self.images, self.n, _ = features.shape
         self.stored: Any = None
@@ -174,7 +174,7 @@ class Remembered:
         plan = make_plan(features)
         owner = torch.multiprocessing.reductions.StorageWeakRef(features.untyped_storage())
         alive.append((owner, features.clone(), plan))
-        while len(alive) > 1 and sum(p.nbytes for *_, p in alive) > ROOM:
+        while len(alive) > 1 and sum(p.nbytes for *_, p in alive) > CACHE_BYTES:
             alive.pop(0)
         self.entries = alive
         return plan

@@ -151,7 +151,7 @@ class ExactPlan:
         self.largest = max(extents)
         if not all(math.isfinite(x) for x in extents):  # NaN may hide from the largest
             raise InputError("features hold NaN or infinite values")
-        points = order.centred(features, low, high) * scale
+        points = order.centered(features, low, high) * scale
         coarse = points.to(torch.float32)
         self.order = order.kd_order(coarse, t.block, t.row)
         self.padded = len(self.order)
@@ -164,8 +164,8 @@ class ExactPlan:
     def _encode(self, points: Any, extents: list[float]) -> None:
         """What the exponents are computed from, with one block more for lists to point at."""
         more = self.tiles.block
-        # centring rounds: a coordinate may be a little larger than half the range
-        self.dot = 1.001 * self.largest <= encode.FURTHEST and self.d <= encode.MOST_FEATURES
+        # centering rounds: a coordinate may be a little larger than half the range
+        self.dot = 1.001 * self.largest <= encode.MAX_COORDINATE and self.d <= encode.MOST_FEATURES
         if self.dot:
             self.left, self.right = encode.encode_in_order(points, self.order, more, extents, BIAS)
             self.points = points.new_zeros(1, dtype=torch.float32)

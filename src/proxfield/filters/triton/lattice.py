@@ -3,7 +3,7 @@
 
 The operator of `proxfield.filters.lattice`, K = S C Cᵀ Sᵀ: symmetric and without negative
 eigenvalues by construction. Everything is a gather: a vertex adds up the entries in its list
-(splat), then reads its two neighbours along each axis (blur), and a point reads its corners
+(splat), then reads its two neighbors along each axis (blur), and a point reads its corners
 (slice). Nothing is added atomically, so the same values give the same bits.
 """
 
@@ -30,7 +30,7 @@ ROWS = 32
 
 @jit
 def blur_axis(source, target, back, forth, n, c, SHARE: constexpr, ROWS: constexpr, C: constexpr):
-    """A vertex keeps 1 − 2·SHARE of itself and gets SHARE of both neighbours."""
+    """A vertex keeps 1 − 2·SHARE of itself and gets SHARE of both neighbors."""
     vertex = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * C + tl.arange(0, C)
     inside = vertex < n

@@ -29,7 +29,7 @@ class Vertices:
     weight: Any
     """Their barycentric weights, times √`peak`.  # (n, d + 1) float32"""
     next_to: Any
-    """Neighbours along each axis, back and forth; −1 for none.  # (d + 1, 2, vertices) int32"""
+    """Neighbors along each axis, back and forth; −1 for none.  # (d + 1, 2, vertices) int32"""
     entry: Any
     """Entries point · (d + 1) + corner, listed vertex by vertex in no particular order of
     vertices.  # (n · (d + 1),) int64"""
@@ -122,7 +122,7 @@ def build(features: Any) -> Vertices:
     begin = fresh.nonzero()[:, 0]  # of each vertex, by key
     touched = len(begin)
     own = ordered[begin]
-    # numbers in the order in which points touch vertices: neighbours lie near each other in memory
+    # numbers in the order in which points touch vertices: neighbors lie near each other in memory
     by_touch = torch.argsort(entry[begin])
     number = torch.empty_like(by_touch)
     number[by_touch] = torch.arange(touched, device=device)

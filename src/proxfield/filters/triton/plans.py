@@ -35,7 +35,7 @@ PADDING = 2.0
 """About how many pairs the exact plan computes for each one over the tolerance (1.2 to 2.2 measured
 on images)."""
 SAMPLE = 64
-"""Points whose neighbours are counted to estimate how many pairs there are."""
+"""Points whose neighbors are counted to estimate how many pairs there are."""
 
 
 def resolved(device: Any) -> Any:
@@ -82,7 +82,7 @@ class BlockedPlan:
 
 
 def estimated_pairs(features: Any, tolerance: float) -> float:
-    """About how many pairs an `ExactPlan` computes, from the neighbours of a few points."""
+    """About how many pairs an `ExactPlan` computes, from the neighbors of a few points."""
     n = len(features)
     some = features[:: -(-n // SAMPLE)].to(torch.float32)
     reach = math.sqrt(-2.0 * math.log(tolerance))

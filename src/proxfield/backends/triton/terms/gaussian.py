@@ -24,7 +24,7 @@ else:
 ROWS = 64
 """Points of a program."""
 MOST_LABELS = 256
-"""Most labels for which a program holds whole rows."""
+"""Maximum number of labels for which a program holds whole rows."""
 
 
 @jit
@@ -92,7 +92,7 @@ class GaussianOnDevice:
         """weight · μ; None for Potts.  # (labels, labels)"""
         if term.matrix is not None:
             self.matrix = self._put(term.matrix)
-        self._normalise(term)
+        self._normalize(term)
 
     def _put(self, values: Any) -> Any:
         return torch.as_tensor(values).to(self.device, self.dtype)
@@ -106,7 +106,7 @@ class GaussianOnDevice:
             raise ValueError("a Gaussian term without features can't move to a device")
         return DeviceFilter(features, term.filter_name, double, self.device, tolerance)
 
-    def _normalise(self, term: Gaussian) -> None:
+    def _normalize(self, term: Gaussian) -> None:
         """A = diag(out) K diag(in), or with ``pair`` ½ (diag(out) K + K diag(in))."""
         self.pair = term.normalization in ("before", "after")
         self.inward = self.outward = None
@@ -115,7 +115,7 @@ class GaussianOnDevice:
         elif self.pair:
             self.inward = self.outward = self._put(0.5 / self.filter.mass)[:, None]
         self.own = None
-        """a_ii, where the message to oneself is left out.  # (n, 1)"""
+        """a_ii, where the self-message (i = j) is left out.  # (n, 1)"""
         if not term.self_message:
             own = torch.from_numpy(self.filter.diagonal()).to(self.device)
             if self.inward is not None:
@@ -127,7 +127,7 @@ class GaussianOnDevice:
         self.most = torch.cat([most, scaled]) if self.pair else scaled
 
     def operate(self, values: Any) -> Any:
-        """A @ values, with the message to oneself only if the term keeps it.  # (n, c)"""
+        """A @ values, with the self-message (i = j) only if the term keeps it.  # (n, c)"""
         seen = self._join(self.plan.apply(self._split(values)).to(values.dtype))
         return seen if self.own is None else seen - self.own * values
 
@@ -139,7 +139,7 @@ class GaussianOnDevice:
         return torch.cat([values, scaled], dim=1) if self.pair else scaled
 
     def _join(self, seen: Any) -> Any:
-        """What it makes of it, normalised."""
+        """What it makes of it, normalized."""
         if self.outward is None:
             return seen
         if not self.pair:
