@@ -341,7 +341,8 @@ def bridges(missed: Any, start: Any, least: int) -> Any:
     """Vertices that no point touches but that have at least ``least`` touched neighbors.
 
     Mass that is blurred into a vertex that isn't there is lost; these pass it on. Takes
-    `missing_neighbors` (and changes them); returns keys in order. Their numbers go on after the touched ones.
+    `missing_neighbors` (and changes them); returns keys in order. Their numbers go on after the
+    touched ones.
     """
     first = np.zeros(SHARES + 1, dtype=np.int64)
     for share in numba.prange(SHARES):
