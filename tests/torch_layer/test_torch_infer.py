@@ -189,7 +189,7 @@ def test_what_has_no_derivative(monkeypatch: Any) -> None:
         with pytest.raises(error, match=what):
             pt.infer(bad, **kwargs)
     with monkeypatch.context() as patched:
-        patched.setattr(energy, "knows", lambda term, exact: False)
+        patched.setattr(energy, "maker_of", lambda term, exact: None)
         with pytest.raises(UnsupportedError, match="no derivatives through Gaussian"):
             pt.infer(fields()["dense"])
 
