@@ -132,7 +132,7 @@ def chromium(page: Path, profile: Path, *options: str) -> tuple[str, str]:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=600,
         check=True,
     )
     return done.stdout, done.stderr

@@ -102,7 +102,7 @@ def interpreted() -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "gpu_cases.py")],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": package},
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
