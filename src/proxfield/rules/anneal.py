@@ -13,11 +13,11 @@ from functools import partial
 import numpy as np
 
 from proxfield.errors import InputError, shown
-from proxfield.inference.curvature import damping_for
 from proxfield.inference.polish import end_at_minimum
 from proxfield.inference.session import Outcome, Problem, Session, conclude
 from proxfield.result import Status
 from proxfield.rules.base import Rule
+from proxfield.rules.certified import damping_for
 from proxfield.rules.plan import Custom, Order, Plan, Update
 
 COOLING = 0.8

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
+from proxfield.filters.bounds import kernel_range, product_range
 from proxfield.filters.plan import Filter, check_features
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
 
@@ -249,33 +250,19 @@ class Gaussian(Term):
         if self.n_points == 0:
             return 0.0, 0.0
         labels = int(layout.cardinalities[self.first])
-        centring = np.eye(labels) - 1.0 / labels
-        values = np.linalg.eigvalsh(centring @ self.compatibility(labels) @ centring)
-        low, high = self.kernel_range
-        ends = [k * m for k in (low, high) for m in (float(values[0]), float(values[-1]))]
-        return min(0.0, *ends), max(0.0, *ends)
+        low, high = product_range(*self.kernel_range, self.compatibility(labels))
+        return float(low), float(high)
 
     @cached_property
     def kernel_range(self) -> tuple[float, float]:
-        """Bounds on the eigenvalues of A, without the self-message if that is left out.
-
-        K has no negative eigenvalue; after symmetric normalisation none is above 1, else none is
-        above the largest row sum (A has no negative entry). The symmetric part of D⁻¹K, with
-        ‖K‖ ≤ M and the entries of D between m and M, has none below −(M − m)² / 8m(M + m)
-        (Strang 1962, eigenvalues of Jordan products).
-        """
-        if self.normalization == "symmetric":
-            low, high = 0.0, 1.0
-        else:
-            high = float((self.row_sums + (0.0 if self.self_message else self.own)).max())
-            low = 0.0
-            if self.normalization != "none":
-                mass = self.mass()
-                least, most = float(mass.min()), float(mass.max())
-                low = -min(high, (most - least) ** 2 / (8 * least * (most + least)))
-        if self.self_message:
-            return low, high
-        return low - float(self.own.max()), high - float(self.own.min())
+        """Bounds on the eigenvalues of A, without the self-message if that is left out."""
+        own = None if self.self_message else self.own
+        sums = mass = None
+        if self.normalization != "symmetric":
+            sums = self.row_sums if own is None else self.row_sums + own
+            mass = None if self.normalization == "none" else self.mass().astype(np.float64)
+        low, high = kernel_range(self.normalization, mass, sums, own)
+        return float(low), float(high)
 
     def bounds_log_z(self, layout: Layout) -> bool:
         # the self-message adds ½ a_ii (qᵀ μ q − Σ_l μ_ll q_l), which must not be negative

@@ -13,6 +13,7 @@ from typing import Any
 
 from proxfield.devices.cuda import torch
 from proxfield.errors import GradientWarning
+from proxfield.rules.certified import damping_for
 
 Function = Callable[[Any], Any]
 
@@ -96,7 +97,7 @@ def fixed_point(
 
 def certified_step(curvature: Any) -> Any:
     """1 / (1 + d) with d = max(0, λ/4 − ½): no such step raises F.  # (B,) -> (B, 1, 1)"""
-    return (1 / (1 + (curvature / 4 - 0.5).clamp(min=0)))[:, None, None]
+    return (1 / (1 + damping_for(curvature)))[:, None, None]
 
 
 def covariance(q: Any, x: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proxfield.devices.cuda import torch
+from proxfield.filters.bounds import kernel_range
 from proxfield.filters.torch.filter import gaussian_filter
 from proxfield.filters.torch.plans import PLANS, FilterPlan
 from proxfield.terms.gaussian import SMALLEST_MASS
@@ -64,22 +65,17 @@ class Operator:
         return out if self.self_message else out - self.own * values
 
     def range(self) -> tuple[Any, Any]:
-        """Bounds on the eigenvalues of A, by image; see `proxfield.Gaussian.kernel_range`."""
+        """Bounds on the eigenvalues of A, by image; see `kernel_range`.  # (Bf,), (Bf,)"""
         zero = self.own.new_zeros(len(self.own))
-        if self.root is not None:
-            low, high = zero, zero + 1
-        else:
-            ones = torch.ones_like(self.own)
-            if self.half is None:
-                high = self.filter(ones).amax(dim=(1, 2))
-                low = zero
-            else:
-                high = (self.half * self.mass + self.filter(self.half)).amax(dim=(1, 2))
-                least, most = self.mass.amin(dim=(1, 2)), self.mass.amax(dim=(1, 2))
-                low = -torch.minimum(high, (most - least) ** 2 / (8 * least * (most + least)))
-        if self.self_message:
-            return low, high
-        return low - self.own.amax(dim=(1, 2)), high - self.own.amin(dim=(1, 2))
+        sums = mass = None
+        if self.half is not None:
+            sums = (self.half * self.mass + self.filter(self.half))[..., 0]
+            mass = self.mass[..., 0]
+        elif self.root is None:
+            sums = self.filter(torch.ones_like(self.own))[..., 0]
+        own = None if self.self_message else self.own[..., 0]
+        low, high = kernel_range(self.normalization, mass, sums, own)
+        return zero + low, zero + high
 
 
 class PlannedOperator(Operator):
