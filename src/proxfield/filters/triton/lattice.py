@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxfield.devices.cuda import jit, need, tl, torch
 from proxfield.errors import InputError
-from proxfield.filters.lattice import SIDE
+from proxfield.filters.geometry import SIDE
 from proxfield.filters.triton.lattice_build import Vertices, build
 from proxfield.filters.triton.segments import SegmentSum, channel_block, has_kernels
 
