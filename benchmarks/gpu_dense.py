@@ -37,8 +37,9 @@ import triton
 
 import proxfield as pf
 from proxfield.backends.triton.terms.base import on_device
+from proxfield.filters.torch.plans import reference_filter
 from proxfield.filters.triton import encode, exact, order
-from proxfield.filters.triton.exact import ExactPlan, Items, Tiles, reference_filter
+from proxfield.filters.triton.exact import ExactPlan, Items, Tiles
 from proxfield.filters.triton.lattice import LatticePlan
 from proxfield.filters.triton.plans import attach
 

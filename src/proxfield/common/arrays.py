@@ -22,3 +22,15 @@ def library_of(array: Any) -> ModuleType:
     import torch  # type: ignore[import-not-found,unused-ignore]
 
     return torch  # type: ignore[no-any-return,unused-ignore]
+
+
+def cast(array: Any, like: Any) -> Any:
+    """An array in the floating-point type of another of its library; itself where it has that."""
+    if array.dtype == like.dtype:
+        return array
+    return array.astype(like.dtype) if isinstance(array, np.ndarray) else array.to(like.dtype)
+
+
+def rsqrt(array: Any) -> Any:
+    """1 / √x, entry by entry."""
+    return 1.0 / np.sqrt(array) if isinstance(array, np.ndarray) else array.rsqrt()

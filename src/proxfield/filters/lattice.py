@@ -26,7 +26,7 @@ from proxfield.filters.geometry import BRIDGE, SIDE, axis_scales, peak, vertex_c
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
 from proxfield.filters.numba.lattice import CACHED, CHUNK, FEW_VERTICES, Points, make_chunks
-from proxfield.filters.plan import Filter, check_features
+from proxfield.filters.plan import HostPlan, check_features
 
 LONGEST_ROW = 2**16
 """Pixels in a row of an image that is known for one."""
@@ -62,7 +62,7 @@ def image_width(features: NDArray[Any]) -> int:
     return longest
 
 
-class LatticeFilter(Filter):
+class LatticeFilter(HostPlan):
     """An approximate Gaussian filter over the permutohedral lattice.
 
     Args:
@@ -81,6 +81,7 @@ class LatticeFilter(Filter):
     def __init__(self, features: ArrayLike) -> None:
         points = check_features(features)
         n, d = points.shape
+        self.n = n
         small = CHUNK * (d + 1) <= 2**16
         self.row = np.empty((n, d + 1), dtype=np.uint16 if small else np.int32)
         """Row of each corner of a point's simplex, counted within the point's chunk."""
