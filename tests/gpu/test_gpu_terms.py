@@ -17,6 +17,7 @@ from device_terms import (
 )
 
 import proxfield as pf
+from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.terms import base as terms
 from proxfield.backends.triton.terms import consistency
 from proxfield.backends.triton.terms.base import HostTerm, on_device
@@ -24,11 +25,7 @@ from proxfield.filters.torch.plans import PlainPlan
 from proxfield.filters.triton import plans
 from proxfield.filters.triton.exact import ExactPlan
 from proxfield.filters.triton.lattice import LatticePlan
-from proxfield.filters.triton.plans import (
-    DeviceFilter,
-    attach,
-    choose_kind,
-)
+from proxfield.filters.triton.plans import DeviceFilter, choose_kind
 from proxfield.terms.base import Layout
 from proxfield.terms.gaussian import NORMALIZATIONS
 

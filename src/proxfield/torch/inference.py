@@ -9,6 +9,7 @@ import numpy as np
 
 from proxfield.backends.torch.energy import Energy
 from proxfield.devices.cuda import torch
+from proxfield.devices.needs import need_torch
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.field import Field
 from proxfield.filters.torch.filter import working_dtype
@@ -19,7 +20,6 @@ from proxfield.rules.base import Rule
 from proxfield.rules.plan import Custom, Kind, Order, Plan, Update
 from proxfield.rules.registry import make_rule
 from proxfield.terms.pairwise import Ising, Potts
-from proxfield.torch.needs import need_torch
 from proxfield.torch.run import Run, marginals_function
 from proxfield.torch.solve import moved, softmax
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxfield.devices.cuda import torch
+from proxfield.devices.needs import Module, need_torch
 from proxfield.errors import InputError
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.images.pixels import LEVELS, widths
 from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
-from proxfield.torch.needs import Module, need_torch
 
 LEARN = ("weights", "bandwidths", "compatibility")
 GRADIENTS = ("exact", "implicit", "unrolled")

@@ -12,10 +12,10 @@ from proxfield.backends.base import Program, Rows, State, slack
 from proxfield.backends.reference import TINY, ReferenceProgram, average
 from proxfield.backends.torch.energy import Energy
 from proxfield.devices.cuda import torch
+from proxfield.devices.needs import need_torch
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Kind, Order, Plan, Update
 from proxfield.terms.base import Floats
-from proxfield.torch.needs import need_torch
 from proxfield.torch.solve import softmax
 
 

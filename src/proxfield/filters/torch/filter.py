@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from proxfield.devices.cuda import torch
+from proxfield.devices.needs import need_torch
 from proxfield.errors import InputError
 from proxfield.filters.torch.plans import PLANS
-from proxfield.torch.needs import need_torch
 
 
 def gaussian_filter(features: Any, values: Any) -> Any:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +14,6 @@ from proxfield.filters import choose
 from proxfield.filters.plan import HostPlan, Plan
 from proxfield.filters.torch.plans import TOLERANCE, make_plan
 from proxfield.filters.triton.segments import has_kernels
-from proxfield.terms.gaussian import Gaussian
-
-if TYPE_CHECKING:
-    from proxfield.lowering.lowered import Lowered
 
 SECONDS = 0.25
 """Longest that one application of the exact filter may take for ``filter="auto"`` to choose it."""
@@ -134,44 +128,3 @@ class DeviceFilter(HostPlan):
     @property
     def nbytes(self) -> int:
         return self.plan.nbytes
-
-
-def with_filter(term: Gaussian, made: Plan) -> Gaussian:
-    """The same term with another filter; total weights and bounds on eigenvalues follow it."""
-    out = copy.copy(term)
-    for name in ("operator", "kernel_range"):
-        vars(out).pop(name, None)
-    out.filter_name = made.name
-    vars(out)["filter"] = made
-    return out
-
-
-def attach(lowered: Lowered, dtype: Any, device: Any, tolerance: float = TOLERANCE) -> Lowered:
-    """A lowered field whose Gaussian terms filter on a device.
-
-    λ, total weights and energies are then those of the operator that the device iterates with,
-    whichever filter it chose, and nothing is computed for all pairs on the host. Terms on the
-    device share the filter, in both types. The terms that were given stay as they are; those
-    that already filter there are kept.
-
-    Args:
-        lowered: The field.
-        dtype: "float32" or "float64".
-        device: A device of torch.
-        tolerance: Of the exact filter in float32.
-    """
-    if not lowered.extras:
-        return lowered
-    double = np.dtype(dtype) == np.float64
-    place = resolved(device)
-
-    def moved(term: Any) -> Any:
-        if not isinstance(term, Gaussian) or term.features is None or term.n_points == 0:
-            return term
-        held = vars(term).get("filter")
-        if isinstance(held, DeviceFilter) and held.features.device == place:
-            return term
-        made = DeviceFilter(term.features, term.filter_name, double, device, tolerance)
-        return with_filter(term, made)
-
-    return replace(lowered, extras=tuple(moved(term) for term in lowered.extras))
