@@ -36,11 +36,12 @@ import torch
 import triton
 
 import proxfield as pf
+from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.terms.base import on_device
+from proxfield.filters.torch.plans import reference_filter
 from proxfield.filters.triton import encode, exact, order
-from proxfield.filters.triton.exact import ExactPlan, Items, Tiles, reference_filter
+from proxfield.filters.triton.exact import ExactPlan, Items, Tiles
 from proxfield.filters.triton.lattice import LatticePlan
-from proxfield.filters.triton.plans import attach
 
 KINDS: dict[str, tuple[float, float | None]] = {
     "bilateral 80/13": (80.0, 13.0),

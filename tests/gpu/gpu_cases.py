@@ -152,8 +152,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     mend_interpreter()
+    from proxfield.filters.torch.plans import reference_filter
     from proxfield.filters.triton import exact, order
-    from proxfield.filters.triton.exact import ExactPlan, Tiles, reference_filter
+    from proxfield.filters.triton.exact import ExactPlan, Tiles
 
     poison()
     small = Tiles(row=32, column=16, block=8, box=16, rounds=2)

@@ -20,8 +20,9 @@ from proxfield.filters.exact import ExactFilter
 
 torch = pytest.importorskip("torch", reason="the filter on a GPU needs torch")
 
+from proxfield.filters.torch.plans import reference_filter  # noqa: E402
 from proxfield.filters.triton import encode  # noqa: E402
-from proxfield.filters.triton.exact import ExactPlan, Items, reference_filter  # noqa: E402
+from proxfield.filters.triton.exact import ExactPlan, Items  # noqa: E402
 
 has_triton = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not has_triton, reason="its kernels need triton")

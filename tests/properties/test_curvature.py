@@ -18,7 +18,8 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-from proxfield.inference.curvature import DENSE, Curvature, damping_for
+from proxfield.inference.curvature import DENSE, Curvature
+from proxfield.rules.certified import damping_for
 from proxfield.terms.factor import small_block_norms, spectral_norms
 
 

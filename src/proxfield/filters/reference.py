@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.filters.lattice import BRIDGE, SIDE, axis_scales, peak
+from proxfield.filters.geometry import BRIDGE, SIDE, axis_scales, peak
 from proxfield.filters.plan import check_features
 
 Vertex = tuple[int, ...]

@@ -20,6 +20,7 @@ from proxfield.backends import compile_program
 from proxfield.backends.cache import program_for
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered, lower
+from proxfield.rules.certified import damping_for
 from proxfield.terms.base import Floats, Term, offers
 from proxfield.terms.factor import Factor
 
@@ -32,16 +33,6 @@ LANCZOS_PRODUCTS = 25
 """Products that Lanczos takes at least; where there is no time for them it isn't begun."""
 DENSE = 64
 """Operators up to this size are diagonalized directly."""
-
-
-def damping_for(curvature: Floats | float) -> NDArray[np.float64]:
-    """The certified damping d = max(0, λ/4 − ½).
-
-    Example:
-        >>> float(damping_for(6.0))
-        1.0
-    """
-    return np.maximum(0.0, np.asarray(curvature, dtype=np.float64) / 4 - 0.5)
 
 
 @dataclass(frozen=True)

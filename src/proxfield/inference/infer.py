@@ -308,8 +308,8 @@ def choose_kernels(device: Any, kernels: str | None, dtype: Any) -> tuple[str, s
 
 def moved(lowered: Lowered, kernels: str, dtype: str) -> Lowered:
     """The field with its filters on a GPU, so that λ and F are those of what iterates there."""
+    from proxfield.backends.triton.attach import attach
     from proxfield.devices.cuda import find_device
-    from proxfield.filters.triton.plans import attach
 
     with device_memory(kernels, lowered):
         return attach(lowered, dtype, find_device(kernels))

@@ -10,18 +10,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
-from proxfield.filters.plan import Filter, check_features
+from proxfield.filters.bounds import product_range
+from proxfield.filters.operator import NORMALIZATIONS as NORMALIZATIONS
+from proxfield.filters.operator import Operator
+from proxfield.filters.plan import Plan, check_features
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
 
-NORMALIZATIONS = ("none", "before", "after", "symmetric")
 CORNER_BYTES = 150
 """Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
 VERTEX_BYTES = 170
 """The same per vertex of the lattice: neighbors and values."""
 POINT_BYTES = 100
 """Scales, sums and temporary arrays per point."""
-SMALLEST_MASS = 1e-20
-"""Added to a point's total weight before dividing by it."""
 
 
 class Gaussian(Term):
@@ -121,7 +121,7 @@ class Gaussian(Term):
         return choose(self.filter_name, self.n_points)
 
     @cached_property
-    def filter(self) -> Filter:
+    def filter(self) -> Plan:
         """The filter, built when first used."""
         assert self.features is not None
         return make_filter(self.filter_kind, self.features)
@@ -147,52 +147,31 @@ class Gaussian(Term):
             self.features = None
         return self
 
-    def mass(self) -> NDArray[Any]:
-        """n_i = Σ_j k_ij, in the type that suits the filter; a new array.  # (n,)"""
-        sums = self.filter.apply(np.ones((self.n_points, 1), dtype=self.filter.precision))[:, 0]
-        sums += SMALLEST_MASS
-        return sums
-
     @cached_property
+    def operator(self) -> Operator:
+        """A: the filter, normalized."""
+        return Operator(self.filter, self.normalization, self.self_message)
+
+    @property
     def scales(self) -> list[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
         """The operator as Σ diag(out) K diag(in): pairs (in, out), None for ones."""
-        if self.normalization == "none":
-            return [(None, None)]
-        if self.normalization == "symmetric":
-            root = self.mass()
-            np.divide(1.0, np.sqrt(root, out=root), out=root)
-            return [(root, root)]
-        half = 0.5 / self.mass()
-        return [(None, half), (half, None)]
+        scale = None if self.operator.scale is None else self.operator.scale[:, 0]
+        return [(None, scale), (scale, None)] if self.operator.pair else [(scale, scale)]
 
     def operate(self, values: NDArray[Any]) -> NDArray[Any]:
         """A @ values, with the self-message.  # (n, c) -> (n, c)"""
-        total: NDArray[Any] | None = None
-        for inward, outward in self.scales:
-            v = values if inward is None else values * inward[:, None].astype(values.dtype)
-            part = self.filter.apply(v)
-            if outward is not None:
-                part *= outward[:, None].astype(part.dtype)
-            total = part if total is None else total + part
-        assert total is not None
-        return total
-
-    @cached_property
-    def own(self) -> NDArray[np.float64]:
-        """a_ii: the weight of the self-message.  # (n,)"""
-        out = np.zeros(self.n_points)
-        for inward, outward in self.scales:
-            part = self.filter.diagonal()
-            for scale in (inward, outward):
-                part = part if scale is None else part * scale
-            out += part
+        out: NDArray[Any] = self.operator.operate(values)
         return out
 
-    @cached_property
+    @property
+    def own(self) -> NDArray[np.float64]:
+        """a_ii: the weight of the self-message.  # (n,)"""
+        return np.asarray(self.operator.own[:, 0])
+
+    @property
     def row_sums(self) -> NDArray[np.float64]:
         """Σ_j a_ij over the pairs that count.  # (n,)"""
-        sums = np.asarray(self.operate(np.ones((self.n_points, 1)))[:, 0])
-        return sums if self.self_message else sums - self.own
+        return np.asarray(self.operator.row_sums)
 
     # ---- Term ----
 
@@ -223,9 +202,7 @@ class Gaussian(Term):
         if self.n_points == 0:
             return
         mine = self.block(layout, q)
-        seen = self.operate(mine)
-        if not self.self_message:
-            seen -= mine * self.own[:, None].astype(mine.dtype)
+        seen = self.operator.apply(mine)
         g = self.block(layout, out)
         if self.matrix is None:
             g += self.weight * (self.row_sums[:, None] - seen)
@@ -249,33 +226,14 @@ class Gaussian(Term):
         if self.n_points == 0:
             return 0.0, 0.0
         labels = int(layout.cardinalities[self.first])
-        centering = np.eye(labels) - 1.0 / labels
-        values = np.linalg.eigvalsh(centering @ self.compatibility(labels) @ centering)
-        low, high = self.kernel_range
-        ends = [k * m for k in (low, high) for m in (float(values[0]), float(values[-1]))]
-        return min(0.0, *ends), max(0.0, *ends)
+        low, high = product_range(*self.kernel_range, self.compatibility(labels))
+        return float(low), float(high)
 
     @cached_property
     def kernel_range(self) -> tuple[float, float]:
-        """Bounds on the eigenvalues of A, without the self-message if that is left out.
-
-        K has no negative eigenvalue; after symmetric normalization none is above 1, else none is
-        above the largest row sum (A has no negative entry). The symmetric part of D⁻¹K, with
-        ‖K‖ ≤ M and the entries of D between m and M, has none below −(M − m)² / 8m(M + m)
-        (Strang 1962, eigenvalues of Jordan products).
-        """
-        if self.normalization == "symmetric":
-            low, high = 0.0, 1.0
-        else:
-            high = float((self.row_sums + (0.0 if self.self_message else self.own)).max())
-            low = 0.0
-            if self.normalization != "none":
-                mass = self.mass()
-                least, most = float(mass.min()), float(mass.max())
-                low = -min(high, (most - least) ** 2 / (8 * least * (most + least)))
-        if self.self_message:
-            return low, high
-        return low - float(self.own.max()), high - float(self.own.min())
+        """Bounds on the eigenvalues of A, without the self-message if that is left out."""
+        low, high = self.operator.range()
+        return float(low), float(high)
 
     def bounds_log_z(self, layout: Layout) -> bool:
         # the self-message adds ½ a_ii (qᵀ μ q − Σ_l μ_ll q_l), which must not be negative

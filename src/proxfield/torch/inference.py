@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from proxfield.backends.torch.energy import Energy
+from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
 from proxfield.errors import InputError, UnsupportedError
@@ -21,7 +22,6 @@ from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Problem
 from proxfield.terms.pairwise import Ising, Potts
 from proxfield.torch.run import Run, marginals_function
-from proxfield.torch.solve import moved, softmax
 
 INITS = ("uniform", "unary")
 GRADIENTS = ("exact", "implicit", "unrolled")

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, Tangent, softmax
+from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.batch import BatchProgram
 from proxfield.backends.triton.device_pack import from_numpy
 from proxfield.backends.triton.state import BatchState, default_device
 from proxfield.devices.cuda import torch
-from proxfield.filters.triton.plans import DeviceFilter, attach
+from proxfield.filters.triton.plans import DeviceFilter
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.terms.base import Floats
