@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
 from proxfield.filters.bounds import product_range
 from proxfield.filters.torch.filter import define, nothing_saved, plain_precision, refuse
@@ -23,9 +24,7 @@ from proxfield.torch.solve import (
     certified_step,
     covariance,
     fixed_point,
-    moved,
     relative_residual,
-    softmax,
     warn_fallback,
 )
 
