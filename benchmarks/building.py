@@ -110,7 +110,7 @@ def factors(n: int, m: int, arity: int, labels: int) -> tuple[int, Build]:
 
 
 def equality_chain(n: int) -> tuple[int, Build]:
-    """Neighbours that must agree, with one end observed."""
+    """Neighbors that must agree, with one end observed."""
     edges = np.stack([np.arange(n - 1), np.arange(1, n)], axis=1)
     table = np.where(np.eye(2, dtype=bool), 0.0, np.inf)
     return n, lambda: pf.Field(n, labels=2).add(pf.Pairwise(edges, table)).condition({0: 1})

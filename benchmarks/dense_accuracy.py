@@ -1,7 +1,7 @@
 """How close the lattice is to the exact kernel, next to the usual one-way lattice.
 
 On crops of 60×40 pixels the kernel matrix is formed exactly (float64) and by the lattice, both are
-normalised symmetrically, and three errors are taken: of the matrix (Frobenius), and of filtered
+normalized symmetrically, and three errors are taken: of the matrix (Frobenius), and of filtered
 signals: sharp random distributions over 21 labels, and a random labelling of five labels.
 
     python benchmarks/dense_accuracy.py [--image FILE] [--peer PYTHON] [--json FILE]
@@ -27,24 +27,24 @@ from dense_speed import make_image
 SETTINGS = {"σ 3": (3.0, None), "80/13": (80.0, 13.0), "67/3": (67.0, 3.0), "10/13": (10.0, 13.0)}
 
 
-def features(image: np.ndarray, place: float, colour: float | None) -> np.ndarray:
-    """Positions (x, y) and colours in standard deviations.  # (n, 2) or (n, 5)"""
+def features(image: np.ndarray, place: float, color: float | None) -> np.ndarray:
+    """Positions (x, y) and colors in standard deviations.  # (n, 2) or (n, 5)"""
     h, w = image.shape[:2]
     y, x = np.mgrid[:h, :w]
     columns = [x / place, y / place]
-    if colour is not None:
-        columns += [image[..., k] / colour for k in range(3)]
+    if color is not None:
+        columns += [image[..., k] / color for k in range(3)]
     return np.stack(columns, axis=-1).reshape(h * w, -1).astype(np.float64)
 
 
-def normalise(kernel: np.ndarray) -> np.ndarray:
+def normalize(kernel: np.ndarray) -> np.ndarray:
     """k_ij / √(n_i n_j)."""
     root = 1 / np.sqrt(kernel.sum(axis=1) + 1e-20)
     return root[:, None] * kernel * root
 
 
 def errors(kernel: np.ndarray, exact: np.ndarray) -> dict[str, float]:
-    """Relative errors of a normalised kernel matrix."""
+    """Relative errors of a normalized kernel matrix."""
     n = len(exact)
     rng = np.random.default_rng(0)
     sharp = np.exp(3 * rng.normal(size=(n, 21)))
@@ -64,16 +64,16 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def peer_kernel(image: np.ndarray, place: float, colour: float | None) -> np.ndarray:
-    """pydensecrf's normalised kernel: one update from a one-hot start shows one column."""
+def peer_kernel(image: np.ndarray, place: float, color: float | None) -> np.ndarray:
+    """pydensecrf's normalized kernel: one update from a one-hot start shows one column."""
     from pydensecrf import densecrf
 
     h, w = image.shape[:2]
     crf = densecrf.DenseCRF2D(w, h, 2)
-    if colour is None:
+    if color is None:
         crf.addPairwiseGaussian(place, 1.0)
     else:
-        crf.addPairwiseBilateral(place, colour, np.array(image), 1.0)
+        crf.addPairwiseBilateral(place, color, np.array(image), 1.0)
     out = np.zeros((h * w, h * w))
     for j in range(h * w):
         energies = np.zeros((2, h * w), dtype=np.float32)
@@ -100,20 +100,20 @@ def crops(path: Path | None) -> list[np.ndarray]:
 def measure(images: list[np.ndarray], side: str) -> dict[str, dict[str, float]]:
     """Mean errors over the crops, for each setting."""
     out: dict[str, dict[str, float]] = {}
-    for name, (place, colour) in SETTINGS.items():
+    for name, (place, color) in SETTINGS.items():
         rows = []
         for image in images:
-            f = features(image, place, colour)
+            f = features(image, place, color)
             square = np.zeros((len(f), len(f)))
             for column in f.T:
                 square += (column[:, None] - column) ** 2
-            exact = normalise(np.exp(-0.5 * square))
+            exact = normalize(np.exp(-0.5 * square))
             if side == "peer":
-                kernel = peer_kernel(image, place, colour)
+                kernel = peer_kernel(image, place, color)
             else:
                 from proxfield.filters.lattice import LatticeFilter
 
-                kernel = normalise(LatticeFilter(f).apply(np.eye(len(f))))
+                kernel = normalize(LatticeFilter(f).apply(np.eye(len(f))))
             rows.append(errors(kernel, exact))
         out[name] = {key: float(np.mean([r[key] for r in rows])) for key in rows[0]}
     return out

@@ -33,33 +33,33 @@ ITERATIONS = 10
 
 
 def make_image(width: int, height: int, seed: int = 0) -> np.ndarray:
-    """A picture of coloured regions with shading, texture and sensor noise.  # (h, w, 3) uint8"""
+    """A picture of colored regions with shading, texture and sensor noise.  # (h, w, 3) uint8"""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     y, x = y / height, x / width
-    centres = rng.random((24, 2))
-    colours = rng.integers(20, 235, (24, 3))
+    centers = rng.random((24, 2))
+    colors = rng.integers(20, 235, (24, 3))
     nearest = np.zeros((height, width), dtype=np.int64)
     best = np.full((height, width), np.inf)
-    for k, (cy, cx) in enumerate(centres):
+    for k, (cy, cx) in enumerate(centers):
         wave = 0.04 * np.sin(9 * x + k) * np.cos(7 * y - k)
         distance = (y - cy + wave) ** 2 + (x - cx + wave) ** 2
         nearest[distance < best] = k
         best = np.minimum(best, distance)
     shade = 1 + 0.25 * np.sin(5 * x + 3 * y)
     texture = 9 * np.sin(60 * x * (1 + y)) * np.sin(45 * y)
-    image = colours[nearest] * shade[..., None] + texture[..., None]
+    image = colors[nearest] * shade[..., None] + texture[..., None]
     image += rng.normal(scale=4.0, size=image.shape)
     return np.clip(image, 0, 255).astype(np.uint8)
 
 
 def make_energies(width: int, height: int, labels: int, seed: int = 1) -> np.ndarray:
-    """Unary energies that favour regions, with noise.  # (labels, h · w) float32"""
+    """Unary energies that favor regions, with noise.  # (labels, h · w) float32"""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
-    favourite = ((5 * x // width) + 5 * (4 * y // height)) % labels
+    favorite = ((5 * x // width) + 5 * (4 * y // height)) % labels
     energies = rng.random((labels, height * width), dtype=np.float32) * 2 + 1
-    energies[favourite.ravel(), np.arange(height * width)] -= 1.5
+    energies[favorite.ravel(), np.arange(height * width)] -= 1.5
     return np.ascontiguousarray(energies)
 
 
@@ -197,11 +197,11 @@ def growth(labels: int = 21) -> list[dict[str, Any]]:
     for width, height in [(120, 90), *GROWTH]:
         n = width * height
         y, x = np.mgrid[:height, :width].reshape(2, n).astype(np.float32)
-        colour = make_image(width, height).reshape(n, 3).astype(np.float32) / 13
+        color = make_image(width, height).reshape(n, 3).astype(np.float32) / 13
         unary = np.ascontiguousarray(make_energies(width, height, labels).T)
         begun = time.perf_counter()
         spatial = pf.Gaussian(np.stack([x, y], 1) / 3, 3.0, self_message=True, filter="lattice")
-        both = np.concatenate([np.stack([x, y], 1) / 80, colour], axis=1)
+        both = np.concatenate([np.stack([x, y], 1) / 80, color], axis=1)
         bilateral = pf.Gaussian(both, 10.0, self_message=True, filter="lattice")
         field = pf.Field(n, labels=labels, terms=[pf.Unary(unary), spatial, bilateral])
         program = compile_program(field.lower(), "cpu", "float32", 2)

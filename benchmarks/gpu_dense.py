@@ -13,10 +13,10 @@ For each image and each kind of filter (bilateral 80/13 and 67/3, Gaussian of 3 
   large matrices). Some exponentials are polynomials on other units, so it is no strict bound.
 
 and one for the lattice. Then ten iterations of a dense CRF (Gaussian 3 and a bilateral term, Potts,
-symmetric normalisation) through the terms on the device and a plain softmax, through the same
+symmetric normalization) through the terms on the device and a plain softmax, through the same
 recorded as a CUDA graph, and through ``proxfield.infer(…, kernels="cuda")`` where that exists.
 
-Run ``python benchmarks/gpu_dense.py IMAGE.npy …`` with arrays (height, width, 3) of 8-bit colours;
+Run ``python benchmarks/gpu_dense.py IMAGE.npy …`` with arrays (height, width, 3) of 8-bit colors;
 without one it makes smooth random images of 500×375 and 1000×750. ``--scan`` tries other ways to
 cut the work; ``--json FILE`` keeps the numbers.
 """
@@ -36,18 +36,19 @@ import torch
 import triton
 
 import proxfield as pf
+from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.terms.base import on_device
+from proxfield.filters.torch.plans import reference_filter
 from proxfield.filters.triton import encode, exact, order
-from proxfield.filters.triton.exact import ExactPlan, Items, Tiles, reference_filter
+from proxfield.filters.triton.exact import ExactPlan, Items, Tiles
 from proxfield.filters.triton.lattice import LatticePlan
-from proxfield.filters.triton.plans import attach
 
 KINDS: dict[str, tuple[float, float | None]] = {
     "bilateral 80/13": (80.0, 13.0),
     "bilateral 67/3": (67.0, 3.0),
     "Gaussian 3": (3.0, None),
 }
-"""Standard deviations of places in pixels, and of colours."""
+"""Standard deviations of places in pixels, and of colors."""
 EXPONENTIALS = 4.2e12
 PRODUCTS = 790e12
 SCANNED = [
@@ -57,7 +58,7 @@ SCANNED = [
 
 
 def made_image(height: int, width: int) -> np.ndarray:
-    """Smooth colours with edges."""
+    """Smooth colors with edges."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:height, :width] / (height / 3.75)
     waves = sum(
@@ -68,11 +69,11 @@ def made_image(height: int, width: int) -> np.ndarray:
     return np.clip(128 + 30 * waves + 40 * (waves > 0) + 4 * noise, 0, 255).astype(np.uint8)
 
 
-def features_of(image: np.ndarray, places: float, colours: float | None) -> np.ndarray:
+def features_of(image: np.ndarray, places: float, colors: float | None) -> np.ndarray:
     """Features in units of standard deviations.  # (pixels, 2 or 5) float32"""
     height, width = image.shape[:2]
     grid = np.stack(np.mgrid[:height, :width], axis=-1).reshape(-1, 2) / places
-    parts = [grid] if colours is None else [grid, image.reshape(-1, 3) / colours]
+    parts = [grid] if colors is None else [grid, image.reshape(-1, 3) / colors]
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
@@ -116,7 +117,7 @@ def stages(features: Any, tolerance: float) -> dict[str, float]:
     plan = ExactPlan(features, tolerance)
     scale = math.sqrt(math.log2(math.e))
     bounds = torch.stack(torch.aminmax(features, dim=0)).to(torch.float64).tolist()
-    points = order.centred(features, *bounds) * scale
+    points = order.centered(features, *bounds) * scale
     coarse = points.to(torch.float32)
     extents = [scale * 0.5 * (b - a) for a, b in zip(*bounds, strict=True)]
     ordered = coarse[plan.order.clamp(max=plan.n - 1)]
@@ -127,7 +128,7 @@ def stages(features: Any, tolerance: float) -> dict[str, float]:
     start = torch.from_numpy(np.cumsum(full) - full).cuda()
     return {
         "ranges": by_host(lambda: torch.stack(torch.aminmax(features, dim=0)).tolist()),
-        "centre": by_host(lambda: (order.centred(features, *bounds) * scale).to(torch.float32)),
+        "center": by_host(lambda: (order.centered(features, *bounds) * scale).to(torch.float32)),
         "order": by_host(lambda: order.kd_order(coarse, t.block, t.row)),
         "encode": by_host(
             lambda: encode.encode_in_order(points, plan.order, t.block, extents, exact.BIAS)
@@ -328,7 +329,7 @@ def report(name: str, image: np.ndarray, options: argparse.Namespace) -> dict[st
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("images", nargs="*", help="arrays (height, width, 3) of 8-bit colours")
+    parser.add_argument("images", nargs="*", help="arrays (height, width, 3) of 8-bit colors")
     parser.add_argument("--labels", type=int, default=21)
     parser.add_argument("--tolerance", type=float, nargs="+", default=[1e-6])
     parser.add_argument("--repeats", type=int, default=30)

@@ -30,7 +30,7 @@ RESULTS = Path(__file__).parent / "results" / "gpu_layer.json"
 
 
 def scene(batch: int, size: int, labels: int, device: str) -> tuple[Any, Any, Any]:
-    """Smooth colours with edges, logits that follow them with noise, and the true labels."""
+    """Smooth colors with edges, logits that follow them with noise, and the true labels."""
     random = torch.Generator().manual_seed(0)
     coarse = torch.randn(batch, labels, 6, 6, generator=random)
     smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic")

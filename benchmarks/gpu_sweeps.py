@@ -79,11 +79,11 @@ def least_bytes(sweeper: Sweeper) -> int:
 
 
 def time_sweep(name: str, lowered: Lowered, dtype: str) -> None:
-    """A coloured sweep, without and with θ and the change of F."""
+    """A colored sweep, without and with θ and the change of F."""
     start = time.perf_counter()
     sweeper = Sweeper(lowered, dtype)
     packed = time.perf_counter() - start
-    visits = sweeper.colours
+    visits = sweeper.colors
     q = torch.tensor(uniform(lowered), dtype=sweeper.dtype, device=sweeper.device)
     theta = torch.zeros_like(q)
     betas = torch.ones((1, 1), dtype=torch.float64, device=q.device)
@@ -93,7 +93,7 @@ def time_sweep(name: str, lowered: Lowered, dtype: str) -> None:
         lambda: sweeper.visit(q, visits, betas, sweeper._zero, parts, theta=theta, delta=True)
     )
     show(
-        f"coloured sweep, {name}", dtype=dtype, groups=len(visits.parts) - 1, pack_s=packed,
+        f"colored sweep, {name}", dtype=dtype, groups=len(visits.parts) - 1, pack_s=packed,
         ms=1e3 * plain, ms_with_theta_and_f=1e3 * whole,
         gb_per_s=least_bytes(sweeper) / whole / 1e9,
         free_energy_ms=1e3 * median(lambda: sweeper.free_energy(q)), **shape_of(sweeper),
@@ -107,7 +107,7 @@ def shape_of(sweeper: Sweeper) -> dict[str, int]:
 
 def uniform(lowered: Lowered) -> Any:
     """Uniform marginals."""
-    return lowered.layout.normalise(np.ones(lowered.layout.size))
+    return lowered.layout.normalize(np.ones(lowered.layout.size))
 
 
 def time_orders(side: int) -> None:

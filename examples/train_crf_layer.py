@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from proxfield.torch import DenseCRF
 
 CLASSES = ("ground", "disc", "box", "triangle", "ring")
-COLOURS = torch.tensor(
+COLORS = torch.tensor(
     [[0.45, 0.50, 0.45], [0.80, 0.35, 0.30], [0.30, 0.45, 0.80], [0.80, 0.70, 0.30],
      [0.55, 0.30, 0.65]]
 )  # fmt: skip
@@ -57,9 +57,9 @@ def shape_mask(kind: int, size: int, rng: np.random.Generator) -> Any:
 
 
 def make_images(count: int, size: int, seed: int) -> tuple[Any, Any]:
-    """Pictures with shaded colours, stripes and two kinds of noise, and their true labels.
+    """Pictures with shaded colors, stripes and two kinds of noise, and their true labels.
 
-    Colours vary from picture to picture more than the classes differ, so that a network with a
+    Colors vary from picture to picture more than the classes differ, so that a network with a
     small field of view errs, while all pixels of one shape still look alike.
 
     Returns:
@@ -73,12 +73,12 @@ def make_images(count: int, size: int, seed: int) -> tuple[Any, Any]:
         for _ in range(int(rng.integers(2, 5))):
             kind = int(rng.integers(1, len(CLASSES)))
             truth[shape_mask(kind, size, rng)] = kind
-        palette = COLOURS.numpy() + rng.normal(scale=0.05, size=COLOURS.shape)
+        palette = COLORS.numpy() + rng.normal(scale=0.05, size=COLORS.shape)
         image = palette[truth]
         image = image * (1 + 0.2 * np.sin(6 * x + 5 * y + rng.uniform(0, 6)))[..., None]
         stripes = np.sin(2 * np.pi * (rng.uniform(5, 9) * x + rng.uniform(5, 9) * y))
         image = image + 0.06 * (stripes * (truth % 2))[..., None]
-        image = image + rng.normal(scale=0.18, size=image.shape)  # colour noise …
+        image = image + rng.normal(scale=0.18, size=image.shape)  # color noise …
         image = image + rng.normal(scale=0.05, size=(size, size, 1))  # … and grain
         images.append(image.clip(0, 1))
         truths.append(truth)
@@ -87,7 +87,7 @@ def make_images(count: int, size: int, seed: int) -> tuple[Any, Any]:
 
 
 def small_network() -> nn.Module:
-    """A network that sees 3×3 pixels: noise and colours that vary make it err."""
+    """A network that sees 3×3 pixels: noise and colors that vary make it err."""
     return nn.Sequential(
         nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(),
         nn.Conv2d(24, 24, 1), nn.ReLU(),
@@ -138,18 +138,18 @@ def train(
     """Steps of Adam on the mean negative log-probability of the true labels."""
     images, truth = data
     random = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam(groups)
+    optimizer = torch.optim.Adam(groups)
     scores = Scores()
     began = time.perf_counter()
     for _ in range(steps):
         chosen = torch.randperm(len(images), generator=random)[:batch].to(images.device)
         loss = F.nll_loss(model(images[chosen]), truth[chosen])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         # near a tipping point of the marginals a gradient may be huge; its direction still serves
         for group in groups:
             nn.utils.clip_grad_norm_(group["params"], 1.0)
-        optimiser.step()
+        optimizer.step()
         scores.losses.append(loss.item())
     scores.seconds = time.perf_counter() - began
     return scores
@@ -222,15 +222,15 @@ def draw(models: dict[str, Any], scores: dict[str, Scores], held_out: Any, path:
     left, right = top.subplots(1, 2, width_ratios=[1.5, 1])
     first = scores["CRF learnt"].losses
     second = scores["both learnt"].losses
-    for start, losses, colour, name in (
+    for start, losses, color, name in (
         (0, first, "#0072B2", "CRF alone"),
         (len(first), second, "#009E73", "network and CRF"),
     ):
         at = np.arange(start, start + len(losses))
-        left.plot(at, losses, color=colour, alpha=0.25, linewidth=1)
+        left.plot(at, losses, color=color, alpha=0.25, linewidth=1)
         width = 9
         smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
-        left.plot(at[width // 2 : width // 2 + len(smooth)], smooth, color=colour, label=name)
+        left.plot(at[width // 2 : width // 2 + len(smooth)], smooth, color=color, label=name)
     left.set(xlabel="step", ylabel="loss (nats per pixel)", title="Training the layer")
     left.set_ylim(0, None)
     left.legend(frameon=False)

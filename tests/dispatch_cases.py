@@ -118,7 +118,7 @@ def check_as_reference(field: pf.Field, kernels: str, dtype: str = "float64") ->
     else:
         reference = ReferenceProgram(field.lower())
     tol = 1e-6 if dtype == "float64" else 1e-4
-    g, expected = (field.layout.centre(p.gradient(q)) for p in (program, reference))
+    g, expected = (field.layout.center(p.gradient(q)) for p in (program, reference))
     np.testing.assert_allclose(g, expected, atol=tol)
     f = program.free_energy(program.start(q))
     assert f == pytest.approx(reference.free_energy(reference.start(q)), rel=tol, abs=tol)
@@ -190,7 +190,7 @@ def check_registered(kernels: str, dtype: str = "float64") -> None:
         expected = ReferenceProgram(field.lower()).gradient(q)
         found = program.gradient(q)
         np.testing.assert_allclose(
-            field.layout.centre(found), field.layout.centre(expected), atol=1e-4
+            field.layout.center(found), field.layout.center(expected), atol=1e-4
         )
         assert (Counted.calls > 0) == counted
         if counted:

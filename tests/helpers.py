@@ -199,7 +199,7 @@ def grid_edges(height: int, width: int) -> Array:
 
 
 def repulsive_grid(side: int = 6, weight: float = 3.0, bias: float = 0.0) -> pf.Field:
-    """A binary grid whose neighbours want to differ, with weak unaries.
+    """A binary grid whose neighbors want to differ, with weak unaries.
 
     A common bias makes undamped parallel updates flip all variables at once.
     """

@@ -93,7 +93,7 @@ def test_segmentation_has_two_regions() -> None:
     assert 0.2 < result.map_labels.mean() < 0.8
     clean = pf.infer(segmentation(400, noise=0.0, strength=0.1))
     agree = (clean.map_labels == result.map_labels).mean()
-    assert agree > 0.8  # neighbours make up for the noise
+    assert agree > 0.8  # neighbors make up for the noise
 
 
 def test_voronoi_against_brute_force() -> None:

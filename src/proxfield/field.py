@@ -263,7 +263,7 @@ class Field:
     # ---- energies ----
 
     def energy(self, labels: ArrayLike | Mapping[int | str, int | str]) -> float:
-        """Energy of a labelling, −log of its unnormalised probability.
+        """Energy of a labelling, −log of its unnormalized probability.
 
         Args:
             labels: One label per variable, in order; or a dictionary from all variables to labels,

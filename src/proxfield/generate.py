@@ -75,7 +75,7 @@ def grid(
         strength: The largest coupling.
         labels: Labels of each variable, 2 or more.
         wrap: Join opposite borders.
-        sign: "mixed", "attractive" (neighbours want to agree) or "repulsive".
+        sign: "mixed", "attractive" (neighbors want to agree) or "repulsive".
         seed: Of the random numbers.
 
     Returns:

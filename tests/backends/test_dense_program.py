@@ -39,12 +39,12 @@ def one_thread() -> Iterator[None]:
 
 
 def picture(n: int = N, seed: int = 0) -> tuple[Array, Array]:
-    """Places and colours of the first n pixels of a picture with four regions."""
+    """Places and colors of the first n pixels of a picture with four regions."""
     rng = np.random.default_rng(seed)
     yx = np.stack(np.mgrid[:HEIGHT, :WIDTH], axis=-1).reshape(-1, 2)[:n].astype(float)
     region = (yx[:, 0] // 41 + 2 * (yx[:, 1] // 70)).astype(int)
-    colours = rng.random(size=(8, 3))[region] * 255 + rng.normal(scale=5, size=(n, 3))
-    return yx, colours
+    colors = rng.random(size=(8, 3))[region] * 255 + rng.normal(scale=5, size=(n, 3))
+    return yx, colors
 
 
 def dense_field(
@@ -52,23 +52,23 @@ def dense_field(
     n: int = N,
     *,
     own: bool = False,
-    colour: dict[str, Any] | None = None,
+    color: dict[str, Any] | None = None,
     cards: list[int] | None = None,
     sign: float = 1.0,
 ) -> pf.Field:
-    """Places under Potts, and places with colours under whatever ``colour`` says.
+    """Places under Potts, and places with colors under whatever ``color`` says.
 
     own: keep self-messages; cards: labels of variables after the pixels.
     """
     rng = np.random.default_rng(labels)
-    yx, colours = picture(n)
+    yx, colors = picture(n)
     field = pf.Field([labels] * n + (cards or []))
     field.add(pf.Unary(rng.normal(size=(n, labels)), np.arange(n)))
     options: dict[str, Any] = {"filter": "lattice", "self_message": own}
     field.add(pf.Gaussian(yx / 4, 1.5 * sign, **options))
-    if colour is not None:
-        near = np.hstack([yx / 60, colours / 20])
-        field.add(pf.Gaussian(near, 2.0 * sign, **{**options, **colour}))
+    if color is not None:
+        near = np.hstack([yx / 60, colors / 20])
+        field.add(pf.Gaussian(near, 2.0 * sign, **{**options, **color}))
     return field
 
 
@@ -79,7 +79,7 @@ def full_table(labels: int) -> Array:
 @pytest.fixture(scope="module")
 def field() -> pf.Field:
     """Four chunks, three labels, two terms, one with two scales and a full table."""
-    return dense_field(colour={"normalization": "after", "compatibility": full_table(3)})
+    return dense_field(color={"normalization": "after", "compatibility": full_table(3)})
 
 
 def plan_of(field: pf.Field, variant: str) -> Plan:
@@ -139,7 +139,7 @@ def test_there_are_several_chunks(field: pf.Field) -> None:
     program = dense(field)
     assert program.n_blocks == 4
     assert program.views.chunks.begin[1] == WIDTH  # blocks of the picture
-    assert len(program.views) == 3  # one scale, and two for the normalisation "after"
+    assert len(program.views) == 3  # one scale, and two for the normalization "after"
 
 
 @pytest.mark.parametrize("variant", TOGETHER)
@@ -248,10 +248,10 @@ def test_rows_of_different_integers() -> None:
 def test_a_lattice_that_knows_no_image_takes_the_chunks_of_one_that_does(
     labels: int, places_first: bool
 ) -> None:
-    yx, colours = picture()
+    yx, colors = picture()
     field = pf.Field(N, labels=labels)
     field.add(pf.Unary(np.random.default_rng(4).normal(size=(N, labels)), np.arange(N)))
-    for features in (yx / 4, colours / 20)[:: 1 if places_first else -1]:
+    for features in (yx / 4, colors / 20)[:: 1 if places_first else -1]:
         field.add(pf.Gaussian(features, 1.5, filter="lattice", self_message=True))
     program = dense(field)
     assert [view.filter.width for view in program.views] == [WIDTH, WIDTH]
@@ -313,7 +313,7 @@ def test_a_rule_in_python() -> None:
 
 def test_states_of_one_program_do_not_mix() -> None:
     """Rows on the lattices belong to one state at a time."""
-    field = dense_field(3, SMALL, colour={})
+    field = dense_field(3, SMALL, color={})
     program, plan = dense(field), full(field, 0.7)
     starts = [start_of(field, seed) for seed in (7, 8)]
     alone = [program.advance(program.start(q), plan, 4, 0.0, True) for q in starts]
@@ -362,7 +362,7 @@ def test_taking_an_array_works_in_it(dtype: str) -> None:
 @pytest.mark.parametrize("normalization", ["symmetric", "before"])
 def test_what_is_not_asked_for_changes_nothing(labels: int, normalization: str, dtype: str) -> None:
     """With a trace, without, and without even a change: two labels have a path of their own."""
-    field = dense_field(labels, own=True, colour={"normalization": normalization})
+    field = dense_field(labels, own=True, color={"normalization": normalization})
     q, plan = start_of(field), full(field)
     seen = []
     for trace, tol in ((True, 0.0), (False, 0.0), (False, -1.0)):
@@ -429,7 +429,7 @@ def test_lattices_of_any_size(
 ) -> None:
     """Large ones are blurred by all threads together, small ones by a thread each."""
     table = full_table(labels) if compatibility == "table" else None
-    field = dense_field(labels, own=True, colour={"compatibility": table})
+    field = dense_field(labels, own=True, color={"compatibility": table})
     q, found = start_of(field), []
     for small in (True, False):
         monkeypatch.setattr(dense_views, "CACHED", 2**24 if small else 0)
@@ -445,7 +445,7 @@ def test_lattices_of_any_size(
 @pytest.mark.parametrize("rule", ["full-parallel", "fixed", "adhoc", "adaptive"])
 @pytest.mark.parametrize("labels", [2, 3])
 def test_infer_without_a_trace(rule: str, labels: int, dtype: str) -> None:
-    field = dense_field(labels, SMALL, own=True, colour={})
+    field = dense_field(labels, SMALL, own=True, color={})
     options: dict[str, Any] = {"max_iters": 6, "tol": 0.0, "dtype": dtype}
     kept, lean = (pf.infer(field, rule, trace=t, **options) for t in (True, False))
     assert lean.iterations == kept.iterations == 6

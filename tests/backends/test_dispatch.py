@@ -104,10 +104,10 @@ def test_an_inherited_lowering_does_not_speak_for_an_override() -> None:
     )
     plain.add(pf.Potts([[0, 1], [1, 2]], [0.5, 0.8]))
     assert firm.lower().extras and not lowered.lower().extras
-    expected = plain.layout.centre(compiled(plain, "cpu").gradient(marginals(plain)))
+    expected = plain.layout.center(compiled(plain, "cpu").gradient(marginals(plain)))
     for field in (firm, lowered):
         found = check_as_reference(field, "cpu").gradient(marginals(plain))
-        np.testing.assert_allclose(plain.layout.centre(found), expected, atol=1e-12)
+        np.testing.assert_allclose(plain.layout.center(found), expected, atol=1e-12)
     pf.register(Firmer, "cpu", make_a)
     with pytest.raises(InputError, match="offers lower"):
         pf.register(Lowerable, "cpu", make_a)

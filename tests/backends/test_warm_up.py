@@ -57,7 +57,7 @@ def test_exploring_loads_nothing_after_the_warm_up(kind: str) -> None:
         env={**os.environ, "NUMBA_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

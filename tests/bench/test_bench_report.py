@@ -64,7 +64,7 @@ def test_every_cell_of_the_table_is_in_the_report(whole_report: Any, page: str) 
         assert minus(cell) in tags.text
     for rule in RULES:
         assert re.search(rf'<th scope="row">.*?{rule}<small>', page)
-    assert page.count("★") >= 6 and "best: " in tags.text  # marked beyond colour
+    assert page.count("★") >= 6 and "best: " in tags.text  # marked beyond color
     assert "<caption>" in page and 'scope="colgroup"' in page
     assert "Run it again" in tags.text and "Machine and versions" in tags.text
 
@@ -132,7 +132,7 @@ def chromium(page: Path, profile: Path, *options: str) -> tuple[str, str]:
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=600,
         check=True,
     )
     return done.stdout, done.stderr
@@ -157,9 +157,9 @@ def test_a_browser_draws_every_chart(
         assert "main-svg" in part, name
         curves = 3 if name.startswith("sensitivity") else len(RULES)
         assert part.count('class="trace scatter') == curves, name
-    colours = {s.dark if dark else s.colour for s in map(rule_style, RULES)}
-    for colour in colours:
-        r, g, b = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
+    colors = {s.dark if dark else s.color for s in map(rule_style, RULES)}
+    for color in colors:
+        r, g, b = (int(color[k : k + 2], 16) for k in (1, 3, 5))
         assert f"stroke: rgb({r}, {g}, {b})" in dom
     assert 'data-title="Zoom"' in dom and 'data-title="Share' not in dom
 
@@ -248,6 +248,6 @@ def test_a_report_of_the_sensitivity_alone(
 
 
 def test_every_rule_looks_different() -> None:
-    looks = [(s.colour, s.dash) for s in RULE_STYLES.values()]
+    looks = [(s.color, s.dash) for s in RULE_STYLES.values()]
     assert len(set(looks)) == len(looks)
     assert len({rule_style("mine", k) for k in range(12)}) == 12

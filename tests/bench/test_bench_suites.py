@@ -146,7 +146,7 @@ def test_the_published_table_is_whole() -> None:
     assert min(published(r, "DBN", BUDGETS[1]) or 0 for r in PAPER_RULES) == -2362.14
 
 
-def test_instances_are_recognised_by_their_digest(
+def test_instances_are_recognized_by_their_digest(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suites = load_suites(str(data), None)
@@ -162,7 +162,7 @@ def test_instances_are_recognised_by_their_digest(
     not PAPER.is_dir(),
     reason=f"the digests are those of the paper's instances, and there are none at {PAPER}",
 )
-def test_the_papers_own_instances_are_recognised() -> None:
+def test_the_papers_own_instances_are_recognized() -> None:
     suites = load_suites(str(PAPER), None)
     for suite, instances in suites.items():
         assert is_the_papers(suite, instances), suite_digest(instances)

@@ -100,7 +100,7 @@ def process(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Any]:
             encoding="utf-8",
             cwd=tmp_path,
             env={**environment, **(env or {})},
-            timeout=120,
+            timeout=600,
             check=False,
             **options,
         )

@@ -147,9 +147,9 @@ def test_cut_or_odd_arrays(refuse: Callable[..., str], tmp_path: Path) -> None:
     assert "a.npy: array file is damaged" in refuse(path)
 
 
-def test_colour_pictures(refuse: Callable[..., str], folder: Path) -> None:
+def test_color_pictures(refuse: Callable[..., str], folder: Path) -> None:
     save(folder / "x.png", np.zeros((2, 2, 3), dtype=np.uint8))
-    assert "x.png: is a colour picture (RGB)" in refuse(folder)
+    assert "x.png: is a color picture (RGB)" in refuse(folder)
 
 
 def test_labels_out_of_range(refuse: Callable[..., str], folder: Path) -> None:

@@ -15,8 +15,9 @@ import pytest
 import proxfield as pf
 from proxfield import generate
 from proxfield.cli.progress import COMPILING, Display
-from proxfield.inference.curvature import Curvature, damping_for
+from proxfield.inference.curvature import Curvature
 from proxfield.io import format_model
+from proxfield.rules.certified import damping_for
 
 # ---- compare ----
 

@@ -47,7 +47,7 @@ def interrupt(
     try:
         time.sleep(delay)
         child.send_signal(signal.SIGINT)
-        stdout, stderr = child.communicate(timeout=120)
+        stdout, stderr = child.communicate(timeout=600)
     finally:
         child.kill()  # if it hangs, it must not disturb other tests
     return child.returncode, stdout, stderr
@@ -103,7 +103,7 @@ MODULES = ("proxfield.cli.main", "click", "proxfield.cli.solve", "numpy", "numba
 
 def run(code: str, environment: dict[str, str]) -> Any:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600
     )
 
 

@@ -526,13 +526,13 @@ def test_ctrl_c_in_a_process(
         env=environment,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not Path("out").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(wait)
     os.killpg(child.pid, signal.SIGINT)
     try:
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=600)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         raise
@@ -585,7 +585,7 @@ def test_ctrl_c_while_processes_start(
         start_new_session=True,
     )
     try:
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=600)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         raise

@@ -222,7 +222,7 @@ def test_grey_images_and_any_number_of_channels() -> None:
 
 
 def test_a_float_image_with_a_width_for_bytes_is_mentioned() -> None:
-    with pytest.warns(UserWarning, match="colours make no difference"):
+    with pytest.warns(UserWarning, match="colors make no difference"):
         bilateral(IMAGE / 255.0, srgb=13)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

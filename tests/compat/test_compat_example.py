@@ -26,9 +26,9 @@ def read(name: str) -> NDArray[np.uint8]:
     return np.array(image.open(EXAMPLES / name).convert("RGB"))
 
 
-def numbered(colours: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """One number for each colour."""
-    return colours.astype(np.int64) @ np.array([1, 256, 65536])
+def numbered(colors: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """One number for each color."""
+    return colors.astype(np.int64) @ np.array([1, 256, 65536])
 
 
 def flat(unary: NDArray[np.float32], image: NDArray[np.uint8]) -> dcrf.DenseCRF:
@@ -72,10 +72,10 @@ def exact_marginals(unary: NDArray[np.float32], image: NDArray[np.uint8]) -> NDA
 
 
 def unary_of(given: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The colours that are labels, and the unary energies of an annotation."""
-    colours, labels = np.unique(given, return_inverse=True)
-    unsure = 0 in colours  # black: not annotated
-    known = colours[1:] if unsure else colours
+    """The colors that are labels, and the unary energies of an annotation."""
+    colors, labels = np.unique(given, return_inverse=True)
+    unsure = 0 in colors  # black: not annotated
+    known = colors[1:] if unsure else colors
     return known, utils.unary_from_labels(labels, len(known), gt_prob=0.7, zero_unsure=unsure)
 
 

@@ -20,7 +20,7 @@ UNARY = RNG.normal(size=(L, N)).astype(np.float32)
 MATRIX = RNG.normal(size=(L, L)).astype(np.float32)
 EYE = np.eye(L, dtype=np.float32)
 
-ALIKE = np.zeros((2, N), dtype=np.float32)  # K = 11ᵀ/N when normalised
+ALIKE = np.zeros((2, N), dtype=np.float32)  # K = 11ᵀ/N when normalized
 APART = np.stack([np.arange(N), np.arange(N)]).astype(np.float32) * 1000  # K = I
 KERNELS = {"alike": (ALIKE, np.full((N, N), 1 / N)), "apart": (APART, np.eye(N))}
 
@@ -218,8 +218,8 @@ def scene() -> tuple[Array, Array]:
     h, w = 20, 30
     right = np.zeros((h, w), dtype=int)
     right[:, 10:], right[12:, 15:] = 1, 2
-    colours = np.array([(200, 30, 30), (30, 200, 30), (30, 30, 200)])
-    image = np.clip(colours[right] + rng.normal(0, 8, (h, w, 3)), 0, 255).astype(np.uint8)
+    colors = np.array([(200, 30, 30), (30, 200, 30), (30, 30, 200)])
+    image = np.clip(colors[right] + rng.normal(0, 8, (h, w, 3)), 0, 255).astype(np.uint8)
     seen = np.where(rng.random((h, w)) < 0.25, rng.integers(0, 3, (h, w)), right)
     energies = np.where(np.arange(3)[:, None, None] == seen, 0.3, 1.5)
     return image, energies.reshape(3, -1).astype(np.float32)
@@ -257,8 +257,8 @@ def test_x_comes_before_y(sxy: tuple[int, int]) -> None:
     np.testing.assert_allclose(
         np.array(grid.inference(3)), np.array(by_hand.inference(3)), atol=1e-4
     )
-    colours = [image[..., k] / s for k, s in enumerate((10, 20, 30))]
-    by_hand.addPairwiseEnergy(np.stack([*features.reshape(2, h, w), *colours]), 5)
+    colors = [image[..., k] / s for k, s in enumerate((10, 20, 30))]
+    by_hand.addPairwiseEnergy(np.stack([*features.reshape(2, h, w), *colors]), 5)
     grid.addPairwiseBilateral(sxy, (10, 20, 30), image, 5)
     np.testing.assert_allclose(
         np.array(grid.inference(3)), np.array(by_hand.inference(3)), atol=1e-4

@@ -109,7 +109,7 @@ def test_positions(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("chdim", [0, 1, 2, 3])
-def test_positions_and_colours(chdim: int) -> None:
+def test_positions_and_colors(chdim: int) -> None:
     volume = np.random.default_rng(0).integers(0, 255, (2, 3, 4, 5)).astype(np.uint8)
     schan = (2.0, 3.0, 4.0, 5.0, 6.0)
     expected = [[*(np.array(i) / (1, 2, 3)), *(volume[i] / schan)] for i in np.ndindex(2, 3, 4)]

@@ -90,7 +90,7 @@ def run(code: str, *args: str, **env: str) -> dict[str, float]:
         env={**os.environ, "NUMBA_NUM_THREADS": "2", **env},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Terminating" not in done.stderr

@@ -34,7 +34,7 @@ def run(code: str, package: Path, **env: str) -> list[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PROXFIELD", "XDG"))}
     clean |= {"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", **env}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

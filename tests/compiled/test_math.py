@@ -103,7 +103,7 @@ def test_bits_keep_order() -> None:
 
 @pytest.mark.parametrize("function", [exps, ratios, logs])
 def test_single_numbers_and_vectors_agree(function: Callable[[Array, Array], None]) -> None:
-    """Whatever LLVM vectorises, the remainder of a loop gives the same bits."""
+    """Whatever LLVM vectorizes, the remainder of a loop gives the same bits."""
     x = np.linspace(0, 0.5, 67)
     x = x if function is logs else -x
     one_by_one = np.array([mapped(function, x[i : i + 1])[0] for i in range(len(x))])

@@ -124,7 +124,7 @@ def test_gradient_along_a_joint_direction(name: str, kernels: str) -> None:
     lowered = field.lower()
     rng = np.random.default_rng(2)
     small = lowered.reduction.restrict(marginals_of(field, 3))
-    move = lowered.layout.centre(rng.normal(size=lowered.layout.size))
+    move = lowered.layout.center(rng.normal(size=lowered.layout.size))
     h = 1e-4 * small.min(initial=1.0)
     gradient = compile_program(lowered, kernels).gradient(small)
     up, down = (
@@ -334,7 +334,7 @@ WHOLE = {name: example for name, example in FINITE_TABLES.items() if is_refused(
 @parametrized(cover({"variant": SINGLE, "name": [*WHOLE], "kernels": TESTED}))
 def test_single_variables_of_whole_terms_are_refused(name: str, variant: str, kernels: str) -> None:
     """Every kernel set says so, with the name of what is missing."""
-    with pytest.raises(TypeError, match=r"has no method 'neighbours'|every term lowered"):
+    with pytest.raises(TypeError, match=r"has no method 'neighbors'|every term lowered"):
         infer(WHOLE[name].field(), variant, kernels=kernels)
 
 

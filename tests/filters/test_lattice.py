@@ -179,7 +179,7 @@ def pixels(height: int, width: int) -> Array:
 
 @pytest.mark.parametrize("flip", [1, -1])
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_rows_of_an_image_are_recognised(order: list[int], flip: int) -> None:
+def test_rows_of_an_image_are_recognized(order: list[int], flip: int) -> None:
     features = pixels(7, 11)[::flip, order] / 3
     assert image_width(features) == 11
     assert image_width(np.hstack([cloud(77, 2), features])) == 11
@@ -272,10 +272,10 @@ def test_points_far_from_each_other_see_themselves_alone() -> None:
 def test_tiny_bandwidth_on_a_16_bit_image() -> None:
     """Coordinates far beyond 16 bits: every pixel is alone but for its equals."""
     rng = np.random.default_rng(7)
-    colours = rng.integers(0, 65536, size=(4, 3))
+    colors = rng.integers(0, 65536, size=(4, 3))
     which = rng.integers(0, 4, size=(12, 10))
     yx = np.stack(np.mgrid[:12, :10], axis=-1)
-    features = np.concatenate([yx / 30, colours[which] / 0.5], axis=-1).reshape(-1, 5)
+    features = np.concatenate([yx / 30, colors[which] / 0.5], axis=-1).reshape(-1, 5)
     assert features.max() > 1e5
     k = matrix(features)
     same = which.ravel()[:, None] == which.ravel()
@@ -284,8 +284,8 @@ def test_tiny_bandwidth_on_a_16_bit_image() -> None:
     expected = lattice_matrix(features)
     np.testing.assert_allclose(k, expected, rtol=0, atol=1e-7 * expected.max())
     exact = ExactFilter(features).matrix()
-    assert np.linalg.norm(normalised(k) - normalised(exact)) < 0.05 * np.linalg.norm(
-        normalised(exact)
+    assert np.linalg.norm(normalized(k) - normalized(exact)) < 0.05 * np.linalg.norm(
+        normalized(exact)
     )
 
 
@@ -374,7 +374,7 @@ def test_filters_by_name() -> None:
 # ---- the Gaussian ----
 
 
-def normalised(k: Array) -> Array:
+def normalized(k: Array) -> Array:
     root = 1 / np.sqrt(k.sum(axis=1))
     return root[:, None] * k * root
 
@@ -384,7 +384,7 @@ def normalised(k: Array) -> Array:
     [(1, 20, 0.002), (2, 8, 0.005), (3, 5, 0.015), (4, 4, 0.03), (5, 3, 0.06)],
 )
 def test_total_weight_is_that_of_the_gaussian(d: int, side: float, within: float) -> None:
-    """Without any normalisation. Mass is lost at missing vertices, more in more dimensions.
+    """Without any normalization. Mass is lost at missing vertices, more in more dimensions.
 
     Measured: 0.9998, 0.998, 0.994, 0.986, 0.963 of the exact sum.
     """
@@ -394,27 +394,25 @@ def test_total_weight_is_that_of_the_gaussian(d: int, side: float, within: float
 
 
 def picture(height: int = 40, width: int = 60) -> tuple[Array, Array]:
-    """Eight regions of one colour each, with noise: places and colours of the pixels."""
+    """Eight regions of one color each, with noise: places and colors of the pixels."""
     rng = np.random.default_rng(4)
     yx = np.stack(np.mgrid[:height, :width], axis=-1).reshape(-1, 2)
-    centres = rng.random(size=(8, 2)) * [height, width]
-    colours = rng.random(size=(8, 3)) * 255
-    region = ((yx[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
-    seen = colours[region] + rng.normal(scale=6, size=(len(yx), 3))
+    centers = rng.random(size=(8, 2)) * [height, width]
+    colors = rng.random(size=(8, 3)) * 255
+    region = ((yx[:, None] - centers) ** 2).sum(axis=2).argmin(axis=1)
+    seen = colors[region] + rng.normal(scale=6, size=(len(yx), 3))
     return yx, np.clip(seen, 0, 255)
 
 
-@pytest.mark.parametrize(
-    "place, colour, within", [(3, None, 0.055), (80, 13, 0.07), (67, 3, 0.155)]
-)
+@pytest.mark.parametrize("place, color, within", [(3, None, 0.055), (80, 13, 0.07), (67, 3, 0.155)])
 def test_close_to_the_exact_filter_on_a_picture(
-    place: float, colour: float | None, within: float
+    place: float, color: float | None, within: float
 ) -> None:
-    """After symmetric normalisation. Measured: 0.045, 0.056, 0.136 in the Frobenius norm."""
+    """After symmetric normalization. Measured: 0.045, 0.056, 0.136 in the Frobenius norm."""
     yx, seen = picture()
-    features = yx / place if colour is None else np.hstack([yx / place, seen / colour])
-    exact = normalised(ExactFilter(features).matrix())
-    ours = normalised(matrix(features, "float32").astype(np.float64))
+    features = yx / place if color is None else np.hstack([yx / place, seen / color])
+    exact = normalized(ExactFilter(features).matrix())
+    ours = normalized(matrix(features, "float32").astype(np.float64))
     assert np.linalg.norm(ours - exact) < within * np.linalg.norm(exact)
 
 

@@ -132,7 +132,7 @@ def encoded() -> list[float]:
         random = torch.Generator().manual_seed(d)
         points = spread * torch.randn(60, d, generator=random, dtype=torch.float64)
         points[30:] = points[:30] + 0.3 * torch.randn(30, d, generator=random)
-        points = points.clamp(-encode.FURTHEST, encode.FURTHEST)
+        points = points.clamp(-encode.MAX_COORDINATE, encode.MAX_COORDINATE)
         order = torch.randperm(64, generator=random)
         there = points[order.clamp(max=59)]
         extents = points.abs().amax(0).tolist()
@@ -152,8 +152,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     mend_interpreter()
+    from proxfield.filters.torch.plans import reference_filter
     from proxfield.filters.triton import exact, order
-    from proxfield.filters.triton.exact import ExactPlan, Tiles, reference_filter
+    from proxfield.filters.triton.exact import ExactPlan, Tiles
 
     poison()
     small = Tiles(row=32, column=16, block=8, box=16, rounds=2)

@@ -29,7 +29,7 @@ def fields_of(name: str) -> list[Lowered]:
 
 def starts_of(fields: list[Lowered]) -> list[Any]:
     rng = np.random.default_rng(5)
-    return [low.layout.normalise(rng.random(low.layout.size) + 0.1) for low in fields]
+    return [low.layout.normalize(rng.random(low.layout.size) + 0.1) for low in fields]
 
 
 def plan_of(fields: list[Lowered], adaptive: bool) -> Update:

@@ -73,8 +73,8 @@ def test_symmetric_without_negative_entries_or_eigenvalues(d: int, n: int) -> No
 def test_points_of_an_image(kind: Any) -> None:
     """Whole and half numbers fall onto edges of simplices, where rounding decides."""
     grid = np.stack(np.mgrid[: FEW // 6, :7], axis=-1).reshape(-1, 2) / 3.0
-    colour = np.random.default_rng(0).integers(0, 4, (len(grid), 3)) / 2.0
-    features = np.concatenate([grid, colour], axis=1).astype(kind)
+    color = np.random.default_rng(0).integers(0, 4, (len(grid), 3)) / 2.0
+    features = np.concatenate([grid, color], axis=1).astype(kind)
     for f in (features, features[:, :2]):
         expected = lattice_matrix(f)
         np.testing.assert_allclose(matrix(f), expected, rtol=0, atol=1e-13 * expected.max())
@@ -141,8 +141,8 @@ def test_bad_and_empty_input() -> None:
 @needs_device
 def test_many_points_on_a_device() -> None:
     y, x = np.mgrid[:120, :160]
-    colour = np.random.default_rng(0).normal(size=(y.size, 3)) + (x.reshape(-1, 1) > 80)
-    features = np.concatenate([np.stack([y, x], -1).reshape(-1, 2) / 30.0, colour], axis=1)
+    color = np.random.default_rng(0).normal(size=(y.size, 3)) + (x.reshape(-1, 1) > 80)
+    features = np.concatenate([np.stack([y, x], -1).reshape(-1, 2) / 30.0, color], axis=1)
     half = lattice_factor(features)
     plan = plan_of(features)
     v = torch.rand(len(features), 21, device=DEVICE)

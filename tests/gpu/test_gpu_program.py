@@ -49,7 +49,7 @@ def lowered_of(name: str) -> Lowered:
 def marginals_of(lowered: Lowered, seed: int = 0) -> NDArray[np.float64]:
     """Random marginals, with weight on impossible labels too."""
     rng = np.random.default_rng(seed)
-    q: NDArray[np.float64] = lowered.layout.normalise(rng.random(lowered.layout.size) + 0.05)
+    q: NDArray[np.float64] = lowered.layout.normalize(rng.random(lowered.layout.size) + 0.05)
     return q
 
 
@@ -223,15 +223,15 @@ def test_gradients(name: str) -> None:
         return
     q = marginals_of(lowered, 1)
     q[np.isinf(lowered.unary)] = 0.0
-    q = lowered.layout.normalise(q)
+    q = lowered.layout.normalize(q)
     found, expected = program_of(lowered).gradient(q), ReferenceProgram(lowered).gradient(q)
     possible = np.isfinite(expected)
     if not possible.all():  # what is possible of a variable is compared with its least
         found, expected = found[possible], expected[possible]
         assert np.isfinite(found).all() or name.endswith("binary")
         return
-    centre = lowered.layout.centre
-    assert_same(centre(found), centre(expected), 1e-10)
+    center = lowered.layout.center
+    assert_same(center(found), center(expected), 1e-10)
 
 
 @direct
@@ -332,7 +332,7 @@ def test_terms_that_iterate_on_their_own() -> None:
         found = fast.advance(b, plan, 3, 0.0, True)
         assert_same(found.free_energy, expected.free_energy, 2e-3)
         assert_same(fast.marginals(b), slow.marginals(a), 2e-3)
-        with pytest.raises(UnsupportedError, match=r"neighbours|every term"):
+        with pytest.raises(UnsupportedError, match=r"neighbors|every term"):
             fast.advance(b, Order(np.arange(n)), 1, 0.0, True)
 
 

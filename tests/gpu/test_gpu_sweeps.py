@@ -18,7 +18,7 @@ from triton_setup import direct, indirect, needs_device, run_interpreted, torch
 import proxfield as pf
 from helpers import grid_edges
 from proxfield.backends.reference import ReferenceProgram
-from proxfield.backends.triton.sweeps.sweep_levels import grouped, level_of, neighbour_rows
+from proxfield.backends.triton.sweeps.sweep_levels import grouped, level_of, neighbor_rows
 from proxfield.compiled.coloring import greedy_colors
 from proxfield.compiled.random import uniforms
 from proxfield.errors import InputError, UnsupportedError
@@ -53,7 +53,7 @@ SOME = [
 def start_of(lowered: Lowered, seed: int = 0) -> NDArray[np.float64]:
     """Random marginals."""
     q = np.random.default_rng(seed).random(lowered.layout.size) + 0.05
-    return lowered.layout.normalise(q)
+    return lowered.layout.normalize(q)
 
 
 def sweeper_of(lowered: Lowered, dtype: str = "float64") -> Any:
@@ -134,17 +134,17 @@ def test_random_orders_and_temperatures(name: str, monkeypatch: pytest.MonkeyPat
 
 @direct
 @pytest.mark.parametrize("name", SOME)
-def test_colour_groups(name: str) -> None:
+def test_color_groups(name: str) -> None:
     lowered = lowered_of(name)
-    colours = greedy_colors(*neighbour_rows(lowered))
-    order = np.argsort(colours, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(colours))])
+    colors = greedy_colors(*neighbor_rows(lowered))
+    order = np.argsort(colors, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(colors))])
     compare_sweeps(lowered, Order(torch.tensor(order), starts), "float64", sweeps=3)
 
 
 @direct
 def test_levels_keep_the_order() -> None:
-    row, column = neighbour_rows(grid_field(6, 7).lower())
+    row, column = neighbor_rows(grid_field(6, 7).lower())
     order = np.random.default_rng(0).permutation(42)
     level = level_of(row, column, order)
     rank = np.argsort(order)
@@ -186,10 +186,10 @@ def test_many_blocks(dtype: str) -> None:
     """More variables in a group than one program takes."""
     for field in (grid_field(9, 30), field_of_all(140)):
         lowered = field.lower()
-        row, column = neighbour_rows(lowered)
-        colours = greedy_colors(row, column)
-        assert np.bincount(colours).max() > sweeper_of(lowered).flags["BV"]
-        order, starts = grouped(np.arange(lowered.layout.n_vars), colours, np.diff(row))
+        row, column = neighbor_rows(lowered)
+        colors = greedy_colors(row, column)
+        assert np.bincount(colors).max() > sweeper_of(lowered).flags["BV"]
+        order, starts = grouped(np.arange(lowered.layout.n_vars), colors, np.diff(row))
         compare_sweeps(lowered, Order(order, starts), dtype)
 
 
@@ -243,7 +243,7 @@ def test_descent(name: str) -> None:
     lowered = lowered.soften(100.0) if lowered.hard else lowered
     sweeper = sweeper_of(lowered, dtype)
     # the reference visits variables in the order of their numbers: let both
-    sweeper.__dict__["colours"] = one_by_one(sweeper)
+    sweeper.__dict__["colors"] = one_by_one(sweeper)
     start = start_of(lowered, 4)
     expected = ReferenceProgram(lowered).descend(start, 30)
     np.testing.assert_array_equal(numpy(sweeper.descend(tensor(sweeper, start), 30)), expected)
@@ -251,13 +251,13 @@ def test_descent(name: str) -> None:
 
 def one_by_one(sweeper: Any) -> Any:
     """Groups that do what the order of numbers does."""
-    row, column = sweeper._neighbours
+    row, column = sweeper._neighbors
     order = np.arange(sweeper.n)
     return sweeper._visits(*grouped(order, level_of(row, column, order), np.diff(row)))
 
 
 @direct
-def test_descent_by_colours_never_rises() -> None:
+def test_descent_by_colors_never_rises() -> None:
     for field in (grid_field(5, 9, 3, 3.0), field_of_all(16)):
         lowered = field.lower()
         sweeper = sweeper_of(lowered)
@@ -345,7 +345,7 @@ def test_chains_are_the_references(name: str) -> None:
 
 @direct
 @pytest.mark.parametrize("name", ["grid", "all", "inf-unary"])
-def test_chains_by_colours(name: str) -> None:
+def test_chains_by_colors(name: str) -> None:
     """F is that of what is returned; the same seeds give the same bits; polishing descends."""
     from proxfield.backends.triton.sweeps.chains import explore
 
@@ -398,7 +398,7 @@ def test_draws_follow_the_field() -> None:
         ],
     )
     lowered = field.lower()
-    start = lowered.layout.normalise(np.ones(lowered.layout.size))[None]
+    start = lowered.layout.normalize(np.ones(lowered.layout.size))[None]
     chains = Chains.make(start, hot=1.0, sweeps=5, seeds=5, drawn=True, polish=0)
     q = explore(sweeper_of(lowered), chains).q[0]
     assert set(np.unique(q)) == {0.0, 1.0}

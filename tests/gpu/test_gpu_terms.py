@@ -17,18 +17,14 @@ from device_terms import (
 )
 
 import proxfield as pf
+from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.terms import consistency
 from proxfield.backends.triton.terms.base import HostTerm, on_device
+from proxfield.filters.torch.plans import PlainPlan
 from proxfield.filters.triton import plans
 from proxfield.filters.triton.exact import ExactPlan
 from proxfield.filters.triton.lattice import LatticePlan
-from proxfield.filters.triton.plans import (
-    BlockedPlan,
-    DeviceFilter,
-    MatrixPlan,
-    attach,
-    choose_kind,
-)
+from proxfield.filters.triton.plans import DeviceFilter, choose_kind
 from proxfield.terms.base import Layout
 from proxfield.terms.gaussian import NORMALIZATIONS
 
@@ -40,7 +36,7 @@ COMPATIBILITIES: dict[str, Any] = {"potts": None, "diagonal": [-1.0, 0.5, -2.0],
 
 
 def marginals(layout: Layout, seed: int = 0) -> Any:
-    return layout.normalise(np.random.default_rng(seed).exponential(size=layout.size) ** 2)
+    return layout.normalize(np.random.default_rng(seed).exponential(size=layout.size) ** 2)
 
 
 def features(n: int, d: int = 2) -> Any:
@@ -87,7 +83,7 @@ def test_gaussian(kind: str, self_message: bool, normalization: str, compatibili
     )  # fmt: skip
     layout = Layout(np.array([3] * (n + 4)))
     made = check(term, layout, "float64", 3e-7 if kind == "lattice" else 1e-12)
-    assert isinstance(made.plan, LatticePlan if kind == "lattice" else MatrixPlan)
+    assert isinstance(made.plan, LatticePlan if kind == "lattice" else PlainPlan)
     assert made.capturable
     check(term, layout, "float32", 5e-6)
 
@@ -108,7 +104,7 @@ def test_gaussian_by_tiles(
     made = check(term, layout, "float32", 5e-4)
     assert isinstance(made.plan, ExactPlan)
     made = check(term, layout, "float64", 1e-12)
-    assert isinstance(made.plan, BlockedPlan)
+    assert isinstance(made.plan, PlainPlan)
 
 
 @pytest.mark.parametrize("labels", [1, 2, 21, 33])

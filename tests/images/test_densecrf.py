@@ -230,7 +230,7 @@ def test_spacing_is_a_change_of_sigma() -> None:
 @pytest.mark.parametrize(
     ("scale", "dtype"), [(1 / 255, np.float32), (257, np.uint16), (1, np.float64), (100, np.int64)]
 )
-def test_colours_in_other_units(scale: float, dtype: Any, softly: Any) -> None:
+def test_colors_in_other_units(scale: float, dtype: Any, softly: Any) -> None:
     image, p = scene()
     other = soft((image * float(scale)).astype(dtype), p, bilateral_color=13 * scale)
     np.testing.assert_allclose(other.probabilities, softly.probabilities, atol=1e-5)
@@ -238,7 +238,7 @@ def test_colours_in_other_units(scale: float, dtype: Any, softly: Any) -> None:
     assert np.abs(wider.probabilities - softly.probabilities).max() > 1e-3
 
 
-def test_the_bandwidth_of_colours_if_none_is_given(softly: Any) -> None:
+def test_the_bandwidth_of_colors_if_none_is_given(softly: Any) -> None:
     image, p = scene()
     for other in (image.astype(np.float64), image.astype(np.uint16), image / 255.0):
         result = soft(other, p)

@@ -102,6 +102,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, clock: Clock, evaluation: float) 
         return SlowProgram(compile_program(*args), clock, evaluation)
 
     monkeypatch.setattr("proxfield.inference.session.compile_program", compile_slowly)
+    monkeypatch.setattr("proxfield.inference.session.program_for", compile_slowly)
     monkeypatch.setattr("proxfield.inference.forbidden.compile_program", compile_slowly)
 
 

@@ -40,7 +40,7 @@ def error(call: Any, *args: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".tiff", ".bmp", ".webp"])
-def test_colour(tmp_path: Path, suffix: str) -> None:
+def test_color(tmp_path: Path, suffix: str) -> None:
     how = {"lossless": True} if suffix == ".webp" else {}
     Image.fromarray(RGB).save(tmp_path / f"x{suffix}", **how)
     found = read_image(tmp_path / f"x{suffix}")
@@ -87,7 +87,7 @@ def test_alpha_is_dropped_and_noted(tmp_path: Path) -> None:
     assert notes == []
 
 
-def test_palettes_and_other_colour_spaces(tmp_path: Path) -> None:
+def test_palettes_and_other_color_spaces(tmp_path: Path) -> None:
     labels = RNG.integers(0, 3, size=(7, 9), dtype=np.uint8)
     picture = Image.fromarray(labels)
     picture.putpalette(PALETTE)
@@ -281,7 +281,7 @@ def test_volumes_of_labels(tmp_path: Path) -> None:
 
 def test_bad_label_maps(tmp_path: Path) -> None:
     Image.fromarray(RGB).save(tmp_path / "rgb.png")
-    assert "colour picture (RGB)" in error(read_labels, tmp_path / "rgb.png")
+    assert "color picture (RGB)" in error(read_labels, tmp_path / "rgb.png")
     np.save(tmp_path / "f.npy", P)
     assert "whole numbers" in error(read_labels, tmp_path / "f.npy")
     assert "whole numbers" in error(write_labels, tmp_path / "x.png", P[..., 0])
@@ -319,7 +319,7 @@ def test_a_failed_write_leaves_the_old_file(
 # ---- overlays ----
 
 
-def test_colours_are_told_apart() -> None:
+def test_colors_are_told_apart() -> None:
     colors = label_colors(64).astype(int)
     assert colors.shape == (64, 3)
     gap = np.abs(colors[:, None] - colors[None]).sum(axis=2) + 999 * np.eye(64, dtype=int)

@@ -31,7 +31,7 @@ def one_line(error: pytest.ExceptionInfo[InputError]) -> str:
 
 @pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("named", [True, False])
-def test_archives_are_recognised_by_content(tmp_path: Path, suffix: str, named: bool) -> None:
+def test_archives_are_recognized_by_content(tmp_path: Path, suffix: str, named: bool) -> None:
     path = tmp_path / ("m.uai" + suffix if named else "m.uai")
     path.write_bytes(PACKERS[suffix](TEXT))
     assert read_bytes(path) == (TEXT, str(path))

@@ -104,7 +104,7 @@ def test_symmetric_tables_leave_no_bias() -> None:
     assert (pf.infer(field, "fixed").q == 0.5).all()
 
 
-def test_potts_tables_are_recognised() -> None:
+def test_potts_tables_are_recognized() -> None:
     like = 0.3 + 1.7 * (1 - np.eye(3))
     unlike = like.copy()
     unlike[2, 1] += 1e-9

@@ -18,7 +18,8 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-from proxfield.inference.curvature import DENSE, Curvature, damping_for
+from proxfield.inference.curvature import DENSE, Curvature
+from proxfield.rules.certified import damping_for
 from proxfield.terms.factor import small_block_norms, spectral_norms
 
 
@@ -39,7 +40,7 @@ def assert_tight(bound: float, exact: float, share: float = 0.01, floor: float =
 
 
 def large_pairwise(seed: int, sign: float) -> pf.Field:
-    """Above the size up to which operators are diagonalised directly."""
+    """Above the size up to which operators are diagonalized directly."""
     rng = np.random.default_rng(seed)
     edges = grid_edges(6, 7)
     field = pf.Field(42, labels=3, terms=[pf.Potts(edges, sign * rng.uniform(0, 2, len(edges)))])
@@ -113,7 +114,7 @@ def test_fields_without_pairs(n: int, kernels: str) -> None:
 
 @pytest.mark.parametrize("seed", range(400, 440))
 def test_local_bounds_dominate_the_hessian(seed: int) -> None:
-    """|ΔᵀHΔ| ≤ Σ λ_i ‖Δ_i‖² for centred Δ, at any q; so max λ_i ≥ λ."""
+    """|ΔᵀHΔ| ≤ Σ λ_i ‖Δ_i‖² for centered Δ, at any q; so max λ_i ≥ λ."""
     rng = np.random.default_rng(seed)
     field = random_field(rng, labels=(2, 3, 4))
     curvature = curvature_of(field)
@@ -161,10 +162,10 @@ def test_spectral_norms() -> None:
     for shape in [(2, 2), (2, 3), (4, 4)]:
         blocks = rng.normal(size=(5, *shape))
         raw = [np.linalg.svd(b, compute_uv=False)[0] for b in blocks]
-        np.testing.assert_allclose(spectral_norms(blocks, centred=False), raw)
+        np.testing.assert_allclose(spectral_norms(blocks, centered=False), raw)
         left, right = (np.eye(c) - 1 / c for c in shape)
         flat = [np.linalg.svd(left @ b @ right, compute_uv=False)[0] for b in blocks]
-        np.testing.assert_allclose(spectral_norms(blocks, centred=True), flat)
+        np.testing.assert_allclose(spectral_norms(blocks, centered=True), flat)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (3, 3), (2, 3), (3, 2), (1, 3), (3, 2, 2), (2, 4, 3, 3)])
@@ -176,7 +177,7 @@ def test_norms_of_small_blocks(shape: tuple[int, ...]) -> None:
                 continue
             blocks = np.moveaxis(tables, (a + 1, b + 1), (-2, -1))
             blocks = blocks.reshape(6, -1, *blocks.shape[-2:])
-            expected = spectral_norms(blocks / 1e200, centred=True).max(axis=1)
+            expected = spectral_norms(blocks / 1e200, centered=True).max(axis=1)
             np.testing.assert_allclose(small_block_norms(tables, a, b) / 1e200, expected)
 
 

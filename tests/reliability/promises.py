@@ -70,7 +70,7 @@ def start(field: pf.Field, init: str, rng: np.random.Generator) -> Any:
     layout = field.layout
     q = np.full(layout.size, 0.0 if init == "corner" else 1e-12)
     q[layout.offsets[:-1] + rng.integers(layout.cardinalities)] = 1.0
-    return layout.normalise(q)
+    return layout.normalize(q)
 
 
 def run(field: pf.Field, rule: str, **options: Any) -> pf.Result | None:

@@ -195,7 +195,7 @@ for labels, pairs in ((2, pf.Ising), (3, pf.Potts)):
     if labels == 3:
         unary[1, 2] = np.inf
     field = pf.Field(4, labels).add(pf.Unary(unary)).add(pairs(edges, rng.normal(size=5)))
-    start = field.layout.normalise(rng.random(field.layout.size) + 0.05)
+    start = field.layout.normalize(rng.random(field.layout.size) + 0.05)
     found = {}
     for kind in ("EXAMPLE_AHEAD", "EXAMPLE_MEAN", "EXAMPLE_BOUNDED", "PROXIMAL"):
         slow, fast = (

@@ -82,7 +82,7 @@ def test_random_numbers_are_uniform_and_independent() -> None:
 def test_bound_holds_and_nothing_is_lost(solver: str, example: Example) -> None:
     field = example.field()
     if solver in ("anneal-sweep", "restarts") and field.lower().extras:
-        with pytest.raises(TypeError, match="has no method 'neighbours'"):  # these sweep
+        with pytest.raises(TypeError, match="has no method 'neighbors'"):  # these sweep
             infer(field, solver, max_iters=60)
         return
     result = infer(field, solver, max_iters=60)

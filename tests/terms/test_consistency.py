@@ -183,7 +183,7 @@ def test_other_variables_may_have_other_labels() -> None:
     term.add_gradient(field.layout, q, g[0])
     for scopes, tables, index in tabled.terms[0].as_tables(field.layout):
         pf.Factor(scopes, tables, index).add_gradient(field.layout, q, g[1])
-    np.testing.assert_allclose(field.layout.centre(g[0]), field.layout.centre(g[1]), atol=1e-12)
+    np.testing.assert_allclose(field.layout.center(g[0]), field.layout.center(g[1]), atol=1e-12)
 
 
 # ---- the bound, and kernels ----
@@ -214,7 +214,7 @@ def test_tables_say_the_same(name: str, kind: str) -> None:
     np.testing.assert_allclose(a.q, b.q, atol=1e-9)
     for rule in ("sweep", "colored", "auto"):
         assert pf.infer(tabled, rule, max_iters=50).log_z_bound <= exact_log_z(whole) + 1e-9
-    with pytest.raises(UnsupportedError, match="neighbours"):
+    with pytest.raises(UnsupportedError, match="neighbors"):
         pf.infer(whole, "sweep")
 
 

@@ -112,7 +112,7 @@ def test_gradient_is_the_slope_of_the_energy(
     term.add_gradient(layout, q, gradient)
     h = 1e-3
     for _ in range(5):  # differences of a quadratic are exact
-        move = layout.centre(rng.normal(size=layout.size))
+        move = layout.center(rng.normal(size=layout.size))
         slope = (term.energy(layout, q + h * move) - term.energy(layout, q - h * move)) / (2 * h)
         assert gradient @ move == pytest.approx(slope, abs=1e-9)
 
@@ -171,15 +171,15 @@ def test_bounds_hold_against_the_dense_hessian(
             features, weight, given,
             normalization=normalization, self_message=self_message, filter=filter,
         )  # fmt: skip
-        h, centred = dense_hessian(term, given)
-        values = np.linalg.eigvalsh(centred)
+        h, centered = dense_hessian(term, given)
+        values = np.linalg.eigvalsh(centered)
         slack = 1e-9 if rounding(term) < 1e-9 else 1e-5
         low, high = term.spectrum(layout)
         assert low <= 0 <= high
         assert low <= values[0] + slack
         assert high >= values[-1] - slack
         local = term.curvature(layout)
-        assert np.linalg.eigvalsh(centred - np.diag(np.repeat(local, LABELS)))[-1] <= slack
+        assert np.linalg.eigvalsh(centered - np.diag(np.repeat(local, LABELS)))[-1] <= slack
         assert term.lipschitz(layout) >= np.abs(np.linalg.eigvalsh(h)).max() - slack
 
 
@@ -353,7 +353,7 @@ def random_dense_field(rng: np.random.Generator, filter: str, self_message: bool
 def test_certified_steps_never_raise_the_free_energy(
     filter: str, self_message: bool, rule: str
 ) -> None:
-    """Attractive and repulsive, all normalisations: 50 fields of each kind."""
+    """Attractive and repulsive, all normalizations: 50 fields of each kind."""
     rng = np.random.default_rng([len(filter), self_message])
     moved = 0
     for k in range(50):

@@ -161,7 +161,7 @@ def test_optional_methods() -> None:
     assert offers(pf.Constant(0.0), "lower")
     assert not offers(Chain(1.0), "lower")
     layout = pf.Field(3, labels=2).layout
-    for method in ("curvature", "lipschitz", "neighbours"):
+    for method in ("curvature", "lipschitz", "neighbors"):
         with pytest.raises(TypeError, match=f"Chain has no method '{method}'"):
             getattr(Chain(1.0), method)(layout)
     assert "energy" in str(missing(Chain(1.0), "energy", "F"))

@@ -189,7 +189,7 @@ def test_what_has_no_derivative(monkeypatch: Any) -> None:
         with pytest.raises(error, match=what):
             pt.infer(bad, **kwargs)
     with monkeypatch.context() as patched:
-        patched.setattr(energy, "knows", lambda term, exact: False)
+        patched.setattr(energy, "maker_of", lambda term, exact: None)
         with pytest.raises(UnsupportedError, match="no derivatives through Gaussian"):
             pt.infer(fields()["dense"])
 
@@ -221,7 +221,7 @@ def test_program_does_what_the_reference_does(name: str, kind: str, device: str)
     if lowered.extras and kind in ("order", "shuffled"):
         pytest.skip("terms that only iterate as a whole")
     q = np.random.default_rng(0).exponential(size=lowered.layout.size)
-    q = lowered.layout.normalise(q)
+    q = lowered.layout.normalize(q)
     found = []
     for program in (ReferenceProgram(lowered), pt.TorchProgram(lowered, device=device)):
         state = program.start(q)

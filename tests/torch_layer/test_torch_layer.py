@@ -97,7 +97,7 @@ def test_bound_on_the_curvature_is_that_of_the_term(
     assert torch.allclose(found.cpu(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6)
 
 
-def test_compatibilities_are_symmetrised(device: str) -> None:
+def test_compatibilities_are_symmetrized(device: str) -> None:
     image, logits = scene(device)
     given = torch.tensor([[0.0, 2.0, 1.0], [0.0, 0.0, 1.0], [-1.0, 0.5, 0.0]])
     out = [

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from proxfield.devices import cuda as backend
+from proxfield.devices import pytorch as needs
 from proxfield.errors import MissingDependencyError
-from proxfield.torch import needs
 
 
 class Old:

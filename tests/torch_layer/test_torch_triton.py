@@ -35,7 +35,7 @@ def found() -> dict[str, Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     out: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

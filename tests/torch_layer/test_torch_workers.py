@@ -56,7 +56,7 @@ def test_workers_of_a_data_loader_infer() -> None:
         env={**os.environ, "NUMBA_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -40,8 +40,8 @@ def test_two_panels_with_a_curve_and_a_name_for_each(results: dict[str, pf.Resul
     for axes in (left, right):
         assert len(axes.lines) == 2 * len(results)  # a curve and its last point
     assert [t.get_text() for t in right.texts] == list(results)
-    colours = [t.get_color() for t in right.texts]
-    assert colours == [rule_style(name, k).colour for k, name in enumerate(results)]
+    colors = [t.get_color() for t in right.texts]
+    assert colors == [rule_style(name, k).color for k, name in enumerate(results)]
 
 
 def test_heights_are_f_above_the_lowest(results: dict[str, pf.Result]) -> None:

@@ -220,8 +220,8 @@ class Program(ABC):
     def need_sweeps(self) -> None:
         """Raise `UnsupportedError` unless single variables can be visited."""
         for term in self.lowered.extras:
-            if not offers(term, "neighbours"):
-                raise missing(term, "neighbours", "sweep, colored and restarts")
+            if not offers(term, "neighbors"):
+                raise missing(term, "neighbors", "sweep, colored and restarts")
         if self.lowered.extras:
             raise UnsupportedError("sweep, colored and restarts need every term lowered to tables")
 

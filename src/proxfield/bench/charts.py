@@ -1,6 +1,6 @@
 """The report's interactive charts, as plain data for plotly.js.
 
-Each trace carries its rule's two colours in ``meta``; the page picks one by the reader's
+Each trace carries its rule's two colors in ``meta``; the page picks one by the reader's
 light or dark setting.
 """
 
@@ -183,8 +183,8 @@ def _line(rule: str, place: int) -> Chart:
         "type": "scatter",
         "mode": "lines",
         "name": rule,
-        "line": {"width": style.width, "dash": style.dash, "color": style.colour},
-        "meta": {"rule": rule, "light": style.colour, "dark": style.dark},
+        "line": {"width": style.width, "dash": style.dash, "color": style.color},
+        "meta": {"rule": rule, "light": style.color, "dark": style.dark},
         "showlegend": False,
     }
 

@@ -89,7 +89,7 @@ def sensitivity_figure(figure: Sensitivity, suite: str) -> Figure:
             axes.plot(
                 [eta for eta, _ in points],
                 [max(f - low, floor) for _, f in points],
-                color=style.colour,
+                color=style.color,
                 linestyle=style.line_style,
                 marker="oDs"[place % 3],
                 markersize=4,

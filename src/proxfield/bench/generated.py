@@ -103,9 +103,9 @@ def network(hidden: int, *, spins: bool, seed: int) -> Field:
         edges.append(np.stack([e.ravel() for e in ends], axis=1))
         shape = (sizes[layer], sizes[layer + 1])
         if layer == 0:  # heavy tails: most pixels hardly matter to most units
-            centre = _centre_of_picture()
-            drawn = rng.laplace(0.05, scale / np.sqrt(2 * np.mean(centre**2)), shape)
-            weights.append((drawn * centre[:, None]).ravel())
+            center = _center_of_picture()
+            drawn = rng.laplace(0.05, scale / np.sqrt(2 * np.mean(center**2)), shape)
+            weights.append((drawn * center[:, None]).ravel())
         else:
             weights.append(rng.normal(0.05, scale, shape).ravel())
     bias = np.concatenate(
@@ -126,7 +126,7 @@ def network(hidden: int, *, spins: bool, seed: int) -> Field:
     return field.add(Pairwise(pairs, tables))
 
 
-def _centre_of_picture() -> NDArray[np.float64]:
+def _center_of_picture() -> NDArray[np.float64]:
     """1 for pixels in the middle of the picture, little for the border.  # (784,)"""
     y, x = np.mgrid[0:PIXELS, 0:PIXELS] - (PIXELS - 1) / 2
     return np.where(np.hypot(x, y) < 0.47 * PIXELS, 1.0, 0.05).ravel()

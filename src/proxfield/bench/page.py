@@ -200,11 +200,11 @@ def minus(text: str) -> str:
 
 
 def swatch(rule: str, place: int = 0) -> str:
-    """A short line in a rule's colour."""
+    """A short line in a rule's color."""
     style = rule_style(rule, place)
     return (
         f'<span class="swatch {style.dash}" aria-hidden="true" '
-        f'style="--swatch:{style.colour};--swatch-dark:{style.dark}"></span>'
+        f'style="--swatch:{style.color};--swatch-dark:{style.dark}"></span>'
     )
 
 

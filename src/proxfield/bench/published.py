@@ -35,9 +35,9 @@ FULL_NAMES = {
 ABOUT = {
     "DBN": "Models of small pictures: 28×28 = 784 binary pixels joined to three layers of hidden "
     "units. Every unit is coupled to every unit of the next layer, with both signs.",
-    "GRID": "Grids of 20×20, 40×40 and 80×80 spins. Neighbours attract or repel each other at "
+    "GRID": "Grids of 20×20, 40×40 and 80×80 spins. Neighbors attract or repel each other at "
     "random, with couplings up to 15: frustrated, and full of bad local minima.",
-    "SEG": "Foreground and background of photographs, over about 230 superpixels. Neighbours "
+    "SEG": "Foreground and background of photographs, over about 230 superpixels. Neighbors "
     "attract each other, so these are the easy ones.",
 }
 """The suites for a reader who hasn't seen the paper."""

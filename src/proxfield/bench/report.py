@@ -108,7 +108,7 @@ def _what(data: ReportData) -> str:
         "A random field gives a probability to every labelling of many variables. Mean field "
         "replaces it by independent marginals, one per variable, and looks for those with the "
         "lowest free energy F. Lower is better: −F is a certified lower bound on log Z, the "
-        "logarithm of the field’s normaliser, and one unit of F is a factor of e in the bound.",
+        "logarithm of the field’s normalizer, and one unit of F is a factor of e in the bound.",
         "The rules below all go down in F, in different ways and at different speeds, and they "
         "end in different local minima. So each rule starts from the same uniform marginals, gets "
         "a fixed time, and is judged by F of the state it is in when the time is up. Finding a "

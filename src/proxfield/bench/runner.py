@@ -224,7 +224,8 @@ def _do_exact(task: Task, field: Field, settings: Settings) -> Record:
 
 def _do_curvature(task: Task, field: Field, settings: Settings) -> Record:
     """The paper's d = L and the certified d."""
-    from proxfield.inference.curvature import Curvature, damping_for
+    from proxfield.inference.curvature import Curvature
+    from proxfield.rules.certified import damping_for
 
     curvature = Curvature(field.lower(), field)
     certified = float(damping_for(curvature.largest))

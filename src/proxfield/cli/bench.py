@@ -31,7 +31,7 @@ run_options = stack(
         "--threads",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Most threads; all cores by default.",
+        help="Maximum number of threads; all cores by default.",
     ),
     click.option(
         "--tol",

@@ -116,7 +116,8 @@ def curvature(field: Field, lowered: Lowered) -> dict[str, Any] | None:
     """
     if lowered.infeasible:
         return None
-    from proxfield.inference.curvature import Curvature, damping_for
+    from proxfield.inference.curvature import Curvature
+    from proxfield.rules.certified import damping_for
 
     c = Curvature(lowered, field)
     numbers = {"lambda": c.largest, "mu": c.smallest, "lipschitz": c.lipschitz}

@@ -56,8 +56,8 @@ def strength(default: float, what: str) -> Callable[[Any], Any]:
     help="2 gives spins (Ising), more give Potts weights.",
 )
 @click.option("--wrap", is_flag=True, help="Join opposite borders.")
-@click.option("--attractive", "sign", flag_value="attractive", help="Neighbours want to agree.")
-@click.option("--repulsive", "sign", flag_value="repulsive", help="Neighbours want to differ.")
+@click.option("--attractive", "sign", flag_value="attractive", help="Neighbors want to agree.")
+@click.option("--repulsive", "sign", flag_value="repulsive", help="Neighbors want to differ.")
 @seed_and_output
 def grid(
     rows: int,

@@ -103,7 +103,7 @@ limit_options = stack(
         "--threads",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Most threads; all cores by default.",
+        help="Maximum number of threads; all cores by default.",
     ),
 )
 

@@ -138,7 +138,7 @@ term_options = stack(
         "--bilateral-color",
         "X",
         None,
-        "How far its colours may be apart, in the image's own units.  [default: 13 of 255]",
+        "How far its colors may be apart, in the image's own units.  [default: 13 of 255]",
     ),
     weight("--bilateral-weight", 10.0),
     length("--spacing", "X", "1", "Size of a pixel; 1,1,5 is one for each axis."),
@@ -181,7 +181,7 @@ run_options = stack(
         type=click.IntRange(min=0),
         default=10,
         show_default=True,
-        help="Most updates of all pixels.",
+        help="Maximum number of iterations.",
     ),
     click.option(
         "--tol",
@@ -191,14 +191,16 @@ run_options = stack(
         show_default=True,
         help="Stop when no probability changes by more, divided by the step.",
     ),
-    click.option("--budget", metavar="SECONDS", type=float, help="Most seconds for an image."),
+    click.option(
+        "--budget", metavar="SECONDS", type=float, help="Time budget in seconds per image."
+    ),
     click.option(
         "--seed",
         metavar="S",
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        help="Of everything random.",
+        help="Random seed.",
     ),
     click.option(
         "--jobs",
@@ -212,7 +214,7 @@ run_options = stack(
         "--threads",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Most threads for each image; by default the jobs share all cores.",
+        help="Maximum number of threads per image; by default the jobs share all cores.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""exp, the logistic function and log that LLVM can vectorise.
+"""exp, the logistic function and log that LLVM can vectorize.
 
 The library versions are calls, which stop a loop from using vector registers; these are
 a few multiplications. Accuracy: a few units in the last place (tested against numpy).
@@ -33,7 +33,7 @@ def _as_float_typed(typing_context: Any, x: Any) -> Any:
 
 def _as_bits_typed(typing_context: Any, x: Any) -> Any:
     """Reinterpret a float as 64 bits. Floats ≥ 0 keep their order as integers, whose maximum
-    vectorises (that of floats doesn't, because of NaN). The sign is dropped, so that every
+    vectorizes (that of floats doesn't, because of NaN). The sign is dropped, so that every
     NaN is larger than every number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -36,7 +36,7 @@ def _void(*kinds: Any) -> Any:
     return types.void(*kinds)
 
 
-def vectorised(result: bool, write: Callable[[Lanes], Any]) -> Callable[..., Any]:
+def vectorized(result: bool, write: Callable[[Lanes], Any]) -> Callable[..., Any]:
     """Code of an intrinsic from what ``write`` does with its `Lanes`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -50,21 +50,21 @@ def _clear(typing: Any, to: Any, at: Any) -> Any:
     def write(x: Lanes) -> None:
         x.store(x.constant(0.0), 0, 1)
 
-    return _void(to, types.intp), vectorised(False, write)
+    return _void(to, types.intp), vectorized(False, write)
 
 
 def _put_scaled(typing: Any, to: Any, at: Any, source: Any, where: Any, w: Any) -> Any:
     def write(x: Lanes) -> None:
         x.store(x.multiply(x.spread(x.args[4]), x.load(2, 3)), 0, 1)
 
-    return _void(to, types.intp, source, types.intp, to.dtype), vectorised(False, write)
+    return _void(to, types.intp, source, types.intp, to.dtype), vectorized(False, write)
 
 
 def _add_scaled(typing: Any, to: Any, at: Any, source: Any, where: Any, w: Any) -> Any:
     def write(x: Lanes) -> None:
         x.store(x.add(x.load(0, 1), x.multiply(x.spread(x.args[4]), x.load(2, 3))), 0, 1)
 
-    return _void(to, types.intp, source, types.intp, to.dtype), vectorised(False, write)
+    return _void(to, types.intp, source, types.intp, to.dtype), vectorized(False, write)
 
 
 def _blend(
@@ -75,7 +75,7 @@ def _blend(
         x.store(x.add(x.multiply(x.spread(x.args[6]), x.load(2, 3)), sides), 0, 1)
 
     n, f = types.intp, to.dtype
-    return _void(to, n, source, n, n, n, f, f), vectorised(False, write)
+    return _void(to, n, source, n, n, n, f, f), vectorized(False, write)
 
 
 def _add_masked(
@@ -87,7 +87,7 @@ def _add_masked(
         x.store(x.builder.select(mask, total, x.spread(x.args[5])), 0, 1)
 
     n = types.intp
-    return _void(to, n, source, n, n, to.dtype), vectorised(False, write)
+    return _void(to, n, source, n, n, to.dtype), vectorized(False, write)
 
 
 def _scale(typing: Any, to: Any, at: Any, factor: Any, plus: Any) -> Any:
@@ -95,7 +95,7 @@ def _scale(typing: Any, to: Any, at: Any, factor: Any, plus: Any) -> Any:
         product = x.multiply(x.load(0, 1), x.spread(x.args[2]))
         x.store(x.add(product, x.spread(x.args[3])), 0, 1)
 
-    return _void(to, types.intp, to.dtype, to.dtype), vectorised(False, write)
+    return _void(to, types.intp, to.dtype, to.dtype), vectorized(False, write)
 
 
 def _least(typing: Any, array: Any, at: Any, width: Any) -> Any:
@@ -108,7 +108,7 @@ def _least(typing: Any, array: Any, at: Any, width: Any) -> Any:
         )
         return x.fold(smaller, lanes)
 
-    return array.dtype(array, types.intp, types.intp), vectorised(True, write)
+    return array.dtype(array, types.intp, types.intp), vectorized(True, write)
 
 
 def _total(typing: Any, array: Any, at: Any, width: Any) -> Any:
@@ -118,7 +118,7 @@ def _total(typing: Any, array: Any, at: Any, width: Any) -> Any:
         )
         return x.fold(x.add, lanes)
 
-    return array.dtype(array, types.intp, types.intp), vectorised(True, write)
+    return array.dtype(array, types.intp, types.intp), vectorized(True, write)
 
 
 def _replace_row(
@@ -148,7 +148,7 @@ def _replace_row(
             x.store(b.load(so_far), 0, first)
 
     i = types.intp
-    return _void(peak, new, i, old, before, i, i), vectorised(False, write)
+    return _void(peak, new, i, old, before, i, i), vectorized(False, write)
 
 
 def _store_row(typing: Any, to: Any, where: Any, source: Any, at: Any, n: Any) -> Any:
@@ -160,7 +160,7 @@ def _store_row(typing: Any, to: Any, where: Any, source: Any, at: Any, n: Any) -
         x.over_row(4, x.constant(0.0), more)
 
     i = types.intp
-    return _void(to, i, source, i, i), vectorised(False, write)
+    return _void(to, i, source, i, i), vectorized(False, write)
 
 
 def _load_row(typing: Any, to: Any, at: Any, source: Any, where: Any, n: Any) -> Any:
@@ -173,7 +173,7 @@ def _load_row(typing: Any, to: Any, at: Any, source: Any, where: Any, n: Any) ->
         x.over_row(4, x.constant(0.0), more)
 
     i = types.intp
-    return _void(to, i, source, i, i), vectorised(False, write)
+    return _void(to, i, source, i, i), vectorized(False, write)
 
 
 def _expected(typing: Any, seen: Any, at: Any, q: Any, where: Any, unary: Any, n: Any) -> Any:
@@ -190,7 +190,7 @@ def _expected(typing: Any, seen: Any, at: Any, q: Any, where: Any, unary: Any, n
         return x.fold(x.add, x.over_row(5, zero, more))
 
     i = types.intp
-    return seen.dtype(seen, i, q, i, unary, i), vectorised(True, write)
+    return seen.dtype(seen, i, q, i, unary, i), vectorized(True, write)
 
 
 def _weighted(typing: Any, e: Any, row: Any, at: Any, width: Any) -> Any:
@@ -205,7 +205,7 @@ def _weighted(typing: Any, e: Any, row: Any, at: Any, width: Any) -> Any:
         return x.fold(x.add, x.over_row(3, zero, more))
 
     i = types.intp
-    return e.dtype(e, row, i, i), vectorised(True, write)
+    return e.dtype(e, row, i, i), vectorized(True, write)
 
 
 def _by_groups(x: Lanes, width: int, body: Callable[[int, Any], None]) -> None:
@@ -272,7 +272,7 @@ def _gather_row(
         _by_groups(x, 3, body)
 
     n = types.intp
-    return _void(to, n, source, n, row, weight, n, n, n, to.dtype), vectorised(False, write)
+    return _void(to, n, source, n, row, weight, n, n, n, to.dtype), vectorized(False, write)
 
 
 def _scatter_row(
@@ -296,7 +296,7 @@ def _scatter_row(
         _by_groups(x, 3, body)
 
     n = types.intp
-    return _void(to, source, n, n, row, weight, n, n, n, to.dtype), vectorised(False, write)
+    return _void(to, source, n, n, row, weight, n, n, n, to.dtype), vectorized(False, write)
 
 
 clear: Any = intrinsic(_clear)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.filters.plan import Filter, check_features
+from proxfield.filters.plan import HostPlan, check_features
 
 
-class ExactFilter(Filter):
+class ExactFilter(HostPlan):
     """K itself, without approximation: n² weights for each application.
 
     Args:
@@ -26,6 +26,7 @@ class ExactFilter(Filter):
 
     def __init__(self, features: ArrayLike) -> None:
         self.features = check_features(features)
+        self.n = len(self.features)
 
     def apply(self, values: NDArray[Any]) -> NDArray[Any]:
         from proxfield.compiled.jit import threads_for
@@ -35,6 +36,16 @@ class ExactFilter(Filter):
         with threads_for(len(values) * values.size):
             exact_filter(self.features, np.ascontiguousarray(values), out)
         return out
+
+    def pull(self, a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        # K of the values and of the values times each feature, all at once
+        f = self.features.astype(np.float64)
+        f -= f.mean(axis=0)  # differences are left as they are, rounding is less
+        mine, others = np.concatenate([a, b], axis=1), np.concatenate([b, a], axis=1)
+        moments = np.concatenate([np.ones((self.n, 1)), f], axis=1)  # (n, 1 + d)
+        seen = self.apply((moments[:, :, None] * others[:, None]).reshape(self.n, -1))
+        sums = (mine[:, None] * seen.reshape(self.n, moments.shape[1], -1)).sum(axis=2)
+        return sums[:, 1:] - f * sums[:, :1], sums[:, :1]
 
     def matrix(self) -> NDArray[np.float64]:
         """K as a dense array, in plain numpy.  # (n, n)"""

@@ -22,35 +22,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.compiled.jit import max_threads, threads_for
 from proxfield.compiled.simd import LANES, padded
+from proxfield.filters.geometry import BRIDGE, SIDE, axis_scales, peak, vertex_codes
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
 from proxfield.filters.numba.lattice import CACHED, CHUNK, FEW_VERTICES, Points, make_chunks
-from proxfield.filters.plan import Filter, check_features
+from proxfield.filters.plan import HostPlan, check_features
 
-SIDE = 0.2
-"""Share that a vertex gives to each neighbour along an axis, in each of the two blurs."""
-BRIDGE = 2
-"""A vertex that no point touches is added if it has this many touched neighbours."""
 LONGEST_ROW = 2**16
 """Pixels in a row of an image that is known for one."""
 CHANNELS = 32
 """Channels filtered together by `apply`."""
-
-
-def axis_scales(d: int, side: float = SIDE) -> NDArray[np.float64]:
-    """What each feature is multiplied with before it is put onto the lattice.  # (d,)
-
-    In units of the lattice's spacing squared, (d + 1)², a blur along all axes has the variance
-    2·side, splatting and slicing 1/12 each; together they make up the Gaussian's, 1.
-    """
-    k = np.arange(1, d + 1)
-    return np.asarray((d + 1) * np.sqrt(4 * side + 1 / 6) / np.sqrt(k * (k + 1)))
-
-
-def peak(d: int, side: float = SIDE) -> float:
-    """What makes the kernel's integral that of the Gaussian, (2π)^(d/2), instead of the volume of
-    a lattice cell (in units of the features)."""
-    return float((2 * np.pi * (4 * side + 1 / 6)) ** (d / 2) * np.sqrt(d + 1))
 
 
 def image_width(features: NDArray[Any]) -> int:
@@ -67,7 +48,7 @@ def image_width(features: NDArray[Any]) -> int:
         0
     """
     n, d = features.shape
-    longest = 0  # colours may repeat within a row
+    longest = 0  # colors may repeat within a row
     for k in range(d):
         first = features[:, k]
         # strictly monotone up to where it turns back
@@ -81,7 +62,7 @@ def image_width(features: NDArray[Any]) -> int:
     return longest
 
 
-class LatticeFilter(Filter):
+class LatticeFilter(HostPlan):
     """An approximate Gaussian filter over the permutohedral lattice.
 
     Args:
@@ -100,6 +81,7 @@ class LatticeFilter(Filter):
     def __init__(self, features: ArrayLike) -> None:
         points = check_features(features)
         n, d = points.shape
+        self.n = n
         small = CHUNK * (d + 1) <= 2**16
         self.row = np.empty((n, d + 1), dtype=np.uint16 if small else np.int32)
         """Row of each corner of a point's simplex, counted within the point's chunk."""
@@ -115,7 +97,7 @@ class LatticeFilter(Filter):
     def _build(self, features: NDArray[Any]) -> None:
         n, d = features.shape
         factor = axis_scales(d)
-        code = np.append(np.random.default_rng(d).integers(-(2**62), 2**62, d) | 1, 0)
+        code, stride = vertex_codes(d)
         chunks = len(self.chunks.run) - 1
         together = 2 * max_threads()
         found = np.empty((together, min(n, CHUNK) * (d + 1)), dtype=np.int64)
@@ -137,17 +119,15 @@ class LatticeFilter(Filter):
         """Vertex of each row."""
         self.touched = int(count)
         """Vertices that points touch; the others come after them."""
-        # a step along an axis: all coordinates + 1, that of the axis − (d + 1) more
-        stride = code.sum() - (d + 1) * code
         own = keys[:count]
         near = np.full((d + 1, count, 2), -1, dtype=np.int32)
-        building.meet(table, own, stride, near)
-        added = building.bridges(*building.gaps(own, stride, near), BRIDGE)
+        building.find_neighbors(table, own, stride, near)
+        added = building.bridges(*building.missing_neighbors(own, stride, near), BRIDGE)
         next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
         next_to[:, :count] = near
         building.join(table, own, building.table_of(added), added, stride, next_to)
         self.next_to = next_to.view(np.uint32)  # −1 is the largest of these
-        """Neighbours along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
+        """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
         np.minimum(self.next_to, self.next_to.shape[1], out=self.next_to)
         self.n_vertices = self.next_to.shape[1]
         self._sort_rows()
@@ -188,7 +168,7 @@ class LatticeFilter(Filter):
         number = table[0, 0] if len(table) == 1 else table.dtype.type(1.0)
         groups = rows.shape[1] // LANES
         planes, there = spare[:groups], spare[groups : 2 * groups]
-        spare[:, self.n_vertices] = 0.0  # what a missing neighbour holds
+        spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
         kernels.collect(self.start, self.member, rows, planes)
         together = groups if spare.nbytes <= CACHED else 1  # else one by one, to stay in cache
         for p in range(0, groups, together):

@@ -1,4 +1,4 @@
-"""What a filter is: out_i = Σ_j k(f_i, f_j) v_j with k(f, f') = exp(−½‖f − f'‖²)."""
+"""What a plan is: out_i = Σ_j k(f_i, f_j) v_j over fixed points, k(f, f') = exp(−½‖f − f'‖²)."""
 
 from __future__ import annotations
 
@@ -8,37 +8,82 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, UnsupportedError
 
 MAX_DIMENSIONS = 20
 """Most features per point."""
-FURTHEST = 1e8
+MAX_SPAN = 1e8
 """Most standard deviations between two points that the lattice's integers can number."""
+SMALLEST_MASS = 1e-20
+"""Added to a point's total weight before dividing by it."""
 
 
-class Filter(ABC):
-    """A symmetric operator K over points, exact or approximate.
+class Plan(ABC):
+    """A symmetric operator K over fixed points, exact or approximate, on the host or a device.
 
-    ``apply`` multiplies with K and ``diagonal`` gives its diagonal. K has no negative entry,
-    is symmetric to rounding (not approximately), and has no negative eigenvalue: certified
-    steps rest on all three.
+    K has no negative entry, is symmetric to rounding (not approximately), and has no negative
+    eigenvalue: certified steps rest on all three. Arrays are numpy's or torch's; plans over
+    several sets of points at once have them as a first axis of all shapes.
     """
 
     name: ClassVar[str]
-    precision: ClassVar[str] = "float64"
-    """Type in which total weights are worth computing."""
+    """The kind of filter, "exact" or "lattice"."""
+    single: bool = False
+    """Whether two applications to one channel are faster than one to two."""
 
     @abstractmethod
-    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
-        """K @ values, in the values' floating-point type.  # (n, c) -> (n, c)"""
+    def apply(self, values: Any) -> Any:
+        """K @ values, in the values' floating-point type.  # (..., n, c) -> (..., n, c)"""
 
     @abstractmethod
-    def diagonal(self) -> NDArray[np.float64]:
-        """K_ii, the weight of each point's message to itself.  # (n,)"""
+    def diagonal(self) -> Any:
+        """K_ii, the weight of each point's message to itself.  # (..., n)"""
+
+    @abstractmethod
+    def ones(self) -> Any:
+        """A channel of ones, in the type in which total weights are computed.  # (..., n, 1)"""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the arrays this plan holds."""
+
+    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """The gradient of Σ_ij k_ij a_i·b_j with respect to the features, and a by-product.
+
+        Args:
+            a: # (..., n, c)
+            b: # (..., n, c)
+
+        Returns:
+            The gradient Σ_j k_ij (a_i·b_j + b_i·a_j) (f_j − f_i), and a_i·(K b)_i + b_i·(K a)_i;
+            summed over values that share the points.  # (..., n, d), (..., n, 1)
+
+        Raises:
+            UnsupportedError: If K isn't differentiable in the features.
+        """
+        raise UnsupportedError(
+            f'the "{self.name}" filter has no gradient with respect to features; use "exact"'
+        )
+
+    def mass(self) -> Any:
+        """Total weights n_i = Σ_j k_ij, a little above 0; a new array.  # (..., n, 1)"""
+        return self.apply(self.ones()) + SMALLEST_MASS
+
+
+class HostPlan(Plan):
+    """A plan over numpy arrays."""
+
+    single = True
+
+    n: int
+    """Number of points."""
+
+    def ones(self) -> NDArray[np.float64]:
+        return np.ones((self.n, 1))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays this filter holds."""
         return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
 
 
@@ -63,9 +108,9 @@ def check_features(features: Any) -> NDArray[Any]:
     if not (np.isfinite(low) and np.isfinite(high)):  # min and max pass NaN on
         raise InputError("features hold NaN or infinite values")
     span = float(high) - float(low)  # numpy's would warn where it overflows
-    if span > FURTHEST:
+    if span > MAX_SPAN:
         raise InputError(
-            f"features span {span:.3g} standard deviations, more than {FURTHEST:.0g}; "
+            f"features span {span:.3g} standard deviations, more than {MAX_SPAN:.0g}; "
             "the bandwidth is too small for values of this size"
         )
     return out

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.filters.lattice import BRIDGE, SIDE, axis_scales, peak
+from proxfield.filters.geometry import BRIDGE, SIDE, axis_scales, peak
 from proxfield.filters.plan import check_features
 
 Vertex = tuple[int, ...]
@@ -94,7 +94,7 @@ def step(vertex: Vertex, axis: int, side: int) -> Vertex:
 
 
 def bridges(touched: list[Vertex]) -> list[Vertex]:
-    """Vertices that no point touches, but that are a neighbour of touched ones often enough."""
+    """Vertices that no point touches, but that are a neighbor of touched ones often enough."""
     known = set(touched)
     near = Counter(
         other
@@ -107,7 +107,7 @@ def bridges(touched: list[Vertex]) -> list[Vertex]:
 
 
 def axis_blur(number: dict[Vertex, int], axis: int) -> Any:
-    """B: a vertex keeps 1 − 2·`SIDE` and gives `SIDE` to each neighbour that is there."""
+    """B: a vertex keeps 1 − 2·`SIDE` and gives `SIDE` to each neighbor that is there."""
     from scipy import sparse
 
     m = len(number)

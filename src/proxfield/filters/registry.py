@@ -10,7 +10,7 @@ from proxfield.errors import InputError, shown
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from proxfield.filters.plan import Filter
+    from proxfield.filters.plan import HostPlan
 
 FILTERS: dict[str, tuple[str, str]] = {
     "exact": ("proxfield.filters.exact", "ExactFilter"),
@@ -31,10 +31,10 @@ def choose(name: str, points: int) -> str:
     return name
 
 
-def make_filter(name: str, features: ArrayLike) -> Filter:
+def make_filter(name: str, features: ArrayLike) -> HostPlan:
     """A filter by name ("exact" or "lattice")."""
     if name not in FILTERS:
         raise InputError(f"unknown filter {shown(name)}, expected {', '.join(FILTERS)}")
     module, kind = FILTERS[name]
-    made: Filter = getattr(import_module(module), kind)(features)
+    made: HostPlan = getattr(import_module(module), kind)(features)
     return made

@@ -1,4 +1,4 @@
-"""Dense CRFs: every pixel is coupled to every other one, weighted by place and colour.
+"""Dense CRFs: every pixel is coupled to every other one, weighted by place and color.
 
 A dense CRF is a `Field` whose couplings are `Gaussian` terms, so every rule, trace and result
 of the engine serves it; this module knows images: axes, channels, probabilities, label maps.
@@ -48,8 +48,8 @@ class DenseCRF(Field):
 
     E(x) = Σ_i −log p_i(x_i) + Σ_{i<j} (w_s k_s(i, j) + w_b k_b(i, j)) μ(x_i, x_j), where
     k_s = exp(−½‖s_i − s_j‖² / spatial_sigma²) sees places and
-    k_b = exp(−½‖s_i − s_j‖² / bilateral_sigma² − ½‖c_i − c_j‖² / bilateral_color²) also colours,
-    both normalised. Images may have any number of dimensions. `add` takes further terms, and
+    k_b = exp(−½‖s_i − s_j‖² / bilateral_sigma² − ½‖c_i − c_j‖² / bilateral_color²) also colors,
+    both normalized. Images may have any number of dimensions. `add` takes further terms, and
     ``proxfield.infer(crf, …)`` works as for any field, with maps as rows, one a pixel.
 
     Args:
@@ -65,7 +65,7 @@ class DenseCRF(Field):
         spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
         spatial_weight: Its weight; 0 leaves the term out.
         bilateral_sigma: Standard deviation of the bilateral term's places in pixels; likewise.
-        bilateral_color: Standard deviation of its colours in the image's own units; one number, or
+        bilateral_color: Standard deviation of its colors in the image's own units; one number, or
             one per channel. By default 13 for 8-bit images and others whose values lie within 0 and
             255, and 13/255 for bool and floats within 0 and 1; anything else has to be told.
         bilateral_weight: Its weight; 0 leaves the term out.
@@ -290,7 +290,7 @@ class DenseCRF(Field):
                 "fixed" is the whole step: the update of the published dense CRFs, and F
                 provably never rises.
             init: As for `proxfield.infer`, or probabilities in the shape of those given.
-            max_iters: Most updates; None: what the rule finds fit.
+            max_iters: Maximum number of iterations; None: the rule's default.
             dtype: "float32" or "float64".
             **options: All other options of `proxfield.infer` and parameters of the rule.
         """

@@ -14,7 +14,7 @@ from proxfield.filters.plan import MAX_DIMENSIONS
 TOLERANCE = 1e-3
 """How far the probabilities of a pixel may be from summing to 1."""
 LEVELS = 13.0
-"""Standard deviation of colours, of 255 levels, unless told."""
+"""Standard deviation of colors, of 255 levels, unless told."""
 
 
 def numbers(values: ArrayLike, what: str) -> NDArray[Any]:
@@ -228,7 +228,7 @@ def channels_last(image: NDArray[Any], axes: Axes) -> NDArray[Any]:
 
 
 def color_bandwidth(image: NDArray[Any]) -> float:
-    """The bandwidth of colours where none is given: 13 levels of 255.
+    """The bandwidth of colors where none is given: 13 levels of 255.
 
     Example:
         >>> color_bandwidth(np.zeros((2, 2), dtype=np.uint8))
@@ -243,7 +243,7 @@ def color_bandwidth(image: NDArray[Any]) -> float:
         return LEVELS
     raise InputError(
         f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
-        "colours are; pass bilateral_color, a standard deviation in these units"
+        "colors are; pass bilateral_color, a standard deviation in these units"
     )
 
 

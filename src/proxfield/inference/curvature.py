@@ -1,6 +1,6 @@
 """Curvature of the energy: λ, μ, λ_i and L, and the steps they certify.
 
-H is the Hessian of E, P the projection that centres each variable's block. A proximal
+H is the Hessian of E, P the projection that centers each variable's block. A proximal
 step with damping d lowers F whenever d ≥ max(0, λ/4 − ½), where λ is the largest signed
 eigenvalue of P H P; the same holds per variable with λ_i = Σ_j ‖P H_ij P‖₂.
 """
@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends import compile_program
+from proxfield.backends.cache import program_for
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered, lower
+from proxfield.rules.certified import damping_for
 from proxfield.terms.base import Floats, Term, offers
 from proxfield.terms.factor import Factor
 
@@ -30,17 +32,7 @@ MARGIN = 1e-3
 LANCZOS_PRODUCTS = 25
 """Products that Lanczos takes at least; where there is no time for them it isn't begun."""
 DENSE = 64
-"""Operators up to this size are diagonalised directly."""
-
-
-def damping_for(curvature: Floats | float) -> NDArray[np.float64]:
-    """The certified damping d = max(0, λ/4 − ½).
-
-    Example:
-        >>> float(damping_for(6.0))
-        1.0
-    """
-    return np.maximum(0.0, np.asarray(curvature, dtype=np.float64) / 4 - 0.5)
+"""Operators up to this size are diagonalized directly."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +125,12 @@ class Curvature:
         low = self.lowered
         if not (low.potts or low.factors or low.extras) and low.ising is not None:
             # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
-            program: Any = compile_program(low, self.kernels)
+            program: Any = program_for(low, self.kernels)
             if hasattr(program, "couple"):
                 return lambda v: 0.5 * program.couple(v), low.layout.n_vars
-        centre = low.layout.centre
+        center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
-        return lambda v: centre(apply(centre(v))), low.layout.size
+        return lambda v: center(apply(center(v))), low.layout.size
 
     @cached_property
     def lipschitz(self) -> float:

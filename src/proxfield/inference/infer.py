@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends import compile_program
 from proxfield.backends.base import softmax
+from proxfield.backends.cache import program_for
 from proxfield.common.checks import is_real, is_whole
 from proxfield.common.logs import log
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
@@ -308,8 +308,8 @@ def choose_kernels(device: Any, kernels: str | None, dtype: Any) -> tuple[str, s
 
 def moved(lowered: Lowered, kernels: str, dtype: str) -> Lowered:
     """The field with its filters on a GPU, so that λ and F are those of what iterates there."""
+    from proxfield.backends.triton.attach import attach
     from proxfield.devices.cuda import find_device
-    from proxfield.filters.triton.plans import attach
 
     with device_memory(kernels, lowered):
         return attach(lowered, dtype, find_device(kernels))
@@ -329,9 +329,9 @@ def device_memory(kernels: str, *lowereds: Lowered) -> AbstractContextManager[No
 
 
 def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
-    """The same marginals, normalised in float64, and F of exactly these: a bound must be one."""
-    q = lowered.layout.normalise(np.asarray(outcome.q, dtype=np.float64))
-    program = compile_program(lowered, kernels)
+    """The same marginals, normalized in float64, and F of exactly these: a bound must be one."""
+    q = lowered.layout.normalize(np.asarray(outcome.q, dtype=np.float64))
+    program = program_for(lowered, kernels)
     return replace(outcome, q=q, free_energy=program.free_energy(program.start(q)))
 
 
@@ -425,10 +425,10 @@ def named_start(layout: Layout, lowered: Lowered, init: str, seed: int) -> NDArr
         return np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
     if init == "possible":
         weight = np.isfinite(lowered.unary).astype(np.float64)
-        return layout.normalise(weight)
+        return layout.normalize(weight)
     if init == "unary":
         return softmax_of(layout, lowered.unary)
     if init == "random":
         noise = np.random.default_rng(seed).exponential(size=layout.size)
-        return layout.normalise(noise)
+        return layout.normalize(noise)
     raise InputError(f"init={shown(init)}, {INITS}")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends import compile_program
 from proxfield.backends.base import Rows
+from proxfield.backends.cache import program_for
 from proxfield.backends.numba.pack import is_binary
 from proxfield.common.interrupts import finish_first
 from proxfield.errors import InputError, InputTypeError
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from proxfield.backends.triton.state import BatchState
 
 CONVERGED = Status.CONVERGED
-ALONE = 1 << 20
+MIN_ENTRIES_ALONE = 1 << 20
 """Entries from which on a field fills a GPU by itself, so that it iterates alone."""
-SMALL = 1 << 14
+MAX_ENTRIES_TEAM = 1 << 14
 """Entries up to which a field may iterate within one multiprocessor; larger ones would keep it
 from that if they were in the same batch."""
-FIELDS = 2048
-"""Most fields in a batch; each takes 64 KiB for its rows."""
-ENTRIES = 1 << 26
-"""Most entries in a batch: a few GiB."""
+MAX_FIELDS = 2048
+"""Maximum number of fields per batch; each takes 64 KiB for its rows."""
+MAX_ENTRIES = 1 << 26
+"""Maximum number of entries per batch: a few GiB."""
 
 
 def infer_many(
@@ -74,16 +74,16 @@ def infer_many(
         rule: As in `infer`, one for all fields.
         init: A word as in `infer` for all fields, or a list with one start for each: anything
             that `infer` accepts, for example the results of an earlier call.
-        max_iters: Most updates of each field.
+        max_iters: Maximum number of iterations per field.
         tol: As in `infer`.
-        budget: Most seconds of iterating for each field; those that iterate together use them
-            up together.
+        budget: Time budget in seconds per field, as in `infer`; fields that iterate together use
+            it up together.
         device: As in `infer`.
         kernels: As in `infer`.
         dtype: As in `infer`.
-        seed: Of everything random, the same for each field.
+        seed: Random seed, the same for each field.
         trace: Keep F of every state.
-        threads: Most threads.
+        threads: Maximum number of threads.
         **params: Parameters of a rule given by name or class.
 
     Returns:
@@ -213,13 +213,13 @@ class _Member:
         """What fields have in common that iterate together."""
         p = self.plan
         moving = (p.kind, p.gamma1, p.gamma2, p.epsilon, p.adaptive, p.inverse_temperature)
-        return (is_binary(self.lowered), self.lowered.layout.size <= SMALL, *moving)
+        return (is_binary(self.lowered), self.lowered.layout.size <= MAX_ENTRIES_TEAM, *moving)
 
     def judged(self, outcome: Outcome) -> Outcome:
         """The outcome with the result of the second-order test, made on the host."""
         if outcome.status is not CONVERGED:
             return outcome
-        program = compile_program(self.lowered)
+        program = program_for(self.lowered)
         found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
         status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
         return replace(outcome, status=status, judgement=found)
@@ -251,7 +251,7 @@ def _batches(fields: list[Field], starts: list[Any], request: Request) -> Iterat
     members = []
     for k, each in enumerate(fields):
         low = each.lower()
-        if low.infeasible or low.hard or low.extras or not 0 < low.layout.size < ALONE:
+        if low.infeasible or low.hard or low.extras or not 0 < low.layout.size < MIN_ENTRIES_ALONE:
             continue
         session = request.open(each, starts[k])
         request.rule.prepare(session.problem)
@@ -265,7 +265,7 @@ def _batches(fields: list[Field], starts: list[Any], request: Request) -> Iterat
         batch: list[_Member] = []
         for member in alike:
             entries = sum(m.lowered.layout.size for m in batch) + member.lowered.layout.size
-            if len(batch) == FIELDS or entries > ENTRIES:
+            if len(batch) == MAX_FIELDS or entries > MAX_ENTRIES:
                 yield _Batch(batch)
                 batch = []
             batch.append(member)

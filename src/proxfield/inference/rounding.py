@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends import compile_program
 from proxfield.backends.base import Program
+from proxfield.backends.cache import program_for
 from proxfield.terms.base import Floats, Ints, expectation
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def round_marginals(result: Result) -> Ints:
     if lowered.infeasible:
         return result.labels
     reduction = lowered.reduction
-    program = compile_program(lowered)
+    program = program_for(lowered)
     start = reduction.restrict(result.q)
     if program.sweepable:
         found = [lowered.layout.best_labels(program.descend(start, SWEEPS))]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends import compile_program
 from proxfield.backends.base import Program, State, slack
+from proxfield.backends.cache import program_for
 from proxfield.common.logs import log
 from proxfield.inference.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop, Seen
 from proxfield.inference.pace import SHORT_EVALUATION
@@ -54,7 +55,7 @@ class Session:
     @cached_property
     def program(self) -> Program:
         """The field, packed for the kernels asked for."""
-        return self.compile(self.problem.lowered)
+        return program_for(self.problem.lowered, self.kernels, self.dtype, self.threads)
 
     @property
     def limit(self) -> Status:

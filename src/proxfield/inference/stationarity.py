@@ -198,7 +198,7 @@ def descend_along(program: Program, state: State, relative: NDArray[np.float64])
     unit = relative / np.abs(relative).max()
 
     def at(t: float) -> tuple[float, NDArray[np.float64]]:
-        moved = layout.normalise(q * np.exp(np.clip(t * unit, -50.0, 50.0)))
+        moved = layout.normalize(q * np.exp(np.clip(t * unit, -50.0, 50.0)))
         return program.free_energy(program.start(moved)), moved
 
     for first in (0.5, 0.05, 0.005):
@@ -221,6 +221,6 @@ def descend_along(program: Program, state: State, relative: NDArray[np.float64])
 def nudged(layout: Layout, q: NDArray[Any], seed: int, noise: float = NUDGE) -> NDArray[np.float64]:
     """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
     rng = np.random.default_rng([seed, 0x0FF5E7])
-    return layout.normalise(
+    return layout.normalize(
         np.asarray(q, dtype=np.float64) * np.exp(noise * rng.normal(size=len(q)))
     )

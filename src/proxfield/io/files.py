@@ -141,7 +141,7 @@ def open_source(source: Source, max_bytes: int | None = None) -> tuple[Iterator[
 def read_bytes(source: Source, max_bytes: int | None = None) -> tuple[bytes, str]:
     """Read a whole file and decompress it if it's a gzip, xz or bzip2 archive.
 
-    Archives are recognised by their first bytes, so a wrong or missing suffix
+    Archives are recognized by their first bytes, so a wrong or missing suffix
     does no harm.
 
     Args:

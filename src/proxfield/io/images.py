@@ -36,8 +36,8 @@ _BROKEN = (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, Typ
 def read_image(path: Target, notes: list[str] | None = None) -> NDArray[Any]:
     """The pixels of an image.
 
-    Grey pictures come without a channel axis; 16-bit grey stays 16-bit (Pillow reads 16-bit colour
-    as 8-bit); palettes and other colour spaces become RGB; alpha is dropped. A TIFF of several
+    Grey pictures come without a channel axis; 16-bit grey stays 16-bit (Pillow reads 16-bit color
+    as 8-bit); palettes and other color spaces become RGB; alpha is dropped. A TIFF of several
     pages is a volume. The orientation that a camera noted isn't applied. Arrays come as stored.
 
     Args:
@@ -68,7 +68,7 @@ def read_probabilities(path: Target) -> NDArray[Any]:
     """Probabilities, stored as floats of any size or as whole numbers of 8 or 16 bits.
 
     Whole numbers stand for shares of 255 or 65535; they are taken for that only if they sum to
-    about as much along the first or the last axis, and come normalised.
+    about as much along the first or the last axis, and come normalized.
 
     Args:
         path: ``.npy``, or ``.npz`` with an array ``probabilities``, ``prob``, ``probs`` or
@@ -123,7 +123,7 @@ def read_labels(path: Target) -> tuple[NDArray[Any], list[int] | None]:
     for page in pages:
         if page.mode not in ("1", "L", "P", "I") and not page.mode.startswith("I;16"):
             raise InputError(
-                f"is a colour picture ({page.mode}), expected label numbers: a palette or grey",
+                f"is a color picture ({page.mode}), expected label numbers: a palette or grey",
                 path=name,
             )
     palette = pages[0].getpalette() if pages[0].mode == "P" else None
@@ -145,7 +145,7 @@ def write_labels(
         labels: Whole numbers from 0; a picture needs two axes.
         n_labels: How many labels there are, which decides on the size; by default one more
             than the largest.
-        palette: Colours for an 8-bit picture, as from `read_labels`.
+        palette: Colors for an 8-bit picture, as from `read_labels`.
 
     Raises:
         InputError: If labels don't fit, or the file can't be written.

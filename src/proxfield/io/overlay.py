@@ -1,4 +1,4 @@
-"""Label maps as colours over the image they belong to. Needs Pillow."""
+"""Label maps as colors over the image they belong to. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name
 from proxfield.io.images import import_pillow, png_bytes
 
-# Okabe and Ito's colours first, then others as far from these and from each other.
+# Okabe and Ito's colors first, then others as far from these and from each other.
 TABLE = (
     *("#4D4D4D", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"),
     *("#7A3FBF", "#8B5E3C", "#B5E61D", "#E6194B", "#00CED1", "#FFB3A7", "#1B5E20", "#B0B7FF"),
     *("#800040", "#FFFFFF", "#33FF99", "#A0895A"),
 )
-"""Colours of the first labels."""
+"""Colors of the first labels."""
 GOLDEN = 0.618033988749895
 
 
 def label_colors(count: int, palette: Sequence[int] | None = None) -> NDArray[np.uint8]:
-    """A colour for each label: of a palette, from `TABLE`, and beyond it made up.  # (count, 3)
+    """A color for each label: of a palette, from `TABLE`, and beyond it made up.  # (count, 3)
 
     Example:
         >>> label_colors(3)[1].tolist()
@@ -49,14 +49,14 @@ def overlay(
     opacity: float = 0.5,
     names: Sequence[str] | None = None,
 ) -> NDArray[np.uint8]:
-    """Labels blended over the image, with their borders in full colour.
+    """Labels blended over the image, with their borders in full color.
 
     Args:
-        image: The picture; None for the colours alone.
+        image: The picture; None for the colors alone.
             # (height, width), (height, width, channels) or (channels, height, width)
         labels: A label map.  # (height, width)
-        palette: Colours as from `read_labels` (r, g, b, r, …).
-        opacity: Of the colours, 0 to 1.
+        palette: Colors as from `read_labels` (r, g, b, r, …).
+        opacity: Of the colors, 0 to 1.
         names: Names of the labels, for a legend of those that occur, below the picture.
 
     Returns:
@@ -97,7 +97,7 @@ def write_overlay(path: Target, image: ArrayLike | None, labels: ArrayLike, **lo
 
 
 def _borders(x: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Pixels whose right or lower neighbour has another label."""
+    """Pixels whose right or lower neighbor has another label."""
     out = np.zeros(x.shape, dtype=bool)
     out[:, :-1] |= x[:, :-1] != x[:, 1:]
     out[:-1] |= x[:-1] != x[1:]

@@ -76,7 +76,7 @@ def parse_model(data: bytes | Text, name: str = "<model>") -> UaiModel:
     """Read the text of a MARKOV or BAYES model.
 
     Everything is checked: counts, ranges, repeated variables, table sizes and signs. Tables
-    needn't be normalised. Numbers too small for a double are read as 0.
+    needn't be normalized. Numbers too small for a double are read as 0.
 
     Args:
         data: The content of the file, already decompressed, or from `read_text`.
@@ -258,7 +258,7 @@ def _drop_single_labels(model: UaiModel) -> UaiModel:
 
 
 def _gather(flat: Floats, starts: Ints, size: int) -> Floats:
-    """Equal-sized rows of a flat array; neighbours are taken as one slice."""
+    """Equal-sized rows of a flat array; neighbors are taken as one slice."""
     if starts.size and (np.diff(starts) == size).all():
         return flat[starts[0] : starts[0] + size * starts.size].reshape(-1, size)
     picked: Floats = flat[starts[:, None] + np.arange(size)]

@@ -202,14 +202,14 @@ class Builder:
         pool.setdefault(tables.shape[1:], []).append((scopes, tables, index))
 
     def finish(self) -> Lowered:
-        """Merge, recognise and store once."""
+        """Merge, recognize and store once."""
         from proxfield.lowering.lowered import Lowered
 
         factors: list[Factor] = []
         for items in self.pairs.values():
             scopes, tables, index = merge_scopes(*concatenate(items))
             if not self.plain:
-                scopes, tables, index = self._recognise(scopes, tables, index)
+                scopes, tables, index = self._recognize(scopes, tables, index)
             if len(scopes):
                 factors.append(Factor.trusted(scopes, *deduplicate(tables, index)))
         for items in self.larger.values():
@@ -228,7 +228,7 @@ class Builder:
             magnitude=self.magnitude,
         )
 
-    def _recognise(self, scopes: Ints, tables: Floats, index: Ints) -> tuple[Ints, Floats, Ints]:
+    def _recognize(self, scopes: Ints, tables: Floats, index: Ints) -> tuple[Ints, Floats, Ints]:
         """Take Ising and Potts energies out of pairwise tables; return what is left."""
         a, b = tables.shape[1:]
         finite = np.asarray(np.isfinite(tables).all(axis=(1, 2)))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from proxfield.lowering.lowered import Lowered
+from proxfield.lowering.merging import compressed_rows
 from proxfield.terms.base import Ints
 
 
 def color_graph(lowered: Lowered) -> Ints:
-    """A greedy colouring: no two variables of one term get the same colour.  # (n_vars,)"""
-    from proxfield.backends.numba.pack import compressed_rows
+    """A greedy coloring: no two variables of one term get the same color.  # (n_vars,)"""
     from proxfield.compiled.coloring import greedy_colors
 
     n = lowered.layout.n_vars
     none = np.zeros((0, 2), dtype=np.int64)
-    pairs = np.concatenate([none, *(t.neighbours(lowered.layout) for t in lowered.terms)])
+    pairs = np.concatenate([none, *(t.neighbors(lowered.layout) for t in lowered.terms)])
     row, column, _ = compressed_rows(n, pairs, [])
     colors: Ints = greedy_colors(row, column)
     return colors

@@ -202,3 +202,25 @@ def deduplicate(tables: Floats, index: Ints) -> tuple[Floats, Ints]:
     target[rows] = rows[first][where.ravel()]  # each table's equal that stays
     number = np.cumsum(stays) - 1
     return tables[stays], number[target][index]
+
+
+def compressed_rows(
+    n: int, ends: Ints, values: list[NDArray[np.generic]]
+) -> tuple[Ints, NDArray[np.int32], list[NDArray[np.generic]]]:
+    """Undirected edges as rows of both directions.
+
+    Args:
+        n: Number of variables.
+        ends: Edges.  # (m, 2)
+        values: Arrays of length 2m: for the forward directions, then the backward ones.
+
+    Returns:
+        Row starts (n + 1,), columns (2m,), and the values in the same order.
+    """
+    if len(ends) == 0:
+        return np.zeros(n + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), [v[:0] for v in values]
+    here = np.concatenate([ends[:, 0], ends[:, 1]], dtype=np.int32, casting="same_kind")
+    row, order = group_positions(here, n)
+    del here
+    there = np.concatenate([ends[:, 1], ends[:, 0]], dtype=np.int32, casting="same_kind")
+    return row, there[order], [v[order] for v in values]

@@ -81,7 +81,7 @@ class Reduction:
         return out
 
     def restrict(self, q: Floats) -> NDArray[np.float64]:
-        """Marginals of everything as marginals of what stays, normalised again."""
+        """Marginals of everything as marginals of what stays, normalized again."""
         out = np.array(q, dtype=np.float64)[self.new_entry >= 0]
         total = self.layout.sum_by_variable(out)
         dead = total <= 0  # all the weight was on impossible labels: start those uniform
@@ -130,7 +130,7 @@ class Untouched(Reduction):
         return q
 
     def restrict(self, q: Floats) -> NDArray[Any]:
-        return self.full.normalise(q)
+        return self.full.normalize(q)
 
     def expand_labels(self, labels: Ints) -> Ints:
         return labels

@@ -1,7 +1,7 @@
 """Labels that are still possible: forbidden configurations propagated to a fixed point.
 
 A label stays possible only if each table over its variable allows a configuration of
-possible labels with it (generalised arc consistency). Once a first pass has looked at all
+possible labels with it (generalized arc consistency). Once a first pass has looked at all
 tables, only tables next to a label that went are looked at again, so that the work is linear in
 what changes. Many tables at a time are worked on as arrays; few (a chain of equalities
 decides one variable after another) one by one, as Python integers of one bit per entry.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proxfield.errors import InputError, shown
-from proxfield.inference.curvature import damping_for
 from proxfield.result import Status
 from proxfield.rules.base import Rule
+from proxfield.rules.certified import damping_for
 from proxfield.rules.plan import Custom, Order, Plan, Update
 from proxfield.rules.polish import end_at_minimum
 from proxfield.rules.session import Outcome, Problem, Session

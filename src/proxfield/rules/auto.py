@@ -46,7 +46,7 @@ PATIENCE = 5000
 VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
 POLISH = 30
-"""Most sweeps that end a chain."""
+"""Maximum number of sweeps that end a chain."""
 LOOKS = 250
 """Evaluations of F that must fit into a budget for exploring to pay (a sweep takes a few)."""
 LANES = 4
@@ -70,8 +70,8 @@ class Auto(Rule):
     def default_iterations(self, problem: Problem) -> int:
         """As many sweeps as take some tenths of a second."""
         lowered = problem.lowered
-        known = [t for t in lowered.terms if offers(t, "neighbours")]
-        ends = sum(len(t.neighbours(lowered.layout)) for t in known)
+        known = [t for t in lowered.terms if offers(t, "neighbors")]
+        ends = sum(len(t.neighbors(lowered.layout)) for t in known)
         return int(np.clip(VISITS / max(1, lowered.layout.size + 2 * ends), 200, 20_000))
 
     def solve(self, session: Session) -> Outcome:

@@ -42,7 +42,7 @@ class Rule(ABC):
             problem.curvature.prepare()
 
     def default_iterations(self, problem: Problem) -> int:
-        """Most iterations where the user limits neither these nor the seconds."""
+        """Maximum number of iterations where the user limits neither these nor the seconds."""
         return 1000
 
     def solve(self, session: Session) -> Outcome:

@@ -1,7 +1,7 @@
 """The paper's parallel methods, on one page. A new rule is one class and one line in `registry`.
 
 A rule is a small set of parameters and a `plan`: how the state moves. All parallel
-rules move θ towards the target θ* = g(q), the energies that the neighbours give; they
+rules move θ towards the target θ* = g(q), the energies that the neighbors give; they
 differ in the damping d (the step is 1 / (1 + d)), in what is averaged over time, and in
 the space in which one averages.
 """
@@ -136,7 +136,7 @@ class Momentum(Rule):
 
 @dataclass(frozen=True)
 class Adam(Rule):
-    """First and second moments of the centred θ − θ*, without bias correction.
+    """First and second moments of the centered θ − θ*, without bias correction.
 
     Args:
         gamma1: Decay of the first moment; 0.9, or 0.99 for the printed variant.

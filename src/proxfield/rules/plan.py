@@ -1,7 +1,7 @@
 """Plans: how a state moves. Rules make them; every kernel set carries them out.
 
 `Update` (all variables at once, the paper's unification), `Order` (one variable at a time, or a
-colour at a time) or `Custom` (a Python function). `Chains` are run by `Program.explore`.
+color at a time) or `Custom` (a Python function). `Chains` are run by `Program.explore`.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ class Update:
 
 @dataclass(frozen=True)
 class Order:
-    """Visit variables one after another and minimise F over each exactly.
+    """Visit variables one after another and minimize F over each exactly.
 
     Args:
         variables: The order; every variable once.  # (n_vars,)
         starts: Bounds of groups whose members don't interact and may move together
-            (graph colours), or None.  # (n_groups + 1,)
+            (graph colors), or None.  # (n_groups + 1,)
         shuffle: A generator: take a new random order before each sweep.
-        inverse_temperature: Minimise E − H/β instead of F.
+        inverse_temperature: Minimize E − H/β instead of F.
     """
 
     variables: Ints
@@ -161,7 +161,7 @@ class Chains:
         sweeps: Sweeps of each while cooling.  # (chains,)
         seeds: Of each chain's random numbers.  # (chains,)
         drawn: Does a chain sample labels (heat bath), or cool marginals?  # (chains,)
-        polish: Most sweeps at temperature 1 afterwards.
+        polish: Maximum number of sweeps at temperature 1 afterwards.
         tol: Polishing ends when no marginal changes by more than this.
     """
 

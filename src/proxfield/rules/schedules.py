@@ -1,4 +1,4 @@
-"""Schedules: one variable at a time, or one colour of the graph at a time."""
+"""Schedules: one variable at a time, or one color of the graph at a time."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Sweep(Rule):
 
 @dataclass(frozen=True)
 class Colored(Rule):
-    """Coordinate descent by graph colour: variables that share no term move together.
+    """Coordinate descent by graph color: variables that share no term move together.
 
-    Exactly a sweep in colour order, hence monotone, but parallel within a colour.
+    Exactly a sweep in color order, hence monotone, but parallel within a color.
     """
 
     name = "colored"
-    summary = "sweep in parallel by graph colour; monotone, best on sparse graphs"
+    summary = "sweep in parallel by graph color; monotone, best on sparse graphs"
     monotone = True
 
     def prepare(self, problem: Problem) -> None:

@@ -126,11 +126,11 @@ class Layout:
             return np.asarray(rows / by[:, None].astype(flat.dtype)).ravel()
         return np.asarray(flat / by[self.owner])
 
-    def normalise(self, flat: NDArray[Any]) -> NDArray[Any]:
+    def normalize(self, flat: NDArray[Any]) -> NDArray[Any]:
         """Make each variable's entries sum to 1."""
         return self.divide(flat, self.sum_by_variable(flat))
 
-    def centre(self, flat: Floats) -> Floats:
+    def center(self, flat: Floats) -> Floats:
         """Subtract each variable's mean: the projection P of the design."""
         return np.asarray(flat - (self.sum_by_variable(flat) / self.cardinalities)[self.owner])
 
@@ -193,7 +193,7 @@ class Term(ABC):
         return 0.0
 
     def curvature(self, layout: Layout) -> Floats:
-        """Per-variable bounds λ_i with ΔᵀHΔ ≤ Σ λ_i‖Δ_i‖² for centred Δ.  # (n_vars,)"""
+        """Per-variable bounds λ_i with ΔᵀHΔ ≤ Σ λ_i‖Δ_i‖² for centered Δ.  # (n_vars,)"""
         raise missing(self, "curvature", "a certified step")
 
     def spectrum(self, layout: Layout) -> tuple[float, float]:
@@ -207,9 +207,9 @@ class Term(ABC):
         """A bound on ‖H‖₂ over the product of simplices, without the projection."""
         raise missing(self, "lipschitz", 'step="lipschitz"')
 
-    def neighbours(self, layout: Layout) -> Ints:
+    def neighbors(self, layout: Layout) -> Ints:
         """Pairs of variables that share an energy, each once or more.  # (m, 2)"""
-        raise missing(self, "neighbours", "sweep, colored and rounding")
+        raise missing(self, "neighbors", "sweep, colored and rounding")
 
     def lower(self, layout: Layout, builder: Builder) -> None:
         """Say the same energy in the builder's words (constants, unaries, tables, …)."""

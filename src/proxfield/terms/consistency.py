@@ -33,7 +33,7 @@ CHUNK = 1 << 18
 LOG_TINY = -745.0
 """Products below e^-745 are 0 in floating point; exp takes long to find that out."""
 LARGEST_TABLE = 1 << 22
-"""Most entries of one explicit table."""
+"""Maximum number of entries of one explicit table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Consistency(Term):
     labelling. If z members of the segment lack label l there, then −P is the negative of: a
     complete graph (z = 0: largest eigenvalue 1), a star around the member that lacks it (z = 1:
     √(n − 1), with n = |c|), one edge (z = 2: 1), or nothing. From n = 4 on no variable meets two
-    labels with z ≤ 2, so that centring takes the factor 1 − 1/L, the eigenvalue of P e_l e_lᵀ P.
+    labels with z ≤ 2, so that centering takes the factor 1 − 1/L, the eigenvalue of P e_l e_lᵀ P.
     Hence λ_i = Σ_{c∋i} w_c √(n_c − 1) (1 − 1/L), without the last factor for n ≤ 3, and
     w_c = max_l w_cl. The bound is attained (for n ≥ 4), next to labellings in which one
     variable stands against all others. In the same way the smallest eigenvalue is at least
@@ -203,7 +203,7 @@ class Consistency(Term):
         total = np.bincount(self.members, weights=spread, minlength=layout.n_vars)
         return total.astype(np.float64)  # without members it would be whole numbers
 
-    def _centring(self, layout: Layout) -> NDArray[np.float64]:
+    def _centering(self, layout: Layout) -> NDArray[np.float64]:
         """1 − 1/L, or 1 for segments of up to three variables.  # (S,)"""
         return np.where(self.sizes > 3, 1.0 - 1.0 / self._labels(layout), 1.0)
 
@@ -211,7 +211,7 @@ class Consistency(Term):
         return len(self.weights) * largest_finite(self.weights)
 
     def curvature(self, layout: Layout) -> Floats:
-        top = self.weights.max(axis=1, initial=0.0) * self._centring(layout)
+        top = self.weights.max(axis=1, initial=0.0) * self._centering(layout)
         return self._by_variable(layout, top * np.sqrt(self.sizes - 1))
 
     def lipschitz(self, layout: Layout) -> float:
@@ -219,7 +219,7 @@ class Consistency(Term):
         return float(self._by_variable(layout, top * (self.sizes - 1)).max(initial=0.0))
 
     def spectrum(self, layout: Layout) -> tuple[float, float]:
-        top = self.weights.max(axis=1, initial=0.0) * self._centring(layout)
+        top = self.weights.max(axis=1, initial=0.0) * self._centering(layout)
         down = self._by_variable(layout, top * (self.sizes - 1))
         return -float(down.max(initial=0.0)), float(self.curvature(layout).max(initial=0.0))
 
@@ -278,7 +278,7 @@ class TabledConsistency(Consistency):
             total += tables.nbytes + Factor.trusted(scopes, tables, index).workspace(layout)
         return total
 
-    def neighbours(self, layout: Layout) -> Ints:
+    def neighbors(self, layout: Layout) -> Ints:
         pairs = [np.zeros((0, 2), dtype=np.int64)]
         for a, b in zip(self.starts[:-1], self.starts[1:], strict=True):
             i, j = np.triu_indices(b - a, 1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXACT = 12
 """Most undecided classes whose 2^m states are summed one by one."""
-SURE = 50.0
+SATURATION = 50.0
 """A class is decided when this much energy speaks for it: the rest weighs less than e^-50."""
 SWEEPS = 200
 """Most rounds of coordinate descent where there are too many states to sum."""
@@ -58,7 +58,7 @@ class Cooccurrence(Term):
       curvature is at most 0 and the full parallel step is certified. −F bounds the log Z of x
       and y together. Presences for which 50 or more in energy speaks are set (the error
       is far below rounding), up to 12 others are summed exactly. If more are undecided, r is
-      minimised over independent presences, from two starts. Any r gives an upper bound on
+      minimized over independent presences, from two starts. Any r gives an upper bound on
       the minimum, so −F still bounds log Z, but F may rise where another r takes over.
     - ``latent="variables"``: as in the paper, the Y_l are binary variables of the field.
 
@@ -276,7 +276,7 @@ class LatentCooccurrence(Cooccurrence):
         """Per-variable bounds; pixels get at most 1, which never damps them.
 
         With δ_l the change of [Y_l = 0], pixels add 2κ Σ_i Σ_l Δ_il δ_l to ΔᵀHΔ, and
-        2κ |Δ_il δ_l| ≤ s Δ_il² + κ² δ_l² / s for any s > 0. Centred changes of Y_l have
+        2κ |Δ_il δ_l| ≤ s Δ_il² + κ² δ_l² / s for any s > 0. Centered changes of Y_l have
         ‖Δ‖² = 2 δ_l², so s goes to each pixel and κ² N / (2s) to each Y. Pairs add
         2 w_ab δ_a δ_b, of which each end gets w_ab / 2.
         """
@@ -298,7 +298,7 @@ class LatentCooccurrence(Cooccurrence):
         """The smallest and the largest eigenvalue of P H P.
 
         H sees only what all pixels have in common, so one pixel with κ √N in place of κ stands
-        for all; a centred binary variable has one direction, (1, −1)/√2.
+        for all; a centered binary variable has one direction, (1, −1)/√2.
         """
         c = self.labels
         couple = self.kappa * np.sqrt(0.5 * self.pixels) * (np.eye(c) - 1.0 / c)[:, self.classes]
@@ -328,7 +328,7 @@ class TabledCooccurrence(LatentCooccurrence):
             assert which is not None
             builder.add_tables(scopes, tables, which)
 
-    def neighbours(self, layout: Layout) -> Ints:
+    def neighbors(self, layout: Layout) -> Ints:
         return np.concatenate([scopes for scopes, _, _ in self.as_tables(layout)])
 
 
@@ -369,7 +369,7 @@ def _decided(absent: Floats, weights: Floats) -> tuple[NDArray[np.bool_], NDArra
     while True:  # both sets only grow
         price = weights @ ~off - absent, weights @ on - absent  # of presence: at most, at least
         before = on, off
-        on, off = on | (price[0] <= -SURE), off | (price[1] >= SURE)
+        on, off = on | (price[0] <= -SATURATION), off | (price[1] >= SATURATION)
         if (on == before[0]).all() and (off == before[1]).all():
             return on, off
 

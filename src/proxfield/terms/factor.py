@@ -184,14 +184,14 @@ class Factor(Term):
             layout: The variables.
             deadline: A time of ``time.perf_counter``.
         """
-        return self._block_norms(layout, centred=True, deadline=deadline)
+        return self._block_norms(layout, centered=True, deadline=deadline)
 
     def lipschitz(self, layout: Layout) -> float:
-        norms = self._block_norms(layout, centred=False)
+        norms = self._block_norms(layout, centered=False)
         return float(norms.max(initial=0.0))
 
     def _block_norms(
-        self, layout: Layout, *, centred: bool, deadline: float = np.inf
+        self, layout: Layout, *, centered: bool, deadline: float = np.inf
     ) -> NDArray[np.float64]:
         """λ_i = Σ_j max over the other labels of ‖block of the Hessian for i and j‖₂."""
         out = np.zeros(layout.n_vars)
@@ -204,13 +204,13 @@ class Factor(Term):
         for a, b in itertools.combinations(range(k), 2):
             for start in range(0, len(self.tables), per):
                 some = self.tables[start : start + per]
-                if centred and max(self.shape[a], self.shape[b]) <= 3:
+                if centered and max(self.shape[a], self.shape[b]) <= 3:
                     norms[start : start + per] = small_block_norms(some, a, b)
                     continue
                 blocks = np.moveaxis(some, (a + 1, b + 1), (-2, -1))
                 blocks = blocks.reshape(len(some), -1, *blocks.shape[-2:])
                 exact = time.perf_counter() < deadline
-                found = spectral_norms(blocks, centred=centred, exact=exact)
+                found = spectral_norms(blocks, centered=centered, exact=exact)
                 norms[start : start + per] = found.max(axis=1)
             np.add.at(out, self.scopes[:, a], norms[self.index])
             np.add.at(out, self.scopes[:, b], norms[self.index])
@@ -223,7 +223,7 @@ class Factor(Term):
         per_slot = sum(SLOT_BYTES + 16 * c for c in self.shape)
         return int(copies * self.tables.nbytes) + per_slot * len(self.scopes)
 
-    def neighbours(self, layout: Layout) -> Ints:
+    def neighbors(self, layout: Layout) -> Ints:
         k = self.degree
         pairs = [self.scopes[:, [a, b]] for a in range(k) for b in range(a + 1, k)]
         return np.concatenate(pairs) if pairs else np.zeros((0, 2), dtype=np.int64)
@@ -271,7 +271,7 @@ class Factor(Term):
 def small_block_norms(tables: Floats, a: int, b: int) -> NDArray[np.float64]:
     """Largest ‖P·block·P‖₂ over the blocks of two positions with up to 3 labels each.
 
-    In an orthonormal basis of the centred vectors a block has at most 2 rows and columns, and
+    In an orthonormal basis of the centered vectors a block has at most 2 rows and columns, and
     the norm of [[p, q], [r, s]] is half of √((p+s)² + (r−q)²) + √((p−s)² + (r+q)²).
 
     Args:
@@ -287,8 +287,8 @@ def small_block_norms(tables: Floats, a: int, b: int) -> NDArray[np.float64]:
     moved = np.ascontiguousarray(moved).reshape(*moved.shape[:2], -1, len(tables))
     out = np.zeros(len(tables))
     for other in range(moved.shape[2]):
-        rows = [centred_parts(list(row)) for row in moved[:, :, other]]
-        block = [centred_parts(list(column)) for column in zip(*rows, strict=True)]
+        rows = [centered_parts(list(row)) for row in moved[:, :, other]]
+        block = [centered_parts(list(column)) for column in zip(*rows, strict=True)]
         numbers = [x for column in block for x in column]
         if not numbers:
             continue
@@ -303,7 +303,7 @@ def small_block_norms(tables: Floats, a: int, b: int) -> NDArray[np.float64]:
     return out
 
 
-def centred_parts(values: list[Floats]) -> list[Floats]:
+def centered_parts(values: list[Floats]) -> list[Floats]:
     """Up to 3 numbers per table in an orthonormal basis of those that sum to 0."""
     if len(values) == 3:
         x, y, z = values
@@ -311,24 +311,24 @@ def centred_parts(values: list[Floats]) -> list[Floats]:
     return [(values[0] - values[1]) * 0.5**0.5] if len(values) == 2 else []
 
 
-def spectral_norms(blocks: Floats, *, centred: bool, exact: bool = True) -> Floats:
-    """Largest singular value of each matrix, after centring rows and columns if asked.
+def spectral_norms(blocks: Floats, *, centered: bool, exact: bool = True) -> Floats:
+    """Largest singular value of each matrix, after centering rows and columns if asked.
 
     Args:
         blocks: Matrices.  # (…, a, b)
-        centred: Take P·block·P, with P the projection that removes the mean.
+        centered: Take P·block·P, with P the projection that removes the mean.
         exact: Otherwise the Frobenius norm, which is no smaller and takes less time.
 
     Example:
-        >>> float(spectral_norms(np.eye(2)[None], centred=True)[0])
+        >>> float(spectral_norms(np.eye(2)[None], centered=True)[0])
         1.0
     """
     if blocks.size == 0:
         return np.zeros(blocks.shape[:-2])
-    if centred:
+    if centered:
         blocks = blocks - blocks.mean(axis=-1, keepdims=True)
         blocks -= blocks.mean(axis=-2, keepdims=True)
-    if blocks.shape[-2:] == (2, 2) and centred:  # closed form: ±x in every entry
+    if blocks.shape[-2:] == (2, 2) and centered:  # closed form: ±x in every entry
         return np.asarray(2.0 * np.abs(blocks[..., 0, 0]))
     if exact:
         return np.asarray(np.linalg.norm(blocks, ord=2, axis=(-2, -1)))

@@ -10,25 +10,25 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
-from proxfield.filters.plan import Filter, check_features
+from proxfield.filters.bounds import product_range
+from proxfield.filters.operator import NORMALIZATIONS as NORMALIZATIONS
+from proxfield.filters.operator import Operator
+from proxfield.filters.plan import Plan, check_features
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
 
-NORMALIZATIONS = ("none", "before", "after", "symmetric")
 CORNER_BYTES = 150
 """Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
 VERTEX_BYTES = 170
-"""The same per vertex of the lattice: neighbours and values."""
+"""The same per vertex of the lattice: neighbors and values."""
 POINT_BYTES = 100
 """Scales, sums and temporary arrays per point."""
-SMALLEST_MASS = 1e-20
-"""Added to a point's total weight before dividing by it."""
 
 
 class Gaussian(Term):
     """Every pair of variables, weighted by a Gaussian of the distance of their features.
 
     E(x) = Σ_{i<j} a_ij μ(x_i, x_j), where a is the kernel k_ij = exp(−½‖f_i − f_j‖²) after
-    normalisation by the total weights n_i = Σ_j k_ij:
+    normalization by the total weights n_i = Σ_j k_ij:
 
     - ``"symmetric"`` (default): k_ij / √(n_i n_j), eigenvalues at most 1;
     - ``"none"``: k_ij;
@@ -42,13 +42,13 @@ class Gaussian(Term):
             # (n, d)
         weight: Scales the term.
         compatibility: μ. None: Potts, μ = [x ≠ y], so that positive weights attract. A vector:
-            μ = diag(vector), paid where both variables have the label. A matrix: μ, symmetrised.
+            μ = diag(vector), paid where both variables have the label. A matrix: μ, symmetrized.
             # None, (labels,) or (labels, labels)
         normalization: One of the four above.
         self_message: Keep the pair (i, i) in the sums of the update, as the published dense
             CRFs and pydensecrf do. By default it is left out: then the energy is that of a
             random field, multilinear, and −F bounds log Z whatever the compatibility. With it,
-            −F is a bound only where equal labels are never dearer than different ones (all
+            −F is a bound only where equal labels are never more expensive than different ones (all
             attractive compatibilities). It matters for points that few others resemble.
         filter: "exact" (all pairs), "lattice" (permutohedral, for many points) or "auto" (exact
             up to 2000 points).
@@ -121,7 +121,7 @@ class Gaussian(Term):
         return choose(self.filter_name, self.n_points)
 
     @cached_property
-    def filter(self) -> Filter:
+    def filter(self) -> Plan:
         """The filter, built when first used."""
         assert self.features is not None
         return make_filter(self.filter_kind, self.features)
@@ -147,52 +147,31 @@ class Gaussian(Term):
             self.features = None
         return self
 
-    def mass(self) -> NDArray[Any]:
-        """n_i = Σ_j k_ij, in the type that suits the filter; a new array.  # (n,)"""
-        sums = self.filter.apply(np.ones((self.n_points, 1), dtype=self.filter.precision))[:, 0]
-        sums += SMALLEST_MASS
-        return sums
-
     @cached_property
+    def operator(self) -> Operator:
+        """A: the filter, normalized."""
+        return Operator(self.filter, self.normalization, self.self_message)
+
+    @property
     def scales(self) -> list[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
         """The operator as Σ diag(out) K diag(in): pairs (in, out), None for ones."""
-        if self.normalization == "none":
-            return [(None, None)]
-        if self.normalization == "symmetric":
-            root = self.mass()
-            np.divide(1.0, np.sqrt(root, out=root), out=root)
-            return [(root, root)]
-        half = 0.5 / self.mass()
-        return [(None, half), (half, None)]
+        scale = None if self.operator.scale is None else self.operator.scale[:, 0]
+        return [(None, scale), (scale, None)] if self.operator.pair else [(scale, scale)]
 
     def operate(self, values: NDArray[Any]) -> NDArray[Any]:
         """A @ values, with the self-message.  # (n, c) -> (n, c)"""
-        total: NDArray[Any] | None = None
-        for inward, outward in self.scales:
-            v = values if inward is None else values * inward[:, None].astype(values.dtype)
-            part = self.filter.apply(v)
-            if outward is not None:
-                part *= outward[:, None].astype(part.dtype)
-            total = part if total is None else total + part
-        assert total is not None
-        return total
-
-    @cached_property
-    def own(self) -> NDArray[np.float64]:
-        """a_ii: the weight of the self-message.  # (n,)"""
-        out = np.zeros(self.n_points)
-        for inward, outward in self.scales:
-            part = self.filter.diagonal()
-            for scale in (inward, outward):
-                part = part if scale is None else part * scale
-            out += part
+        out: NDArray[Any] = self.operator.operate(values)
         return out
 
-    @cached_property
+    @property
+    def own(self) -> NDArray[np.float64]:
+        """a_ii: the weight of the self-message.  # (n,)"""
+        return np.asarray(self.operator.own[:, 0])
+
+    @property
     def row_sums(self) -> NDArray[np.float64]:
         """Σ_j a_ij over the pairs that count.  # (n,)"""
-        sums = np.asarray(self.operate(np.ones((self.n_points, 1)))[:, 0])
-        return sums if self.self_message else sums - self.own
+        return np.asarray(self.operator.row_sums)
 
     # ---- Term ----
 
@@ -223,9 +202,7 @@ class Gaussian(Term):
         if self.n_points == 0:
             return
         mine = self.block(layout, q)
-        seen = self.operate(mine)
-        if not self.self_message:
-            seen -= mine * self.own[:, None].astype(mine.dtype)
+        seen = self.operator.apply(mine)
         g = self.block(layout, out)
         if self.matrix is None:
             g += self.weight * (self.row_sums[:, None] - seen)
@@ -249,33 +226,14 @@ class Gaussian(Term):
         if self.n_points == 0:
             return 0.0, 0.0
         labels = int(layout.cardinalities[self.first])
-        centring = np.eye(labels) - 1.0 / labels
-        values = np.linalg.eigvalsh(centring @ self.compatibility(labels) @ centring)
-        low, high = self.kernel_range
-        ends = [k * m for k in (low, high) for m in (float(values[0]), float(values[-1]))]
-        return min(0.0, *ends), max(0.0, *ends)
+        low, high = product_range(*self.kernel_range, self.compatibility(labels))
+        return float(low), float(high)
 
     @cached_property
     def kernel_range(self) -> tuple[float, float]:
-        """Bounds on the eigenvalues of A, without the self-message if that is left out.
-
-        K has no negative eigenvalue; after symmetric normalisation none is above 1, else none is
-        above the largest row sum (A has no negative entry). The symmetric part of D⁻¹K, with
-        ‖K‖ ≤ M and the entries of D between m and M, has none below −(M − m)² / 8m(M + m)
-        (Strang 1962, eigenvalues of Jordan products).
-        """
-        if self.normalization == "symmetric":
-            low, high = 0.0, 1.0
-        else:
-            high = float((self.row_sums + (0.0 if self.self_message else self.own)).max())
-            low = 0.0
-            if self.normalization != "none":
-                mass = self.mass()
-                least, most = float(mass.min()), float(mass.max())
-                low = -min(high, (most - least) ** 2 / (8 * least * (most + least)))
-        if self.self_message:
-            return low, high
-        return low - float(self.own.max()), high - float(self.own.min())
+        """Bounds on the eigenvalues of A, without the self-message if that is left out."""
+        low, high = self.operator.range()
+        return float(low), float(high)
 
     def bounds_log_z(self, layout: Layout) -> bool:
         # the self-message adds ½ a_ii (qᵀ μ q − Σ_l μ_ll q_l), which must not be negative
@@ -286,7 +244,7 @@ class Gaussian(Term):
         return bool((table >= 0.5 * (equal[:, None] + equal) - 1e-12).all())
 
     def magnitude(self, layout: Layout) -> float:
-        # entries of K are at most about 1; normalised, those of a row sum to 1 on average
+        # entries of K are at most about 1; normalized, those of a row sum to 1 on average
         pairs = float(self.n_points) ** (2 if self.normalization == "none" else 1)
         return pairs * (abs(self.weight) if self.matrix is None else largest_finite(self.matrix))
 

@@ -85,7 +85,7 @@ class _Weighted(Term):
     def workspace(self, layout: Layout) -> int:
         return EDGE_BYTES * len(self.edges)
 
-    def neighbours(self, layout: Layout) -> Ints:
+    def neighbors(self, layout: Layout) -> Ints:
         return self.edges
 
     def _sum_abs(self, layout: Layout, scale: float) -> Floats:
@@ -98,7 +98,7 @@ class _Weighted(Term):
 class Potts(_Weighted):
     """Each edge pays its weight when the labels at its ends differ: E = Σ w_e [x_i ≠ x_j].
 
-    Positive weights attract (neighbours want to agree), negative ones repel. The
+    Positive weights attract (neighbors want to agree), negative ones repel. The
     numbers of labels at the two ends may differ; labels are compared by number.
 
     Args:
@@ -134,7 +134,7 @@ class Potts(_Weighted):
                 np.add.at(out, layout.offsets[here[rows]] + label, self.weights[rows] * (1 - agree))
 
     def curvature(self, layout: Layout) -> Floats:
-        return self._sum_abs(layout, 1.0)  # the centred identity has norm 1 (or less)
+        return self._sum_abs(layout, 1.0)  # the centered identity has norm 1 (or less)
 
     def lipschitz(self, layout: Layout) -> float:
         # the matrix [x ≠ y] is 1·1ᵀ − I, of norm c − 1 (at least 1)

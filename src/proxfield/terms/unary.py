@@ -65,7 +65,7 @@ class Constant(Term):
     def lipschitz(self, layout: Layout) -> float:
         return 0.0
 
-    def neighbours(self, layout: Layout) -> Ints:
+    def neighbors(self, layout: Layout) -> Ints:
         return np.zeros((0, 2), dtype=np.int64)
 
     def lower(self, layout: Layout, builder: Builder) -> None:
@@ -154,7 +154,7 @@ class Unary(Term):
     def lipschitz(self, layout: Layout) -> float:
         return 0.0
 
-    def neighbours(self, layout: Layout) -> Ints:
+    def neighbors(self, layout: Layout) -> Ints:
         return np.zeros((0, 2), dtype=np.int64)
 
     def lower(self, layout: Layout, builder: Builder) -> None:

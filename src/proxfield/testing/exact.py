@@ -275,5 +275,5 @@ def exact_hessian(field: Field, q: Floats | None = None) -> NDArray[np.float64]:
 
 def projected(layout: Layout, matrix: Floats) -> NDArray[np.float64]:
     """P M P, with P the projection that centers each variable's block."""
-    p = np.stack([layout.centre(e) for e in np.eye(layout.size)])
+    p = np.stack([layout.center(e) for e in np.eye(layout.size)])
     return np.asarray(p @ matrix @ p)

@@ -15,7 +15,7 @@ from proxfield.terms import TERMS
 from proxfield.terms.base import Ints
 from proxfield.testing.draft import MAKERS, SYMMETRIC, Draft, plant_contradiction
 
-SMALL = 4096
+MAX_ENUMERATED = 4096
 """Maximum number of labellings of a field whose size isn't given."""
 DECADES = (-8.0, 8.0)
 """Scales are drawn log-uniformly from 10^-8 to 10^8."""
@@ -140,7 +140,7 @@ def random_field(
     symmetric = bool(rng.random() < 0.12) and bool(SYMMETRIC & set(allowed))
     draft.symmetric = symmetric
     used = _choose_kinds(rng, [k for k in allowed if not symmetric or k in SYMMETRIC])
-    _draw_variables(draft, used, SMALL if size is None else None)
+    _draw_variables(draft, used, MAX_ENUMERATED if size is None else None)
     draft.hard = not symmetric and bool(rng.random() < 0.4)
     for kind in used:
         MAKERS[kind](draft)

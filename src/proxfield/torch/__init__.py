@@ -32,7 +32,7 @@ __all__ = ["DenseCRF", "TorchProgram", "clear_plans", "gaussian_filter", "infer"
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'proxfield.torch' has no attribute {name!r}")
-    from proxfield.torch.needs import need_torch
+    from proxfield.devices.pytorch import need_torch
 
     need_torch()
     value = getattr(import_module(f"proxfield.{_HOME[name]}"), name)

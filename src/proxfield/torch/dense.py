@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
+from proxfield.filters.bounds import product_range
 from proxfield.filters.torch.filter import define, nothing_saved, plain_precision, refuse
 from proxfield.filters.torch.operator import (
     FeatureGradient,
@@ -22,9 +24,7 @@ from proxfield.torch.solve import (
     certified_step,
     covariance,
     fixed_point,
-    moved,
     relative_residual,
-    softmax,
     warn_fallback,
 )
 
@@ -135,9 +135,8 @@ def _gradient(unary: Any, operators: list[Any], tables: Any, q: Any) -> Any:
 def curvature(ranges: list[tuple[Any, Any]], tables: Any, images: int) -> Any:
     """A bound λ on the curvature of the energy of each image.  # (B,)
 
-    The Hessian of a term is A ⊗ M, so on centred blocks its eigenvalues are products of one of A
-    (within its range) and one of the centred M. Potts tables that attract have none above 0, and
-    A, with the own message and normalised symmetrically, none below 0: λ = 0, the full step.
+    The Hessian of a term is A ⊗ M. Potts tables that attract have no eigenvalue above 0, and A,
+    with the own message and normalized symmetrically, none below 0: λ = 0, the full step.
 
     Args:
         ranges: Bounds on the eigenvalues of each A.  # (B or 1,), (B or 1,) each
@@ -145,12 +144,8 @@ def curvature(ranges: list[tuple[Any, Any]], tables: Any, images: int) -> Any:
         images: B.
     """
     total = tables.new_zeros(images)
-    labels = tables.shape[-1]
-    centring = torch.eye(labels, dtype=tables.dtype, device=tables.device) - 1 / labels
     for (low, high), table in zip(ranges, tables, strict=True):
-        values = torch.linalg.eigvalsh(centring @ table @ centring)
-        ends = [k * m for k in (low, high) for m in (values[0], values[-1])]
-        total = total + torch.stack(ends).amax(dim=0).clamp(min=0)
+        total = total + product_range(low, high, table)[1]
     return total
 
 

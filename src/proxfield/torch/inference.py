@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from proxfield.backends.torch.energy import Energy
+from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
+from proxfield.devices.pytorch import need_torch
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.field import Field
 from proxfield.filters.torch.filter import working_dtype
@@ -19,9 +21,7 @@ from proxfield.rules.plan import Custom, Order, Plan, Update
 from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Problem
 from proxfield.terms.pairwise import Ising, Potts
-from proxfield.torch.needs import need_torch
 from proxfield.torch.run import Run, marginals_function
-from proxfield.torch.solve import moved, softmax
 
 INITS = ("uniform", "unary")
 GRADIENTS = ("exact", "implicit", "unrolled")

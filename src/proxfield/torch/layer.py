@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxfield.devices.cuda import torch
+from proxfield.devices.pytorch import Module, need_torch
 from proxfield.errors import InputError
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.images.pixels import LEVELS, widths
 from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
-from proxfield.torch.needs import Module, need_torch
 
 LEARN = ("weights", "bandwidths", "compatibility")
 GRADIENTS = ("exact", "implicit", "unrolled")
@@ -23,14 +23,14 @@ class DenseCRF(Module):  # type: ignore[misc]
     """Marginals of a dense CRF, differentiable in everything it is made of.
 
     The model is that of `proxfield.DenseCRF`: unaries, and Gaussian terms over all pairs of
-    pixels (one that sees places, one that also sees colours, and one over embeddings if there are
+    pixels (one that sees places, one that also sees colors, and one over embeddings if there are
     any). The layer iterates q ← softmax(−g(q)) with the certified step, so that F never rises
     whatever the weights become in training, and gives the exact gradient of the updates it made
     (see `dense_energies`): the memory of training is that of the inputs and one map of energies
     per update. All sums run over all pairs, exactly; use a CUDA device for more than a few
     thousand pixels.
 
-    Parameters (train them with any optimiser): ``weights`` (one per term), ``log_spatial_sigma``,
+    Parameters (train them with any optimizer): ``weights`` (one per term), ``log_spatial_sigma``,
     ``log_bilateral_sigma``, ``log_bilateral_color``, ``log_embedding_sigma``, ``compatibility``.
 
     Args:
@@ -40,7 +40,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             axis, and as many parameters.
         spatial_weight: Its weight; None leaves the term out.
         bilateral_sigma: Of the bilateral term's places; likewise.
-        bilateral_color: Of its colours, in the image's units; one number, or one per channel.
+        bilateral_color: Of its colors, in the image's units; one number, or one per channel.
             Integer images are divided by 255 first, so the default means 13 of 255 levels for
             them and for floats within 0 and 1.
         bilateral_weight: Its weight; None leaves the term out.
@@ -48,7 +48,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         embedding_weight: Its weight; None leaves the term out. Embeddings are taken in units of
             standard deviations: the network that makes them learns their scale.
         compatibility: "potts" (nothing to learn), "diagonal" (what each label gains among its
-            like), "full" (a table, symmetrised: only then is there an F), or a start for the
+            like), "full" (a table, symmetrized: only then is there an F), or a start for the
             latter two. # (labels,) or (labels, labels)
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
@@ -177,7 +177,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         return out
 
     def tables(self) -> Any:
-        """Weight times compatibility of each term, symmetrised.  # (terms, labels, labels)"""
+        """Weight times compatibility of each term, symmetrized.  # (terms, labels, labels)"""
         if self.compatibility is None:  # Potts, up to what is the same for all labels
             table = -torch.eye(self.labels, dtype=self.weights.dtype, device=self.weights.device)
         elif self.compatibility.ndim == 1:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from proxfield.backends.torch.moves import softmax
 from proxfield.backends.torch.program import TorchProgram, TorchState, largest
 from proxfield.devices.cuda import torch
 from proxfield.rules.plan import Order, Update
-from proxfield.torch.solve import softmax
 
 SMALLEST_MOMENT = 1e-30
 """Second moments start here: the square root has no derivative at 0."""

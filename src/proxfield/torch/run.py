@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from proxfield.backends.torch.moves import softmax
 from proxfield.backends.torch.program import TorchProgram
 from proxfield.devices.cuda import torch, triton
 from proxfield.rules.plan import Order, Update
@@ -16,7 +17,6 @@ from proxfield.torch.solve import (
     adjoint,
     covariance,
     relative_residual,
-    softmax,
     warn_fallback,
 )
 

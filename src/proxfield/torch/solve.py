@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
 from proxfield.errors import GradientWarning
+from proxfield.rules.certified import damping_for
 
 Function = Callable[[Any], Any]
 
@@ -26,24 +28,6 @@ q is saturated that is tiny long before the gradient has settled. In float32 rou
 """
 SMALLEST_PROBABILITY = 1e-30
 """Smaller ones count as this in a relative residual."""
-
-
-def softmax(theta: Any) -> Any:
-    """q = softmax(−θ); +inf gives 0, and all +inf gives zeros, not NaN.  # (B, n, c)"""
-    low = theta.amin(dim=-1, keepdim=True)
-    low = torch.where(torch.isinf(low), torch.zeros_like(low), low)
-    e = torch.exp(low - theta)
-    total = e.sum(dim=-1, keepdim=True)
-    return e / torch.where(total > 0, total, torch.ones_like(total))
-
-
-def moved(theta: Any, target: Any, step: Any) -> Any:
-    """θ − step (θ − θ*), where +inf in θ* rules a label out.  # (B, n, c)"""
-    impossible = torch.isinf(target)
-    target = torch.where(impossible, torch.zeros_like(target), target)
-    theta = torch.where(impossible | torch.isinf(theta), target, theta)
-    out = theta - step * (theta - target)
-    return torch.where(impossible, torch.full_like(out, torch.inf), out)
 
 
 @dataclass(frozen=True)
@@ -96,7 +80,7 @@ def fixed_point(
 
 def certified_step(curvature: Any) -> Any:
     """1 / (1 + d) with d = max(0, λ/4 − ½): no such step raises F.  # (B,) -> (B, 1, 1)"""
-    return (1 / (1 + (curvature / 4 - 0.5).clamp(min=0)))[:, None, None]
+    return (1 / (1 + damping_for(curvature)))[:, None, None]
 
 
 def covariance(q: Any, x: Any) -> Any:

@@ -80,7 +80,7 @@ def convergence_figure(results: Mapping[str, Result], title: str | None = None) 
     ends: list[tuple[str, float, Any]] = []
     for k, (name, result) in enumerate(results.items()):
         look = rule_style(name, k)
-        style = {"color": look.colour, "linestyle": look.line_style}
+        style = {"color": look.color, "linestyle": look.line_style}
         iteration, seconds, gap = _curve(result.trace, lowest)
         if len(gap) == 0:
             continue
@@ -192,7 +192,7 @@ def _label_ends(axes: Axes, ends: list[tuple[str, float, Any]]) -> None:
 
 
 def _spread(heights: list[float], gap: float) -> list[float]:
-    """Move heights apart until neighbours are ``gap`` apart, keeping their order.
+    """Move heights apart until neighbors are ``gap`` apart, keeping their order.
 
     Example:
         >>> [round(h, 3) for h in _spread([0.5, 0.5, 0.9], 0.1)]

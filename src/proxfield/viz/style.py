@@ -1,6 +1,6 @@
-"""How each rule looks in every picture: one place for colours, dashes and names.
+"""How each rule looks in every picture: one place for colors, dashes and names.
 
-Colours differ in lightness as well as in hue, dashes set the baselines apart, and each colour
+Colors differ in lightness as well as in hue, dashes set the baselines apart, and each color
 has a lighter twin for dark backgrounds. Needs nothing beyond the standard library.
 """
 
@@ -14,14 +14,14 @@ class RuleStyle:
     """The look of one rule.
 
     Attributes:
-        colour: On a light background.
+        color: On a light background.
         dark: On a dark background.
         dash: "solid", "dash", "dot" or "dashdot" (plotly's words; see `line_style`).
         width: Of the line, in points.
         paper_name: What the paper calls the rule, if it has it.
     """
 
-    colour: str
+    color: str
     dark: str
     dash: str = "solid"
     width: float = 1.8
@@ -38,7 +38,7 @@ class RuleStyle:
         return "-" if self.dash == "solid" else (0, patterns[self.dash])
 
 
-# Okabe and Ito's colours where they are dark enough for lines on white.
+# Okabe and Ito's colors where they are dark enough for lines on white.
 RULE_STYLES: dict[str, RuleStyle] = {
     "sweep": RuleStyle("#6E6E6E", "#B4B4B4", "dash", paper_name="SWEEP"),
     "colored": RuleStyle("#6E6E6E", "#B4B4B4", "dashdot"),
@@ -62,17 +62,17 @@ _SPARE = (
 
 
 def rule_style(name: str, place: int = 0) -> RuleStyle:
-    """The look of a rule; rules that nobody has styled get spare colours by their place.
+    """The look of a rule; rules that nobody has styled get spare colors by their place.
 
     Args:
         name: The rule's name.
         place: Its place among the curves of a picture.
 
     Example:
-        >>> rule_style("fixed").colour, rule_style("mine", 1).dark
+        >>> rule_style("fixed").color, rule_style("mine", 1).dark
         ('#0072B2', '#84D696')
     """
     if name in RULE_STYLES:
         return RULE_STYLES[name]
-    colour, dark = _SPARE[place % len(_SPARE)]
-    return RuleStyle(colour, dark, ("solid", "dash", "dot")[place // len(_SPARE) % 3])
+    color, dark = _SPARE[place % len(_SPARE)]
+    return RuleStyle(color, dark, ("solid", "dash", "dot")[place // len(_SPARE) % 3])

@@ -199,7 +199,7 @@ for _kind in Kind:
 
 
 @inlined
-def centred_logistic(x: float) -> Any:
+def centered_logistic(x: float) -> Any:
     """1 / (1 + exp(x)) − ½."""
     num, den = exp_ratio(-abs(x))
     half = 0.5 - num / (num + den)
@@ -228,7 +228,7 @@ def update_block(
     change, twice = 0, 0
     if motion.flat > 0.0 and not (redo or motion.adaptive):
         for k in range(n):
-            value = centred_logistic(np.float64(a[k]))
+            value = centered_logistic(np.float64(a[k]))
             d1 = as_bits(abs(value - before[k]))
             d2 = as_bits(abs(value - after[k]))
             change = d1 if d1 > change else change
@@ -237,7 +237,7 @@ def update_block(
         entropy = block_entropy(a, after) if motion.trace else 0.0
         return entropy, from_bits(change) / motion.flat, from_bits(twice) / motion.flat
     for k in range(n):
-        value = centred_logistic(np.float64(a[k]))
+        value = centered_logistic(np.float64(a[k]))
         d1 = as_bits(abs(value - before[k]) * scale[k])
         d2 = as_bits(abs(value - after[k]) * scale[k])
         change = d1 if d1 > change else change

@@ -1,4 +1,4 @@
-"""Compiled sweeps over binary fields: one variable at a time, or a colour at a time."""
+"""Compiled sweeps over binary fields: one variable at a time, or a color at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_ratio, log1m
 
 GROUP = 1024
-"""Variables of a colour that one thread takes at a time."""
+"""Variables of a color that one thread takes at a time."""
 
 
 @inlined
 def visit(pack: Any, v: Any, a: Any, h: Any, i: int, beta: float, greedy: bool) -> Any:
-    """Minimise E − H/β (or, if greedy, E) over one variable; returns (change of F, of v)."""
+    """Minimize E − H/β (or, if greedy, E) over one variable; returns (change of F, of v)."""
     here = pack.pad + i
     before = np.float64(v[here])
     if len(pack.clamped) > 0:
@@ -79,7 +79,7 @@ def sweep(
 def color_parallel(
     pack: Any, v: Any, a: Any, h: Any, members: Any, beta: float, parts: Any
 ) -> None:
-    """One colour: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
+    """One color: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
     n = len(members)
     for b in numba.prange(len(parts)):
         delta, change = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Compiled iterations of dense fields: many variables with equal labels, seen through lattices.
+"""Compiled iterations of dense fields: pixels with equal labels, filtered with lattices.
 
 One pass over the pixels does it all: slice what each sees on the lattices, move its natural
 parameters, take the softmax, and splat the new marginals for the next iteration. Neither the
@@ -58,7 +58,7 @@ class DenseArrays(NamedTuple):
 
 
 @inlined
-def see_run(
+def gather_run(
     row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, g: Any
 ) -> None:
     """Add what pixels i0 to i1 see on one lattice."""
@@ -211,7 +211,7 @@ def advance(
             for k in range(0, (i1 - i0) * width, LANES):
                 clear(g, k)
             for t in range(len(row)):
-                see_run(
+                gather_run(
                     row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
                     i0, i1, g,
                 )  # fmt: skip
@@ -291,7 +291,7 @@ def look(
             for k in range(0, (i1 - i0) * width, LANES):
                 clear(seen, k)
             for t in range(len(row)):
-                see_run(
+                gather_run(
                     row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
                     i0, i1, seen,
                 )  # fmt: skip

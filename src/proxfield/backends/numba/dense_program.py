@@ -1,4 +1,4 @@
-"""The CPU program for dense fields: pixels seen through lattices, and a few variables beside them.
+"""The CPU program for dense fields: pixels filtered with lattices, and a few other variables.
 
 The first n variables (the pixels) have equal numbers of labels and one or more `Gaussian` terms
 over the lattice; their gradient is never stored. Other terms are iterated through their own
@@ -42,7 +42,7 @@ WATCHED = 2**27
 
 
 def is_dense(lowered: Lowered) -> bool:
-    """Are there pixels (the first variables, alike) seen through lattices, and no tables?"""
+    """Are there pixels (the first variables, alike) filtered with lattices, and no tables?"""
     if lowered.ising or lowered.potts or lowered.factors:
         return False
     return len({t.n_points for t in lowered.extras if on_lattice(t)}) == 1

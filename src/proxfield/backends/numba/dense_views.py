@@ -1,4 +1,4 @@
-"""The lattices that the pixels of a dense field are seen through, and how they are blurred."""
+"""The lattices that the pixels of a dense field are filtered with, and how they are blurred."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends.numba import dense_pair
 from proxfield.compiled.simd import LANES, padded
-from proxfield.filters.lattice import SIDE
+from proxfield.filters.geometry import SIDE
 from proxfield.filters.numba import lattice
 from proxfield.filters.numba.lattice import CACHED, FEW_VERTICES
 from proxfield.terms.base import Term

@@ -1,4 +1,4 @@
-"""Compiled sweeps over any field: one variable at a time, or a colour at a time."""
+"""Compiled sweeps over any field: one variable at a time, or a color at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_negative
 
 GROUP = 1024
-"""Variables of a colour that one thread takes at a time."""
+"""Variables of a color that one thread takes at a time."""
 
 
 @inlined
@@ -36,7 +36,7 @@ def target_of(pack: Any, q: Any, i: int, g: Any, scratch: Any) -> None:
 def visit(
     pack: Any, q: Any, theta: Any, h: Any, i: int, beta: float, greedy: bool, g: Any, scratch: Any
 ) -> Any:
-    """Minimise E − H/β (or, if greedy, E) over one variable; returns (change of F, of q)."""
+    """Minimize E − H/β (or, if greedy, E) over one variable; returns (change of F, of q)."""
     o, end = pack.offset[i], pack.offset[i + 1]
     c = end - o
     mine, out, message = q[o:end], g[:c], g[c : 2 * c]
@@ -111,7 +111,7 @@ def sweep(
 
 @inlined
 def widest(pack: Any) -> int:
-    """Most labels of a variable."""
+    """Largest number of labels of a variable."""
     c = 1
     for i in range(len(pack.offset) - 1):
         c = max(c, pack.offset[i + 1] - pack.offset[i])
@@ -122,7 +122,7 @@ def widest(pack: Any) -> int:
 def color_parallel(
     pack: Any, q: Any, theta: Any, h: Any, members: Any, beta: float, parts: Any
 ) -> None:
-    """One colour: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
+    """One color: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
     n = len(members)
     wide = widest(pack)
     for b in numba.prange(len(parts)):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from proxfield.backends.numba.binary import CLAMP, BinaryPack
 from proxfield.backends.numba.general import GeneralPack
 from proxfield.lowering.lowered import Lowered
-from proxfield.lowering.merging import group_positions
+from proxfield.lowering.merging import compressed_rows, group_positions
 from proxfield.terms.base import Floats, Ints
 
 MAX_DIAGONALS = 16
@@ -24,28 +24,6 @@ def is_binary(lowered: Lowered) -> bool:
     """Can the field run on the compact binary kernels?"""
     plain = not (lowered.potts or lowered.factors or lowered.extras)
     return plain and (lowered.layout.n_vars == 0 or lowered.layout.common == 2)
-
-
-def compressed_rows(
-    n: int, ends: Ints, values: list[NDArray[np.generic]]
-) -> tuple[Ints, NDArray[np.int32], list[NDArray[np.generic]]]:
-    """Undirected edges as rows of both directions.
-
-    Args:
-        n: Number of variables.
-        ends: Edges.  # (m, 2)
-        values: Arrays of length 2m: for the forward directions, then the backward ones.
-
-    Returns:
-        Row starts (n + 1,), columns (2m,), and the values in the same order.
-    """
-    if len(ends) == 0:
-        return np.zeros(n + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), [v[:0] for v in values]
-    here = np.concatenate([ends[:, 0], ends[:, 1]], dtype=np.int32, casting="same_kind")
-    row, order = group_positions(here, n)
-    del here
-    there = np.concatenate([ends[:, 1], ends[:, 0]], dtype=np.int32, casting="same_kind")
-    return row, there[order], [v[order] for v in values]
 
 
 def grid_distances(edges: Ints, n: int) -> Ints:

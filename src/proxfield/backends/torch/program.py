@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Program, Rows, State, slack
 from proxfield.backends.reference import TINY, ReferenceProgram, moved
 from proxfield.backends.torch.energy import Energy
+from proxfield.backends.torch.moves import softmax
 from proxfield.devices.cuda import torch
+from proxfield.devices.pytorch import need_torch
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
 from proxfield.terms.base import Floats
-from proxfield.torch.needs import need_torch
-from proxfield.torch.solve import softmax
 
 
 class TorchState:

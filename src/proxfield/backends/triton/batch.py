@@ -202,7 +202,7 @@ class BatchProgram:
         return torch.as_tensor(fields).to(self.device)
 
     def tensor(self, state: BatchState, dtype: Any = None) -> Any:
-        """Marginals of all fields on the device, normalised.  # (size,)"""
+        """Marginals of all fields on the device, normalized.  # (size,)"""
         value = self._buffer(state).to(self.tensors.dtype if dtype is None else dtype)
         q = self.natural.marginals(value)
         if self.binary and self.any_gone:  # no weight at all once an update cleared them
@@ -237,7 +237,7 @@ class BatchProgram:
         Args:
             state: Where the fields stand; changed in place.
             plan: How they move: steps of all variables, numbered through.
-            n: Most updates.
+            n: Maximum number of updates.
             tol: The change of q under which a field is done.
             trace: Is F of every state wanted?
             wanted: Which fields to move (all by default); the others stay.  # (fields,)
@@ -447,7 +447,7 @@ class BatchProgram:
         return []
 
     def look(self, q: Any) -> tuple[Any, Any]:
-        """F of each field and dE/dq at normalised marginals, all in float64.
+        """F of each field and dE/dq at normalized marginals, all in float64.
 
         Args:
             q: # (size,)

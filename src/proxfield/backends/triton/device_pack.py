@@ -26,14 +26,14 @@ MIN_FILL = 0.4
 SMALL_BINARY = 8192
 """Variables that one program holds."""
 SMALL_DEGREE = 16
-"""Neighbours of each that one program holds."""
+"""Neighbors of each that one program holds."""
 SMALL_SLOTS = {"float32": 32768, "float64": 8192}
-"""Variables times neighbours that one program holds: as its registers do."""
+"""Variables times neighbors that one program holds: as its registers do."""
 HELD = 8192
 """The same for those whose couplings stay in registers from one update to the next."""
 PART = 1024
 """Variables of a field that one program has where several share it: the fastest on an H200."""
-LITTLE = 2**26
+MAX_PINNED_BYTES = 2**26
 """Bytes for which there is room twice."""
 SMALL_WORK = 1 << 14
 """Entries, tiles included, up to which one program iterates on any other field."""
@@ -91,7 +91,7 @@ class Blocks:
         which: The variables.  # (m,)
         owner: The field of every variable.  # (n,)
         degree: What to sort by, of every variable; only its power of two counts, so that
-            neighbours mostly stay together.  # (n,)
+            neighbors mostly stay together.  # (n,)
         block: Variables in a block.
         fields: Number of fields.
     """
@@ -180,7 +180,7 @@ class Tensors:
 
     def _put(self, values: NDArray[Any], kind: Any) -> Any:
         """On the device in a type: converted there if it is little, which is faster."""
-        if values.nbytes <= LITTLE:
+        if values.nbytes <= MAX_PINNED_BYTES:
             return from_numpy(values).to(self.device).to(kind)
         return from_numpy(values).to(self.device, kind)
 
@@ -264,7 +264,7 @@ class BinaryTensors:
         joined, n = self.joined, self.n
         self.width, self.room = most, max(32, power_of_two(largest))
         # 16 warps are the fastest on an H200 from 512 to 8192 variables; couplings fit beside the
-        # rest in their registers up to 2048 variables with four neighbours
+        # rest in their registers up to 2048 variables with four neighbors
         self.warps = min(16, max(1, self.room // 32))
         self.hold = self.warps == 16 and self.room * most <= HELD
         here, there = edges.T.ravel(), edges[:, ::-1].T.ravel()

@@ -9,7 +9,7 @@ from proxfield.devices.cuda import torch
 
 LENGTHS = (64, 8)
 """Iterations in one graph; fewer are launched one by one."""
-WORTH = 32
+MIN_ITERATIONS = 32
 """Iterations asked for from which recording pays: it takes as long as launching about a hundred."""
 ENABLED = True
 """Whether to record graphs at all; for measuring what they bring."""
@@ -38,7 +38,7 @@ class Graphs:
             self.seen.add(key)
             n -= 1
         for length in LENGTHS:
-            if n < WORTH and (key, length) not in self.found:
+            if n < MIN_ITERATIONS and (key, length) not in self.found:
                 continue
             while n >= length:
                 self._graph(key, once, length).replay()

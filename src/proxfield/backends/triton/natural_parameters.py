@@ -28,7 +28,7 @@ class Natural:
         return torch.where(q > 0, -q.clamp(min=1e-300).log(), arithmetic.START_ZERO)
 
     def marginals(self, value: Any) -> Any:
-        """Normalised marginals of natural parameters.  # (size,)"""
+        """Normalized marginals of natural parameters.  # (size,)"""
         if self.binary:
             small = torch.sigmoid(-2.0 * value.abs())
             up = value > 0

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, Tangent, softmax
+from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.batch import BatchProgram
 from proxfield.backends.triton.device_pack import from_numpy
 from proxfield.backends.triton.state import BatchState, default_device
 from proxfield.devices.cuda import torch
-from proxfield.filters.triton.plans import DeviceFilter, attach
+from proxfield.filters.triton.plans import DeviceFilter
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.terms.base import Floats
@@ -228,14 +229,14 @@ class GpuProgram(Program):
             changes.append(float(change))
             if s.pending[0]:  # F exists from the first sweep on
                 s.pending[:] = False
-                f = float(self.batch.look(self._normalised(q))[0][0])
+                f = float(self.batch.look(self._normalized(q))[0][0])
             if not changes[-1] > tol:
                 break
         s.extra["f"] = f
-        self.batch.set_marginals(s, self._normalised(q))
+        self.batch.set_marginals(s, self._normalized(q))
         return Rows(np.array(energies), np.array(changes))
 
-    def _normalised(self, q: Any) -> Any:
+    def _normalized(self, q: Any) -> Any:
         q = q.to(torch.float64)
         return q / self.batch.natural.sums(q)
 

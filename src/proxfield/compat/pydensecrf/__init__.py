@@ -7,4 +7,4 @@ Modules as in the original: `densecrf`, `eigen` and `utils`. Import them from he
 from __future__ import annotations
 
 THREADS: int | None = None
-"""Most threads of an inference; None: all cores. (The original uses one.)"""
+"""Maximum number of threads; None: all cores. (The original uses one.)"""

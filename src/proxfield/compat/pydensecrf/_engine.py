@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FILTER = "lattice"
 """The filter of every pairwise term; the original knows this one only."""
 KERNELS = "cpu"
-SMALL = 50_000
+MAX_SERIAL_ENERGIES = 50_000
 """Entries up to which one thread does: waking others costs more than they save."""
 TINY = 1e-20
 """What a probability of 0 counts as in a logarithm."""
@@ -59,7 +59,7 @@ def check(energies: NDArray[np.float32]) -> None:
 
 
 def softmax(energies: NDArray[np.float32]) -> NDArray[np.float32]:
-    """exp(−energies), normalised for each variable.  # (N, L) -> (N · L,)"""
+    """exp(−energies), normalized for each variable.  # (N, L) -> (N · L,)"""
     from proxfield.backends.numba.dense import softmax_rows
     from proxfield.compiled.simd import padded
 
@@ -99,7 +99,7 @@ class Engine:
         variables, labels = energies.shape
         field = Field(variables, labels, [Unary(self.rows), *self.pairwise])
         lowered = field.lower()
-        threads = settings.THREADS or (1 if energies.size <= SMALL else None)
+        threads = settings.THREADS or (1 if energies.size <= MAX_SERIAL_ENERGIES else None)
         self.program = compile_program(lowered, KERNELS, "float32", threads)
         problem = Problem(lowered, Curvature(lowered, field, KERNELS))
         self.plan = make_rule("fixed", {}).plan(problem)

@@ -44,7 +44,7 @@ class KernelType(IntEnum):
 
 
 class NormalizationType(IntEnum):
-    """How a kernel is normalised. BEFORE and AFTER stand for their symmetric part."""
+    """How a kernel is normalized. BEFORE and AFTER stand for their symmetric part."""
 
     NO_NORMALIZATION = 0
     NORMALIZE_BEFORE = 1
@@ -183,7 +183,7 @@ class DenseCRF:
         Args:
             features: In units of standard deviations.  # (d, N)
             compat: A number w: Potts, different labels cost w. A vector: what two variables of
-                the same label pay. A matrix: what each pair of labels pays, symmetrised.
+                the same label pay. A matrix: what each pair of labels pays, symmetrized.
                 # a number, float32 (L,) or float32 (L, L)
             kernel: A `KernelType`; makes no difference here.
             normalization: A `NormalizationType`.
@@ -340,7 +340,7 @@ class DenseCRF2D(DenseCRF):
         if real and image.size and 0 <= image.min() < image.max() <= 1 <= abs(spread).min():
             warnings.warn(
                 f"the image's values are within 0 and 1, srgb={srgb} is in the same units: "
-                "colours make no difference",
+                "colors make no difference",
                 stacklevel=2,
             )
         features = np.empty((self._h, self._w, 2 + image.shape[2]), dtype=np.float32)

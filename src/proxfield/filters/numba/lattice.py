@@ -27,9 +27,9 @@ from proxfield.compiled.simd import (
 )
 
 CHUNK = 8192
-"""Most points of a chunk."""
+"""Maximum number of points per chunk."""
 RUN = 128
-"""Most points of a run, a multiple of 16."""
+"""Maximum number of points per run, a multiple of 16."""
 FEW_VERTICES = 200_000
 """Vertices below which one channel is blurred on one thread."""
 CACHED = 2**24
@@ -164,7 +164,7 @@ def collect(start: Any, member: Any, rows: Any, planes: Any) -> None:
 def blur_planes(next_to: Any, order: Any, side: Any, planes: Any, there: Any) -> None:
     """Blur planes along the axes of ``order`` (an even number of them), one after another.
 
-    A vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbours. The loops are in
+    A vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbors. The loops are in
     here, and a step is one loop over all planes, because starting threads costs as much as
     blurring a thousand vertices.
 
@@ -236,7 +236,7 @@ def blur_group(
     """Eight channels of one lattice, from ``channel`` on."""
     n = next_to.shape[1]
     middle = 1.0 - 2.0 * side
-    clear(here, n * LANES)  # what a missing neighbour holds
+    clear(here, n * LANES)  # what a missing neighbor holds
     clear(there, n * LANES)
     for v in range(n):
         clear(here, v * LANES)
@@ -376,7 +376,7 @@ def blur_apart_one(
     for t in numba.prange(len(rows)):
         mine, here, named = rows[t], spare[t, 0], vertex[t]
         n = next_to[t].shape[1]
-        spare[t, :, n] = 0.0  # what a missing neighbour holds
+        spare[t, :, n] = 0.0  # what a missing neighbor holds
         collect_some(start[t], member[t], mine, here, 0, n)
         blur_few(next_to[t], order[t], side, here, spare[t, 1])
         for r in range(len(named)):

@@ -251,8 +251,8 @@ def merge(table: Any, keys: Any, count: int, more: Any, vertex: Any) -> Any:
 
 
 @parallel_kernel
-def meet(table: Any, own: Any, stride: Any, near: Any) -> None:
-    """Neighbours of touched vertices among themselves.  # near: (axes, vertices, 2), −1 before"""
+def find_neighbors(table: Any, own: Any, stride: Any, near: Any) -> None:
+    """Neighbors of touched vertices among themselves.  # near: (axes, vertices, 2), −1 before"""
     for task in numba.prange((len(own) + VERTICES - 1) // VERTICES):
         for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
             for axis in range(len(stride)):
@@ -270,8 +270,8 @@ def share_of(key: int) -> int:
 
 
 @parallel_kernel
-def gaps(own: Any, stride: Any, near: Any) -> Any:
-    """Keys of missing neighbours of touched vertices, as often as they are missed.
+def missing_neighbors(own: Any, stride: Any, near: Any) -> Any:
+    """Keys of missing neighbors of touched vertices, as often as they are missed.
 
     Returns them by share (and within one in the order of the vertices, whatever the number of
     threads), and where each share starts.
@@ -316,7 +316,7 @@ def room_for(count: int) -> Any:
 
 
 @inlined
-def often(missed: Any, least: int) -> int:
+def count_occurrences(missed: Any, least: int) -> int:
     """Move the keys that occur ``least`` times to the front, each once; returns how many."""
     table = room_for(len(missed))
     keys = np.empty(len(missed), dtype=np.int64)
@@ -338,14 +338,15 @@ def often(missed: Any, least: int) -> int:
 
 @parallel_kernel
 def bridges(missed: Any, start: Any, least: int) -> Any:
-    """Vertices that no point touches but that have at least ``least`` touched neighbours.
+    """Vertices that no point touches but that have at least ``least`` touched neighbors.
 
-    Mass that is blurred into a vertex that isn't there is lost; these pass it on. Takes `gaps`
-    (and changes them); returns keys in order. Their numbers go on after the touched ones.
+    Mass that is blurred into a vertex that isn't there is lost; these pass it on. Takes
+    `missing_neighbors` (and changes them); returns keys in order. Their numbers go on after the
+    touched ones.
     """
     first = np.zeros(SHARES + 1, dtype=np.int64)
     for share in numba.prange(SHARES):
-        first[share + 1] = often(missed[start[share] : start[share + 1]], least)
+        first[share + 1] = count_occurrences(missed[start[share] : start[share + 1]], least)
     for share in range(SHARES):
         first[share + 1] += first[share]
     added = np.empty(first[SHARES], dtype=np.int64)
@@ -366,7 +367,7 @@ def table_of(keys: Any) -> Any:
 
 @parallel_kernel
 def join(table: Any, own: Any, more: Any, added: Any, stride: Any, near: Any) -> None:
-    """Neighbours of added vertices, which are numbered after the touched ones.
+    """Neighbors of added vertices, which are numbered after the touched ones.
 
     Args:
         table: Of the touched vertices.

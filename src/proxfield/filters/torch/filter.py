@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from proxfield.devices.cuda import torch
+from proxfield.devices.pytorch import need_torch
 from proxfield.errors import InputError
 from proxfield.filters.torch.plans import PLANS
-from proxfield.torch.needs import need_torch
 
 
 def gaussian_filter(features: Any, values: Any) -> Any:
@@ -62,7 +62,7 @@ def working_dtype(dtype: Any) -> Any:
 
 
 def plain_precision(tensor: Any) -> Any:
-    """Autocast off: sums over thousands of neighbours don't fit in half precision."""
+    """Autocast off: sums over thousands of neighbors don't fit in half precision."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 

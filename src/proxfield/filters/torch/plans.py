@@ -7,38 +7,19 @@ alive, so that all iterations of a forward pass, and the backward pass, share on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from proxfield.devices.cuda import torch, triton
+from proxfield.filters.plan import Plan
 
 STORED = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""
-ROOM = 1 << 30
+CACHE_BYTES = 1 << 30
 """Bytes that remembered plans may hold in all; the oldest go first."""
+TOLERANCE = 1e-6
+"""Pairs with a smaller weight may be left out by the exact filter in float32."""
 BLOCK = 1 << 22
 """Weights that are recomputed at a time where they aren't kept."""
-
-
-class FilterPlan(Protocol):
-    """K over fixed points: K v, and the gradient of a sum with K in it."""
-
-    nbytes: int
-    features: Any
-
-    def apply(self, values: Any) -> Any:
-        """K @ values.  # (B, n, c) -> (B, n, c)"""
-
-    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
-        """The gradient of Σ_ij k_ij a_i·b_j with respect to the features, and a by-product.
-
-        Args:
-            a: # (B, n, c)
-            b: # (B, n, c)
-
-        Returns:
-            The gradient, and a_i·(K b)_i + b_i·(K a)_i, both summed over the images that share
-            the points.  # (Bf, n, d), (Bf, n, 1)
-        """
 
 
 def fold(values: Any, images: int) -> Any:
@@ -55,31 +36,48 @@ def unfold(folded: Any, images: int) -> Any:
     return folded.reshape(folded.shape[1], images, -1).transpose(0, 1)
 
 
-class PlainPlan:
-    """K itself, kept or recomputed some rows at a time: exact, in float32 or float64, anywhere.
+def squared_distances(x: Any, y: Any) -> Any:
+    """‖x_i − y_j‖² from differences: norms and products would cancel.  # (B, m, d), (B, n, d)"""
+    if not x.is_cuda:
+        gap = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+        return gap.square_()
+    out = x.new_zeros((len(x), x.shape[1], y.shape[1]))
+    for k in range(x.shape[2]):  # torch.cdist launches a block of threads for each pair there
+        gap = x[:, :, None, k] - y[:, None, :, k]
+        out.addcmul_(gap, gap)
+    return out
+
+
+class PlainPlan(Plan):
+    """K itself, kept or recomputed some rows at a time: exact, on any device of torch.
 
     Args:
-        features: In units of standard deviations.  # (Bf, n, d)
+        features: In units of standard deviations.  # (n, d) or (Bf, n, d)
+        dtype: Type of weights and sums; that of the features by default.
+        stored: Maximum number of weights that are kept.
     """
 
-    def __init__(self, features: Any) -> None:
-        # a copy, so that what happens to the tensor doesn't matter; centred for precision
-        self.features = features - features.mean(dim=1, keepdim=True)
-        self.images, self.n, _ = features.shape
-        self.stored: Any = None
-        if self.images * self.n**2 <= STORED:
-            self.stored = self._weights(slice(0, self.n))
-        held = self.features if self.stored is None else self.stored
-        self.nbytes = int(held.numel() * held.element_size())
+    name = "exact"
 
-    def _weights(self, rows: slice) -> Any:
-        """exp(−½‖f_i − f_j‖²) from differences: norms and products would cancel.  # (Bf, m, n)"""
-        gap = torch.cdist(
-            self.features[:, rows],
-            self.features,
-            compute_mode="donot_use_mm_for_euclid_dist",
-        )
-        return gap.square_().mul_(-0.5).exp_()
+    def __init__(self, features: Any, dtype: Any = None, stored: int = STORED) -> None:
+        self.batched = features.ndim == 3
+        points = (features if self.batched else features[None]).to(dtype or features.dtype)
+        # a copy, so that what happens to the tensor doesn't matter; centered for precision
+        self.features = points - points.mean(dim=1, keepdim=True)
+        self.images, self.n, _ = points.shape
+        self.stored: Any = None
+        if self.images * self.n**2 <= stored:
+            self.stored = self.weights(slice(0, self.n))
+
+    @property
+    def nbytes(self) -> int:
+        held = [x for x in (self.features, self.stored) if x is not None]
+        return sum(int(x.numel() * x.element_size()) for x in held)
+
+    def weights(self, rows: Any) -> Any:
+        """Some rows of K: exp(−½‖f_i − f_j‖²).  # a slice or (m,) -> (Bf, m, n)"""
+        square = squared_distances(self.features[:, rows], self.features)
+        return square.mul_(-0.5).exp_()
 
     def _rows(self) -> Iterator[tuple[slice, Any]]:
         if self.stored is not None:
@@ -88,44 +86,90 @@ class PlainPlan:
         some = max(1, BLOCK // max(1, self.images * self.n))
         for first in range(0, self.n, some):
             rows = slice(first, min(self.n, first + some))
-            yield rows, self._weights(rows)
+            yield rows, self.weights(rows)
+
+    def _fold(self, values: Any) -> Any:
+        given = (values if self.batched else values[None]).to(self.features.dtype)
+        return fold(given, self.images)
+
+    def _unfold(self, out: Any, values: Any) -> Any:
+        out = unfold(out, len(values)) if self.batched else out[0]
+        return out.to(values.dtype).contiguous()
+
+    def ones(self) -> Any:
+        ones = self.features.new_ones((self.images, self.n, 1))
+        return ones if self.batched else ones[0]
+
+    def diagonal(self) -> Any:
+        return self.ones()[..., 0]
 
     def apply(self, values: Any) -> Any:
-        folded = fold(values, self.images)
+        folded = self._fold(values)
         if self.stored is not None:  # K is symmetric, and narrow times wide is faster
-            return unfold((folded.mT @ self.stored).mT, len(values)).contiguous()
+            return self._unfold((folded.mT @ self.stored).mT, values)
         out = torch.empty_like(folded, memory_format=torch.contiguous_format)
         for rows, k in self._rows():
             out[:, rows] = k @ folded
-        return unfold(out, len(values)).contiguous()
+        return self._unfold(out, values)
 
     def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
         # −Σ_j w_ij (f_i − f_j) with w_ij = k_ij (a_i·b_j + b_i·a_j)
-        left = torch.cat([fold(a, self.images), fold(b, self.images)], dim=-1)
-        right = torch.cat([fold(b, self.images), fold(a, self.images)], dim=-1)
+        left = torch.cat([self._fold(a), self._fold(b)], dim=-1)
+        right = torch.cat([self._fold(b), self._fold(a)], dim=-1)
         out = torch.empty_like(self.features)
         totals = self.features.new_empty((self.images, self.n, 1))
         for rows, k in self._rows():
             w = (left[:, rows] @ right.transpose(1, 2)).mul_(k)
             totals[:, rows] = w.sum(-1, keepdim=True)
             out[:, rows] = w @ self.features - self.features[:, rows] * totals[:, rows]
-        return out, totals
+        return (out, totals) if self.batched else (out[0], totals[0])
 
 
-class TritonPlan:
+def reference_filter(features: Any, values: Any, rows: Any = None, block: int = 1024) -> Any:
+    """Some rows of K @ values in float64, a block at a time: to measure other plans by.
+
+    Args:
+        features: A tensor, in units of standard deviations.  # (n, d)
+        values: # (n, c)
+        rows: Numbers of the rows wanted; all by default.  # (m,)
+        block: Rows at a time.
+
+    Returns:
+        The sums.  # (m, c) float64
+    """
+    plan = PlainPlan(features, torch.float64, stored=0)
+    wanted = torch.arange(plan.n, device=features.device) if rows is None else rows
+    v = values.to(torch.float64)
+    return torch.cat([plan.weights(some)[0] @ v for some in wanted.split(block)])
+
+
+class TritonPlan(Plan):
     """One `ExactPlan` for each image: errors of about 1e-4, at the speed of the GPU.
 
     Args:
         features: On a CUDA device.  # (Bf, n, d)
+        tolerance: Pairs with a smaller weight may be left out.
     """
 
-    def __init__(self, features: Any) -> None:
+    name = "exact"
+
+    def __init__(self, features: Any, tolerance: float = TOLERANCE) -> None:
         from proxfield.filters.triton.exact import ExactPlan
 
+        # a copy, so that what happens to the tensor doesn't matter; centered for precision
         self.features = features - features.mean(dim=1, keepdim=True)
         self.images = len(features)
-        self.plans = [ExactPlan(f) for f in self.features]
-        self.nbytes = sum(p.nbytes for p in self.plans)
+        self.plans = [ExactPlan(f, tolerance) for f in self.features]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for p in self.plans)
+
+    def ones(self) -> Any:
+        return torch.ones_like(self.features[..., :1])
+
+    def diagonal(self) -> Any:
+        return self.ones()[..., 0]
 
     def apply(self, values: Any) -> Any:
         folded = fold(values, self.images)
@@ -133,13 +177,8 @@ class TritonPlan:
         return unfold(out, len(values)).contiguous()
 
     def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
-        from proxfield.filters.triton.pull import pull
-
         a, b = fold(a, self.images), fold(b, self.images)
-        found = [
-            pull(plan, f, x, y)
-            for plan, f, x, y in zip(self.plans, self.features, a, b, strict=True)
-        ]
+        found = [p.pull(x, y) for p, x, y in zip(self.plans, a, b, strict=True)]
         return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
 
 
@@ -148,9 +187,34 @@ def on_triton(features: Any) -> bool:
     return triton is not None and features.is_cuda and features.dtype == torch.float32
 
 
-def make_plan(features: Any) -> FilterPlan:
-    """A plan of the kind that suits the features.  # (Bf, n, d)"""
-    return TritonPlan(features) if on_triton(features) else PlainPlan(features)
+def make_plan(
+    features: Any,
+    kind: str = "exact",
+    *,
+    tiled: bool | None = None,
+    dtype: Any = None,
+    tolerance: float = TOLERANCE,
+) -> Plan:
+    """A plan over tensors.
+
+    Args:
+        features: In units of standard deviations.  # (n, d), or (Bf, n, d) for "exact"
+        kind: "exact" or "lattice".
+        tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
+        dtype: Type in which the exact filter computes without them; the features' by default.
+        tolerance: Pairs with a smaller weight may be left out by Triton's kernels.
+    """
+    if kind == "lattice":
+        from proxfield.filters.triton.lattice import LatticePlan
+
+        return LatticePlan(features)
+    if not (on_triton(features) if tiled is None else tiled):
+        return PlainPlan(features, dtype)
+    if features.ndim == 3:
+        return TritonPlan(features, tolerance)
+    from proxfield.filters.triton.exact import ExactPlan
+
+    return ExactPlan(features, tolerance)
 
 
 class Remembered:
@@ -161,9 +225,9 @@ class Remembered:
     """
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Any, Any, FilterPlan]] = []
+        self.entries: list[tuple[Any, Any, Plan]] = []
 
-    def get(self, features: Any) -> FilterPlan:
+    def get(self, features: Any) -> Plan:
         """The plan for these features."""
         alive = [e for e in self.entries if not e[0].expired()]
         for k, (_, held, plan) in enumerate(alive):
@@ -174,7 +238,7 @@ class Remembered:
         plan = make_plan(features)
         owner = torch.multiprocessing.reductions.StorageWeakRef(features.untyped_storage())
         alive.append((owner, features.clone(), plan))
-        while len(alive) > 1 and sum(p.nbytes for *_, p in alive) > ROOM:
+        while len(alive) > 1 and sum(p.nbytes for *_, p in alive) > CACHE_BYTES:
             alive.pop(0)
         self.entries = alive
         return plan

@@ -18,9 +18,9 @@ from proxfield.filters.triton.order_kernels import encode_points
 
 BITS = 11
 """Of a float16's significand."""
-FURTHEST = 512.0
+MAX_COORDINATE = 512.0
 """Largest coordinate that can be encoded, in units of √ln 2 standard deviations."""
-SMALL = 64.0
+MAX_SHORT_COORDINATE = 64.0
 """Largest coordinate for which xₗ·yₗ may be left out, in the narrowest dimensions first."""
 MOST_FEATURES = 26
 
@@ -33,7 +33,7 @@ def slots(d: int, largest: float) -> tuple[int, int, int]:
         ((32, 16, 2), (32, 16, 2), (64, 16, 5))
     """
     first = 16 if d + 6 <= 16 else 32
-    need = 2 * d + 4 if largest <= SMALL else 3 * d + 4
+    need = 2 * d + 4 if largest <= MAX_SHORT_COORDINATE else 3 * d + 4
     total = 32
     while total - first < need:
         total *= 2
@@ -54,7 +54,7 @@ def encode(points: Any, bias: float) -> tuple[Any, Any]:
     """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖²; the plain way.
 
     Args:
-        points: With no coordinate over ``FURTHEST`` in size.  # (n, d) float64
+        points: With no coordinate over ``MAX_COORDINATE`` in size.  # (n, d) float64
         bias: A small whole number.
 
     Returns:

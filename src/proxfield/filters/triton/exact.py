@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from proxfield.devices.cuda import interpreted, need, torch
 from proxfield.errors import InputError
+from proxfield.filters.plan import Plan
 from proxfield.filters.triton import encode, order
 from proxfield.filters.triton.kernels import add_up, exp2_assembly, filter_tiles, pack
 
@@ -25,31 +26,6 @@ CHANNELS = 64
 """Most channels in one pass."""
 ITEMS = 1 << 14
 """About how many partial sums are held at a time."""
-
-
-def reference_filter(features: Any, values: Any, rows: Any = None, block: int = 1024) -> Any:
-    """Σ_j exp(−½‖f_i − f_j‖²) v_j in float64, some rows at a time: the plain way, on any device.
-
-    Args:
-        features: A tensor, in units of standard deviations.  # (n, d)
-        values: # (n, c)
-        rows: Numbers of the rows wanted; all by default.  # (m,)
-        block: Rows at a time.
-
-    Returns:
-        The sums.  # (m, c) float64
-    """
-    need("torch")
-    f, v = features.to(torch.float64), values.to(torch.float64)
-    mine = f if rows is None else f[rows]
-    out = v.new_empty((len(mine), v.shape[1]))
-    for first in range(0, len(mine), block):
-        square = torch.zeros((), dtype=torch.float64, device=f.device)
-        for k in range(f.shape[1]):  # differences: norms and products would cancel
-            gap = mine[first : first + block, k, None] - f[None, :, k]
-            square = square + gap * gap
-        out[first : first + block] = torch.exp(-0.5 * square) @ v
-    return out
 
 
 @dataclass(frozen=True)
@@ -101,7 +77,7 @@ class Items:
         """Row tiles done together: first, end, first item, number of items."""
 
 
-class ExactPlan:
+class ExactPlan(Plan):
     """out_i = Σ_j exp(−½‖f_i − f_j‖²) v_j over fixed points, for any values, on a CUDA device.
 
     Weights under a tolerance are left out where whole blocks of points are that far apart, and
@@ -133,6 +109,7 @@ class ExactPlan:
             )
         if not 0.0 < tolerance < 1.0:
             raise InputError(f"a tolerance lies between 0 and 1, {tolerance} does not")
+        self.features = features
         self.n, self.d = features.shape
         self.tolerance = tolerance
         self.tiles = Tiles() if tiles is None else tiles
@@ -151,7 +128,7 @@ class ExactPlan:
         self.largest = max(extents)
         if not all(math.isfinite(x) for x in extents):  # NaN may hide from the largest
             raise InputError("features hold NaN or infinite values")
-        points = order.centred(features, low, high) * scale
+        points = order.centered(features, low, high) * scale
         coarse = points.to(torch.float32)
         self.order = order.kd_order(coarse, t.block, t.row)
         self.padded = len(self.order)
@@ -164,8 +141,8 @@ class ExactPlan:
     def _encode(self, points: Any, extents: list[float]) -> None:
         """What the exponents are computed from, with one block more for lists to point at."""
         more = self.tiles.block
-        # centring rounds: a coordinate may be a little larger than half the range
-        self.dot = 1.001 * self.largest <= encode.FURTHEST and self.d <= encode.MOST_FEATURES
+        # centering rounds: a coordinate may be a little larger than half the range
+        self.dot = 1.001 * self.largest <= encode.MAX_COORDINATE and self.d <= encode.MOST_FEATURES
         if self.dot:
             self.left, self.right = encode.encode_in_order(points, self.order, more, extents, BIAS)
             self.points = points.new_zeros(1, dtype=torch.float32)
@@ -211,6 +188,18 @@ class ExactPlan:
             return 0
         held = (self.order, self.points, self.left, self.right, self.blocks)
         return sum(int(x.numel() * x.element_size()) for x in held)
+
+    def ones(self) -> Any:
+        return torch.ones((self.n, 1), device=self.device)
+
+    def diagonal(self) -> Any:
+        return self.ones()[:, 0]
+
+    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
+        from proxfield.filters.triton.pull import pull
+
+        points = self.features.to(torch.float32)
+        return pull(self, points - points.mean(dim=0), a, b)
 
     def apply(self, values: Any, most: Any = None) -> Any:
         """K @ values.

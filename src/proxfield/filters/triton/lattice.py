@@ -3,7 +3,7 @@
 
 The operator of `proxfield.filters.lattice`, K = S C Cᵀ Sᵀ: symmetric and without negative
 eigenvalues by construction. Everything is a gather: a vertex adds up the entries in its list
-(splat), then reads its two neighbours along each axis (blur), and a point reads its corners
+(splat), then reads its two neighbors along each axis (blur), and a point reads its corners
 (slice). Nothing is added atomically, so the same values give the same bits.
 """
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxfield.devices.cuda import jit, need, tl, torch
 from proxfield.errors import InputError
-from proxfield.filters.lattice import SIDE
+from proxfield.filters.geometry import SIDE
+from proxfield.filters.plan import Plan
 from proxfield.filters.triton.lattice_build import Vertices, build
 from proxfield.filters.triton.segments import SegmentSum, channel_block, has_kernels
 
@@ -30,7 +31,7 @@ ROWS = 32
 
 @jit
 def blur_axis(source, target, back, forth, n, c, SHARE: constexpr, ROWS: constexpr, C: constexpr):
-    """A vertex keeps 1 − 2·SHARE of itself and gets SHARE of both neighbours."""
+    """A vertex keeps 1 − 2·SHARE of itself and gets SHARE of both neighbors."""
     vertex = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * C + tl.arange(0, C)
     inside = vertex < n
@@ -64,7 +65,7 @@ def slice_corners(
     tl.store(out + point[:, None] * c + channel[None, :], total, mask=real)
 
 
-class LatticePlan:
+class LatticePlan(Plan):
     """K @ values with the lattice's kernel over fixed points, on any device of torch.
 
     On a CUDA device by Triton's kernels, elsewhere by plain torch operations. The result has
@@ -86,6 +87,7 @@ class LatticePlan:
         need("torch")
         if features.ndim != 2 or not features.is_floating_point() or not features.shape[1]:
             raise InputError("features must be a floating-point tensor of shape (points, features)")
+        self.features = features
         self.n, self.d = features.shape
         self.device = features.device
         self.n_vertices = 0
@@ -105,6 +107,15 @@ class LatticePlan:
             return 0
         held = (self.corner, self.weight, self.next_to)
         return sum(int(x.numel() * x.element_size()) for x in held) + self.splat.nbytes
+
+    def ones(self) -> Any:
+        return torch.ones((self.n, 1), dtype=torch.float64, device=self.device)
+
+    def diagonal(self) -> Any:
+        from proxfield.filters.lattice import LatticeFilter  # compiles with numba
+
+        found = LatticeFilter(self.features.cpu().numpy()).diagonal()
+        return torch.from_numpy(found).to(self.device)
 
     def apply(self, values: Any) -> Any:
         """K @ values, in their type.  # (n, c) -> (n, c)"""

@@ -11,10 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from proxfield.devices.cuda import torch
-from proxfield.filters.lattice import BRIDGE, axis_scales, peak
+from proxfield.filters.geometry import BRIDGE, axis_scales, peak, vertex_codes
 
 AT_ONCE = 1 << 21
 """Points located at a time, each with a dozen numbers of 8 bytes a feature."""
@@ -29,7 +27,7 @@ class Vertices:
     weight: Any
     """Their barycentric weights, times √`peak`.  # (n, d + 1) float32"""
     next_to: Any
-    """Neighbours along each axis, back and forth; −1 for none.  # (d + 1, 2, vertices) int32"""
+    """Neighbors along each axis, back and forth; −1 for none.  # (d + 1, 2, vertices) int32"""
     entry: Any
     """Entries point · (d + 1) + corner, listed vertex by vertex in no particular order of
     vertices.  # (n · (d + 1),) int64"""
@@ -37,16 +35,6 @@ class Vertices:
     """Where each vertex's list begins.  # (vertices,) int64"""
     count: Any
     """How long it is; 0 for bridges.  # (vertices,) int64"""
-
-
-def codes(d: int) -> tuple[list[int], list[int]]:
-    """What a coordinate counts in a key (the last nothing), and what a step along each axis adds.
-
-    The numbers of the CPU's lattice, so that both build the same one.
-    """
-    code = np.append(np.random.default_rng(d).integers(-(2**62), 2**62, d) | 1, 0)
-    stride = code.sum() - (d + 1) * code  # wraps around, as keys do
-    return code.tolist(), stride.tolist()
 
 
 def locate(features: Any) -> tuple[Any, Any]:
@@ -84,7 +72,7 @@ def locate(features: Any) -> tuple[Any, Any]:
     rank += turn * (d + 1)
     whole += turn
     left -= turn
-    code = torch.tensor(codes(d)[0], device=device)
+    code = torch.tensor(vertex_codes(d)[0].tolist(), device=device)
     base = (d + 1) * (whole * code[:, None]).sum(0)
     # by rank, falling; the code of the coordinate that has each rank
     down = torch.empty_like(left).scatter_(0, rank, left)
@@ -122,14 +110,14 @@ def build(features: Any) -> Vertices:
     begin = fresh.nonzero()[:, 0]  # of each vertex, by key
     touched = len(begin)
     own = ordered[begin]
-    # numbers in the order in which points touch vertices: neighbours lie near each other in memory
+    # numbers in the order in which points touch vertices: neighbors lie near each other in memory
     by_touch = torch.argsort(entry[begin])
     number = torch.empty_like(by_touch)
     number[by_touch] = torch.arange(touched, device=device)
     corner = torch.empty(len(entry), dtype=torch.int32, device=device)
     corner[entry] = number[fresh.cumsum(0) - 1].to(torch.int32)
 
-    stride = torch.tensor(codes(d)[1], device=device)
+    stride = torch.tensor(vertex_codes(d)[1].tolist(), device=device)
     both = torch.stack([-stride, stride], dim=1)[:, :, None]  # (d + 1, 2, 1)
     wanted = own + both
     lost = wanted[look_up(own, wanted) < 0]

@@ -1,4 +1,4 @@
-"""An order of points in which neighbours in the order are neighbours in space, and who is near.
+"""An order of points in which neighbors in the order are neighbors in space, and who is near.
 
 A k-d tree splits the widest dimension at the middle until blocks are small; points are listed leaf
 by leaf. Everything runs on the device the points are on: a sort per level of the tree, no loop
@@ -22,7 +22,7 @@ STEPS = 16
 """How often it does that."""
 
 
-def centred(features: Any, low: list[float], high: list[float]) -> Any:
+def centered(features: Any, low: list[float], high: list[float]) -> Any:
     """Points in float64 with 0 in the middle of each range.  # (n, d) -> (n, d)"""
     middle = [0.5 * (a + b) for a, b in zip(low, high, strict=True)]
     points = features.to(torch.float64)

@@ -20,7 +20,7 @@ else:
     constexpr = str if tl is None else tl.constexpr
 
 PIECE = 128
-"""Most entries that one program adds up."""
+"""Maximum number of entries that one program adds up."""
 CHANNELS = 64
 """Most channels of one program."""
 

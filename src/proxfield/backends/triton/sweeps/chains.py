@@ -1,6 +1,6 @@
 """Cooling chains on a GPU, all at once: a program for each block of variables of each chain.
 
-The same chains as `proxfield.backends.numba.chains`, but variables are visited colour by colour
+The same chains as `proxfield.backends.numba.chains`, but variables are visited color by color
 instead of in the order of their numbers. A chain's random number for a variable and a sweep is the
 same in every kernel set.
 """
@@ -33,7 +33,7 @@ def explore(sweeper: Sweeper, chains: Chains, order: Visits | None = None) -> Ex
     Args:
         sweeper: The field.
         chains: What to run.
-        order: Groups of variables to visit; graph colours by default.
+        order: Groups of variables to visit; graph colors by default.
 
     Returns:
         Marginals, their F (evaluated anew, in float64) and sweeps.
@@ -41,7 +41,7 @@ def explore(sweeper: Sweeper, chains: Chains, order: Visits | None = None) -> Ex
     Example:
         >>> explore(sweeper, Chains.make(starts, hot=4.0, sweeps=50, drawn=True))  # doctest: +SKIP
     """
-    visits = sweeper.colours if order is None else order
+    visits = sweeper.colors if order is None else order
     ends = [
         _explore(sweeper, _some(chains, slice(k, k + MOST_CHAINS)), visits)
         for k in range(0, max(1, len(chains.hot)), MOST_CHAINS)

@@ -2,7 +2,7 @@
 """Triton kernels that visit variables: gather a few variables' gradients, move them at once.
 
 A program takes ``BV`` variables of one chain, with labels in ``L`` lanes, ``E`` edges (or ``M``
-labels of a neighbour, or ``R`` rows of a larger table) at a time. Sums are float64 in a fixed
+labels of a neighbor, or ``R`` rows of a larger table) at a time. Sums are float64 in a fixed
 order, whatever the type of q, and every program writes to places of its own: two runs give the
 same bits. A label whose energy is +inf gets q = 0, and a variable without a possible label keeps
 what it has.
@@ -59,7 +59,7 @@ def agreement(
         first = tl.load(agree_first + edge, mask=there, other=0)
         weight = tl.load(agree_weight + edge, mask=there, other=0.0).to(tl.float64)
         seen = there[:, :, None] & mine[:, None, :]
-        if MIXED:  # a label that the neighbour doesn't have
+        if MIXED:  # a label that the neighbor doesn't have
             both = tl.load(agree_count + edge, mask=there, other=0)
             seen = seen & (label[None, None, :] < both[:, :, None])
         theirs = tl.load(q + first[:, :, None] + label[None, None, :], mask=seen, other=0.0)
@@ -83,7 +83,7 @@ def pairwise(
         first = tl.load(edge, mask=there, other=0)
         d = tl.load(edge + 1, mask=there, other=0)
         place = tl.load(edge + 2, mask=there, other=0)
-        forward = place >= 0  # else the table is the neighbour's, transposed
+        forward = place >= 0  # else the table is the neighbor's, transposed
         base = tl.where(forward, place, -1 - place)
         across = tl.where(forward, d, 1)
         along = tl.where(forward, 1, c)
@@ -200,7 +200,7 @@ def visit(
     AGREE: constexpr, TABLES: constexpr, LARGER: constexpr, MIXED: constexpr,
     BV: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
 ):  # fmt: skip
-    """Minimise E − H/β (or E, if greedy) over each of some variables that don't interact.
+    """Minimize E − H/β (or E, if greedy) over each of some variables that don't interact.
 
     Returns the change of F (0 unless ``DELTA``) and the largest change of q.
     """
@@ -308,7 +308,7 @@ def visit_in_turn(
         )  # fmt: skip
         total += delta
         change = tl.maximum(change, moved)
-        tl.debug_barrier()  # the next one's neighbours read what this one has written
+        tl.debug_barrier()  # the next one's neighbors read what this one has written
     tl.store(parts, total)
     tl.store(parts + 1, change)
 

@@ -1,7 +1,7 @@
 """Orders of visits as groups that may move together.
 
 A sweep in any order is also a sweep by *levels*: a variable's level is one more than the highest
-level among its neighbours that come before it. Neighbours are never on one level, and whoever
+level among its neighbors that come before it. Neighbors are never on one level, and whoever
 comes first stays first, so doing a level at a time changes nothing about the result. A random
 order has few levels (about as many as its longest rising path through the graph), the reading
 order of a grid has rows + columns.
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.backends.numba.pack import compressed_rows
 from proxfield.compiled.jit import kernel
 from proxfield.lowering.lowered import Lowered
+from proxfield.lowering.merging import compressed_rows
 from proxfield.terms.base import Ints
 
 
@@ -24,8 +24,8 @@ def level_of(row: Any, column: Any, order: Any) -> Any:
     """The level of each variable.  # (n,)
 
     Args:
-        row: Starts of each variable's neighbours.  # (n + 1,)
-        column: Neighbours.
+        row: Starts of each variable's neighbors.  # (n + 1,)
+        column: Neighbors.
         order: Variables in the order of their visits.
     """
     level = np.full(len(row) - 1, -1, dtype=np.int64)
@@ -38,11 +38,11 @@ def level_of(row: Any, column: Any, order: Any) -> Any:
     return level
 
 
-def neighbour_rows(lowered: Lowered) -> tuple[Ints, Any]:
+def neighbor_rows(lowered: Lowered) -> tuple[Ints, Any]:
     """Who shares a term with whom, in compressed rows.  # (n + 1,), (ends,)"""
     layout = lowered.layout
     none = np.zeros((0, 2), dtype=np.int64)
-    pairs = np.concatenate([none, *(t.neighbours(layout) for t in lowered.terms)])
+    pairs = np.concatenate([none, *(t.neighbors(layout) for t in lowered.terms)])
     row, column, _ = compressed_rows(layout.n_vars, pairs, [])
     return row, column
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from proxfield.backends.numba.general import GeneralPack
 from proxfield.backends.numba.pack import pack_general
 from proxfield.backends.triton.sweeps.sweep_kernels import free_energies, visit_group, visit_in_turn
-from proxfield.backends.triton.sweeps.sweep_levels import grouped, level_of, neighbour_rows
+from proxfield.backends.triton.sweeps.sweep_levels import grouped, level_of, neighbor_rows
 from proxfield.compiled.coloring import greedy_colors
 from proxfield.devices.cuda import interpreted, need, torch
 from proxfield.errors import InputError, UnsupportedError
@@ -66,8 +66,8 @@ class Sweeper:
     def __init__(self, lowered: Lowered, dtype: str = "float32", device: Any = None) -> None:
         need("torch", "triton")
         for term in lowered.extras:
-            if not offers(term, "neighbours"):
-                raise missing(term, "neighbours", "sweep, colored and rounding")
+            if not offers(term, "neighbors"):
+                raise missing(term, "neighbors", "sweep, colored and rounding")
         if lowered.extras:
             raise UnsupportedError("sweep, colored and rounding need every term lowered to tables")
         if device is None:
@@ -147,15 +147,15 @@ class Sweeper:
     # ---- orders ----
 
     @cached_property
-    def _neighbours(self) -> tuple[Ints, Any]:
-        return neighbour_rows(self.lowered)
+    def _neighbors(self) -> tuple[Ints, Any]:
+        return neighbor_rows(self.lowered)
 
     @cached_property
-    def colours(self) -> Visits:
-        """All variables by graph colour, in which `descend` and chains visit them."""
-        row, column = self._neighbours
-        colours = greedy_colors(row, column)
-        return self._visits(*grouped(np.arange(self.n), colours, np.diff(row)))
+    def colors(self) -> Visits:
+        """All variables by graph color, in which `descend` and chains visit them."""
+        row, column = self._neighbors
+        colors = greedy_colors(row, column)
+        return self._visits(*grouped(np.arange(self.n), colors, np.diff(row)))
 
     def in_order(self, variables: Ints) -> Visits:
         """Visits that do the same as going through ``variables`` one after another.
@@ -163,7 +163,7 @@ class Sweeper:
         By levels (see `proxfield.backends.triton.sweeps.sweep_levels`) where these are large enough
         to gain by it.
         """
-        row, column = self._neighbours
+        row, column = self._neighbors
         level = level_of(row, column, variables)[variables]
         if len(variables) < GROUPED_FROM * (level.max(initial=0) + 1):
             return Visits(self._indices(variables), None, [0, 1])
@@ -229,13 +229,13 @@ class Sweeper:
         return parts[..., 0].sum(), parts[..., 1].max()
 
     def descend(self, q: Any, sweeps: int) -> Any:
-        """Cheapest labels, a colour after another, until none changes: E never rises.
+        """Cheapest labels, a color after another, until none changes: E never rises.
 
         An equally cheap label that is held stays.
 
         Args:
             q: Marginals; left as they are.  # (size,)
-            sweeps: Most sweeps.
+            sweeps: Maximum number of sweeps.
 
         Returns:
             A new tensor, one-hot wherever a label is possible.
@@ -243,9 +243,9 @@ class Sweeper:
         self.check(q)
         q = q.clone()
         betas = torch.ones((1, 1), dtype=torch.float64, device=self.device)
-        parts = self.room(self.colours, 1)
+        parts = self.room(self.colors, 1)
         for k in range(1, sweeps + 1):
-            self.visit(q, self.colours, betas, self._zero, parts, greedy=True)
+            self.visit(q, self.colors, betas, self._zero, parts, greedy=True)
             if k % CHECK_EVERY == 0 and k < sweeps and float(parts[..., 1].max()) == 0.0:
                 break
         return q

@@ -10,7 +10,7 @@ import numpy as np
 from proxfield.devices.cuda import jit, tl, torch
 from proxfield.filters.triton.segments import has_kernels
 from proxfield.terms.base import Layout
-from proxfield.terms.cooccurrence import EXACT, SURE, SWEEPS, Cooccurrence, envelope
+from proxfield.terms.cooccurrence import EXACT, SATURATION, SWEEPS, Cooccurrence, envelope
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -20,10 +20,10 @@ else:
     constexpr = str if tl is None else tl.constexpr
 
 MOST_CLASSES = 64
-"""Most classes whose weights one program holds."""
+"""Maximum number of classes whose weights one program holds."""
 STATES = 64
 """States of the presences looked at together."""
-ENOUGH = 1e-13
+PRECISION = 1e-13
 """Coordinate descent ends when no presence changes by more."""
 
 
@@ -54,13 +54,13 @@ def softplus(x):
 
 
 @jit
-def descend(start, free, cost, base, weights, rank, m, M: constexpr, SWEEPS: constexpr, ENOUGH):
+def descend(start, free, cost, base, weights, rank, m, M: constexpr, SWEEPS: constexpr, PRECISION):
     """Coordinate descent over independent presences; returns P(y = 1), classes in rank's order."""
     klass = tl.arange(0, M)
     on = start
     sweep = 0
-    moved = ENOUGH + 1.0
-    while (sweep < SWEEPS) & (moved > ENOUGH):
+    moved = PRECISION + 1.0
+    while (sweep < SWEEPS) & (moved > PRECISION):
         before = on
         for k in range(m):
             here = free & (rank == k)
@@ -206,7 +206,8 @@ class CooccurrenceOnDevice(_Pixels):
             self.table[:m, :m] = self.weights
             # 0-dimensional tensors: numbers given to a kernel would be rounded to float32
             self.sure, self.enough = (
-                torch.tensor(x, dtype=torch.float64, device=self.device) for x in (SURE, ENOUGH)
+                torch.tensor(x, dtype=torch.float64, device=self.device)
+                for x in (SATURATION, PRECISION)
             )
 
     def add_gradient(self, q: Any, out: Any) -> Any:

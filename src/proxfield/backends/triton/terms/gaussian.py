@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from proxfield.devices.cuda import jit, tl, torch
+from proxfield.filters.operator import Operator
+from proxfield.filters.torch.plans import TOLERANCE
 from proxfield.filters.triton.exact import ExactPlan
-from proxfield.filters.triton.plans import TOLERANCE, DeviceFilter, resolved
+from proxfield.filters.triton.plans import DeviceFilter, resolved
 from proxfield.filters.triton.segments import has_kernels
 from proxfield.terms.base import Layout
 from proxfield.terms.gaussian import Gaussian
@@ -24,7 +26,7 @@ else:
 ROWS = 64
 """Points of a program."""
 MOST_LABELS = 256
-"""Most labels for which a program holds whole rows."""
+"""Maximum number of labels for which a program holds whole rows."""
 
 
 @jit
@@ -92,7 +94,7 @@ class GaussianOnDevice:
         """weight · μ; None for Potts.  # (labels, labels)"""
         if term.matrix is not None:
             self.matrix = self._put(term.matrix)
-        self._normalise(term)
+        self._normalize(term)
 
     def _put(self, values: Any) -> Any:
         return torch.as_tensor(values).to(self.device, self.dtype)
@@ -106,60 +108,38 @@ class GaussianOnDevice:
             raise ValueError("a Gaussian term without features can't move to a device")
         return DeviceFilter(features, term.filter_name, double, self.device, tolerance)
 
-    def _normalise(self, term: Gaussian) -> None:
-        """A = diag(out) K diag(in), or with ``pair`` ½ (diag(out) K + K diag(in))."""
-        self.pair = term.normalization in ("before", "after")
-        self.inward = self.outward = None
-        if term.normalization == "symmetric":
-            self.inward = self.outward = self._put(self.filter.mass.rsqrt())[:, None]
-        elif self.pair:
-            self.inward = self.outward = self._put(0.5 / self.filter.mass)[:, None]
-        self.own = None
-        """a_ii, where the message to oneself is left out.  # (n, 1)"""
-        if not term.self_message:
-            own = torch.from_numpy(self.filter.diagonal()).to(self.device)
-            if self.inward is not None:
-                own = own / self.filter.mass
-            self.own = self._put(own)[:, None]
+    def _normalize(self, term: Gaussian) -> None:
+        """The operator, in this term's type."""
+        mass = None if term.normalization == "none" else self.filter.device_mass
+        operator = Operator(self.plan, term.normalization, term.self_message, mass)
+        self.operator = operator.in_type_of(self.weight)
+        self.own = None if term.self_message else self.operator.own
+        """a_ii, where the self-message (i = j) is left out.  # (n, 1)"""
         # of marginals, which are at most 1: the exact filter needn't look for the largest
         most = torch.ones(self.labels, device=self.device)
-        scaled = most if self.inward is None else most * self.inward.max().to(torch.float32)
-        self.most = torch.cat([most, scaled]) if self.pair else scaled
+        scale = self.operator.scale
+        scaled = most if scale is None else most * scale.max().to(torch.float32)
+        self.most = torch.cat([most, scaled]) if self.operator.pair else scaled
 
     def operate(self, values: Any) -> Any:
-        """A @ values, with the message to oneself only if the term keeps it.  # (n, c)"""
-        seen = self._join(self.plan.apply(self._split(values)).to(values.dtype))
-        return seen if self.own is None else seen - self.own * values
-
-    def _split(self, values: Any) -> Any:
-        """What the filter is applied to."""
-        if self.inward is None:
-            return values
-        scaled = values * self.inward
-        return torch.cat([values, scaled], dim=1) if self.pair else scaled
-
-    def _join(self, seen: Any) -> Any:
-        """What it makes of it, normalised."""
-        if self.outward is None:
-            return seen
-        if not self.pair:
-            return seen * self.outward
-        half = seen.shape[1] // 2
-        return seen[:, :half] * self.outward + seen[:, half:]
+        """A @ values, with the self-message (i = j) only if the term keeps it.  # (n, c)"""
+        return self.operator.apply(values)
 
     def add_gradient(self, q: Any, out: Any) -> Any:
         """Add dE/dq to ``out``; returns the energy.  # (size,), (size,) -> () float64"""
         if self.n == 0:
             return torch.zeros((), dtype=torch.float64, device=q.device)
         mine = q[self.at].view(self.n, self.labels)
-        given = self._split(mine)
-        exact = isinstance(self.plan, ExactPlan)
-        seen = self.plan.apply(given, self.most) if exact else self.plan.apply(given)
+        given = self.operator.spread(mine)
+        if isinstance(self.plan, ExactPlan):
+            seen = self.plan.apply(given, self.most)
+        else:
+            seen = self.plan.apply(given)
         seen = seen.to(q.dtype)
         target = out[self.at].view(self.n, self.labels)
         if self.matrix is None and has_kernels(q) and self.labels <= MOST_LABELS:
             return self._add_potts(mine, seen, target)
-        seen = self._join(seen)
+        seen = self.operator.gather(seen)
         if self.own is not None:
             seen = seen - self.own * mine
         if self.matrix is None:
@@ -175,8 +155,8 @@ class GaussianOnDevice:
         programs = -(-self.n // rows)
         energy = torch.empty(programs, dtype=torch.float64, device=mine.device)
         add_potts[(programs,)](
-            seen, mine, self.outward, self.own, target, energy, self.n, self.weight,
-            L=self.labels, WIDTH=seen.shape[1], PAIR=self.pair,
-            SCALED=self.outward is not None, OWN=self.own is not None, ROWS=rows, C=width,
+            seen, mine, self.operator.scale, self.own, target, energy, self.n, self.weight,
+            L=self.labels, WIDTH=seen.shape[1], PAIR=self.operator.pair,
+            SCALED=self.operator.scale is not None, OWN=self.own is not None, ROWS=rows, C=width,
         )  # fmt: skip
         return 0.5 * energy.sum()

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """What every iterating kernel on a GPU shares: one update's arithmetic, and when to stop.
 
-Natural parameters are all a state holds: θ_l = −log q_l, normalised, so that q_l = exp(−θ_l)
+Natural parameters are all a state holds: θ_l = −log q_l, normalized, so that q_l = exp(−θ_l)
 without a sum. A rule may shift a variable's θ by any number without changing q, so nothing is
 lost, and half as many bytes move as with q beside it. A binary variable holds one number,
-x = ½ log(q_0 / q_1): its centred θ is (−x, x), so the rules read the same for x as for any label.
+x = ½ log(q_0 / q_1): its centered θ is (−x, x), so the rules read the same for x as for any label.
 
 A *board* says where an inference stands, on the device: kernels look there which buffer to read and
 whether it is over, so the host launches many iterations without looking. Buffers rotate: those
@@ -117,7 +117,7 @@ def binary_update(
     Args:
         x: Half the difference of the natural parameters.
         m: ½ tanh x.
-        g: Σ −W m over neighbours, without the bias.
+        g: Σ −W m over neighbors, without the bias.
         bias: Difference of the unary energies; ±inf where a label is impossible.
         u: First moment.
         v: Second moment.

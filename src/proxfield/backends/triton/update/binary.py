@@ -2,16 +2,16 @@
 """Triton kernels for binary variables with Ising couplings: one number a variable.
 
 The gradient difference is bias − W m with m = ½ − q_1 (the CPU's −v); −W is what is stored. A state
-holds x with m = ½ tanh x: neighbours' m are computed from x again, since two instructions of the
+holds x with m = ½ tanh x: neighbors' m are computed from x again, since two instructions of the
 units for exponentials cost less than the 8 bytes that reading and writing m would. An update then
 moves, for each variable, x twice (read, written), its bias, its couplings (each once, since W is
 symmetric) and its moments.
 
 Three forms of W: *diagonals* (few distinct distances j − i: grids), *slices* (blocks of variables
-of about equal degree, neighbours by number) and, for small fields, neighbours that one program
+of about equal degree, neighbors by number) and, for small fields, neighbors that one program
 holds while it makes many updates.
 
-All loads are of single numbers, neighbours in a row by neighbouring threads: wide loads
+All loads are of single numbers, neighbors in a row by neighboring threads: wide loads
 would spread the shifted ones (i ± 1) over four times as many cache lines.
 """
 
@@ -202,10 +202,10 @@ def slice_step(
     KIND: constexpr, ADAPTIVE: constexpr, HARD: constexpr, TRACE: constexpr, FLAT: constexpr,
     BLOCK: constexpr, WIDE: constexpr,
 ):  # fmt: skip
-    """One update where W is slices: BLOCK variables with as many neighbours as the most has.
+    """One update where W is slices: BLOCK variables with as many neighbors as the most has.
 
-    Neighbour k of the variable in place j of block b is ``column[start[b] + k·BLOCK + j]``.
-    WIDE neighbours are looked at together.
+    Neighbor k of the variable in place j of block b is ``column[start[b] + k·BLOCK + j]``.
+    WIDE neighbors are looked at together.
     """
     block = tl.program_id(0).to(tl.int64)
     board += tl.load(field + block).to(tl.int64) * _BOARD
@@ -252,10 +252,10 @@ def binary_run(
 ):  # fmt: skip
     """Many updates of small fields, one program each, until its board says done.
 
-    A field's variables are ``offset … offset + size``; K neighbours of each lie beside each other,
-    by their numbers within the field; biases, neighbours and couplings have room for SIZE variables
+    A field's variables are ``offset … offset + size``; K neighbors of each lie beside each other,
+    by their numbers within the field; biases, neighbors and couplings have room for SIZE variables
     in each field, so that none of their loads is masked. x, m and moments stay in registers (and
-    couplings, if HOLD); m goes to the neighbours through shared memory. It is also kept in
+    couplings, if HOLD); m goes to the neighbors through shared memory. It is also kept in
     rotating buffers, for the difference from two updates before, which is left on the board.
     """
     field = tl.program_id(0).to(tl.int64)

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """Triton kernels for any field: mixed labels, Potts weights, tables of any arity.
 
-Work is cut into tiles of (BLOCK variables, L labels), L a power of two. Each block's neighbours
-are a *slice*: as many for each variable as the most has, neighbour k of place j at
+Work is cut into tiles of (BLOCK variables, L labels), L a power of two. Each block's neighbors
+are a *slice*: as many for each variable as the most has, neighbor k of place j at
 ``start + k·BLOCK + j``. There are three kinds of slices: agreement weights, pairwise tables, and
 larger tables. Tables are stored once for each position a variable can have in them, with that
 variable's labels fastest, so that the labels of a tile lie side by side in memory.

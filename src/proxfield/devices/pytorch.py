@@ -1,4 +1,4 @@
-"""Is there a PyTorch that will do? Asked before anything else of this package is used."""
+"""Whether a supported PyTorch is installed; asked before anything that needs it is used."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""Let a field's Gaussian terms filter on a device."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from proxfield.filters.plan import Plan
+from proxfield.filters.torch.plans import TOLERANCE
+from proxfield.filters.triton.plans import DeviceFilter, resolved
+from proxfield.terms.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    from proxfield.lowering.lowered import Lowered
+
+
+def with_filter(term: Gaussian, made: Plan) -> Gaussian:
+    """The same term with another filter; total weights and bounds on eigenvalues follow it."""
+    out = copy.copy(term)
+    for name in ("operator", "kernel_range"):
+        vars(out).pop(name, None)
+    out.filter_name = made.name
+    vars(out)["filter"] = made
+    return out
+
+
+def attach(lowered: Lowered, dtype: Any, device: Any, tolerance: float = TOLERANCE) -> Lowered:
+    """A lowered field whose Gaussian terms filter on a device.
+
+    λ, total weights and energies are then those of the operator that the device iterates with,
+    whichever filter it chose, and nothing is computed for all pairs on the host. Terms on the
+    device share the filter, in both types. The terms that were given stay as they are; those
+    that already filter there are kept.
+
+    Args:
+        lowered: The field.
+        dtype: "float32" or "float64".
+        device: A device of torch.
+        tolerance: Of the exact filter in float32.
+    """
+    if not lowered.extras:
+        return lowered
+    double = np.dtype(dtype) == np.float64
+    place = resolved(device)
+
+    def moved(term: Any) -> Any:
+        if not isinstance(term, Gaussian) or term.features is None or term.n_points == 0:
+            return term
+        held = vars(term).get("filter")
+        if isinstance(held, DeviceFilter) and held.features.device == place:
+            return term
+        made = DeviceFilter(term.features, term.filter_name, double, device, tolerance)
+        return with_filter(term, made)
+
+    return replace(lowered, extras=tuple(moved(term) for term in lowered.extras))

@@ -1,0 +1,36 @@
+"""Formulas written once for numpy arrays and torch tensors."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+
+def library_of(array: Any) -> ModuleType:
+    """The library an array belongs to: numpy, or torch for its tensors.
+
+    torch is imported only where it made the array, so it is loaded already.
+
+    Example:
+        >>> library_of(np.zeros(3)).__name__
+        'numpy'
+    """
+    if isinstance(array, (np.ndarray, np.generic, float, int)):
+        return np
+    import torch  # type: ignore[import-not-found,unused-ignore]
+
+    return torch  # type: ignore[no-any-return,unused-ignore]
+
+
+def cast(array: Any, like: Any) -> Any:
+    """An array in the floating-point type of another of its library; itself where it has that."""
+    if array.dtype == like.dtype:
+        return array
+    return array.astype(like.dtype) if isinstance(array, np.ndarray) else array.to(like.dtype)
+
+
+def rsqrt(array: Any) -> Any:
+    """1 / √x, entry by entry."""
+    return 1.0 / np.sqrt(array) if isinstance(array, np.ndarray) else array.rsqrt()
