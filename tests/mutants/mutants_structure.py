@@ -24,7 +24,8 @@ LOWERING = [
         "lowering/builder.py",
         "self.constant += float(energies[decided].sum())",
         "self.constant += 0.0 * float(energies[decided].sum())",
-        "lowering/test_lowering.py::test_evidence_takes_variables_out",
+        "lowering/test_lowering.py::test_exact_on_every_labelling "
+        "lowering/test_lowering.py::test_exact_with_impossible_labels_and_tables",
     ),
     Mutant(
         "recognized-potts-keeps-its-diagonal",

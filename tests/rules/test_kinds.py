@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import pytest
 import proxfield as pf
 from helpers import random_marginals
 from proxfield.backends import compile_program
+from proxfield.backends.reference import moved
 from proxfield.rules.plan import Kind, Space, Update
 
 PACKAGE = Path(pf.__file__).parent
@@ -55,6 +58,26 @@ def test_full_steps() -> None:
     assert Update(Kind.PROXIMAL, np.ones(2)).full
     assert not Update(Kind.PROXIMAL, np.array([1.0, 0.5])).full
     assert not Update(Kind.MEAN, np.ones(2)).full
+
+
+BY_HAND = {
+    Kind.PROXIMAL: [1.5, 1.5],
+    Kind.MEAN: [2.0, 0.0],
+    Kind.MOMENTUM: [0.9, 2.5],  # u = (0.2, 1)
+    Kind.MOMENTUM_PRINTED: [0.9, 1.7],  # u = (0.8, 0.4)
+    Kind.ADAM: [1.0, 3.0 - 0.4 / 8.5**0.5],  # u = (0, 0.8), v = (4, 8.5)
+    # u = (0.6, 0.2), v = (1.3, 1.8)
+    Kind.ADAM_PRINTED: [1.0 + 0.8 / 1.3**0.5, 3.0 - 0.4 / 1.8**0.5],
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_formulas_by_hand(kind: Kind) -> None:
+    state = SimpleNamespace(u=np.array([0.5, 0.5]), v=np.array([4.0, 9.0]))
+    theta, target, plan = np.array([1.0, 3.0]), np.array([2.0, 0.0]), Update(kind, np.ones(1), 0.8)
+    plan = replace(plan, gamma2=0.9)
+    found = moved(state, plan, theta, target, 0.5, lambda x: x - x.mean())
+    np.testing.assert_allclose(found, BY_HAND[kind])
 
 
 @pytest.mark.parametrize("kernels", ["cpu", "torch"])
