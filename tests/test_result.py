@@ -11,6 +11,8 @@ import pytest
 
 import proxfield as pf
 from helpers import VARIANTS, Chain, energies, infer, random_field, random_marginals, repulsive_grid
+from proxfield.backends import compile_program
+from proxfield.inference.rounding import Groups
 from proxfield.result import Result, Status, Trace, one_hot
 
 
@@ -79,6 +81,17 @@ def test_rounding_dense_fields(seed: int) -> None:
     q = rng.dirichlet(np.full(labels, 0.3), size=n)
     result = pf.infer(field, "fixed", init=q, max_iters=0)
     assert result.map_energy <= result.expected_energy + 1e-9
+
+
+def test_groups_are_halved_and_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two variables that repel each other: given their cheapest labels at once, both take one."""
+    field = pf.Field(2, 2).add(pf.Gaussian([[0.0], [0.0]], -2.0))
+    groups = Groups(compile_program(field.lower(), "reference"))
+    equal = np.array([0, 0])
+    assert groups.improve(equal, field.energy(equal)).tolist() in ([0, 1], [1, 0])
+    monkeypatch.setattr(Groups, "improve", lambda self, labels, e: labels)
+    q = np.array([0.6, 0.4, 0.6, 0.4])
+    assert field.energy(groups.round(q)) <= groups.energy(q)
 
 
 def test_samples_follow_q() -> None:
