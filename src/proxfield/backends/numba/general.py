@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from proxfield.backends.numba.kinds import Means, moved, rates_of
+from proxfield.backends.numba.kinds import move_variable
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_negative
 
@@ -268,34 +268,6 @@ def softmax_into(theta: Any, e: Any) -> Any:
         total += p
         weighted += p * t if p > 0.0 else 0.0
     return total, np.log(total) + weighted / total
-
-
-@inlined
-def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) -> None:
-    """New θ of one variable by the rule; all arrays are the variable's own."""
-    beta, kind, rates = motion.beta, motion.kind, rates_of(motion)
-    c = len(theta)
-    residuals, targets, thetas, possible = 0.0, 0.0, 0.0, 0
-    if motion.centered:
-        for l in range(c):
-            if g[l] < np.inf and theta[l] < np.inf:
-                residuals += theta[l] - beta * g[l]
-                thetas += theta[l]
-                possible += 1
-        for l in range(c):  # apart: a product with two uses would be rounded otherwise
-            if g[l] < np.inf and theta[l] < np.inf:
-                targets += beta * g[l]
-        residuals /= max(1, possible)
-        targets /= max(1, possible)
-        thetas /= max(1, possible)
-    mean = Means(residuals, targets, thetas)
-    for l in range(c):
-        if g[l] == np.inf:  # impossible: q = 0
-            theta[l] = np.inf
-            continue
-        target = np.float64(beta * g[l])
-        t = np.float64(theta[l]) if theta[l] < np.inf else target
-        theta[l] = moved(rates, kind, t, target, u, v, l, step, mean)
 
 
 @inlined

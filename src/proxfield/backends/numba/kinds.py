@@ -108,6 +108,38 @@ def moved(
     return np.nan
 
 
+@inlined
+def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) -> None:
+    """New θ of one variable by the rule; all arrays are the variable's own."""
+    beta, kind, rates = motion.beta, motion.kind, rates_of(motion)
+    c = len(theta)
+    if kind == MEAN:  # as `moved` has it, without asking at every label
+        for l in range(c):
+            theta[l] = beta * g[l]
+        return
+    residuals, targets, thetas, possible = 0.0, 0.0, 0.0, 0
+    if motion.centered:
+        for l in range(c):
+            if g[l] < np.inf and theta[l] < np.inf:
+                residuals += theta[l] - beta * g[l]
+                thetas += theta[l]
+                possible += 1
+        for l in range(c):  # apart: a product with two uses would be rounded otherwise
+            if g[l] < np.inf and theta[l] < np.inf:
+                targets += beta * g[l]
+        residuals /= max(1, possible)
+        targets /= max(1, possible)
+        thetas /= max(1, possible)
+    mean = Means(residuals, targets, thetas)
+    for l in range(c):
+        if g[l] == np.inf:  # impossible: q = 0
+            theta[l] = np.inf
+            continue
+        target = np.float64(beta * g[l])
+        t = np.float64(theta[l]) if theta[l] < np.inf else target
+        theta[l] = moved(rates, kind, t, target, u, v, l, step, mean)
+
+
 def difference_move(kind: Kind) -> Any:
     """A binary variable's new a = θ(1) − θ(0) by one kind, a constant to the compiler."""
     number, centered = int(kind), kind.centered
