@@ -294,7 +294,11 @@ def update_block(
                 st.g_before[o + l] = g[l]
             step = 1.0 / (1.0 + (1.0 / step - 1.0) * spread)
         mix = step if motion.mean else 1.0
-        move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
+        if motion.mean and motion.moments == 0:  # it is the target that is mixed in
+            for l in range(c):
+                theta[l] = motion.beta * g[l]
+        else:
+            move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
         total, h = softmax_into(theta, g)  # g has done its work and holds exp(−θ)
         moved, whole = 0.0, 1.0
         if mix < 1.0:  # weight that an impossible label still had goes to the others

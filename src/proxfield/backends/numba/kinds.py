@@ -113,10 +113,6 @@ def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) 
     """New θ of one variable by the rule; all arrays are the variable's own."""
     beta, kind, rates = motion.beta, motion.kind, rates_of(motion)
     c = len(theta)
-    if kind == MEAN:  # as `moved` has it, without asking at every label
-        for l in range(c):
-            theta[l] = beta * g[l]
-        return
     residuals, targets, thetas, possible = 0.0, 0.0, 0.0, 0
     if motion.centered:
         for l in range(c):
