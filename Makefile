@@ -5,6 +5,8 @@
 #   make test-gpu  install torch and Triton (pinned in constraints/gpu.txt), run the GPU kernels in
 #               Triton's interpreter and in plain torch, and the torch layer; on the GPU if there is one
 #   make soak   check every promise of docs/reliability.md on many seeded cases, for 30 minutes
+#   make mutants  put small faults into a copy of the package, one at a time, and check that tests
+#               notice them (those of the torch layer after make test-gpu has installed torch)
 #   make lint   ruff, mypy, and the layers (import-linter)
 
 PYTHON ?= python3
@@ -31,7 +33,7 @@ export SCENE
 
 MINUTES ?= 30
 
-.PHONY: demo test test-gpu soak lint format clean
+.PHONY: demo test test-gpu soak mutants lint format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -63,6 +65,10 @@ test-gpu: $(GPU_STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python tests/reliability/soak.py --minutes $(MINUTES) --jobs $(JOBS)
+
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants/run.py --jobs $(JOBS) --report benchmarks/results/mutants.md \
+		$(if $(wildcard $(GPU_STAMP)),--torch-python $(GPU_BIN)/python)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from proxfield.inference.infer import Request
 from proxfield.inference.loop import Loop
 from proxfield.inference.session import Session
 from proxfield.lowering.lowered import Lowered
+from proxfield.result import one_hot
 from proxfield.rules.session import Judgement, Verdict
 
 INF = np.inf
@@ -209,6 +211,18 @@ def test_the_finder_keeps_the_labelling_of_lower_energy() -> None:
         finder.steep.descend = lambda q, sweeps: q  # type: ignore[method-assign]
         assert finder.round(np.array(q, dtype=float))
         assert field.energy(finder.labels) == energy
+
+
+def test_rounding_falls_back_on_the_feasible_labelling() -> None:
+    """A cycle in two colors where no single change helps: two edges have equal ends."""
+    ring = [[k, (k + 1) % 6] for k in range(6)]
+    result = pf.infer(coloring(ring, 6, 2), "sweep")
+    assert result.feasible is not None
+    stuck = one_hot(result.field.layout.offsets, np.array([0, 0, 1, 0, 1, 1])).astype(float)
+    alone = replace(result, q=stuck, feasible=None)
+    assert alone.map_energy == INF
+    both = replace(result, q=stuck)
+    assert both.map_labels.tolist() == result.feasible.tolist() and both.map_energy == 0.0
 
 
 # ---- limits in every stage ----

@@ -20,6 +20,7 @@ from helpers import (
     grid_edges,
     infer,
     random_field,
+    random_marginals,
     repulsive_grid,
 )
 from proxfield.backends import compile_program
@@ -358,6 +359,36 @@ def test_a_rule_that_oscillates_is_told(kernels: str) -> None:
         assert "rule='fixed'" in result.message
 
 
+def following(path: Array) -> pf.CustomRule:
+    """A rule that gives the only binary variable one natural parameter after another."""
+
+    def move(theta: Array, q: Array, g: Array, memory: dict[str, Any]) -> Array:
+        memory["at"] = memory.get("at", -1) + 1
+        return np.array([0.0, path[memory["at"] % len(path)]])
+
+    return pf.CustomRule(move)
+
+
+def test_marginals_that_repeat_are_an_oscillation(kernels: str) -> None:
+    """Though F is the same at both ends: the field is symmetric."""
+    field = pf.Field(1, 2)
+    result = pf.infer(field, following(np.array([1.0, -1.0])), max_iters=20, kernels=kernels)
+    assert np.ptp(result.trace.free_energy[1:]) < 1e-12
+    assert result.status is pf.Status.OSCILLATING
+
+
+def test_free_energies_that_go_up_and_down_are_an_oscillation(kernels: str) -> None:
+    """A cycle of three states; but not where F falls in spite of steps back."""
+    field = pf.Field(1, 2).add(pf.Unary([[0.0, 4.0]]))
+    cycle = following(np.array([0.0, 1.0, 2.0]))
+    result = pf.infer(field, cycle, max_iters=30, kernels=kernels)
+    assert result.status is pf.Status.OSCILLATING
+    falling = following(np.cumsum(np.tile([0.5, 0.5, -0.3], 5)))
+    result = pf.infer(field, falling, max_iters=15, kernels=kernels)
+    assert np.diff(result.trace.free_energy).max() > 0.01
+    assert result.status is pf.Status.MAX_ITERS
+
+
 @pytest.mark.parametrize("cards", [[2, 2], [3, 2]])
 def test_nan_is_never_called_converged(cards: list[int], kernels: str) -> None:
     """The printed ADAM divides by the size of the gradient, which is 0 here: it blows up."""
@@ -632,3 +663,11 @@ def test_terms_with_nothing_optional_still_run(rule: str) -> None:
     result = pf.infer(pf.Field(4, labels=2).add(Zero()), rule)
     assert result.free_energy == pytest.approx(-4 * np.log(1 + np.exp(-1)), abs=1e-6)
     assert result.trace.free_energy[-1] == pytest.approx(result.free_energy)
+
+
+def test_spins_of_a_grid_have_the_energy_of_the_reference() -> None:
+    lowered = repulsive_grid(4, weight=2.0, bias=1.0).lower()
+    q = random_marginals(lowered.layout, np.random.default_rng(2))
+    ours, theirs = (compile_program(lowered, kernels) for kernels in ("cpu", "reference"))
+    expected = theirs.free_energy(theirs.start(q))
+    assert ours.free_energy(ours.start(q)) == pytest.approx(expected, rel=1e-12)

@@ -13,9 +13,12 @@ from conformance.examples import CONTRADICTIONS, POSSIBLE, Example
 from helpers import SOLVERS, exact_log_z, infer, random_field, random_marginals, repulsive_grid
 from proxfield.backends import compile_program
 from proxfield.compiled.random import uniforms
-from proxfield.rules.plan import Chains
+from proxfield.inference.curvature import Curvature
+from proxfield.rules.anneal import at_temperature
+from proxfield.rules.plan import Chains, Update
 from proxfield.rules.portfolio import perturbed
 from proxfield.rules.registry import make_rule
+from proxfield.rules.session import Problem
 
 every_solver = pytest.mark.parametrize("solver", SOLVERS)
 
@@ -165,6 +168,17 @@ def test_annealing_beats_its_own_rule_on_a_frustrated_grid() -> None:
     assert annealed < cold - 1.0
 
 
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 4.0])
+def test_steps_are_certified_for_their_temperature(temperature: float) -> None:
+    lowered = repulsive_grid(4, weight=3.0).lower()
+    problem = Problem(lowered, Curvature(lowered))
+    plan = at_temperature(make_rule("fixed").plan(problem), temperature, problem)
+    assert isinstance(plan, Update)
+    damping = max(0.0, problem.curvature.largest / temperature / 4 - 0.5)
+    np.testing.assert_allclose(plan.step, 1 / (1 + damping))
+    assert plan.inverse_temperature == 1 / temperature
+
+
 def test_annealing_does_not_depend_on_the_start() -> None:
     """From T = μ/2 the objective is convex, so every start leads to the same place."""
     field = pf_grid(3)
@@ -204,6 +218,17 @@ def test_auto_solves_convex_fields_at_once() -> None:
     assert result.converged and result.seconds < 1
     start = pf.infer(field, "fixed", init="random", max_iters=20_000)
     assert result.free_energy == pytest.approx(start.free_energy, abs=1e-8)
+
+
+def test_auto_searches_where_f_may_have_two_minima() -> None:
+    """Two spins with λ = 3: from the worse of two minima a descent alone doesn't leave."""
+    field = pf.Field(2, 2).add(pf.Ising([[0, 1]], -1.5)).add(pf.Unary([[0.0, 0.1]] * 2))
+    assert Curvature(field.lower()).local.max() == pytest.approx(3.0)
+    worse = [[0.1, 0.9], [0.1, 0.9]]
+    stays = pf.infer(field, "sweep", init=worse)
+    assert stays.labels.tolist() == [1, 1]
+    found = pf.infer(field, init=worse)
+    assert found.labels.tolist() == [0, 0] and found.free_energy < stays.free_energy - 0.01
 
 
 def test_auto_beats_the_paper_rules_on_frustrated_grids() -> None:

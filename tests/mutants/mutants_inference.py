@@ -1,0 +1,403 @@
+"""Faults in rules and in the loop: steps, bounds, stopping, budgets, saddles, rounding."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+STEPS = [
+    Mutant(
+        "proximal-step-ignored",
+        "backends/reference.py",
+        "return theta - step * residual",
+        "return theta - residual",
+        "inference/test_infer.py::test_custom_rule_is_the_rule_it_says[reference-binary]",
+    ),
+    Mutant(
+        "momentum-without-weight",
+        "backends/reference.py",
+        "s.u = g1 * s.u + (1 - g1) * residual\n        return",
+        "s.u = g1 * s.u + residual\n        return",
+        "inference/test_infer.py::test_custom_rules_memory_lasts[reference]",
+    ),
+    Mutant(
+        "adam-without-square",
+        "backends/reference.py",
+        "(1 - g2) * residual**2",
+        "(1 - g2) * abs(residual)",
+        "rules/test_kinds.py::test_every_backend_has_every_kind[4-any-cpu]",
+    ),
+    Mutant(
+        "adam-not-centered",
+        "backends/reference.py",
+        "residual = center(residual)",
+        "residual = 1.0 * residual",
+        "rules/test_kinds.py::test_every_backend_has_every_kind[4-any-cpu]",
+    ),
+    Mutant(
+        "printed-adam-weights-swapped",
+        "backends/reference.py",
+        "s.v = (1 - g2) * s.v + g2 * target**2",
+        "s.v = g2 * s.v + (1 - g2) * target**2",
+        "rules/test_kinds.py::test_every_backend_has_every_kind[5-any-cpu]",
+    ),
+    Mutant(
+        "mean-weights-swapped",
+        "backends/reference.py",
+        "(1 - step) * s.q + step * self._softmax(s.theta)",
+        "step * s.q + (1 - step) * self._softmax(s.theta)",
+        "rules/test_kinds.py::test_every_backend_has_every_kind[1-any-cpu]",
+    ),
+    Mutant(
+        "temperature-ignored",
+        "backends/reference.py",
+        "plan.inverse_temperature * self.gradient(s.q)\n",
+        "1.0 * self.gradient(s.q)\n",
+        "rules/test_kinds.py::test_every_backend_has_every_kind[0-any-cpu]",
+    ),
+    Mutant(
+        "safeguard-dropped",
+        "backends/reference.py",
+        "> f + slack(f, self.dtype):",
+        "> np.inf:",
+        "conformance/test_conformance.py::"
+        "test_the_safeguard_is_needed[reference-strong-repulsion-binary]",
+    ),
+    Mutant(
+        "entropy-sign",
+        "backends/reference.py",
+        "+ float((positive * np.log(positive)).sum())",
+        "- float((positive * np.log(positive)).sum())",
+        "conformance/test_conformance.py::test_free_energy[float64-reference-pairwise-shared]",
+    ),
+    Mutant(
+        "annealed-step-not-for-its-temperature",
+        "rules/anneal.py",
+        "damping_for(problem.curvature.largest / temperature)",
+        "damping_for(problem.curvature.largest)",
+        "rules/test_solvers.py::test_steps_are_certified_for_their_temperature",
+    ),
+    Mutant(
+        "adaptive-without-fallback",
+        "rules/parallel.py",
+        "adaptive=True, fallback=safe)",
+        "adaptive=True)",
+        "conformance/test_conformance.py::"
+        "test_the_safeguard_is_needed[reference-strong-repulsion-binary]",
+    ),
+    Mutant(
+        "momentum-gamma",
+        "rules/parallel.py",
+        "gamma: float = 0.95",
+        "gamma: float = 0.9",
+        "inference/test_infer.py::test_custom_rules_memory_lasts[reference]",
+    ),
+]
+
+BOUNDS = [
+    Mutant(
+        "certified-damping-too-small",
+        "rules/certified.py",
+        "(curvature / 4 - 0.5)",
+        "(curvature / 4 - 1.0)",
+        "properties/test_curvature.py::test_steps",
+    ),
+    Mutant(
+        "local-steps-from-lambda",
+        "inference/curvature.py",
+        "d = damping_for(self.local)",
+        "d = damping_for(self.largest)",
+        "properties/test_curvature.py::test_steps",
+    ),
+    Mutant(
+        "lipschitz-of-one-end",
+        "inference/curvature.py",
+        "min(bound, max(up, down))",
+        "min(bound, up)",
+        "properties/test_curvature.py::test_pairwise_lipschitz_is_the_spectral_norm",
+    ),
+    Mutant(
+        "lanczos-rounded-down",
+        "inference/curvature.py",
+        "return top + MARGIN * abs(top)",
+        "return top - MARGIN * abs(top)",
+        "properties/test_curvature.py::test_large_pairwise_curvature_is_close",
+    ),
+    Mutant(
+        "curvature-of-one-end-of-a-table",
+        "terms/factor.py",
+        "np.add.at(out, self.scopes[:, b], norms[self.index])",
+        "np.add.at(out, self.scopes[:, b], 0.0 * norms[self.index])",
+        "properties/test_curvature.py::test_local_bounds_dominate_the_hessian",
+    ),
+    Mutant(
+        "ising-curvature-halved",
+        "terms/pairwise.py",
+        "return self._sum_abs(layout, 2.0)  #",
+        "return self._sum_abs(layout, 1.0)  #",
+        "properties/test_curvature.py::test_local_bounds_dominate_the_hessian",
+    ),
+    Mutant(
+        "potts-curvature-halved",
+        "terms/pairwise.py",
+        "return self._sum_abs(layout, 1.0)",
+        "return self._sum_abs(layout, 0.5)",
+        "properties/test_curvature.py::test_local_bounds_dominate_the_hessian",
+    ),
+    Mutant(
+        "norm-of-small-blocks",
+        "terms/factor.py",
+        "0.5 * (np.hypot(p + s, r - q)",
+        "0.4 * (np.hypot(p + s, r - q)",
+        "properties/test_curvature.py::test_norms_of_small_blocks",
+    ),
+    Mutant(
+        "late-norm-is-no-bound",
+        "terms/factor.py",
+        "return np.asarray(size * np.linalg.norm",
+        "return np.asarray(0.5 * size * np.linalg.norm",
+        "properties/test_curvature.py::test_norms_that_come_too_late_are_bounds",
+    ),
+    Mutant(
+        "kernel-range-forgets-the-self-message",
+        "filters/bounds.py",
+        "return low - xp.amax(self_weights, -1), high",
+        "return low, high",
+        "terms/test_gaussian.py::test_bounds_hold_against_the_dense_hessian",
+    ),
+]
+
+STOPPING = [
+    Mutant(
+        "oscillation-of-f-not-seen",
+        "inference/session.py",
+        "return Status.OSCILLATING if up > 1e-6 * (1 + abs(f[-1])) and up > max(net, 0.0) "
+        "else status",
+        "return status",
+        "inference/test_infer.py::test_free_energies_that_go_up_and_down_are_an_oscillation",
+    ),
+    Mutant(
+        "oscillation-although-f-falls",
+        "inference/session.py",
+        "and up > max(net, 0.0)",
+        "and up > 0.0",
+        "inference/test_infer.py::test_free_energies_that_go_up_and_down_are_an_oscillation",
+    ),
+    Mutant(
+        "oscillation-of-q-not-seen",
+        "inference/session.py",
+        "if loop.period2 < 0.01 * trace.change[-1]:",
+        "if loop.period2 < 0.0:",
+        "inference/test_infer.py::test_marginals_that_repeat_are_an_oscillation",
+    ),
+    Mutant(
+        "fixed-point-test-dropped",
+        "inference/stationarity.py",
+        "return residual <= tol + rounding",
+        "return residual <= 1.0 + rounding",
+        "inference/test_stationarity.py::test_a_saturated_start_is_left[reference-fixed] "
+        "inference/test_stationarity.py::test_a_saturated_start_is_left[reference-adhoc]",
+    ),
+    Mutant(
+        "failed-tests-do-not-wait",
+        "inference/loop.py",
+        "waiting = max(1, 2 * waiting)",
+        "waiting = 1",
+        "inference/test_stationarity.py::test_a_failed_test_waits_longer_each_time",
+    ),
+    Mutant(
+        "nan-is-no-divergence",
+        "inference/loop.py",
+        "return Status.DIVERGED if np.isnan(change) else None",
+        "return None",
+        "inference/test_infer.py::test_nan_is_never_called_converged",
+    ),
+    Mutant(
+        "stages-exceed-max-iters",
+        "inference/loop.py",
+        "else min(self.max_iters, self.iterations + limit)",
+        "else self.iterations + limit",
+        "rules/test_solvers.py::test_limits_are_kept",
+    ),
+    Mutant(
+        "trace-one-update-late",
+        "inference/loop.py",
+        "                f[1:],\n",
+        "                f[:-1],\n",
+        "inference/test_infer.py::test_row_t_is_the_state_after_t_updates",
+    ),
+    Mutant(
+        "the-worst-state-is-kept",
+        "inference/loop.py",
+        "np.nanargmin(rows.free_energy)",
+        "np.nanargmax(rows.free_energy)",
+        "inference/test_stationarity.py::test_the_best_state_that_a_rule_went_on_from",
+    ),
+    Mutant(
+        "earlier-stages-forgotten",
+        "inference/loop.py",
+        "        self.set_aside(self.best)\n",
+        "",
+        "inference/test_stationarity.py::test_ctrl_c_while_polishing_keeps_the_best_of_the_cooling",
+    ),
+    Mutant(
+        "callback-cannot-stop",
+        "inference/loop.py",
+        "            if self.callback(progress):\n",
+        "            if self.callback(progress) is None:\n",
+        "inference/test_infer.py::test_callback_sees_progress_and_stops[reference]",
+    ),
+]
+
+BUDGETS = [
+    Mutant(
+        "no-time-for-the-last-f",
+        "inference/pace.py",
+        "return left - ending",
+        "return left",
+        "inference/test_pace.py::test_the_pace_reserves_the_last_evaluation",
+    ),
+    Mutant(
+        "chunks-longer-than-the-budget",
+        "inference/pace.py",
+        "self.chunk = min(self.chunk, max(1, fits))",
+        "self.chunk = max(self.chunk, fits)",
+        "inference/test_pace.py::test_the_pace_reserves_the_last_evaluation",
+    ),
+    Mutant(
+        "measured-tests-ignored",
+        "inference/pace.py",
+        "self.evaluation if self.residual is None else self.residual",
+        "self.evaluation",
+        "inference/test_pace.py::test_durations_are_guessed_until_they_are_known",
+    ),
+    Mutant(
+        "unused-orders-not-given-back",
+        "inference/pace.py",
+        "and shuffle and len(rows) < n:",
+        "and shuffle and len(rows) > n:",
+        "inference/test_stationarity.py::test_random_orders_do_not_depend_on_the_looks_at_the_clock",
+    ),
+    Mutant(
+        "parts-of-a-sweep-overlap",
+        "inference/pace.py",
+        "cuts = [(k, min(k + each, b))",
+        "cuts = [(k, min(k + each + 1, b))",
+        "inference/test_pace.py::test_the_parts_of_a_sweep_are_the_sweep",
+    ),
+    Mutant(
+        "f-told-for-equal-arrays",
+        "inference/loop.py",
+        "if known is q)",
+        "if np.array_equal(known, q))",
+        "inference/test_pace.py::test_f_is_not_evaluated_again_where_it_was_told",
+    ),
+    Mutant(
+        "budget-of-a-stage-ignored",
+        "inference/loop.py",
+        "for x in (self.budget, until, np.inf)",
+        "for x in (until, np.inf)",
+        "inference/test_pace.py::test_without_time_for_an_iteration_the_start_comes_back",
+    ),
+]
+
+SEARCH = [
+    Mutant(
+        "auto-convexity-threshold",
+        "rules/auto.py",
+        "scale <= 2.0",
+        "scale <= 4.0",
+        "rules/test_solvers.py::test_auto_searches_where_f_may_have_two_minima",
+    ),
+    Mutant(
+        "saddles-only-if-steep",
+        "inference/stationarity.py",
+        "if rho < -1.0 - margin:",
+        "if rho < -4.0 - margin:",
+        "inference/test_stationarity.py::test_symmetric_fields_end_on_a_named_saddle[-1.0-fixed]",
+    ),
+    Mutant(
+        "minima-called-too-early",
+        "inference/stationarity.py",
+        "made >= least and rho - CAUTION * error > -1.0",
+        "made >= 1 and rho + CAUTION * error > -1.0",
+        "inference/test_stationarity.py::test_a_saddle_that_concerns_few_of_many_variables",
+    ),
+    Mutant(
+        "spectrum-calls-saddles-minima",
+        "inference/session.py",
+        "if lowest > -2.0:",
+        "if lowest > -200.0:",
+        "inference/test_stationarity.py::"
+        "test_rules_that_leave_saddles_of_terms_without_tables[{}-auto]",
+    ),
+    Mutant(
+        "nudge-without-noise",
+        "inference/stationarity.py",
+        "np.exp(noise * rng.normal(size=len(q)))",
+        "np.exp(0.0 * rng.normal(size=len(q)))",
+        "inference/test_pace.py::"
+        "test_without_time_for_a_test_symmetric_starts_are_left_all_the_same[anneal]",
+    ),
+    Mutant(
+        "portfolio-keeps-the-worst",
+        "rules/portfolio.py",
+        "if best is None or outcome.free_energy < best.free_energy:",
+        "if best is None or outcome.free_energy > best.free_energy:",
+        "rules/test_solvers.py::test_portfolio_keeps_the_best_member_and_says_which",
+    ),
+    Mutant(
+        "annealing-starts-cold",
+        "rules/anneal.py",
+        "self.hot or max(1.0, session.problem.curvature.smallest / 2)",
+        "self.hot or 1.0",
+        "rules/test_solvers.py::test_annealing_does_not_depend_on_the_start",
+    ),
+]
+
+ROUNDING = [
+    Mutant(
+        "feasible-labelling-dropped",
+        "inference/rounding.py",
+        "        found.append(result.feasible)\n",
+        "        pass\n",
+        "inference/test_forbidden.py::test_rounding_falls_back_on_the_feasible_labelling",
+    ),
+    Mutant(
+        "groups-that-raise-the-energy",
+        "inference/rounding.py",
+        "if new <= e or size == 1:",
+        "if new <= e or size >= 1:",
+        "test_result.py::test_rounding_fields_with_terms_of_ones_own "
+        "test_result.py::test_rounding_dense_fields",
+    ),
+    Mutant(
+        "greedy-step-uphill",
+        "inference/rounding.py",
+        "if new < e:",
+        "if new > e:",
+        "test_result.py::test_rounding_dense_fields",
+    ),
+    Mutant(
+        "finder-keeps-the-last",
+        "inference/forbidden.py",
+        "if energy < self.energy:",
+        "if energy < np.inf:",
+        "inference/test_forbidden.py::test_the_finder_keeps_the_labelling_of_lower_energy",
+    ),
+    Mutant(
+        "unlikely-labels-first",
+        "inference/forbidden.py",
+        "key=lambda e: q[e])",
+        "key=lambda e: -q[e])",
+        "inference/test_forbidden.py::test_backtracking_prefers_likely_labels",
+    ),
+    Mutant(
+        "exhausted-search-proves-nothing",
+        "inference/forbidden.py",
+        "    return None, True\n",
+        "    return None, False\n",
+        "inference/test_forbidden.py::test_backtracking_finds_what_exists",
+    ),
+]
+
+MUTANTS = [*STEPS, *BOUNDS, *STOPPING, *BUDGETS, *SEARCH, *ROUNDING]
