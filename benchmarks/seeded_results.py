@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llvmlite.binding import get_host_cpu_name
+from numba.core import event
 from numpy.typing import NDArray
 
 SKETCH = 8
@@ -48,6 +50,8 @@ THREADS = {
 """Set before numpy and numba are imported: sums depend on how many threads share them."""
 PARTS = {"cpu": THREADS, "torch": THREADS, "interpreter": {**THREADS, "TRITON_INTERPRET": "1"}}
 """Parts of the cases, each run in a process of its own, and the environment of that process."""
+MAX_RUNS = 3
+"""Maximum number of runs of a part until one compiles nothing."""
 PACKAGES = ("numpy", "scipy", "numba", "llvmlite", "torch", "triton")
 
 
@@ -88,8 +92,6 @@ def signs(size: int) -> NDArray[np.float64]:
 
 def describe_machine() -> dict[str, str]:
     """What the bits may depend on besides the code."""
-    from llvmlite.binding import get_host_cpu_name
-
     found = {d.metadata["Name"].lower(): d.version for d in distributions()}
     versions = {name: found.get(name, "none") for name in PACKAGES}
     return {"cpu": get_host_cpu_name(), "python": platform.python_version(), **versions}
@@ -128,22 +130,39 @@ def run_cases(part: str, only: str) -> dict[str, Any]:
     return out
 
 
-def run_apart(part: str, only: str) -> dict[str, Any]:
-    """`run_cases` in a process with the environment that the part needs."""
+def run_part(part: str, only: str) -> dict[str, Any]:
+    """`run_cases` in a process with the environment that the part needs.
+
+    Where that process had to compile kernels it is run again: the process that compiles one may
+    use other machine code (and round differently in the last bit) than those that load it.
+    """
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "found.json"
-        command = [sys.executable, __file__, "record", str(path), "--part", part, "--only", only]
-        done = subprocess.run(command, env={**os.environ, **PARTS[part]}, check=False)
-        if done.returncode:
-            sys.exit(done.returncode)
-        found: dict[str, Any] = json.loads(path.read_text())["cases"]
-    return found
+        command = [sys.executable, __file__, "run", part, str(path), "--only", only]
+        for _ in range(MAX_RUNS):
+            done = subprocess.run(command, env={**os.environ, **PARTS[part]}, check=False)
+            if done.returncode:
+                sys.exit(done.returncode)
+            found = json.loads(path.read_text())
+            if not found["compiled"]:
+                break
+            print(f"{found['compiled']} kernels were compiled: once more", file=sys.stderr)
+        else:
+            sys.exit(f"kernels were compiled in each of {MAX_RUNS} runs: is their cache writable?")
+    cases: dict[str, Any] = found["cases"]
+    return cases
 
 
-def record(target: Path, found: dict[str, Any]) -> None:
-    """Write what cases gave."""
-    text = json.dumps({"machine": describe_machine(), "cases": found}, indent=0)
-    target.write_text(text + "\n")
+class Compilations(event.Listener):  # type: ignore[misc]
+    """Counts kernels that numba compiles instead of loading them."""
+
+    count = 0
+
+    def on_start(self, event: Any) -> None:
+        self.count += 1
+
+    def on_end(self, event: Any) -> None:
+        pass
 
 
 # ---- comparing ----
@@ -209,8 +228,11 @@ def main() -> None:
     recording = commands.add_parser("record", help="run all cases and write what they give")
     recording.add_argument("target", type=Path, metavar="OUT.json")
     recording.add_argument("--torch", action="store_true", help="also torch and Triton")
-    recording.add_argument("--part", choices=PARTS, help="this part only")
-    recording.add_argument("--only", default="", help="cases whose name starts with this")
+    running = commands.add_parser("run", help="one part, in this process (what record starts)")
+    running.add_argument("part", choices=PARTS)
+    running.add_argument("target", type=Path, metavar="OUT.json")
+    for each in (recording, running):
+        each.add_argument("--only", default="", help="cases whose name starts with this")
     comparing = commands.add_parser("compare", help="say what differs between two files")
     comparing.add_argument("before", type=Path, metavar="BEFORE.json")
     comparing.add_argument("after", type=Path, metavar="AFTER.json")
@@ -218,12 +240,17 @@ def main() -> None:
     if options.command == "compare":
         files = (json.loads(path.read_text()) for path in (options.before, options.after))
         sys.exit(min(1, compare(*files)))
-    parts = [options.part] if options.part else list(PARTS) if options.torch else ["cpu"]
-    found: dict[str, Any] = {}
-    for part in parts:
-        ready = PARTS[part].items() <= os.environ.items()
-        found.update((run_cases if ready else run_apart)(part, options.only))
-    record(options.target, found)
+    found: dict[str, Any]
+    if options.command == "run":
+        compiled = Compilations()
+        event.register("numba:compile", compiled)
+        found = {"cases": run_cases(options.part, options.only)}
+        found["compiled"] = compiled.count
+    else:
+        found = {"machine": describe_machine(), "cases": {}}
+        for part in PARTS if options.torch else ("cpu",):
+            found["cases"].update(run_part(part, options.only))
+    options.target.write_text(json.dumps(found, indent=0) + "\n")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def test_cache_folder_depends_on_every_source(package: Path, tmp_path: Path, sou
 def test_sources_hold_every_kernel() -> None:
     """A kernel elsewhere would stay in the cache when a function that it calls is edited."""
     package = Path(proxfield.__file__).parent
-    decorated = re.compile(r"^@(kernel|parallel_kernel|inlined|exact)$", re.MULTILINE)
+    decorated = re.compile(r"^@(kernel|parallel_kernel|inlined|embedded|exact)$", re.MULTILINE)
     alone = {"backends/triton/sweeps/sweep_levels.py"}  # calls no compiled function
     for path in package.rglob("*.py"):
         name = path.relative_to(package)

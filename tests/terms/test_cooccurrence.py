@@ -492,7 +492,7 @@ def test_deciding_classes_changes_nothing(
 ) -> None:
     absent, weights = random_costs(m, scale, m)
     e, off = module.envelope(absent, weights)
-    monkeypatch.setattr(module, "SURE", np.inf)
+    monkeypatch.setattr(module, "SATURATION", np.inf)
     plain, probabilities = module.envelope(absent, weights)
     assert e == pytest.approx(plain, rel=1e-12, abs=1e-12)
     np.testing.assert_allclose(off, probabilities, atol=1e-9)
@@ -531,7 +531,7 @@ def test_both_starts_are_needed(many: float, apart: float, monkeypatch: pytest.M
     absent = np.array([50.0, many, many, many])
     weights = np.zeros((4, 4))
     weights[0, 1:] = weights[1:, 0] = apart
-    monkeypatch.setattr(module, "SURE", np.inf)
+    monkeypatch.setattr(module, "SATURATION", np.inf)
     exact = module.envelope(absent, weights)[0]
     monkeypatch.setattr(module, "EXACT", 0)
     assert module.envelope(absent, weights)[0] == pytest.approx(exact, abs=0.05)

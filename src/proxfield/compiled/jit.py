@@ -187,6 +187,11 @@ def inlined(function: Callable[..., Any]) -> Any:
     return numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
 
 
+def embedded(function: Callable[..., Any]) -> Any:
+    """Like `inlined`, but numba itself inlines it: references to arrays aren't counted per call."""
+    return numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, inline="always")(function)
+
+
 def exact(function: Callable[..., Any]) -> Any:
     """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
     return numba.njit(fastmath={"contract", "arcp", "nsz", "afn"}, error_model="numpy", nogil=True)(

@@ -59,7 +59,8 @@ class Curvature:
         """
         import scipy.sparse.linalg  # noqa: F401
 
-        _ = self.local
+        if all(offers(t, "curvature") for t in self.lowered.terms):  # else there is no bound
+            _ = self.local
         if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
             apply, size = self._projected
             begun = time.perf_counter()

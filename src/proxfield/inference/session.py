@@ -31,6 +31,8 @@ FIRST_PRODUCTS = 3
 """Products with H before the second-order test looks at the clock."""
 FEWEST_PRODUCTS = 24
 """Products with H that the second-order test may always make."""
+QUICK_TEST_SECONDS = 0.01
+"""Duration of that many products up to which they are made whatever the budget."""
 THOROUGH = 10
 """How many times more products the test may make where a rule promises a local minimum."""
 SADDLE_TESTS = 20
@@ -179,11 +181,13 @@ class Session:
                 return Judgement(Verdict.UNDECIDED)
             deadline = time.perf_counter() + left
         products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
+        quick = 2 * FEWEST_PRODUCTS * loop.costs.evaluation < QUICK_TEST_SECONDS
         return judge(
             self.program,
             state,
             seed=self.problem.seed,
             max_products=THOROUGH * MAX_PRODUCTS if thorough else products,
+            min_products=FEWEST_PRODUCTS if quick else 0,  # also on a machine that is busy
             deadline=deadline,
         )
 

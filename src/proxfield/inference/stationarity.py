@@ -49,6 +49,7 @@ def judge(
     *,
     seed: int = 0,
     max_products: int = MAX_PRODUCTS,
+    min_products: int = 0,
     deadline: float = np.inf,
 ) -> Judgement:
     """Test whether a fixed point is a minimum of F.
@@ -58,6 +59,7 @@ def judge(
         state: A fixed point; not changed.
         seed: Random seed of the first direction.
         max_products: Maximum number of products with H.
+        min_products: Products that are made whatever the deadline.
         deadline: When to give up, as `time.perf_counter` counts.
 
     Returns:
@@ -70,7 +72,7 @@ def judge(
     if not space.free:
         return Judgement(Verdict.MINIMUM)
     verdict, direction = lowest_curvature(
-        space, seed, EIGENVALUE_MARGIN[kind], max_products, deadline
+        space, seed, EIGENVALUE_MARGIN[kind], (min_products, max_products), deadline
     )
     if direction is None:
         return Judgement(verdict)
@@ -118,7 +120,7 @@ class Scaled:
 
 
 def lowest_curvature(
-    space: Scaled, seed: int, margin: float, max_products: int, deadline: float
+    space: Scaled, seed: int, margin: float, products: tuple[int, int], deadline: float
 ) -> tuple[Verdict, Any]:
     """Look for an eigenvalue of Rᵀ H R below −1, by locally optimal conjugate gradients.
 
@@ -129,6 +131,7 @@ def lowest_curvature(
     Returns:
         MINIMUM or UNDECIDED and None, or SADDLE and the direction.
     """
+    min_products, max_products = products
     size = space.q.shape[0]
     least = MIN_PRODUCTS + int(0.5 * np.log2(max(2, size)))
     noise = np.random.default_rng([seed, 0x5ADD1E]).normal(size=size)
@@ -149,7 +152,8 @@ def lowest_curvature(
         small = error <= 1e-9 * (1.0 + abs(rho))
         if small or (made >= least and rho - CAUTION * error > -1.0):
             return Verdict.MINIMUM, None
-        if made == max_products or time.perf_counter() > deadline:
+        late = made >= min_products and time.perf_counter() > deadline
+        if made == max_products or late:
             return Verdict.UNDECIDED, None
         w = space.project(r)
         w = w - dot(x, w) * x

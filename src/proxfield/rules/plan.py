@@ -23,7 +23,7 @@ class Space(Enum):
     NATURAL = "natural"
     """θ moves; q = softmax(−θ)."""
     MEAN = "mean"
-    """q moves: (1 − s) q + s softmax(−θ), where θ is what the kind makes of its target."""
+    """q moves: (1 − s) q + s softmax(−θ), where θ is the target or, with moments, made of it."""
 
 
 class Kind(IntEnum):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from proxfield.backends.numba.kinds import difference_move, move_differences
+from proxfield.backends.numba.kinds import difference_move, move_differences, rates_of
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import as_bits, exp_ratio, from_bits
 from proxfield.rules.plan import Kind
@@ -158,10 +158,11 @@ def block_mean(kind: Kind, others: Any) -> Any:
             return others(pack, motion, st, g, old, new, i0, i1)
         a, step, inverse = st.a[i0:i1], motion.step[i0:i1], motion.inverse[i0:i1]
         first, second = st.first[i0:i1], st.second[i0:i1]
+        rates = rates_of(motion)
         entropy, change, twice = 0.0, 0, 0
         clamp_block(pack, g, i0, i1)  # whose target is where they are: no change
         for k in range(i1 - i0):
-            x = difference(motion, a[k], motion.beta * g[k], first, second, k, step[k])
+            x = difference(rates, a[k], motion.beta * g[k], first, second, k, step[k])
             a[k] = x
             num, den = exp_ratio(-abs(x))
             half = 0.5 - num / (num + den)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from proxfield.backends.numba.general import move_variable
+from proxfield.backends.numba.kinds import move_variable
 from proxfield.compiled.jit import inlined, parallel_kernel
 from proxfield.compiled.math import exp_nonpositive
 from proxfield.compiled.simd import (

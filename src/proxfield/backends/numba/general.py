@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from proxfield.backends.numba.kinds import Means, moved
+from proxfield.backends.numba.kinds import move_variable
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_negative
 
@@ -271,32 +271,6 @@ def softmax_into(theta: Any, e: Any) -> Any:
 
 
 @inlined
-def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) -> None:
-    """New θ of one variable by the rule; all arrays are the variable's own."""
-    beta, kind = motion.beta, motion.kind
-    c = len(theta)
-    residuals, targets, thetas, possible = 0.0, 0.0, 0.0, 0
-    if motion.centered:
-        for l in range(c):
-            if g[l] < np.inf and theta[l] < np.inf:
-                residuals += theta[l] - beta * g[l]
-                targets += beta * g[l]
-                thetas += theta[l]
-                possible += 1
-        residuals /= max(1, possible)
-        targets /= max(1, possible)
-        thetas /= max(1, possible)
-    mean = Means(residuals, targets, thetas)
-    for l in range(c):
-        if g[l] == np.inf:  # impossible: q = 0
-            theta[l] = np.inf
-            continue
-        target = np.float64(beta * g[l])
-        t = np.float64(theta[l]) if theta[l] < np.inf else target
-        theta[l] = moved(motion, kind, t, target, u, v, l, step, mean)
-
-
-@inlined
 def update_block(
     pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1: int, redo: bool
 ) -> Any:
@@ -320,7 +294,11 @@ def update_block(
                 st.g_before[o + l] = g[l]
             step = 1.0 / (1.0 + (1.0 / step - 1.0) * spread)
         mix = step if motion.mean else 1.0
-        move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
+        if motion.mean and motion.moments == 0:  # it is the target that is mixed in
+            for l in range(c):
+                theta[l] = motion.beta * g[l]
+        else:
+            move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
         total, h = softmax_into(theta, g)  # g has done its work and holds exp(−θ)
         moved, whole = 0.0, 1.0
         if mix < 1.0:  # weight that an impossible label still had goes to the others

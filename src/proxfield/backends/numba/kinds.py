@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from proxfield.compiled.jit import inlined
+from proxfield.compiled.jit import embedded, inlined
 from proxfield.rules.plan import Kind
 
 PROXIMAL = int(Kind.PROXIMAL)
@@ -41,26 +41,40 @@ class Motion(NamedTuple):
     slack: float  # relative to 1 + |F|
 
 
-class Means(NamedTuple):
-    """Means over a variable's possible labels, 0 unless the kind centers."""
+class Rates(NamedTuple):
+    """The numbers that formulas use; a `Motion` holds arrays too, whose references are counted."""
 
-    residual: float
-    target: float
-    theta: float
-
-
-CENTERED = Means(0.0, 0.0, 0.0)
-"""Of values that are centered already."""
+    gamma1: float
+    gamma2: float
+    epsilon: float
 
 
 @inlined
+def rates_of(motion: Any) -> Any:
+    """Those of a rule."""
+    return Rates(motion.gamma1, motion.gamma2, motion.epsilon)
+
+
+class Means(NamedTuple):
+    """Means over a variable's possible labels, 0 unless the kind centers."""
+
+    residual: Any
+    target: Any
+    theta: Any
+
+
+CENTERED = Means(np.float32(0.0), np.float32(0.0), np.float32(0.0))
+"""Of values that are centered already; of the narrower type, to leave that of the values alone."""
+
+
+@embedded
 def moved(
-    motion: Any, kind: int, t: float, target: float, u: Any, v: Any, at: int, step: float, mean: Any
+    rates: Any, kind: int, t: float, target: float, u: Any, v: Any, at: int, step: float, mean: Any
 ) -> Any:
     """The new θ of one entry; moments are moved on in place.
 
     Args:
-        motion: The rule.
+        rates: See `Rates`.
         kind: Its kind, apart: a constant where kernels have a loop for each.
         t: θ.
         target: θ*.
@@ -70,7 +84,7 @@ def moved(
         step: The step.
         mean: See `Means`.
     """
-    g1, g2, eps = motion.gamma1, motion.gamma2, motion.epsilon
+    g1, g2, eps = rates
     if kind == PROXIMAL:
         return t - step * (t - target)
     elif kind == MEAN:
@@ -94,17 +108,44 @@ def moved(
     return np.nan
 
 
+@inlined
+def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) -> None:
+    """New θ of one variable by the rule; all arrays are the variable's own."""
+    beta, kind, rates = motion.beta, motion.kind, rates_of(motion)
+    c = len(theta)
+    residuals, targets, thetas, possible = 0.0, 0.0, 0.0, 0
+    if motion.centered:
+        for l in range(c):
+            if g[l] < np.inf and theta[l] < np.inf:
+                residuals += theta[l] - beta * g[l]
+                thetas += theta[l]
+                possible += 1
+        for l in range(c):  # apart: a product with two uses would be rounded otherwise
+            if g[l] < np.inf and theta[l] < np.inf:
+                targets += beta * g[l]
+        residuals /= max(1, possible)
+        targets /= max(1, possible)
+        thetas /= max(1, possible)
+    mean = Means(residuals, targets, thetas)
+    for l in range(c):
+        if g[l] == np.inf:  # impossible: q = 0
+            theta[l] = np.inf
+            continue
+        target = np.float64(beta * g[l])
+        t = np.float64(theta[l]) if theta[l] < np.inf else target
+        theta[l] = moved(rates, kind, t, target, u, v, l, step, mean)
+
+
 def difference_move(kind: Kind) -> Any:
     """A binary variable's new a = θ(1) − θ(0) by one kind, a constant to the compiler."""
     number, centered = int(kind), kind.centered
 
-    @inlined
-    def move(motion: Any, a: float, target: float, u: Any, v: Any, k: int, step: float) -> Any:
+    @embedded
+    def move(rates: Any, a: float, target: float, u: Any, v: Any, k: int, step: float) -> Any:
         if centered:  # of the two labels' natural parameters: ±a/2
-            half = np.float64(0.5)
-            size = np.float64(step)
-            return 2.0 * moved(motion, number, half * a, half * target, u, v, k, size, CENTERED)
-        return moved(motion, number, a, target, u, v, k, step, CENTERED)
+            t, size = np.float32(0.5) * a, np.float64(step)
+            return 2.0 * moved(rates, number, t, 0.5 * target, u, v, k, size, CENTERED)
+        return moved(rates, number, a, target, u, v, k, step, CENTERED)
 
     return move
 
@@ -119,15 +160,15 @@ def block_move(kind: Kind, others: Any) -> Any:
 
     @inlined
     def move(motion: Any, a: Any, g: Any, first: Any, second: Any, step: Any) -> None:
-        beta, flat = motion.beta, motion.flat
+        beta, flat, rates = motion.beta, motion.flat, rates_of(motion)
         if motion.kind != number:
             others(motion, a, g, first, second, step)
         elif moments == 0 and flat > 0.0:
             for k in range(len(a)):
-                a[k] = difference(motion, a[k], beta * g[k], first, second, k, flat)
+                a[k] = difference(rates, a[k], beta * g[k], first, second, k, flat)
         else:
             for k in range(len(a)):
-                a[k] = difference(motion, a[k], beta * g[k], first, second, k, step[k])
+                a[k] = difference(rates, a[k], beta * g[k], first, second, k, step[k])
 
     return move
 
@@ -137,8 +178,8 @@ def no_move(motion: Any, a: Any, g: Any, first: Any, second: Any, step: Any) -> 
     """For kinds that don't exist."""
 
 
-# new ``a`` of a block by a rule of any kind that moves θ
+# new ``a`` of a block by a rule of any kind that moves θ; the commonest is asked for first
 move_differences = no_move
-for _kind in Kind:
+for _kind in reversed(Kind):
     if not _kind.averages_marginals:
         move_differences = block_move(_kind, move_differences)

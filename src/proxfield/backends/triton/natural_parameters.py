@@ -19,6 +19,11 @@ class Natural:
 
     def __init__(self, joined: Joined, device: Any) -> None:
         self.joined, self.device, self.binary = joined, device, joined.binary
+        self.bounds: Any = None
+        """Where each variable's entries start, where numbers of labels differ.  # (n + 1,)"""
+        if not joined.common:  # now: while a graph is recorded nothing can be copied
+            self.bounds = torch.as_tensor(joined.offsets).to(device)
+            self.counts = self.bounds.diff()
 
     def of(self, q: Any) -> Any:
         """Natural parameters of marginals, as the kernels hold them; float64."""
@@ -48,9 +53,8 @@ class Natural:
             rows = q.reshape(-1, self.joined.common).sum(1, keepdim=True)
             total = rows.expand(-1, self.joined.common).reshape(-1)
         else:
-            bounds = torch.as_tensor(self.joined.offsets).to(self.device)
-            each = torch.segment_reduce(q, "sum", offsets=bounds)
-            total = torch.repeat_interleave(each, bounds.diff(), output_size=len(q))
+            each = torch.segment_reduce(q, "sum", offsets=self.bounds)
+            total = torch.repeat_interleave(each, self.counts, output_size=len(q))
         return total if empty == 0.0 else torch.where(total > 0, total, empty)
 
     def plain(self, value: Any) -> Any:
@@ -61,5 +65,4 @@ class Natural:
         """The largest of each variable's entries.  # (n,)"""
         if self.joined.common:
             return flat.reshape(-1, self.joined.common).amax(1)
-        bounds = torch.as_tensor(self.joined.offsets).to(self.device)
-        return torch.segment_reduce(flat, "max", offsets=bounds)
+        return torch.segment_reduce(flat, "max", offsets=self.bounds)
