@@ -216,7 +216,7 @@ STOPPING = [
         "inference/loop.py",
         "else min(self.max_iters, self.iterations + limit)",
         "else self.iterations + limit",
-        "rules/test_solvers.py::test_limits_are_kept",
+        "inference/test_loop.py::test_a_stage_keeps_to_the_limit_of_the_whole",
     ),
     Mutant(
         "trace-one-update-late",
@@ -237,7 +237,7 @@ STOPPING = [
         "inference/loop.py",
         "        self.set_aside(self.best)\n",
         "",
-        "inference/test_stationarity.py::test_ctrl_c_while_polishing_keeps_the_best_of_the_cooling",
+        "inference/test_loop.py::test_the_best_state_of_earlier_stages_is_kept",
     ),
     Mutant(
         "callback-cannot-stop",
