@@ -28,10 +28,9 @@ from proxfield.rules.base import Rule
 from proxfield.rules.parallel import Adam, Momentum
 from proxfield.rules.plan import Chains, Explored, Plan
 from proxfield.rules.polish import better_of, end_at_minimum, polish
-from proxfield.rules.portfolio import best_of
+from proxfield.rules.portfolio import best_of, large_sweep_seconds, visits
 from proxfield.rules.schedules import Sweep
 from proxfield.rules.session import Outcome, Problem, Session
-from proxfield.terms.base import offers
 
 REHEAT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Temperatures to reheat to, as shares of the field's own scale."""
@@ -47,8 +46,10 @@ VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
 POLISH = 30
 """Maximum number of sweeps that end a chain."""
-LOOKS = 250
+LOOKS = 80
 """Evaluations of F that must fit into a budget for exploring to pay (a sweep takes a few)."""
+EXPLORE_SWEEPS = 20
+"""Sweeps that must fit too, on large fields."""
 LANES = 4
 """Chains of a round where only iterations are limited."""
 FEW_SWEEPS = 8
@@ -69,10 +70,7 @@ class Auto(Rule):
 
     def default_iterations(self, problem: Problem) -> int:
         """As many sweeps as take some tenths of a second."""
-        lowered = problem.lowered
-        known = [t for t in lowered.terms if offers(t, "neighbors")]
-        ends = sum(len(t.neighbors(lowered.layout)) for t in known)
-        return int(np.clip(VISITS / max(1, lowered.layout.size + 2 * ends), 200, 20_000))
+        return int(np.clip(VISITS / max(1, visits(problem.lowered)), 200, 20_000))
 
     def solve(self, session: Session) -> Outcome:
         if not session.sweepable:
@@ -124,7 +122,7 @@ class Search:
         if f == np.inf:
             self.best_f = first
             loop.note(0, loop.elapsed, first)
-        if loop.budget is not None and loop.seconds_left() < LOOKS * loop.costs.evaluation:
+        if loop.budget is not None and not self._time_to_explore():
             return polish(session, session.without_symmetry(start))  # time for a descent alone
         halted: Status | None = None
         try:
@@ -152,6 +150,12 @@ class Search:
         return better_of(session, before, outcome)
 
     # ---- limits ----
+
+    def _time_to_explore(self) -> bool:
+        """Does the budget leave time for enough sweeps?"""
+        loop = self.session.loop
+        needed = EXPLORE_SWEEPS * large_sweep_seconds(self.session.problem.lowered)
+        return loop.seconds_left() >= max(LOOKS * loop.costs.evaluation, needed)
 
     def _threads(self) -> int:
         """One thread or all: whichever makes more sweeps a second here and now.

@@ -12,15 +12,19 @@ from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.errors import InputError, UnsupportedError, shown
+from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Chains, Plan
 from proxfield.rules.polish import end_at_minimum, polish
 from proxfield.rules.session import Loop, Outcome, Problem, Session
-from proxfield.terms.base import Layout
+from proxfield.terms.base import Layout, offers
 
 LOOKS_A_SWEEP = 4
 """Evaluations of F that take as long as a sweep, about."""
+LARGE, VISIT_SECONDS = 100_000, 1.5e-8
+"""Above so many entries evaluations run on all threads while a chain runs on one: the duration of a
+sweep is then estimated from the entries and edge ends that it visits."""
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
 
 
@@ -73,6 +77,17 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
     best = end_at_minimum(session, best)
     loop.note(0, loop.elapsed, best.free_energy)  # the trace ends where the result is
     return best
+
+
+def visits(lowered: Lowered) -> int:
+    """Entries and edge ends that a sweep visits."""
+    known = [t for t in lowered.terms if offers(t, "neighbors")]
+    return lowered.layout.size + 2 * sum(len(t.neighbors(lowered.layout)) for t in known)
+
+
+def large_sweep_seconds(lowered: Lowered) -> float:
+    """The duration of a sweep on one thread, estimated for large fields; 0 for others."""
+    return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE else 0.0
 
 
 def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
@@ -135,7 +150,8 @@ class Restarts(Rule):
         with loop.clock():
             count = min(self.count, loop.max_iters // 2)
             if loop.budget is not None:  # starts and sweeps that half of it has time for
-                each = 4 * LOOKS_A_SWEEP * max(loop.costs.evaluation, 1e-9)
+                sweep = large_sweep_seconds(session.problem.lowered)
+                each = 4 * max(LOOKS_A_SWEEP * loop.costs.evaluation, sweep, 1e-9)
                 count = min(count, int(loop.seconds_left() / each))
         if count < 2:
             return polish(session, session.without_symmetry(session.start))
