@@ -156,14 +156,14 @@ def test_large_batches_are_cut(batches: list[int], monkeypatch: pytest.MonkeyPat
     from proxfield.inference import many
 
     fields = [grid(2, n + 1, seed=n) for n in range(5)]
-    monkeypatch.setattr(many, "FIELDS", 2)
+    monkeypatch.setattr(many, "MAX_FIELDS", 2)
     results = pf.infer_many(fields, device="cuda", max_iters=3)
     assert batches == [2, 2, 1]
-    monkeypatch.setattr(many, "FIELDS", 10)
-    monkeypatch.setattr(many, "ENTRIES", 16)  # 4, 8, 12, 16 and 20 entries
+    monkeypatch.setattr(many, "MAX_FIELDS", 10)
+    monkeypatch.setattr(many, "MAX_ENTRIES", 16)  # 4, 8, 12, 16 and 20 entries
     assert [r.field for r in pf.infer_many(fields, device="cuda", max_iters=3)] == fields
     assert batches[3:] == [2, 1, 1, 1]
-    monkeypatch.setattr(many, "ALONE", 16)
+    monkeypatch.setattr(many, "MIN_ENTRIES_ALONE", 16)
     again = pf.infer_many(fields, device="cuda", max_iters=3)
     assert batches[7:] == [2, 1]
     for one, other in zip(results, again, strict=True):
