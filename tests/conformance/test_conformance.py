@@ -175,8 +175,8 @@ def test_free_energy_between_labellings_with_hard_tables(name: str, kernels: str
     lowered = field.lower()
     program = compile_program(lowered, kernels)
     rng = np.random.default_rng(7)
-    kinds = set()
-    for _ in range(30 if INTERPRETED else 200):
+    kinds = {True: 0, False: 0}
+    for _ in range(200):
         q = random_marginals(lowered.layout, rng) * (rng.random(lowered.layout.size) < 0.6)
         sums = lowered.layout.sum_by_variable(q)
         if (sums <= 0).any():
@@ -184,10 +184,11 @@ def test_free_energy_between_labellings_with_hard_tables(name: str, kernels: str
         q = q / sums[lowered.layout.owner]
         full = lowered.reduction.expand(q)
         expected = exact_free_energy(field, full)
-        kinds.add(np.isfinite(expected))
+        kinds[bool(np.isfinite(expected))] += 1
         assert field.free_energy(full) == pytest.approx(expected)
-        assert program.free_energy(program.start(q)) == pytest.approx(expected)
-    assert kinds == ({True, False} if lowered.layout.size else {True})
+        if kinds[bool(np.isfinite(expected))] <= a_few(200):
+            assert program.free_energy(program.start(q)) == pytest.approx(expected)
+    assert kinds[True] and (kinds[False] or not lowered.layout.size)
 
 
 # ---- (c) the bound ----
