@@ -163,6 +163,34 @@ def test_ctrl_c_inside(how: str, model: Path, environment: dict[str, str]) -> No
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{MESSAGE}\n")
 
 
+SWALLOWED = """
+import functools, os, signal, sys
+from proxfield.__main__ import main
+from proxfield.inference import infer as module
+
+infer = module.infer
+@functools.wraps(infer)
+def press(*args, **options):
+    "As a library does that catches everything."
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+    except BaseException:
+        return infer(*args, **options)
+module.infer = press
+sys.argv = ["proxfield", "solve", {model!r}, "--budget", "60", "--json"]
+main()
+"""
+
+
+def test_ctrl_c_that_a_library_swallows(model: Path, environment: dict[str, str]) -> None:
+    """The inference ends at its next look, with what it has."""
+    done = run(SWALLOWED.format(model=str(model)), environment)
+    assert done.returncode == 130, done.stderr
+    assert json.loads(done.stdout)["status"] == "interrupted"
+
+
 def test_ctrl_c_at_the_end_is_ignored(model: Path, environment: dict[str, str]) -> None:
     """The result is out; Python is cleaning up."""
     code = (

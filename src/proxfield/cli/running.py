@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.progress import Display
+from proxfield.cli.signals import interrupted
 
 if TYPE_CHECKING:
     from proxfield.field import Field
+    from proxfield.inference.loop import Progress
     from proxfield.result import Result
     from proxfield.rules.base import Rule
 
@@ -36,9 +38,14 @@ def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
     """Infer with a live display; announces compilation."""
     from proxfield.inference.infer import infer
 
+    def update(progress: Progress) -> None:
+        if interrupted():  # a library swallowed Ctrl-C, as some do while kernels are loaded
+            raise KeyboardInterrupt
+        display.update(progress)
+
     display.phase(rule.name)
     with display.announcing_compilation():
-        result = infer(field, rule, callback=display.update, **options)
+        result = infer(field, rule, callback=update, **options)
         _ = result.map_energy  # rounding may compile too: now, while that is announced
     return result
 
