@@ -51,9 +51,9 @@ def test_each_field_as_if_alone(name: str, form: str, adaptive: bool) -> None:
     starts, plan = starts_of(fields), plan_of(fields, adaptive)
     batch = BatchProgram(fields, "float64", form=form)
     state = batch.start(starts)
-    rows = batch.advance(state, plan, 9, 0.2, True)
+    rows = batch.advance_each(state, plan, 9, 0.2, True)
     assert len({len(r) for r in rows}) > 1  # each stops by itself
-    q, f = batch.marginals(state), batch.free_energy(state)
+    q, f = batch.marginals_each(state), batch.free_energy_each(state)
     first = 0
     for k, low in enumerate(fields):
         mine = slice(first, first + low.layout.n_vars)
@@ -86,7 +86,7 @@ def test_states_do_not_share() -> None:
     ends = []
     for _ in range(3):
         state = batch.start(starts_of(fields))
-        rows = batch.advance(state, plan, 4, 0.0, True)
+        rows = batch.advance_each(state, plan, 4, 0.0, True)
         ends.append(np.concatenate([r.free_energy for r in rows]))
         del state
     assert len(batch._pool) == 1

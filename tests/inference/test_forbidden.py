@@ -166,7 +166,7 @@ def session_of(field: pf.Field) -> Session:
 
 
 def watch(lowered: Lowered) -> hard.Watch:
-    loop = Loop(lowered, 1000, 1e-6, None, None, True)
+    loop = Loop(1000)
     return hard.Watch(loop, np.zeros(lowered.layout.size))
 
 
@@ -259,14 +259,14 @@ def test_a_callback_stops_the_search() -> None:
     assert 0.3 < seen[-1].seconds < 0.5
 
 
-@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "better_order"])
+@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "in_order"])
 def test_ctrl_c_in_every_stage(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     target = hard.Finder if stage == "round" else hard
     monkeypatch.setattr(target, stage, interrupt)
-    field = coloring(grid_edges(4, 4), 16, 2) if stage == "better_order" else complete(4, 3)
+    field = coloring(grid_edges(4, 4), 16, 2) if stage == "in_order" else complete(4, 3)
     assert pf.infer(field, "fixed").status is pf.Status.INTERRUPTED
 
 

@@ -20,7 +20,7 @@ def frustrated() -> pf.Field:
 def test_a_stage_keeps_to_the_limit_of_the_whole() -> None:
     lowered = frustrated().lower()
     program = compile_program(lowered)
-    loop = Loop(lowered, 5, 0.0, None, None, True)
+    loop = Loop(5, 0.0)
     state, plan = program.start(np.full(32, 0.5)), Update(Kind.PROXIMAL, np.full(16, 0.1))
     assert loop.run(program, plan, state, limit=3) is pf.Status.MAX_ITERS
     assert loop.iterations == 3
@@ -29,7 +29,7 @@ def test_a_stage_keeps_to_the_limit_of_the_whole() -> None:
 
 
 def test_the_best_state_of_earlier_stages_is_kept() -> None:
-    loop = Loop(frustrated().lower(), 5, 0.0, None, None, True)
+    loop = Loop(5, 0.0)
     good, worse = np.full(32, 0.25), np.full(32, 0.75)
     loop.remember(-3.0, good)
     loop.begin_stage()

@@ -1,6 +1,8 @@
-"""What every kernel set offers: a program per field that advances a state by a plan.
+"""What every kernel set offers: programs that advance states by plans.
 
-Plans say how the state moves (`proxfield.rules.plan`). `infer` knows plans and rows, never kernels.
+Plans say how a state moves (`proxfield.rules.plan`). The loop (`inference.loop`) drives a `Batch`:
+one field or several that iterate together. A `Program` is the batch of one field, with more that
+can be asked of it. Neither the loop nor `infer` knows kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,10 @@ WARM_UP_LOOKS = 20
 """Maximum number of trial evaluations."""
 WARM_UP_SWEEPS = 3
 """Sweeps of a trial chain."""
+
+
+LARGE = 10_000
+"""Entries of a field above which iterations are made one at a time at first."""
 
 
 @dataclass
@@ -77,7 +83,62 @@ class Tangent:
     to_host: Callable[[Any], Any]
 
 
-class Program(ABC):
+P = TypeVar("P", contravariant=True)
+"""How states of a batch move: a `Plan`, or some kind of it."""
+S = TypeVar("S")
+"""States of a batch."""
+
+
+class Batch(ABC, Generic[P, S]):
+    """Fields that iterate together, each as if it were alone: what the loop drives."""
+
+    fields: int = 1
+    """How many."""
+    cuts_sweeps: ClassVar[bool] = False
+    """May an `Order` visit some of the variables only?"""
+
+    @property
+    def slow(self) -> bool:
+        """Are iterations made one at a time at first, since each may take long?"""
+        return False
+
+    @abstractmethod
+    def advance_each(
+        self, state: S, plan: P, n: int, tol: float, trace: bool, wanted: NDArray[np.bool_]
+    ) -> list[Rows]:
+        """Up to ``n`` updates of each field; each stops after one that changed less than ``tol``.
+
+        Args:
+            state: Where the fields stand; changed in place.
+            plan: How they move.
+            n: Maximum number of updates.
+            tol: Largest change of q, over the step, at which a field is done.
+            trace: Is F of every state wanted?
+            wanted: Which fields to move; the others stay, and have no rows.  # (fields,)
+        """
+
+    @abstractmethod
+    def free_energy_each(self, state: S) -> NDArray[np.float64]:
+        """F of each field.  # (fields,)"""
+
+    @abstractmethod
+    def marginals_each(self, state: S) -> list[NDArray[np.float64]]:
+        """A copy of each field's marginals."""
+
+    @abstractmethod
+    def residual_each(self, state: S) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """max |softmax(−g(q)) − q| of each field, and how much of it rounding alone may cause."""
+
+    @abstractmethod
+    def copy(self, state: S) -> S:
+        """A state that moves on its own from here."""
+
+    @abstractmethod
+    def warm_up(self, plan: P, state: S, trace: bool) -> None:
+        """Compile or load what advancing needs; the state stays as it is."""
+
+
+class Program(Batch[Plan, State]):
     """A lowered field, packed for one kernel set and one floating-point type."""
 
     lowered: Lowered
@@ -85,8 +146,29 @@ class Program(ABC):
     threads: int = 1
     sums_in_double: ClassVar[bool] = False
     """Is F as good from float32 marginals as from the same in float64?"""
-    cuts_sweeps: ClassVar[bool] = False
-    """May an `Order` visit some of the variables only?"""
+
+    # ---- the batch of one field ----
+
+    @property
+    def slow(self) -> bool:
+        return self.lowered.layout.size > LARGE or bool(self.lowered.extras)
+
+    def advance_each(
+        self, state: State, plan: Plan, n: int, tol: float, trace: bool, wanted: NDArray[np.bool_]
+    ) -> list[Rows]:
+        return [self.advance(state, plan, n, tol, trace)]
+
+    def free_energy_each(self, state: State) -> NDArray[np.float64]:
+        return np.array([self.free_energy(state)])
+
+    def marginals_each(self, state: State) -> list[NDArray[np.float64]]:
+        return [self.marginals(state)]
+
+    def residual_each(self, state: State) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        residual, rounding = self.residual(state)
+        return np.array([residual]), np.array([rounding])
+
+    # ---- states ----
 
     @abstractmethod
     def start(self, q: Floats) -> State:
@@ -159,7 +241,7 @@ class Program(ABC):
         extras = tuple(type(t) for t in self.lowered.extras)  # these may bring kernels of their own
         return (type(self), self.dtype.name, self.parallel, extras, types)
 
-    def build_for(self, plan: Plan | None) -> None:  # noqa: B027 (a hook)
+    def build_for(self, plan: Plan | None) -> None:
         """Pack what a plan (or, with None, chains) will need and isn't packed yet."""
 
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from proxfield.inference.progress import detail, make_bar, share_done
 
 if TYPE_CHECKING:
-    from proxfield.inference.loop import Progress
+    from proxfield.inference.history import Progress
 
 __all__ = ["COMPILING", "Display", "make_bar"]
 

@@ -23,7 +23,7 @@ from proxfield.io.images import ARRAYS, PICTURES, REMEDY, import_pillow
 
 if TYPE_CHECKING:
     from proxfield.images.densecrf import DenseCRF
-    from proxfield.inference.loop import Callback, Progress
+    from proxfield.inference.history import Callback, Progress
 
 LOOKED_AT = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""

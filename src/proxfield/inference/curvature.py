@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from dataclasses import field as field_of
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +46,14 @@ class Curvature:
         kernels: The kernel set to multiply with.
         seconds: Maximum seconds to spend on an eigenvalue, or on the norms of all tables;
             after that a bound from the tables serves, which is certified too.
+        now: The clock.
     """
 
     lowered: Lowered
     field: Field | None = None
     kernels: str = "cpu"
     seconds: float = np.inf
+    now: Callable[[], float] = field_of(default_factory=lambda: time.perf_counter)
 
     def prepare(self) -> None:
         """Do what belongs to building the field, so that asking for the numbers can be timed.
@@ -63,9 +66,9 @@ class Curvature:
             _ = self.local
         if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
             apply, size = self._projected
-            begun = time.perf_counter()
+            begun = self.now()
             apply(np.zeros(size))
-            self.__dict__["product_seconds"] = time.perf_counter() - begun
+            self.__dict__["product_seconds"] = self.now() - begun
 
     @cached_property
     def product_seconds(self) -> float:
@@ -79,13 +82,18 @@ class Curvature:
 
     def _local_of(self, terms: list) -> NDArray[np.float64]:  # type: ignore[type-arg]
         total = np.zeros(self.lowered.layout.n_vars)
-        deadline = time.perf_counter() + self.seconds
+        late = self._late()
         for term in terms:
             if isinstance(term, Factor):  # many norms: after the deadline, bounds on them
-                total += term.curvature(self.lowered.layout, deadline)
+                total += term.curvature(self.lowered.layout, late)
             else:
                 total += term.curvature(self.lowered.layout)
         return total
+
+    def _late(self) -> Callable[[], bool]:
+        """Tells, from now on, whether the time is over."""
+        deadline = self.now() + self.seconds
+        return lambda: self.now() >= deadline
 
     @cached_property
     def largest(self) -> float:
@@ -117,7 +125,7 @@ class Curvature:
         if LANCZOS_PRODUCTS * self.product_seconds > self.seconds:
             return closed + bound
         apply, size = self._projected
-        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self.seconds)
+        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self._late())
         return min(closed + bound, max(0.0, top) + rest)
 
     @cached_property
@@ -150,8 +158,8 @@ class Curvature:
             return float(bound + rest)
         apply = pairwise_operator(raw, self.kernels)
         size = raw.layout.size
-        up = largest_eigenvalue(apply, size, bound, self.seconds)
-        down = largest_eigenvalue(lambda v: -apply(v), size, bound, self.seconds)
+        up = largest_eigenvalue(apply, size, bound, self._late())
+        down = largest_eigenvalue(lambda v: -apply(v), size, bound, self._late())
         return float(min(bound, max(up, down)) + rest)
 
     def steps(self, step: float | str) -> NDArray[np.float64]:
@@ -205,7 +213,10 @@ class _OutOfTimeError(Exception):
 
 
 def largest_eigenvalue(
-    apply: Callable[[Floats], Floats], size: int, bound: float, seconds: float = np.inf
+    apply: Callable[[Floats], Floats],
+    size: int,
+    bound: float,
+    late: Callable[[], bool] = lambda: False,
 ) -> float:
     """The largest eigenvalue of a symmetric operator, rounded up.
 
@@ -213,7 +224,7 @@ def largest_eigenvalue(
         apply: The operator.
         size: Its dimension.
         bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge in time.
-        seconds: The time it has.
+        late: Is its time over?
     """
     if size <= DENSE:
         dense = np.stack([apply(e) for e in np.eye(size)])
@@ -221,10 +232,8 @@ def largest_eigenvalue(
         return top + 1e-12 * abs(top)
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-    deadline = time.perf_counter() + seconds
-
     def timed(v: Floats) -> Floats:
-        if time.perf_counter() > deadline:
+        if late():
             raise _OutOfTimeError
         return apply(v)
 

@@ -17,7 +17,9 @@ from proxfield.common.logs import log
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.inference.curvature import Curvature
-from proxfield.inference.loop import Callback, Loop
+from proxfield.inference.history import Callback
+from proxfield.inference.loop import Loop
+from proxfield.inference.pace import Clock
 from proxfield.inference.progress import watching
 from proxfield.inference.session import Session
 from proxfield.lowering.lowered import Lowered
@@ -119,10 +121,10 @@ def infer(
         raise InputError(f"progress={shown(progress)}, expected True or False")
     field = field.snapshot()  # a callback may add terms to the user's
     with watching(bool(progress), request.rule.name, callback) as showing:
-        begun = time.perf_counter()
+        begun = request.now()
         request = replace(request, callback=showing)
         result = infer_one(field, request, request.open(field))
-        result.setup_seconds = max(0.0, time.perf_counter() - begun - result.seconds)
+        result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
     return result
 
 
@@ -142,6 +144,8 @@ class Request:
     dtype: str
     keep: str
     trace: bool
+    now: Clock
+    """The clock; processes that must agree on when to stop give another one."""
 
     @classmethod
     def make(
@@ -152,6 +156,7 @@ class Request:
         *,
         kernels: str | None,
         dtype: Any,
+        now: Clock | None = None,
         **rest: Any,
     ) -> Request:
         """A request, or an `InputError` that says what makes no sense."""
@@ -175,7 +180,8 @@ class Request:
             raise InputError(f"keep={shown(keep)}, expected last or best")
         rest.update(seed=int(seed), trace=bool(trace))
         log.debug("%r on kernels %s in %s, seed %d", chosen, kernels, dtype, rest["seed"])
-        return cls(chosen, kernels=kernels, dtype=dtype, **rest)
+        clock = time.perf_counter if now is None else now
+        return cls(chosen, kernels=kernels, dtype=dtype, now=clock, **rest)
 
     def open(self, field: Field, init: Any = None) -> Session:
         """The session of one field; where no labelling is possible, it starts uniform.
@@ -189,7 +195,7 @@ class Request:
             lowered = moved(lowered, self.kernels, self.dtype)
         hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
         host = "cpu" if on_gpu(self.kernels) else self.kernels  # λ is found on the host
-        problem = Problem(lowered, Curvature(lowered, field, host, hurry), self.seed)
+        problem = Problem(lowered, Curvature(lowered, field, host, hurry, self.now), self.seed)
         max_iters = self.max_iters
         if max_iters is None:
             unlimited = self.budget is not None
@@ -200,7 +206,15 @@ class Request:
         start = starting_point(field, lowered, init, self.seed, full=lowered.infeasible)
         return Session(
             problem=problem,
-            loop=Loop(lowered, max_iters, self.tol, self.budget, self.callback, self.trace),
+            loop=Loop(
+                max_iters,
+                self.tol,
+                self.budget,
+                self.callback,
+                self.trace,
+                lowered.reduction.expand,
+                self.now,
+            ),
             start=start,
             kernels=self.kernels,
             dtype=self.dtype,

@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from proxfield.inference.loop import Callback, Progress
+    from proxfield.inference.history import Callback, Progress
 
 COMPILING = "compiling kernels, once"
 
@@ -66,7 +66,7 @@ def detail(progress: Progress) -> str:
     """How far an inference is, in words.
 
     Example:
-        >>> from proxfield.inference.loop import Progress
+        >>> from proxfield.inference.history import Progress
         >>> detail(Progress(30, 0.1, -12.3456789, 1e-3, 100, None, list))
         'iteration 30  F -12.3457'
     """

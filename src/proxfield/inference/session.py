@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,7 +14,8 @@ from proxfield.backends import compile_program
 from proxfield.backends.base import Program, State, slack
 from proxfield.backends.cache import program_for
 from proxfield.common.logs import log
-from proxfield.inference.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop, Seen
+from proxfield.inference.history import Seen
+from proxfield.inference.loop import Loop
 from proxfield.inference.pace import SHORT_EVALUATION
 from proxfield.inference.stationarity import MAX_PRODUCTS, judge, nudged
 from proxfield.lowering.lowered import Lowered
@@ -163,7 +163,7 @@ class Session:
         loop = self.loop
         if not loop.may_test(loop.seconds_left()):
             return False
-        return loop.is_fixed_point(self.program, state, loop.tol)
+        return loop.is_fixed_point(self.program, state)
 
     def _judge(self, state: State, thorough: bool) -> Judgement:
         lowered, loop = self.problem.lowered, self.loop
@@ -172,14 +172,13 @@ class Session:
             lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
             if lowest > -2.0:
                 return Judgement(MINIMUM)
-        deadline = np.inf
+        deadline, now = np.inf, loop.now
         if loop.budget is not None:
-            grace = OVERTIME_SHARE * loop.budget + OVERTIME_SECONDS
-            left = max(0.0, loop.seconds_left()) + grace
+            left = max(0.0, loop.seconds_left()) + loop.overtime
             long = loop.costs.evaluation > SHORT_EVALUATION
             if long and FIRST_PRODUCTS * loop.costs.test() > left:
                 return Judgement(Verdict.UNDECIDED)
-            deadline = time.perf_counter() + left
+            deadline = now() + left
         products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
         quick = 2 * FEWEST_PRODUCTS * loop.costs.evaluation < QUICK_TEST_SECONDS
         return judge(
@@ -188,7 +187,7 @@ class Session:
             seed=self.problem.seed,
             max_products=THOROUGH * MAX_PRODUCTS if thorough else products,
             min_products=FEWEST_PRODUCTS if quick else 0,  # also on a machine that is busy
-            deadline=deadline,
+            late=lambda: now() > deadline,
         )
 
     def step_off(self, outcome: Outcome) -> Outcome:

@@ -12,15 +12,18 @@ products with H are differences of gradients.
 
 from __future__ import annotations
 
-import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import Program, State, Tangent
+from proxfield.backends.base import Batch, Program, State, Tangent
 from proxfield.rules.session import Judgement, Verdict
 from proxfield.terms.base import Layout
+
+P = TypeVar("P")
+S = TypeVar("S")
 
 CAUTION = 2.0
 """A Ritz value counts as the lowest if it is above −1 by so many times its residual."""
@@ -37,10 +40,15 @@ NUDGE = 1e-2
 """Standard deviation of the noise on θ that breaks what symmetries are left."""
 
 
+def fixed_points(program: Batch[P, S], state: S, tol: float) -> NDArray[np.bool_]:
+    """Is softmax(−g(q)) within ``tol`` of q, up to rounding? Of each field.  # (fields,)"""
+    residual, rounding = program.residual_each(state)
+    return np.asarray(residual <= tol + rounding)
+
+
 def is_fixed_point(program: Program, state: State, tol: float) -> bool:
-    """Is softmax(−g(q)) within ``tol`` of q, up to rounding of the program's type?"""
-    residual, rounding = program.residual(state)
-    return residual <= tol + rounding
+    """The same of one field."""
+    return bool(fixed_points(program, state, tol)[0])
 
 
 def judge(
@@ -50,7 +58,7 @@ def judge(
     seed: int = 0,
     max_products: int = MAX_PRODUCTS,
     min_products: int = 0,
-    deadline: float = np.inf,
+    late: Callable[[], bool] = lambda: False,
 ) -> Judgement:
     """Test whether a fixed point is a minimum of F.
 
@@ -59,8 +67,8 @@ def judge(
         state: A fixed point; not changed.
         seed: Random seed of the first direction.
         max_products: Maximum number of products with H.
-        min_products: Products that are made whatever the deadline.
-        deadline: When to give up, as `time.perf_counter` counts.
+        min_products: Products that are made even if it is late.
+        late: Is it time to give up?
 
     Returns:
         A saddle is only called so if a point of lower F was found.
@@ -72,7 +80,7 @@ def judge(
     if not space.free:
         return Judgement(Verdict.MINIMUM)
     verdict, direction = lowest_curvature(
-        space, seed, EIGENVALUE_MARGIN[kind], (min_products, max_products), deadline
+        space, seed, EIGENVALUE_MARGIN[kind], (min_products, max_products), late
     )
     if direction is None:
         return Judgement(verdict)
@@ -120,7 +128,11 @@ class Scaled:
 
 
 def lowest_curvature(
-    space: Scaled, seed: int, margin: float, products: tuple[int, int], deadline: float
+    space: Scaled,
+    seed: int,
+    margin: float,
+    products: tuple[int, int],
+    late: Callable[[], bool],
 ) -> tuple[Verdict, Any]:
     """Look for an eigenvalue of Rᵀ H R below −1, by locally optimal conjugate gradients.
 
@@ -152,8 +164,7 @@ def lowest_curvature(
         small = error <= 1e-9 * (1.0 + abs(rho))
         if small or (made >= least and rho - CAUTION * error > -1.0):
             return Verdict.MINIMUM, None
-        late = made >= min_products and time.perf_counter() > deadline
-        if made == max_products or late:
+        if made == max_products or (made >= min_products and late()):
             return Verdict.UNDECIDED, None
         w = space.project(r)
         w = w - dot(x, w) * x

@@ -13,7 +13,6 @@ says CONVERGED, it is at a local minimum.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -232,10 +231,10 @@ class Search:
 
     def _round(self, chains: Chains) -> None:
         loop, threads = self.session.loop, self._threads()
-        begun, base = time.perf_counter(), loop.elapsed
+        begun, base = loop.now(), loop.elapsed
         with finish_first():
             ended = self.session.explore(chains, threads)
-            self._take(chains, ended, threads, base, time.perf_counter() - begun)
+            self._take(chains, ended, threads, base, loop.now() - begun)
 
     def _take(
         self, chains: Chains, ended: Explored, threads: int, base: float, spent: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -160,10 +159,10 @@ class Restarts(Rule):
         each = max(1, min(20, loop.max_iters // (2 * len(q))))
         done, step = 0, 1
         while done < each:
-            begun, base = time.perf_counter(), loop.elapsed
+            begun, base = loop.now(), loop.elapsed
             with finish_first():
                 ended = session.explore(Chains.make(q, polish=step, tol=loop.tol))
-                spent, q = time.perf_counter() - begun, ended.q
+                spent, q = loop.now() - begun, ended.q
                 done += step
                 winner = int(ended.free_energy.argmin())
                 loop.member = f"start {winner}"

@@ -8,6 +8,7 @@ trace. Both are protocols: rules know neither programs nor kernels. `inference.s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
@@ -135,6 +136,10 @@ class Loop(Protocol):
     """Which member of a portfolio is running ("" outside of one)."""
     last: float
     """F of the state in which the last run ended."""
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """The clock, in seconds."""
 
     @property
     def costs(self) -> Costs:

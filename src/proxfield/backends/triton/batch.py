@@ -11,7 +11,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import ROUNDING_FACTOR, Rows, slack
+from proxfield.backends.base import ROUNDING_FACTOR, Batch, Rows, slack
 from proxfield.backends.triton import launch
 from proxfield.backends.triton import state as states
 from proxfield.backends.triton.device_pack import BinaryTensors, Joined, Tensors, from_numpy
@@ -30,7 +30,7 @@ BETWEEN_LOOKS = 256
 """Launches between two looks at whether all is done."""
 
 
-class BatchProgram:
+class BatchProgram(Batch[Update, BatchState]):
     """Several lowered fields as one program.
 
     Fields may differ in everything but must all be binary Ising fields to run on the compact
@@ -46,7 +46,7 @@ class BatchProgram:
     Example:
         >>> batch = BatchProgram([field.lower() for field in fields])  # doctest: +SKIP
         >>> state = batch.start([np.full(f.layout.size, 0.5) for f in fields])  # doctest: +SKIP
-        >>> rows = batch.advance(state, plan, 100, 1e-3, True)  # doctest: +SKIP
+        >>> rows = batch.advance_each(state, plan, 100, 1e-3, True)  # doctest: +SKIP
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class BatchProgram:
         out.extra = {k: v.clone() if hasattr(v, "clone") else v for k, v in state.extra.items()}
         return out
 
-    def residual(self, state: BatchState) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def residual_each(self, state: BatchState) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """max |softmax(−g(q)) − q| of each field, and how much of it rounding may cause."""
         q = self.tensor(state, torch.float64)
         g = self.look(q)[1]
@@ -215,7 +215,7 @@ class BatchProgram:
             q = torch.where(none, 0.0, torch.where(none.flip(1), 1.0, pairs)).ravel()
         return q
 
-    def marginals(self, state: BatchState) -> list[NDArray[np.float64]]:
+    def marginals_each(self, state: BatchState) -> list[NDArray[np.float64]]:
         """Marginals of each field, on the host."""
         q = self.tensor(state, torch.float64).cpu().numpy()
         entry = self.joined.offsets[self.joined.bounds]
@@ -223,7 +223,13 @@ class BatchProgram:
 
     # ---- updates ----
 
-    def advance(
+    def warm_up(self, plan: Update, state: BatchState, trace: bool) -> None:
+        """An iteration and an evaluation of F, of a copy."""
+        scratch = self.copy(state)
+        self.advance_each(scratch, plan, 1, 0.0, trace)
+        self.free_energy_each(scratch)
+
+    def advance_each(
         self,
         state: BatchState,
         plan: Update,
@@ -474,8 +480,8 @@ class BatchProgram:
             g = torch.stack([mean - 0.5 * g, mean + 0.5 * g], 1).ravel()
         return f, g
 
-    def free_energy(self, state: BatchState) -> NDArray[np.float64]:
-        """F of each field at the marginals that `marginals` gives, in float64.  # (fields,)"""
+    def free_energy_each(self, state: BatchState) -> NDArray[np.float64]:
+        """F of each field at the marginals that `marginals_each` gives, in float64.  # (fields,)"""
         f = self.look(self.tensor(state, torch.float64))[0].cpu().numpy()
         return np.where(state.pending, np.inf, f)
 

@@ -139,7 +139,7 @@ class GpuProgram(Program):
         return self.batch.tensor(state.arrays)
 
     def marginals(self, state: State) -> NDArray[np.float64]:
-        return self.batch.marginals(state.arrays)[0]
+        return self.batch.marginals_each(state.arrays)[0]
 
     def set_unary(self, unary: Any) -> None:
         """Replace the unary energies, without packing the rest again.
@@ -167,7 +167,7 @@ class GpuProgram(Program):
         s.extra.clear()
         if isinstance(plan, Custom):
             return self._custom(state, plan, n, tol)
-        return self.batch.advance(s, plan, n, tol, trace)[0]
+        return self.batch.advance_each(s, plan, n, tol, trace)[0]
 
     def _still(self) -> Rows:
         """A field without variables is where it ends."""
@@ -211,8 +211,8 @@ class GpuProgram(Program):
     def _sweep(self, s: BatchState, plan: Order, n: int, tol: float) -> Rows:
         self.need_sweeps()
         if "q" not in s.extra:
-            q = torch.as_tensor(self.batch.marginals(s)[0]).to(self.device)
-            s.extra["f"] = float(self.batch.free_energy(s)[0])
+            q = torch.as_tensor(self.batch.marginals_each(s)[0]).to(self.device)
+            s.extra["f"] = float(self.batch.free_energy_each(s)[0])
             s.extra["q"] = q.to(self.batch.tensors.dtype)
             s.extra["theta"] = -torch.log(q.clamp(min=1e-30)).to(self.batch.tensors.dtype)
         q, theta, f = s.extra["q"], s.extra["theta"], s.extra["f"]
@@ -262,7 +262,7 @@ class GpuProgram(Program):
     def residual(self, state: State) -> tuple[float, float]:
         if not self.layout.n_vars:
             return 0.0, 0.0
-        residual, rounding = self.batch.residual(state.arrays)
+        residual, rounding = self.batch.residual_each(state.arrays)
         return float(residual[0]), float(rounding[0])
 
     def tangent(self, state: State) -> Tangent:
@@ -286,7 +286,7 @@ class GpuProgram(Program):
             return float(self.lowered.constant)
         s: BatchState = state.arrays
         if s.known is None or s.known[0] != self.batch.version:
-            s.known = self.batch.version, float(self.batch.free_energy(s)[0])
+            s.known = self.batch.version, float(self.batch.free_energy_each(s)[0])
         return s.known[1]
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
