@@ -89,8 +89,8 @@ S = TypeVar("S")
 """States of a batch."""
 
 
-class Batch(ABC, Generic[P, S]):
-    """Fields that iterate together, each as if it were alone: what the loop drives."""
+class Updates(ABC, Generic[P, S]):
+    """Fields whose states can be updated together: the least that the loop drives."""
 
     fields: int = 1
     """How many."""
@@ -116,6 +116,10 @@ class Batch(ABC, Generic[P, S]):
             trace: Is F of every state wanted?
             wanted: Which fields to move; the others stay, and have no rows.  # (fields,)
         """
+
+
+class Batch(Updates[P, S]):
+    """Fields that iterate together, each as if it were alone."""
 
     @abstractmethod
     def free_energy_each(self, state: S) -> NDArray[np.float64]:

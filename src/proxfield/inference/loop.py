@@ -1,7 +1,7 @@
 """The one iteration loop: advance by a plan, look at the clock, keep the trace, stop.
 
 Everything that iterates goes through it: one field (`Loop.run`), fields that iterate together
-(`run_together`), a differentiable layer's updates (``updates_only``).
+(`run_together`), and updates alone, as a differentiable layer makes them (`Loop.update`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import Batch, Program, Rows, State
+from proxfield.backends.base import Batch, Program, Rows, State, Updates
 from proxfield.common.interrupts import finish_first
 from proxfield.inference.history import History, Seen
 from proxfield.inference.pace import FIRST_CHUNK, Pace, advance, advance_in_parts, sweep_parts
@@ -31,9 +31,6 @@ S = TypeVar("S")
 class Loop(History):
     """Iterates one field within limits that all its runs share, and keeps their history."""
 
-    updates_only: bool = False
-    """Nothing but updates: no F, no test for a fixed point, no looks at the clock. Then a small
-    change of q is enough to stop, and Ctrl-C is raised."""
     live: tuple[Program, State] | None = None
     """Where the present run stands, if its F is the user's."""
 
@@ -69,19 +66,27 @@ class Loop(History):
         self.live = None
         if visible and isinstance(program, Program):
             self.live = program, cast(State, state)
-        if not self.updates_only:
-            self.warm_up(program, plan, state)
-            if first is not None:
-                self.last, self.known = first, state
-            elif self.budget is not None and self.iterations == 0 and self.known is not state:
-                self.measure(program, state)
+        self.warm_up(program, plan, state)
+        if first is not None:
+            self.last, self.known = first, state
+        elif self.budget is not None and self.iterations == 0 and self.known is not state:
+            self.measure(program, state)
         run = Run(
             self,
             self.tol if tol is None else tol,
             min(x for x in (self.budget, until, np.inf) if x is not None),
             self.max_iters if limit is None else min(self.max_iters, self.iterations + limit),
         )
-        return Drive(program, plan, state, [run], keep_best, visible).to_the_end()[0]
+        drive = Drive(program, plan, state, [run], keep_best=keep_best, visible=visible)
+        return drive.to_the_end()[0]
+
+    def update(self, program: Updates[P, S], plan: P, state: S) -> Status:
+        """Nothing but updates: no F, no test for a fixed point, no look at the clock.
+
+        A change of q below ``tol`` is enough to stop, and Ctrl-C is raised.
+        """
+        run = Run(self, self.tol, np.inf, self.max_iters)
+        return Drive(cast("Batch[P, S]", program), plan, state, [run], bare=True).to_the_end()[0]
 
     def measure(self, program: Batch[P, S], state: S) -> float:
         """F of the start, timed, outside the clock: what comes after it is planned by that."""
@@ -126,7 +131,7 @@ def run_together(
             loop.last, loop.known = float(f), state
             loop.costs.evaluation = loops[0].costs.evaluation
     runs = [Run(x, x.tol, np.inf if x.budget is None else x.budget, x.max_iters) for x in loops]
-    return Drive(program, plan, state, runs, keep_best, True).to_the_end()
+    return Drive(program, plan, state, runs, keep_best=keep_best).to_the_end()
 
 
 @dataclass
@@ -179,8 +184,7 @@ class Run:
         if change <= self.tol:
             if loop.iterations < min(self.test_at, self.end):  # looks must not show in the result
                 return None
-            late = not loop.updates_only and not loop.may_test(self.seconds_left)
-            return Status.BUDGET if late else Status.CONVERGED
+            return Status.CONVERGED if loop.may_test(self.seconds_left) else Status.BUDGET
         return Status.DIVERGED if np.isnan(change) else None
 
     def go_on(self) -> None:
@@ -198,7 +202,17 @@ class Before(Generic[S]):
 
 
 class Drive(Generic[P, S]):
-    """A state on its way: all fields of a program until each has stopped."""
+    """A state on its way: all fields of a program until each has stopped.
+
+    Args:
+        program: The fields; where ``bare``, it need only be `Updates`.
+        plan: How they move.
+        state: Where they are.
+        runs: Of each field.
+        keep_best: Remember the state of lowest F.
+        visible: Is the program's F the user's?
+        bare: See `Loop.update`.
+    """
 
     def __init__(
         self,
@@ -206,13 +220,15 @@ class Drive(Generic[P, S]):
         plan: P,
         state: S,
         runs: list[Run],
-        keep_best: bool,
-        visible: bool,
+        *,
+        keep_best: bool = False,
+        visible: bool = True,
+        bare: bool = False,
     ) -> None:
         self.program, self.plan, self.state, self.runs = program, plan, state, runs
-        self.keep_best, self.visible = keep_best, visible
+        self.keep_best, self.visible, self.bare = keep_best, visible, bare
         lead = runs[0].loop
-        self.trace, self.bare, self.now = lead.trace, lead.updates_only, lead.now
+        self.trace, self.now = lead.trace, lead.now
         hurry = min(run.budget for run in runs) < np.inf
         slow = program.slow
         self.pace = Pace(max(1, runs[0].end) if self.bare else 1 if slow else FIRST_CHUNK)

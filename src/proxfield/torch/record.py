@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from proxfield.backends.base import State
 from proxfield.backends.torch.moves import softmax
-from proxfield.backends.torch.program import TorchProgram, TorchState, largest
+from proxfield.backends.torch.program import TorchProgram, TorchState
 from proxfield.devices.cuda import torch
+from proxfield.inference.loop import Loop
 from proxfield.rules.plan import Order, Update
 
 SMALLEST_MOMENT = 1e-30
@@ -52,36 +54,33 @@ def first_state(plan: Update | Order | None, q: Any) -> TorchState:
     return state
 
 
-def record(
-    program: TorchProgram, plan: Update | Order, q: Any, max_iters: int, tol: float
-) -> Recording:
-    """Update as `TorchProgram.advance` does, and keep what `pull_back` needs.
+class Recorder(TorchProgram):
+    """A program that keeps what `pull_back` needs of every update."""
 
-    Args:
-        program: Of the field.
-        plan: How states move.
-        q: Marginals to start from.  # (B, n, labels)
-        max_iters: Maximum number of updates.
-        tol: Largest change over the step at which to stop.
-    """
-    state = first_state(plan, q)
-    names = kept_names(plan)
-    kept: list[Any] = []
-    plans: list[Update | Order] = []
-    for _ in range(max_iters):
-        now = plan
+    kept: list[Any]
+    plans: list[Update | Order]
+
+    def update(self, s: TorchState, plan: Update | Order, f: Any = None) -> Any:
         if isinstance(plan, Order) and plan.shuffle is not None:
             drawn = plan.shuffle.permutation(plan.variables)
-            now = replace(plan, variables=drawn, shuffle=None)
-        kept += [getattr(state, name) for name in names]
-        plans.append(now)
-        before = state.q
-        with torch.no_grad():
-            scale = program.update(state, now)
-            change = largest((state.q - before).abs() / scale)
-        if not change > tol:
-            break
-    return Recording(state.q, names, kept, plans)
+            plan = replace(plan, variables=drawn, shuffle=None)
+        self.kept += [getattr(s, name) for name in kept_names(plan)]
+        self.plans.append(plan)
+        return super().update(s, plan, f)
+
+    def record(self, plan: Update | Order, q: Any, max_iters: int, tol: float) -> Recording:
+        """Update, and keep the states.
+
+        Args:
+            plan: How states move.
+            q: Marginals to start from.  # (B, n, labels)
+            max_iters: Maximum number of updates.
+            tol: Largest change over the step at which to stop.
+        """
+        self.kept, self.plans = [], []
+        state = State(first_state(plan, q))
+        Loop(max_iters, tol, trace=False).update(self, plan, state)
+        return Recording(self.tensor(state), kept_names(plan), self.kept, self.plans)
 
 
 def pull_back(

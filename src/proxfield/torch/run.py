@@ -5,13 +5,14 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxfield.backends.torch.moves import softmax
 from proxfield.backends.torch.program import TorchProgram
 from proxfield.devices.cuda import torch, triton
+from proxfield.inference.loop import Loop
 from proxfield.rules.plan import Order, Update
-from proxfield.torch.record import Recording, pull_back, record
+from proxfield.torch.record import Recorder, Recording, pull_back
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
     adjoint,
@@ -22,6 +23,9 @@ from proxfield.torch.solve import (
 
 if TYPE_CHECKING:
     from proxfield.torch.inference import Model
+
+
+T = TypeVar("T", bound=TorchProgram)
 
 
 @dataclass
@@ -41,12 +45,16 @@ class Run:
 
     def record(self, energies: Any, weights: Any) -> Recording:
         """The updates, with the states before them."""
-        program = self.program(energies, weights)
-        return record(program, deepcopy(self.plan), self.start, self.max_iters, self.tol)
+        program = self.program_of(Recorder, energies, weights)
+        return program.record(deepcopy(self.plan), self.start, self.max_iters, self.tol)
 
     def program(self, energies: Any, weights: Any) -> TorchProgram:
         """The updates in torch operations."""
-        return TorchProgram(
+        return self.program_of(TorchProgram, energies, weights)
+
+    def program_of(self, kind: type[T], energies: Any, weights: Any) -> T:
+        """A program for this field of some class."""
+        return kind(
             self.model.fulls[0], str(energies.dtype).removeprefix("torch."), energies.device,
             unary=energies, energy=self.model.energy, weights=self.model.split(weights),
         )  # fmt: skip
@@ -58,10 +66,7 @@ class Run:
         compile_cuda = cuda_kernels(energies)
         fulls = self.model.fulls
         if compile_cuda is None:
-            plain = self.program(energies, weights)
-            state = plain.start_from(self.start)
-            plain.advance(state, plan, self.max_iters, self.tol, False)
-            return plain.tensor(state)
+            return self.iterate(self.program(energies, weights), plan, self.start)
         padding = self.model.energy.padding
         before = padding.flatten(self.model.energy.unary)[0]
         finite = torch.isfinite(before)
@@ -79,10 +84,14 @@ class Run:
                 memory[key] = compile_cuda(full, kind, device=energies.device), shift
             program, shift = memory[key]
             program.set_unary(image + shift)
-            state = program.start_from(start.contiguous())
-            program.advance(state, plan, self.max_iters, self.tol, False)
-            out.append(program.tensor(state).clone())
+            out.append(self.iterate(program, plan, start.contiguous()).clone())
         return padding.pad(torch.stack(out).to(energies.dtype), 0.0)
+
+    def iterate(self, program: Any, plan: Update | Order, start: Any) -> Any:
+        """Marginals after the updates of a program whose states are tensors, from some others."""
+        state = program.start_from(start)
+        Loop(self.max_iters, self.tol, trace=False).update(program, plan, state)
+        return program.tensor(state)
 
     def backward(
         self, q: Any, made: Recording | None, grad: Any, energies: Any, weights: Any

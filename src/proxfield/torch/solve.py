@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from proxfield.backends.base import Rows, Updates
 from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
 from proxfield.errors import GradientWarning
+from proxfield.inference.loop import Loop
 from proxfield.rules.certified import damping_for
 
 Function = Callable[[Any], Any]
@@ -30,21 +34,57 @@ SMALLEST_PROBABILITY = 1e-30
 """Smaller ones count as this in a relative residual."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Solution:
-    """Where an iteration ended.
+    """Where an iteration stands.
 
     Attributes:
-        theta: Energies; the marginals are softmax(−θ).  # (B, n, c)
+        theta: Energies.  # (B, n, c)
+        q: Marginals, softmax(−θ).  # (B, n, c)
         iterations: Updates made.
         change: Largest change of a marginal by the last, over the step.
         kept: θ before the updates that were asked for.  # (B, n, c) each
     """
 
     theta: Any
-    iterations: int
-    change: float
-    kept: list[Any]
+    q: Any
+    iterations: int = 0
+    change: float = np.inf
+    kept: list[Any] = field(default_factory=list)
+
+
+class ProximalUpdates(Updates[Any, Solution]):
+    """θ ← θ − step (θ − g(q)) of all images at once; the plan is the step.
+
+    Args:
+        gradient: g; its result may hold +inf.  # (B, n, c) -> (B, n, c)
+        keep_every: Keep θ before every so many updates (but not the start); 0: none.
+    """
+
+    def __init__(self, gradient: Function, keep_every: int = 0) -> None:
+        self.gradient, self.keep_every = gradient, keep_every
+
+    def advance_each(
+        self, state: Solution, plan: Any, n: int, tol: float, trace: bool, wanted: Any = None
+    ) -> list[Rows]:
+        """As in `Updates`; without a ``tol`` only the last change is known: looking waits.
+
+        F is never evaluated, and all images move.
+        """
+        changes = np.full(n, np.nan)
+        for k in range(n):
+            if self.keep_every and state.iterations and state.iterations % self.keep_every == 0:
+                state.kept.append(state.theta)
+            state.theta = moved(state.theta, self.gradient(state.q), plan)
+            before, state.q = state.q, softmax(state.theta)
+            state.iterations += 1
+            if tol > 0 or k == n - 1:
+                change = (state.q - before).abs() / plan
+                changes[k] = state.change = float(change.max()) if change.numel() else 0.0
+                if state.change <= tol:
+                    changes = changes[: k + 1]
+                    break
+        return [Rows(np.full(len(changes), np.nan), changes)]
 
 
 def fixed_point(
@@ -60,22 +100,10 @@ def fixed_point(
         tol: 0 for as many updates as allowed, without a look at the change.
         keep_every: Keep θ before every so many updates (but not the start); 0: none.
     """
-    q = softmax(theta)
-    change = torch.inf
-    done = 0
-    kept = []
-    while done < iterations:
-        if keep_every and done and done % keep_every == 0:
-            kept.append(theta)
-        theta = moved(theta, gradient(q), step)
-        new = softmax(theta)
-        done += 1
-        if tol > 0 or done == iterations:  # looking waits for the device
-            change = float(((new - q).abs() / step).max()) if q.numel() else 0.0
-        q = new
-        if change <= tol:
-            break
-    return Solution(theta, done, change, kept)
+    solution = Solution(theta, softmax(theta))
+    updates = ProximalUpdates(gradient, keep_every)
+    Loop(iterations, tol, trace=False).update(updates, step, solution)
+    return solution
 
 
 def certified_step(curvature: Any) -> Any:

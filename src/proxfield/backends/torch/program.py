@@ -129,8 +129,9 @@ class TorchProgram(Program):
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         energies: list[float] = []
         changes: list[float] = []
-        period2 = np.inf
         s = state.arrays
+        scale: Any = 1.0
+        earlier = None
         with torch.no_grad():
             for _ in range(n):
                 f = self._free_energy(s.q) if trace else None
@@ -141,10 +142,10 @@ class TorchProgram(Program):
                 else:
                     scale = self.update(s, plan, f)
                 changes.append(largest((s.q - old).abs() / scale))
-                period2 = largest((s.q - s.before).abs() / scale)
-                s.before = old
+                earlier, s.before = s.before, old
                 if not changes[-1] > tol:  # NaN ends it too
                     break
+            period2 = np.inf if earlier is None else largest((s.q - earlier).abs() / scale)
         return Rows(np.array(energies), np.array(changes), period2)
 
     def update(self, s: TorchState, plan: Update | Order, f: Any = None) -> Any:
