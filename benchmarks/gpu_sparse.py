@@ -345,7 +345,7 @@ def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
             state = program.start([np.full(low.layout.size, 0.5) for low in fields])
             plan = plan_for(kind, total, step)
             fast, spread = per_iteration(
-                lambda k, s=state, p=plan, t=trace: program.advance(s, p, k, -1.0, t), many
+                lambda k, s=state, p=plan, t=trace: program.advance_each(s, p, k, -1.0, t), many
             )
             slow = []
             for dtype in ("float32", "float64"):
@@ -404,7 +404,7 @@ def small_seconds(program: Any, trace: bool, options: argparse.Namespace) -> flo
     state = program.start([np.full(layout.size, 0.5) for layout in layouts])
     plan = plan_for("fixed", program.joined.n, 0.05)
     many = 2 if options.quick else 2000
-    return per_iteration(lambda k: program.advance(state, plan, k, -1.0, trace), many, 3)[0]
+    return per_iteration(lambda k: program.advance_each(state, plan, k, -1.0, trace), many, 3)[0]
 
 
 def launches(options: argparse.Namespace) -> list[dict[str, Any]]:
