@@ -75,6 +75,7 @@ def processors() -> dict[str, Any]:
     from numba.np.ufunc import parallel
 
     from proxfield.compiled.jit import max_threads
+    from proxfield.compiled.simd_choice import choose
 
     ask: Callable[[], str] = parallel.threading_layer
     try:
@@ -86,6 +87,7 @@ def processors() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": max_threads(),
         "threading_layer": layer,
+        "simd": str(choose()),
     }
 
 
@@ -184,6 +186,7 @@ def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("platform", data["platform"]),
         ("cores", str(data["cores"])),
         ("threads", f"{data['threads']} (numba threading layer: {data['threading_layer']})"),
+        ("SIMD", data["simd"]),
         ("cache", f"{data['cache_folder']}, {human_bytes(data['cache_bytes'])}, {writable}"),
         ("memory available", "unknown" if left is None else human_bytes(left)),
         ("GPU", "; ".join(gpus) if gpus else f"none: {data['gpu_problem']}"),
