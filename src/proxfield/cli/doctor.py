@@ -121,24 +121,25 @@ def memory() -> int | None:
 
 def graphics() -> dict[str, Any]:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
+    from proxfield.devices.registry import DEVICES
+
+    found = [list_devices(kind) for kind in DEVICES if kind != "cpu"]
+    gpus = [gpu for listed, _ in found for gpu in listed]
+    problems = "; ".join(problem for _, problem in found if problem)
+    return {"gpus": gpus, "gpu_problem": None if gpus else problems}
+
+
+def list_devices(kind: str) -> tuple[list[dict[str, Any]], str]:
+    """The devices of a kind, or why there is none."""
+    from proxfield.devices.registry import find
     from proxfield.errors import ProxfieldError
 
-    devices: list[dict[str, Any]] = []
-    problem = None
     try:
-        from proxfield.devices import cuda as backend
-
-        if backend.find_device("cuda").type == "cpu":
-            problem = "TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter"
-        else:
-            cuda = backend.torch.cuda
-            found = [cuda.get_device_properties(k) for k in range(cuda.device_count())]
-            devices = [{"name": p.name, "memory": int(p.total_memory)} for p in found]
+        return [found._asdict() for found in find(kind).list_all()], ""
     except ProxfieldError as error:
-        problem = str(error)
+        return [], str(error)
     except Exception as error:  # a broken torch must not hide what else there is to say
-        problem = " ".join(f"torch fails: {type(error).__name__}: {error}".split())
-    return {"gpus": devices, "gpu_problem": problem}
+        return [], " ".join(f"torch fails: {type(error).__name__}: {error}".split())
 
 
 def check_tiny_field() -> str | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Rows
 from proxfield.backends.cache import program_for
 from proxfield.backends.numba.pack import is_binary
+from proxfield.backends.registry import placed
 from proxfield.common.interrupts import finish_first
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
@@ -296,11 +297,10 @@ class _Batch:
     def solve(self, request: Request) -> list[Result]:
         """Iterate all fields to their ends."""
         from proxfield.backends.triton.batch import BatchProgram
-        from proxfield.devices.cuda import find_device
 
         lowereds = [m.lowered for m in self.members]
         with device_memory(request.kernels, *lowereds):
-            program = BatchProgram(lowereds, request.dtype, find_device(request.kernels))
+            program = BatchProgram(lowereds, request.dtype, placed(request.kernels).device.handle())
             starts = [m.session.start for m in self.members]
             plan = self.plan
             scratch = program.start(starts)  # compile outside the clock
