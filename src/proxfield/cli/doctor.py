@@ -121,9 +121,9 @@ def memory() -> int | None:
 
 def graphics() -> dict[str, Any]:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
-    from proxfield.devices.registry import DEVICES
+    from proxfield.devices.registry import DEVICES, kind_of
 
-    found = [list_devices(kind) for kind in DEVICES if kind != "cpu"]
+    found = [list_devices(kind) for kind in DEVICES if kind_of(kind).separate]
     gpus = [gpu for listed, _ in found for gpu in listed]
     problems = "; ".join(problem for _, problem in found if problem)
     return {"gpus": gpus, "gpu_problem": None if gpus else problems}
