@@ -15,6 +15,7 @@ import pytest
 import proxfield as pf
 from proxfield import generate
 from proxfield.cli.progress import COMPILING, Display
+from proxfield.compiled.simd_choice import choose
 from proxfield.inference.curvature import Curvature
 from proxfield.io import format_model
 from proxfield.rules.certified import damping_for
@@ -240,9 +241,10 @@ def test_doctor(invoke: Callable[..., Any]) -> None:
     assert data["versions"]["numba"]
     assert data["cores"] >= 1 and data["threads"] >= 1
     assert data["threading_layer"] in ("omp", "tbb", "workqueue", "unknown")
+    assert data["simd"] == str(choose())
     assert data["cache_writable"] is True and data["cache_bytes"] > 0
     text = invoke("doctor").stdout
-    assert "numba threading layer" in text
+    assert "numba threading layer" in text and f"SIMD {choose()}" in " ".join(text.split())
     assert text.rstrip().endswith("ok")
     assert {"torch", "triton"} <= set(data["versions"])
     assert bool(data["gpus"]) == (data["gpu_problem"] is None)

@@ -31,6 +31,8 @@ import numba
 from numba.core import event
 from numba.np.ufunc import parallel as threading
 
+from proxfield.compiled import simd_choice
+
 PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""
 SOURCES = ("compiled", "filters/numba", "backends/numba")
@@ -58,7 +60,7 @@ def cache_root() -> Path:
 @cache
 def kernel_cache() -> Path:
     """The folder of the kernels compiled from these very sources."""
-    digest = hashlib.sha256(numba.__version__.encode())
+    digest = hashlib.sha256(f"{numba.__version__} {simd_choice.choose().name}".encode())
     package = Path(__file__).parents[1]
     sources = [sorted((package / folder).glob("*.py")) for folder in SOURCES]
     for source in (*chain.from_iterable(sources), *(package / name for name in CONSTANTS)):

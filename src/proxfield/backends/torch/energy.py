@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends.terms import Maker, implementation
 from proxfield.devices.cuda import torch
+from proxfield.devices.pytorch import sum_type
 from proxfield.filters.torch.operator import Operator, differentiable
 from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Ints, Layout, Term
@@ -228,6 +229,7 @@ class Energy:
     ) -> None:
         layout = lowered.layout
         self.lowered, self.dtype, self.device = lowered, dtype, device
+        self.sums = sum_type(device)
         self.padding = Padding(layout, device)
         c = self.padding.labels
         self.unary = self.padding.pad(self.tensor(lowered.unary)[None], np.inf)
@@ -259,7 +261,7 @@ class Energy:
 
     def tensor(self, values: Any) -> Any:
         """An array as a tensor of this energy's type."""
-        return torch.as_tensor(np.array(values), device=self.device).to(self.dtype)
+        return torch.as_tensor(np.array(values), dtype=self.dtype).to(self.device)
 
     def _messages(self, q: Any, given: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
         first = len(self.parts) - self.given
@@ -283,26 +285,28 @@ class Energy:
         return out
 
     def energy(self, q: Any, unary: Any, *weights: Any) -> Any:
-        """E(q) of each image, in float64.  # (B,)"""
-        total = self.constant + expected(q, unary.expand(len(q), -1, -1))
+        """E(q) of each image, in float64 where the device has it.  # (B,)"""
+        total = self.constant + expected(q, unary.expand(len(q), -1, -1), self.sums)
         for k, (part, message) in enumerate(self._messages(q, weights)):
             mine = q[:, self.where[int(self.rows[k]) : int(self.rows[k + 1])]]
-            total = total + expected(mine, message) / part.degree
+            total = total + expected(mine, message, self.sums) / part.degree
         for degree, block in self.blocks:
-            mine = block.energy(q) if degree is None else expected(q, block.gradient(q)) / degree
-            total = total + mine
+            if degree is None:
+                total = total + block.energy(q)
+            else:
+                total = total + expected(q, block.gradient(q), self.sums) / degree
         return total
 
     def free_energy(self, q: Any, unary: Any, *weights: Any) -> Any:
-        """F(q) = E(q) − H(q) of each image, in float64.  # (B,)"""
-        p = q.double()
+        """F(q) = E(q) − H(q) of each image, in float64 where the device has it.  # (B,)"""
+        p = q.to(self.sums)
         return self.energy(q, unary, *weights) + torch.xlogy(p, p).sum(dim=(1, 2))
 
 
-def expected(q: Any, g: Any) -> Any:
-    """⟨q, g⟩ with 0 · inf = 0, in float64.  # (B,)"""
-    zero = torch.zeros((), dtype=torch.float64, device=q.device)
-    return torch.where(q > 0, q.double() * g.double(), zero).sum(dim=(1, 2))
+def expected(q: Any, g: Any, sums: Any) -> Any:
+    """⟨q, g⟩ with 0 · inf = 0, in the type ``sums``.  # (B,)"""
+    zero = torch.zeros((), dtype=sums, device=q.device)
+    return torch.where(q > 0, q.to(sums) * g.to(sums), zero).sum(dim=(1, 2))
 
 
 def maker_of(term: Term, exact: bool) -> Maker | None:
