@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -461,16 +460,21 @@ def test_a_job_that_is_ended_from_outside(
     from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    answers = [{"image": "images/b.png", "error": None, "notes": []}, TerminatedWorkerError("x")]
+    lost: Future[Any] = Future()
+
+    class Finished(Future[Any]):
+        """A refined image; the other job is ended once this one has been seen."""
+
+        def result(self, timeout: float | None = None) -> Any:
+            lost.set_exception(TerminatedWorkerError("x"))
+            return super().result(timeout)
+
+    finished = Finished()
+    finished.set_result({"image": "images/b.png", "error": None, "notes": []})
+    futures = [finished, lost]
 
     def submit(*_: Any) -> Any:
-        future: Future[Any] = Future()
-        answer = answers.pop(0)
-        if isinstance(answer, dict):
-            future.set_result(answer)
-        else:  # not before the first one is seen
-            threading.Timer(0.5, future.set_exception, [answer]).start()
-        return future
+        return futures.pop(0)
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
     result = work(*FOLDERS, "--jobs", 2)  # the first image is refined here
