@@ -38,7 +38,7 @@ def grid_field(side: int, strength: float, seed: int) -> pf.Field:
     right = np.stack([at[:, :-1].ravel(), at[:, 1:].ravel()], axis=1)
     down = np.stack([at[:-1].ravel(), at[1:].ravel()], axis=1)
     edges = np.concatenate([right, down])
-    field = pf.Field(side * side, labels=2)
+    field = pf.Field(side * side, n_labels=2)
     field.add(pf.Unary(rng.normal(size=(side * side, 2))))
     return field.add(pf.Ising(edges, rng.uniform(-strength, strength, len(edges))))
 
@@ -48,7 +48,7 @@ def random_field(n: int, m: int, seed: int) -> pf.Field:
     rng = np.random.default_rng(seed)
     pairs = np.array([(i, j) for i in range(n) for j in range(i + 1, n)])
     edges = pairs[rng.choice(len(pairs), m, replace=False)]
-    field = pf.Field(n, labels=2).add(pf.Unary(rng.normal(size=(n, 2))))
+    field = pf.Field(n, n_labels=2).add(pf.Unary(rng.normal(size=(n, 2))))
     return field.add(pf.Ising(edges, rng.normal(size=m)))
 
 

@@ -70,7 +70,7 @@ def test_folders_and_stdout(invoke: Callable[..., Any], folder: Path, tmp_path: 
 
 
 def test_options(invoke: Callable[..., Any], folder: Path) -> None:
-    args = ("--labels", 5, "--min-pixels", 2, "--ignore", 1, "--ignore", 255)
+    args = ("--n-labels", 5, "--min-pixels", 2, "--ignore", 1, "--ignore", 255)
     result = invoke("cooccurrence", folder, *args, "-o", "out.json.gz")
     assert "never present  1, 3, 4" in result.stdout
     found = pf.CooccurrenceStatistics.load("out.json.gz")
@@ -153,7 +153,7 @@ def test_color_pictures(refuse: Callable[..., str], folder: Path) -> None:
 
 
 def test_labels_out_of_range(refuse: Callable[..., str], folder: Path) -> None:
-    line = refuse(folder, "--labels", 2)
+    line = refuse(folder, "--n-labels", 2)
     assert "1.png: label map 1 holds the label 2, expected 0 to 1 (ignored: 255)" in line
 
 
@@ -166,7 +166,7 @@ def test_nothing_to_count(refuse: Callable[..., str], folder: Path, tmp_path: Pa
 
 
 def test_bad_options(refuse: Callable[..., str], folder: Path, invoke: Callable[..., Any]) -> None:
-    assert "--labels" in refuse(folder, "--labels", 0)
+    assert "--n-labels" in refuse(folder, "--n-labels", 0)
     assert "--min-pixels" in refuse(folder, "--min-pixels", 0)
     assert "--ignore" in refuse(folder, "--ignore", "void")
     assert "LABELMAP" in invoke("cooccurrence").stderr

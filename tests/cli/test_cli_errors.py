@@ -163,7 +163,7 @@ def test_bad_options_of_solve(
         (("make", "grid", "--strength", "nan"), "strength=nan"),
         (("make", "grid", "--strength", "-1"), "strength=-1.0"),
         (("make", "grid", "--strength", "1e6"), "span"),
-        (("make", "grid", "--labels", "1"), "--labels"),
+        (("make", "grid", "--n-labels", "1"), "--n-labels"),
         (("make", "grid", "--rows", "10000000", "--cols", "10000000"), "available"),
         (("make", "rbm", "--visible", "10000000", "--hidden", "10000000"), "available"),
         (("make", "segmentation", "--regions", "1000000000000"), "available"),

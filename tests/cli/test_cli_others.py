@@ -132,7 +132,7 @@ def test_compilation_is_announced_once_in_a_command(
 
 def test_info_of_a_grid(invoke: Callable[..., Any], models: Path) -> None:
     data = json.loads(invoke("info", models / "grid.uai", "--json").stdout)
-    assert (data["n_vars"], data["labels_min"], data["labels_max"]) == (20, 2, 2)
+    assert (data["n_vars"], data["n_labels_min"], data["n_labels_max"]) == (20, 2, 2)
     assert data["factors_by_arity"] == {"1": 20, "2": 31}
     assert data["structure"]["ising_edges"] == 31
     assert data["structure"]["diagonals"] == 2
@@ -161,7 +161,7 @@ def test_info_of_tables(invoke: Callable[..., Any], models: Path) -> None:
     data = json.loads(invoke("info", models / "triple.uai", "--json").stdout)
     assert data["structure"]["larger_tables_by_arity"] == {"3": 1}
     assert "tables over 3" in invoke("info", models / "triple.uai").stdout
-    Path("potts.uai").write_text(format_model(generate.grid(3, 3, labels=4)))
+    Path("potts.uai").write_text(format_model(generate.grid(3, 3, n_labels=4)))
     assert "Potts edges" in invoke("info", "potts.uai").stdout
 
 
@@ -199,8 +199,8 @@ def test_info_of_a_field_without_variables(invoke: Callable[..., Any]) -> None:
             generate.grid(3, 3, strength=2, wrap=True, seed=7),
         ),
         (
-            ("grid", "--rows", 2, "--cols", 3, "--labels", 3, "--attractive"),
-            generate.grid(2, 3, labels=3, sign="attractive"),
+            ("grid", "--rows", 2, "--cols", 3, "--n-labels", 3, "--attractive"),
+            generate.grid(2, 3, n_labels=3, sign="attractive"),
         ),
         (
             ("grid", "--rows", 2, "--cols", 3, "--repulsive"),

@@ -154,7 +154,7 @@ def test_label_maps(work: Callable[..., Any]) -> None:
     image, p = scene(0)
     expected = pf.DenseCRF.from_labels(image, p.argmax(axis=-1), 4, confidence=0.6).infer()
     np.testing.assert_array_equal(labels, expected.labels)
-    assert json.loads(result.stdout)["files"][0]["labels"] == 4
+    assert json.loads(result.stdout)["files"][0]["n_labels"] == 4
     unsure = work("images/a.png", "--labels", "maps/a.png", "--unsure", 1, "-o", "u.png")
     assert unsure.exit_code == 0
     assert (read_labels("u.png")[0] != labels).any()
@@ -490,8 +490,8 @@ def test_memory_is_estimated_from_headers(work: Callable[..., Any]) -> None:
     assert stored_shape(Path("probs/a.npy")) == (20, 30, 3)
     assert stored_shape(Path("maps/a.png")) == (20, 30)
 
-    def needed(path: str, labels: int | None = None) -> int:
-        return bytes_needed(Pair(Path("images/a.png"), Path(path), ()), labels)
+    def needed(path: str, n_labels: int | None = None) -> int:
+        return bytes_needed(Pair(Path("images/a.png"), Path(path), ()), n_labels)
 
     base = needed("broken.npy")
     assert base > 100 * 2**20

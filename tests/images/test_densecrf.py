@@ -14,13 +14,13 @@ from proxfield.images.cooccurrence import CooccurrenceStatistics
 SIZE = (21, 24)
 
 
-def scene(size: tuple[int, ...] = SIZE, labels: int = 3, seed: int = 0) -> tuple[Any, Any]:
+def scene(size: tuple[int, ...] = SIZE, n_labels: int = 3, seed: int = 0) -> tuple[Any, Any]:
     """An image of stripes, 8-bit RGB, and noisy probabilities of its stripes.  # (*size, L)"""
     rng = np.random.default_rng(seed)
-    truth = np.broadcast_to(np.arange(size[-1]) * labels // size[-1], size)
-    colors = rng.integers(0, 255, size=(labels, 3))
+    truth = np.broadcast_to(np.arange(size[-1]) * n_labels // size[-1], size)
+    colors = rng.integers(0, 255, size=(n_labels, 3))
     image = np.clip(colors[truth] + rng.normal(0, 8, size=(*size, 3)), 0, 255).astype(np.uint8)
-    scores = 1.5 * np.eye(labels)[truth] + rng.normal(0, 1, size=(*size, labels))
+    scores = 1.5 * np.eye(n_labels)[truth] + rng.normal(0, 1, size=(*size, n_labels))
     p = np.exp(scores)
     return image, p / p.sum(axis=-1, keepdims=True)
 
@@ -63,7 +63,7 @@ def test_equals_a_field_built_by_hand(softly: Any) -> None:
     image, p = scene()
     places = np.stack(np.mgrid[: SIZE[0], : SIZE[1]], axis=-1).reshape(-1, 2)
     seen = np.concatenate([places / 80, image.reshape(-1, 3) / 13], axis=1)
-    field = pf.Field(len(places), labels=3)
+    field = pf.Field(len(places), n_labels=3)
     field.add(pf.Unary(-np.log(p.reshape(-1, 3))))
     field.add(pf.Gaussian(places / 3, 0.5, self_message=True))
     field.add(pf.Gaussian(seen, 0.9, self_message=True))
@@ -187,7 +187,7 @@ def test_many_channels_can_only_be_pixels() -> None:
 
 
 def test_labels_of_a_field_without_image_sum_to_one() -> None:
-    _, p = scene(labels=4)
+    _, p = scene(n_labels=4)
     assert pf.DenseCRF(None, p).labels_axis == 2
     crf = pf.DenseCRF(None, p.transpose(2, 0, 1))
     assert (crf.labels_axis, crf.pixels) == (0, SIZE)
@@ -320,7 +320,7 @@ def test_points() -> None:
     crf = pf.DenseCRF.from_features(
         [points / 0.5, np.hstack([points, normals])], p, weights=[0.5, 0.8]
     )
-    field = pf.Field(50, labels=4).add(pf.Unary(-np.log(p)))
+    field = pf.Field(50, n_labels=4).add(pf.Unary(-np.log(p)))
     field.add(pf.Gaussian(points / 0.5, 0.5, self_message=True))
     field.add(pf.Gaussian(np.hstack([points, normals]), 0.8, self_message=True))
     by_hand = pf.infer(field, "fixed", init="unary", max_iters=10)
@@ -343,7 +343,7 @@ def test_cooccurrence(tmp_path: Path) -> None:
     first, second = crf.infer(), by_name.infer()
     np.testing.assert_array_equal(first.probabilities, second.probabilities)
     assert (np.diff(first.trace.free_energy) <= 1e-3).all()
-    assert "4, but the statistics count 3" in error(*scene(labels=4), cooccurrence=seen)
+    assert "4, but the statistics count 3" in error(*scene(n_labels=4), cooccurrence=seen)
     assert "missing.json" in error(image, p, cooccurrence="missing.json")
 
 

@@ -117,7 +117,7 @@ def network(hidden: int, *, spins: bool, seed: int) -> Field:
         ]
     )
     pairs, w = np.concatenate(edges), np.concatenate(weights)
-    field = Field(int(starts[-1]), labels=2)
+    field = Field(int(starts[-1]), n_labels=2)
     if spins:
         return field.add(Unary(np.stack([-bias, bias], axis=1))).add(Ising(pairs, w))
     tables = np.zeros((len(w), 2, 2))
@@ -144,6 +144,6 @@ def superpixels(*, seed: int) -> Field:
     view = unary.energies[:, 1] - unary.energies[:, 0]
     view = 1.56 * (view / view.std()) + rng.normal(0.4, 0.6)
     weights = np.clip(rng.normal(1.215, 0.1, len(potts.edges)), 0.99, 1.45)
-    field = Field(picture.n_vars, labels=2)
+    field = Field(picture.n_vars, n_labels=2)
     field.add(Unary(np.stack([np.maximum(-view, 0), np.maximum(view, 0)], axis=1)))
     return field.add(Potts(potts.edges, weights))

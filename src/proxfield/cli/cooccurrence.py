@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     help="Where to write the JSON; .gz, .xz and .bz2 names are compressed. stdout by default.",
 )
 @click.option(
-    "--labels",
+    "--n-labels",
     metavar="N",
     type=click.IntRange(min=1),
     help="The number of classes.  [default: one more than the largest label]",
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 def command(
     label_maps: tuple[str, ...],
     output: str,
-    labels: int | None,
+    n_labels: int | None,
     ignore: tuple[int, ...],
     min_pixels: int,
 ) -> None:
@@ -68,7 +68,7 @@ def command(
         for file in files:
             check_distinct({"LABELMAP": str(file), "-o": output})
     with Display() as display:
-        found = count(files, labels, ignore, min_pixels, display)
+        found = count(files, n_labels, ignore, min_pixels, display)
     atomic_write(output, found.to_json())
     if output != "-":
         print_pairs(describe(found))
@@ -76,7 +76,7 @@ def command(
 
 def count(
     files: list[Path],
-    labels: int | None,
+    n_labels: int | None,
     ignore: tuple[int, ...],
     min_pixels: int,
     display: Display,
@@ -98,7 +98,7 @@ def count(
 
     try:
         return CooccurrenceStatistics.from_label_maps(
-            maps(), labels, ignore=ignore, min_pixels=min_pixels
+            maps(), n_labels, ignore=ignore, min_pixels=min_pixels
         )
     except InputError as error:
         if error.path is not None or not reading:
@@ -108,8 +108,8 @@ def count(
 
 def describe(found: CooccurrenceStatistics) -> list[tuple[str, str]]:
     """What was counted, for people."""
-    rows = [("images", str(found.images)), ("classes", str(found.labels))]
-    never = [str(c) for c in range(found.labels) if found.presence[c] == 0]
+    rows = [("images", str(found.images)), ("classes", str(found.n_labels))]
+    never = [str(c) for c in range(found.n_labels) if found.presence[c] == 0]
     if never:
         rows.append(("never present", ", ".join(never)))
     return rows

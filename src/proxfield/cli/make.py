@@ -48,7 +48,7 @@ def strength(default: float, what: str) -> Callable[[Any], Any]:
 @count("--cols", "Columns.", 20)
 @strength(1.0, "Couplings are uniform in [-F, F].")
 @click.option(
-    "--labels",
+    "--n-labels",
     metavar="L",
     type=click.IntRange(min=2),
     default=2,
@@ -63,7 +63,7 @@ def grid(
     rows: int,
     cols: int,
     strength: float,
-    labels: int,
+    n_labels: int,
     wrap: bool,
     sign: str | None,
     seed: int,
@@ -77,7 +77,7 @@ def grid(
         rows,
         cols,
         strength=strength,
-        labels=labels,
+        n_labels=n_labels,
         wrap=wrap,
         sign=sign or "mixed",
         seed=seed,

@@ -116,7 +116,7 @@ def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str])
         "output": str(target),
         "overlay": None if pair.overlay is None else str(pair.overlay),
         "pixels": list(crf.pixels),
-        "labels": crf.n_labels,
+        "n_labels": crf.n_labels,
         "status": result.status.label,
         "iterations": result.iterations,
         "free_energy": result.free_energy,

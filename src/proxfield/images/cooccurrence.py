@@ -79,7 +79,7 @@ class CooccurrenceStatistics:
         object.__setattr__(self, "min_pixels", whole_number(min_pixels, "min_pixels", 1))
 
     @property
-    def labels(self) -> int:
+    def n_labels(self) -> int:
         """The number of classes L."""
         return len(self.presence)
 

@@ -128,7 +128,7 @@ class DenseCRF(Field):
         table = rows(unary, axes.labels, fresh=energies is None)  # (n, labels)
         if energies is None:
             into_energies(table, self.pixels, clip, normalize)
-        super().__init__(len(table), labels=table.shape[1])
+        super().__init__(len(table), n_labels=table.shape[1])
         self.add(Unary(table))
         shared: dict[str, Any] = {
             "compatibility": compatibility,
@@ -328,13 +328,13 @@ class DenseResult(Result):
 
 
 def _cooccurrence_term(
-    given: CooccurrenceStatistics | str | PathLike[str], pixels: int, labels: int
+    given: CooccurrenceStatistics | str | PathLike[str], pixels: int, n_labels: int
 ) -> Term:
     from proxfield.images.cooccurrence import CooccurrenceStatistics
     from proxfield.terms.cooccurrence import Cooccurrence
 
     statistics = CooccurrenceStatistics.load(given) if isinstance(given, str | PathLike) else given
-    return Cooccurrence(statistics, pixels=pixels, labels=labels)
+    return Cooccurrence(statistics, pixels=pixels, n_labels=n_labels)
 
 
 def refine_batch(

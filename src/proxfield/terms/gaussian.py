@@ -56,7 +56,7 @@ class Gaussian(Term):
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(3, labels=2)
+        >>> field = pf.Field(3, n_labels=2)
         >>> field = field.add(Gaussian([[0.0], [0.0], [9.0]], 2.0, normalization="none"))
         >>> field.energy([0, 1, 1]), field.energy([1, 1, 0]) < 1e-9
         (2.0, True)
@@ -109,9 +109,9 @@ class Gaussian(Term):
             if not np.isfinite(self.matrix).all():
                 raise InputError("the weight times the compatibility is too large for a float64")
 
-    def compatibility(self, labels: int) -> NDArray[np.float64]:
+    def compatibility(self, n_labels: int) -> NDArray[np.float64]:
         """weight · μ up to what is the same for all labels of a variable.  # (labels, labels)"""
-        return -self.weight * np.eye(labels) if self.matrix is None else self.matrix
+        return -self.weight * np.eye(n_labels) if self.matrix is None else self.matrix
 
     # ---- the operator ----
 
@@ -225,8 +225,8 @@ class Gaussian(Term):
     def spectrum(self, layout: Layout) -> tuple[float, float]:
         if self.n_points == 0:
             return 0.0, 0.0
-        labels = int(layout.cardinalities[self.first])
-        low, high = product_range(*self.kernel_range, self.compatibility(labels))
+        n_labels = int(layout.cardinalities[self.first])
+        low, high = product_range(*self.kernel_range, self.compatibility(n_labels))
         return float(low), float(high)
 
     @cached_property
@@ -256,8 +256,8 @@ class Gaussian(Term):
     def lipschitz(self, layout: Layout) -> float:
         if self.n_points == 0:
             return 0.0
-        labels = int(layout.cardinalities[self.first])
-        table = self.compatibility(labels) + (self.weight if self.matrix is None else 0.0)
+        n_labels = int(layout.cardinalities[self.first])
+        table = self.compatibility(n_labels) + (self.weight if self.matrix is None else 0.0)
         return float(np.abs(np.linalg.eigvalsh(table)).max() * np.abs(self.kernel_range).max())
 
     @property
@@ -302,9 +302,9 @@ class Gaussian(Term):
     def as_tables(self, layout: Layout) -> Any:
         """The term as explicit tables, one per pair: for small fields."""
         a = self.operate(np.eye(self.n_points))
-        labels = int(layout.cardinalities[self.first]) if self.n_points else 1
+        n_labels = int(layout.cardinalities[self.first]) if self.n_points else 1
         i, j = np.triu_indices(self.n_points, 1)
-        table = self.compatibility(labels) + (self.weight if self.matrix is None else 0.0)
+        table = self.compatibility(n_labels) + (self.weight if self.matrix is None else 0.0)
         if self.self_message:  # what a point pays for the pair with itself
             own = 0.5 * np.diag(a)[:, None] * np.diag(table)
             yield (np.arange(self.n_points) + self.first)[:, None], own, None

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import Module, need_torch
-from proxfield.errors import InputError
+from proxfield.errors import InputError, refuse_keywords
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.images.pixels import LEVELS, widths
 from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
 
+if TYPE_CHECKING:
+    from typing_extensions import Never
+
 LEARN = ("weights", "bandwidths", "compatibility")
 GRADIENTS = ("exact", "implicit", "unrolled")
 OUTPUTS = ("marginals", "log-marginals", "energies")
+RENAMED = {
+    "labels": "n_labels",
+    "iterations": "max_iters",
+    "adjoint_iterations": "adjoint_max_iters",
+}
+"""Present names of arguments by their former names."""
 
 
 class DenseCRF(Module):  # type: ignore[misc]
@@ -34,7 +43,7 @@ class DenseCRF(Module):  # type: ignore[misc]
     ``log_bilateral_sigma``, ``log_bilateral_color``, ``log_embedding_sigma``, ``compatibility``.
 
     Args:
-        labels: Number of labels.
+        n_labels: Number of labels.
         dimensions: 2 for images, 3 for volumes.
         spatial_sigma: Standard deviation of the spatial term in pixels: one number, or one per
             axis, and as many parameters.
@@ -55,19 +64,19 @@ class DenseCRF(Module):  # type: ignore[misc]
         learn: Which groups of parameters need gradients: "weights", "bandwidths" and
             "compatibility".
         step: Of the updates, in (0, 2]; None: certified.
-        iterations: Maximum number of updates.
+        max_iters: Maximum number of iterations.
         tol: Stop when no marginal changes by more, over the step; 0: never.
         gradient: "exact": of the updates made, with θ kept before each. "implicit": of the fixed
             point, without memory that grows with the updates; where they haven't reached one (a
             relative residual above `proxfield.torch.solve.IMPLICIT_TOL`) the exact one is taken
             instead, with a `proxfield.errors.GradientWarning`, once. "unrolled": the exact one as
-            recorded by autograd, through all ``iterations`` updates (``tol`` isn't looked at):
+            recorded by autograd, through all ``max_iters`` iterations (``tol`` isn't looked at):
             more memory and time, for comparison.
         keep_every: With "exact", keep θ before every so many updates only, and make those between
             again in the backward pass: less memory for one more forward pass.
         adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:
             1e-10).
-        adjoint_iterations: Maximum number of iterations of the implicit backward pass.
+        adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
         output: "marginals", "log-marginals" (for losses: softmax of these gives the marginals, so
             they also serve as logits) or "energies" (θ; logits are −θ).
         clip: Probabilities below it count as this much.
@@ -79,7 +88,7 @@ class DenseCRF(Module):  # type: ignore[misc]
 
     def __init__(
         self,
-        labels: int,
+        n_labels: int,
         *,
         dimensions: int = 2,
         spatial_sigma: float | Sequence[float] = 3.0,
@@ -94,15 +103,17 @@ class DenseCRF(Module):  # type: ignore[misc]
         self_message: bool = True,
         learn: Sequence[str] = LEARN,
         step: float | None = None,
-        iterations: int = 10,
+        max_iters: int = 10,
         tol: float = 1e-6,
         gradient: str = "exact",
         keep_every: int = 1,
         adjoint_tol: float | None = None,
-        adjoint_iterations: int = 50,
+        adjoint_max_iters: int = 50,
         output: str = "marginals",
         clip: float = 1e-5,
+        **unknown: Never,
     ) -> None:
+        refuse_keywords("torch.DenseCRF", unknown, RENAMED)
         need_torch()
         super().__init__()
         _one_of("normalization", normalization, NORMALIZATIONS)
@@ -110,21 +121,21 @@ class DenseCRF(Module):  # type: ignore[misc]
         _one_of("output", output, OUTPUTS)
         for group in learn:
             _one_of("learn", group, LEARN)
-        if labels < 1 or dimensions < 1 or iterations < 0 or not tol >= 0:
+        if n_labels < 1 or dimensions < 1 or max_iters < 0 or not tol >= 0:
             raise InputError(
-                f"labels={labels}, dimensions={dimensions}, iterations={iterations}, tol={tol}: "
+                f"n_labels={n_labels}, dimensions={dimensions}, max_iters={max_iters}, tol={tol}: "
                 "expected 1 or more, 1 or more, 0 or more, 0 or more"
             )
         if keep_every < 1:
             raise InputError(f"keep_every={keep_every}, expected 1 or more")
         if step is not None and not 0 < step <= 2:
             raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
-        self.labels, self.dimensions = labels, dimensions
+        self.n_labels, self.dimensions = n_labels, dimensions
         self.normalization, self.self_message = normalization, self_message
-        self.step, self.iterations, self.tol = step, iterations, tol
+        self.step, self.max_iters, self.tol = step, max_iters, tol
         self.gradient, self.keep_every = gradient, keep_every
         self.output, self.clip = output, clip
-        self.adjoint_tol, self.adjoint_iterations = adjoint_tol, adjoint_iterations
+        self.adjoint_tol, self.adjoint_max_iters = adjoint_tol, adjoint_max_iters
         terms = {
             "spatial": spatial_weight,
             "bilateral": bilateral_weight,
@@ -166,20 +177,20 @@ class DenseCRF(Module):  # type: ignore[misc]
             _one_of("compatibility", given, ("potts", "diagonal", "full"))
             if given == "potts":
                 return None
-            same = torch.eye(self.labels)  # both start as Potts
+            same = torch.eye(self.n_labels)  # both start as Potts
             return self._parameter(1 - same if given == "full" else -same.diagonal(), learn)
         out = self._parameter(given, learn)
-        if tuple(out.shape) not in ((self.labels,), (self.labels, self.labels)):
+        if tuple(out.shape) not in ((self.n_labels,), (self.n_labels, self.n_labels)):
             raise InputError(
-                f"a compatibility of shape {tuple(out.shape)}, expected ({self.labels},) or "
-                f"({self.labels}, {self.labels})"
+                f"a compatibility of shape {tuple(out.shape)}, expected ({self.n_labels},) or "
+                f"({self.n_labels}, {self.n_labels})"
             )
         return out
 
     def tables(self) -> Any:
         """Weight times compatibility of each term, symmetrized.  # (terms, labels, labels)"""
         if self.compatibility is None:  # Potts, up to what is the same for all labels
-            table = -torch.eye(self.labels, dtype=self.weights.dtype, device=self.weights.device)
+            table = -torch.eye(self.n_labels, dtype=self.weights.dtype, device=self.weights.device)
         elif self.compatibility.ndim == 1:
             table = torch.diag(self.compatibility)
         else:
@@ -189,7 +200,7 @@ class DenseCRF(Module):  # type: ignore[misc]
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         return (
-            f"{self.labels} labels, terms: {', '.join(self.terms)}, {self.iterations} iterations, "
+            f"{self.n_labels} labels, terms: {', '.join(self.terms)}, max_iters={self.max_iters}, "
             f"gradient={self.gradient!r}, output={self.output!r}"
         )
 
@@ -257,7 +268,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             "normalization": self.normalization,
             "self_message": self.self_message,
             "step": self.step,
-            "iterations": self.iterations,
+            "max_iters": self.max_iters,
         }
         tables = self.tables().to(table)
         if self.gradient == "unrolled":
@@ -266,7 +277,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             theta, _ = dense_energies(
                 table, features, tables, **options, tol=self.tol,
                 gradient=self.gradient, keep_every=self.keep_every,
-                adjoint_tol=self.adjoint_tol, adjoint_iterations=self.adjoint_iterations,
+                adjoint_tol=self.adjoint_tol, adjoint_max_iters=self.adjoint_max_iters,
             )  # fmt: skip
         if self.output == "marginals":
             theta = torch.softmax(-theta, dim=-1)
@@ -279,10 +290,10 @@ class DenseCRF(Module):  # type: ignore[misc]
         given = [x for x in (logits, probabilities, energies) if x is not None]
         if len(given) != 1:
             raise InputError("expected logits, probabilities or energies, one of them")
-        if given[0].ndim != self.dimensions + 2 or given[0].shape[1] != self.labels:
+        if given[0].ndim != self.dimensions + 2 or given[0].shape[1] != self.n_labels:
             sizes = ", ".join("DHW"[-self.dimensions :]) if self.dimensions < 4 else "…"
             raise InputError(
-                f"unaries of shape {tuple(given[0].shape)}, expected (images, {self.labels}, "
+                f"unaries of shape {tuple(given[0].shape)}, expected (images, {self.n_labels}, "
                 f"{sizes})"
             )
         if logits is not None:

@@ -171,20 +171,20 @@ class _Pixels:
         self.dtype = torch.float64 if np.dtype(dtype) == np.float64 else torch.float32
         common = layout.common
         start = int(layout.offsets[term.first]) if common is None else term.first * common
-        self.at = slice(start, start + term.pixels * term.labels)
+        self.at = slice(start, start + term.pixels * term.n_labels)
         self.classes = torch.from_numpy(np.array(term.classes)).to(self.device)
         self.weights = torch.from_numpy(np.array(term.weights)).to(self.device)
 
     def _absent(self, q: Any) -> Any:
         """κ Σ_i q_il.  # (m,) float64"""
-        rows = q[self.at].view(-1, self.term.labels)
+        rows = q[self.at].view(-1, self.term.n_labels)
         return self.term.kappa * rows.sum(0, dtype=torch.float64)[self.classes]
 
     def _add_to_pixels(self, energies: Any, out: Any) -> None:
         """Add an energy per class to every pixel.  energies: (m,)"""
-        row = torch.zeros(self.term.labels, dtype=out.dtype, device=out.device)
+        row = torch.zeros(self.term.n_labels, dtype=out.dtype, device=out.device)
         row[self.classes] = energies.to(out.dtype)
-        out[self.at].view(-1, self.term.labels).add_(row)
+        out[self.at].view(-1, self.term.n_labels).add_(row)
 
 
 class CooccurrenceOnDevice(_Pixels):
