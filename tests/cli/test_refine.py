@@ -88,6 +88,22 @@ def test_one_image(work: Callable[..., Any]) -> None:
     assert (p.argmax(axis=-1) != labels).mean() > 0.1
 
 
+def test_compatibilities(work: Callable[..., Any], refuse: Callable[..., str]) -> None:
+    table = np.array([[0.0, 2.0, 1.0], [2.0, 0.0, 0.5], [1.0, 0.5, 0.3]])
+    np.save("table.npy", table)
+    image, p = scene(0)
+    for given, expected in (("potts", "potts"), ("table.npy", table)):
+        args = ("images/a.png", "--probs", "probs/a.npy", "--compatibility", given, "--force")
+        assert work(*args, "-o", "a.npz", "--output-kind", "probabilities").exit_code == 0
+        there = pf.DenseCRF(image, p.astype(np.float32), compatibility=expected).infer()
+        found = read_probabilities("a.npz")  # stored as float32
+        np.testing.assert_allclose(found, there.probabilities, rtol=1e-6)
+    Path("a.npz").unlink()
+    assert "expected .npy or .npz with a vector" in refuse(
+        *args[:-2], "images/a.png", "-o", "b.png"
+    )
+
+
 def test_options_reach_the_field(work: Callable[..., Any]) -> None:
     terms = ("--spatial-sigma", "2,3", "--spatial-weight", "0.5", "--bilateral-sigma", 40)
     more = ("--bilateral-color", "20,20,25", "--bilateral-weight", "0.8", "--spacing", "1,2")

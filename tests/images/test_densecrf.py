@@ -481,3 +481,22 @@ def test_labels_out_of_range() -> None:
     assert "confidence=0" in error(image, labels, confidence=0, call=make)
     assert "n_labels=0" in error(image, labels, 0, call=make)
     assert "(20, 24, 3)" in error(image[:-1], labels, call=make)
+
+
+def test_weight_0_omits_terms_everywhere() -> None:
+    image, p = scene()
+    without = pf.DenseCRF(None, p, spatial_weight=0).infer()
+    for crf in (
+        pf.DenseCRF(image, p, spatial_weight=0, bilateral_weight=0),
+        pf.DenseCRF.from_features(np.zeros((p[..., 0].size, 2)), p, weights=0.0),
+        pf.DenseCRF.from_features([np.zeros((p[..., 0].size, 2))] * 2, p, weights=[0, 0]),
+    ):
+        assert list(crf.kinds) == ["unary"]
+        np.testing.assert_array_equal(crf.infer().q, without.q)
+
+
+def test_potts_has_a_name() -> None:
+    image, p = scene()
+    assert pf.DenseCRF(image, p, compatibility="potts") == pf.DenseCRF(image, p)
+    assert pf.DenseCRF(image, p, compatibility=None) == pf.DenseCRF(image, p)
+    assert "expected potts" in error(image, p, compatibility="ising")

@@ -387,3 +387,10 @@ def test_fields_that_do_not_fit(cards: Any, segments: Any, weights: Any, words: 
     with pytest.raises(pf.InputError) as caught:
         pf.Field(cards, terms=[pf.Consistency(segments, weights)])
     assert words in str(caught.value)
+
+
+def test_weight_0_omits_the_term() -> None:
+    field = pf.Field(5, n_labels=2).add(pf.Consistency([0, 0, 0, 1, 1], 0.0))
+    assert field.lower().extras == ()
+    one = pf.Field(5, n_labels=2).add(pf.Consistency([0, 0, 0, 1, 1], [0.0, 1.0]))
+    assert len(one.lower().extras) == 1

@@ -420,3 +420,55 @@ def test_a_bound_only_where_it_is_certain() -> None:
     assert pf.infer(attract, "fixed").log_z_bound <= np.log(8)
     assert pf.infer(repel, "fixed").log_z_bound == -np.inf
     assert pf.infer(without, "fixed").log_z_bound == pytest.approx(np.log(8), abs=1e-6)
+
+
+# ---- weight 0, and the name of Potts ----
+
+
+@pytest.mark.parametrize("rule", ["auto", "fixed", "sweep"])
+@pytest.mark.parametrize("compatibility", ["potts", [1.0, -2.0, 0.5]])
+def test_weight_0_omits_the_term(
+    rule: str, compatibility: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a filter was built")
+
+    monkeypatch.setattr("proxfield.terms.gaussian.make_filter", refuse)
+    rng = np.random.default_rng(4)
+    terms = [pf.Unary(rng.normal(size=(8, 3))), pf.Potts([[i, i + 1] for i in range(7)], -0.8)]
+    none = pf.Gaussian(rng.normal(size=(8, 2)), 0.0, compatibility, self_message=True)
+    without, field = (pf.Field(8, n_labels=3, terms=t) for t in (terms, [*terms, none]))
+    labels = rng.integers(0, 3, 8)
+    assert len(field.terms) == 3
+    assert field.energy(labels) == without.energy(labels)
+    assert field.memory_estimate() == without.memory_estimate()
+    assert field.lower().extras == ()
+    ours, theirs = (pf.infer(f, rule, kernels="reference", max_iters=20) for f in (field, without))
+    assert ours.status is theirs.status
+    assert (ours.q == theirs.q).all()
+    assert ours.free_energy == theirs.free_energy
+    assert ours.log_z_bound == theirs.log_z_bound
+    assert pf.Curvature(field.lower(), field).lipschitz == pf.Curvature(
+        without.lower(), without
+    ).lipschitz  # fmt: skip
+
+
+def test_a_subclass_of_another_energy_is_not_omitted() -> None:
+    class Biased(pf.Gaussian):
+        def add_gradient(self, layout: pf.Layout, q: Array, out: Array) -> None:
+            out += 1.0
+
+    assert not Biased(np.zeros((2, 1)), 0.0).omitted
+    assert pf.Gaussian(np.zeros((2, 1)), 0.0).omitted
+    assert pf.Gaussian(np.zeros((2, 1)), 1.0, np.zeros((2, 2))).omitted
+
+
+def test_potts_has_a_name() -> None:
+    points = features_of(6, seed=1)
+    plain, named, none = (
+        pf.Field(6, n_labels=3).add(pf.Gaussian(points, 1.5, *given))
+        for given in ((), ("potts",), (None,))
+    )
+    assert plain == named == none
+    with pytest.raises(pf.InputError, match="compatibility='pots', expected potts, a vector or"):
+        pf.Gaussian(points, 1.5, "pots")

@@ -101,10 +101,36 @@ def test_compatibilities_are_symmetrized(device: str) -> None:
     image, logits = scene(device)
     given = torch.tensor([[0.0, 2.0, 1.0], [0.0, 0.0, 1.0], [-1.0, 0.5, 0.0]])
     out = [
-        pt.DenseCRF(3, compatibility=c, bilateral_weight=None).to(device)(image, logits)
+        pt.DenseCRF(3, compatibility=c, bilateral_weight=0).to(device)(image, logits)
         for c in (given, 0.5 * (given + given.T))
     ]
     assert torch.equal(*out)
+
+
+@pytest.mark.parametrize("gradient", ["exact", "implicit", "unrolled"])
+def test_weight_0_omits_a_term(device: str, gradient: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, logits = scene(device)
+    kind = {"gradient": gradient, "bilateral_color": 0.3, "max_iters": 4}
+    alone = pt.DenseCRF(3, bilateral_weight=0, **kind).to(device)
+    assert alone.terms == ["spatial"]
+    assert alone.log_bilateral_color is None
+    assert torch.equal(alone(None, logits), alone(image, logits))  # the image isn't looked at
+    none = pt.DenseCRF(3, spatial_weight=0.0, bilateral_weight=0.0, **kind).to(device)
+    monkeypatch.setattr("proxfield.torch.dense.PlannedOperator", None)  # nothing to filter
+    given = logits.clone().requires_grad_()
+    out = none(None, given)
+    assert torch.allclose(out, torch.softmax(logits, dim=1))
+    out[:, 0].sum().backward()
+    assert given.grad.abs().max() > 0
+
+
+def test_potts_has_a_name(device: str) -> None:
+    image, logits = scene(device)
+    outs = [
+        pt.DenseCRF(3, compatibility=c, bilateral_color=0.3, max_iters=3).to(device)(image, logits)
+        for c in ("potts", None)
+    ]
+    assert torch.equal(*outs)
 
 
 def test_volumes(device: str) -> None:
@@ -208,7 +234,7 @@ def test_marginals_do_not_depend_on_the_gradient(device: str) -> None:
 
 def test_repulsive_weights_converge(device: str) -> None:
     image, logits = scene(device)
-    kind = {"spatial_weight": -30.0, "bilateral_weight": None}
+    kind = {"spatial_weight": -30.0, "bilateral_weight": 0}
     undamped = pt.DenseCRF(3, step=1.0, max_iters=200, **kind).to(device)
     certified = pt.DenseCRF(3, max_iters=200, **kind).to(device)
 
@@ -315,6 +341,7 @@ def test_plans_are_made_once_a_step(device: str, gradient: str, monkeypatch: Any
         ({"compatibility": "none"}, "compatibility"),
         ({"max_iters": -1}, "max_iters"),
         ({"keep_every": 0}, "keep_every"),
+        ({"spatial_weight": None}, "spatial_weight=None, expected a number; 0 omits the term"),
         ({"iterations": 5}, "no argument 'iterations'; it is called max_iters"),
         ({"adjoint_iterations": 5}, "it is called adjoint_max_iters"),
     ],

@@ -63,17 +63,17 @@ class DenseCRF(Field):
             these leave it open, by looking along which axis probabilities sum to 1.
         channel_axis: Where the channels are: 0, -1, None (no channels) or "auto".
         spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
-        spatial_weight: Its weight; 0 leaves the term out.
+        spatial_weight: Its weight; 0 omits the term.
         bilateral_sigma: Standard deviation of the bilateral term's places in pixels; likewise.
         bilateral_color: Standard deviation of its colors in the image's own units; one number, or
             one per channel. By default 13 for 8-bit images and others whose values lie within 0 and
             255, and 13/255 for bool and floats within 0 and 1; anything else has to be told.
-        bilateral_weight: Its weight; 0 leaves the term out.
+        bilateral_weight: Its weight; 0 omits the term.
         spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
             in the same unit.
         cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
             a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
-        compatibility: μ, see `Gaussian`; Potts by default.
+        compatibility: μ: "potts", a vector or a matrix, see `Gaussian`.
         normalization: See `Gaussian`.
         self_message: See `Gaussian`; by default kept, as in the published dense CRFs.
         filter: See `Gaussian`.
@@ -108,7 +108,7 @@ class DenseCRF(Field):
         bilateral_weight: float = 10.0,
         spacing: float | Sequence[float] = 1.0,
         cooccurrence: CooccurrenceStatistics | str | PathLike[str] | None = None,
-        compatibility: ArrayLike | None = None,
+        compatibility: ArrayLike | str | None = "potts",
         normalization: str = "symmetric",
         self_message: bool = True,
         filter: str = "auto",
@@ -214,7 +214,7 @@ class DenseCRF(Field):
         *,
         weights: float | Sequence[float] = 1.0,
         energies: ArrayLike | None = None,
-        compatibility: ArrayLike | None = None,
+        compatibility: ArrayLike | str | None = "potts",
         normalization: str = "symmetric",
         self_message: bool = True,
         filter: str = "auto",
@@ -225,7 +225,7 @@ class DenseCRF(Field):
         Args:
             features: In units of standard deviations; an array, or several in a list.  # (n, d)
             probabilities: For each point they sum to 1.  # (n, labels)
-            weights: The weight of each term.
+            weights: The weight of each term; 0 omits it.
             energies: Unary energies in place of probabilities.
             compatibility: And what follows: as for `DenseCRF`.
 
@@ -245,6 +245,8 @@ class DenseCRF(Field):
         ):
             if len(np.atleast_1d(array)) != crf.n_vars:
                 raise InputError(f"{len(array)} rows of features for {crf.n_vars} points")
+            if weight == 0:
+                continue
             crf.add(
                 Gaussian(
                     array,

@@ -104,6 +104,18 @@ def read_probabilities(path: Target) -> NDArray[Any]:
     )
 
 
+def read_array(path: Target, what: str) -> NDArray[Any]:
+    """The array of a ``.npy`` file, or the first one of a ``.npz`` file.
+
+    Raises:
+        InputError: If the file can't be read or holds no array; it says what was expected.
+    """
+    data, name = read_bytes(path)
+    if not is_array(data):
+        raise InputError(f"is no numpy array, expected .npy or .npz with {what}", path=name)
+    return _load_array(data, name, ())
+
+
 def read_labels(path: Target) -> tuple[NDArray[Any], list[int] | None]:
     """A label map: the numbers of a palette or grey picture, or an array of whole numbers.
 

@@ -103,7 +103,9 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     tables forbid configurations, impossible labels are taken out everywhere, because that
     often makes the tables finite. A term that can't be lowered needs its variables as they
     are: then nothing is taken out, and what is impossible gets the energy +inf instead.
+    Terms of weight 0 are omitted.
     """
+    terms = [t for t in terms if not t.omitted]
     extras = [t for t in terms if not offers(t, "lower")]
     hard = any(isinstance(t, Factor) and t.hard for t in terms)
     observed = bool((evidence >= 0).any())

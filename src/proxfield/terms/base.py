@@ -184,6 +184,14 @@ class Term(ABC):
 
     # ---- optional ----
 
+    @property
+    def omitted(self) -> bool:
+        """Whether every energy of the term is 0, so that inference omits it: weight 0, say.
+
+        It stays in `Field.terms`, and nothing is built or computed for it.
+        """
+        return False
+
     def magnitude(self, layout: Layout) -> float:
         """A bound on the size of the energy of any possible labelling.
 

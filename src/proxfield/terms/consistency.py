@@ -153,6 +153,10 @@ class Consistency(Term):
 
     # ---- Term ----
 
+    @property
+    def omitted(self) -> bool:
+        return type(self).add_gradient is Consistency.add_gradient and not self.weights.any()
+
     def labelling_energy(self, layout: Layout, labels: Ints) -> float:
         if len(self.members) == 0:
             return 0.0

@@ -40,10 +40,10 @@ class Gaussian(Term):
     Args:
         features: One row per variable, in units of standard deviations; up to 20 columns.
             # (n, d)
-        weight: Scales the term.
-        compatibility: μ. None: Potts, μ = [x ≠ y], so that positive weights attract. A vector:
-            μ = diag(vector), paid where both variables have the label. A matrix: μ, symmetrized.
-            # None, (labels,) or (labels, labels)
+        weight: Scales the term; with weight 0 inference omits it, and no filter is built.
+        compatibility: μ. "potts": μ = [x ≠ y], so that positive weights attract (None is the
+            same). A vector: μ = diag(vector), paid where both variables have the label. A matrix:
+            μ, symmetrized.  # (labels,) or (labels, labels)
         normalization: One of the four above.
         self_message: Keep the pair (i, i) in the sums of the update, as the published dense
             CRFs and pydensecrf do. By default it is left out: then the energy is that of a
@@ -69,7 +69,7 @@ class Gaussian(Term):
         self,
         features: ArrayLike,
         weight: float = 1.0,
-        compatibility: ArrayLike | None = None,
+        compatibility: ArrayLike | str | None = "potts",
         *,
         normalization: str = "symmetric",
         self_message: bool = False,
@@ -92,6 +92,7 @@ class Gaussian(Term):
         self.self_message = bool(self_message)
         self.filter_name = filter
         self.first = int(first)
+        compatibility = read_compatibility(compatibility)
         self.potts = compatibility is None
         self.matrix: NDArray[np.float64] | None = None
         """weight · μ, without the constant of Potts; None for Potts.  # (labels, labels)"""
@@ -112,6 +113,12 @@ class Gaussian(Term):
     def compatibility(self, n_labels: int) -> NDArray[np.float64]:
         """weight · μ up to what is the same for all labels of a variable.  # (labels, labels)"""
         return -self.weight * np.eye(n_labels) if self.matrix is None else self.matrix
+
+    @property
+    def omitted(self) -> bool:
+        if type(self).add_gradient is not Gaussian.add_gradient:  # a subclass of another energy
+            return False
+        return self.weight == 0.0 if self.matrix is None else not self.matrix.any()
 
     # ---- the operator ----
 
@@ -199,7 +206,7 @@ class Gaussian(Term):
         return flat[start:end].reshape(self.n_points, -1)
 
     def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
-        if self.n_points == 0:
+        if self.n_points == 0 or self.omitted:
             return
         mine = self.block(layout, q)
         seen = self.operator.apply(mine)
@@ -223,7 +230,7 @@ class Gaussian(Term):
         return 0.5 * float((hot * self.block(layout, g)).sum())
 
     def spectrum(self, layout: Layout) -> tuple[float, float]:
-        if self.n_points == 0:
+        if self.n_points == 0 or self.omitted:
             return 0.0, 0.0
         n_labels = int(layout.cardinalities[self.first])
         low, high = product_range(*self.kernel_range, self.compatibility(n_labels))
@@ -254,7 +261,7 @@ class Gaussian(Term):
         return out
 
     def lipschitz(self, layout: Layout) -> float:
-        if self.n_points == 0:
+        if self.n_points == 0 or self.omitted:
             return 0.0
         n_labels = int(layout.cardinalities[self.first])
         table = self.compatibility(n_labels) + (self.weight if self.matrix is None else 0.0)
@@ -310,6 +317,20 @@ class Gaussian(Term):
             yield (np.arange(self.n_points) + self.first)[:, None], own, None
         pairs = np.stack([i, j], axis=1) + self.first
         yield pairs.astype(np.int64), a[i, j][:, None, None] * table, None
+
+
+def read_compatibility(given: ArrayLike | str | None) -> ArrayLike | None:
+    """What was given for μ; None for Potts.
+
+    Example:
+        >>> read_compatibility("potts") is None
+        True
+    """
+    if not isinstance(given, str):
+        return given
+    if given != "potts":
+        raise InputError(f"compatibility={shown(given)}, expected potts, a vector or a matrix")
+    return None
 
 
 def lattice_vertices(features: NDArray[Any]) -> int:

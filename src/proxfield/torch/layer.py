@@ -47,15 +47,16 @@ class DenseCRF(Module):  # type: ignore[misc]
         dimensions: 2 for images, 3 for volumes.
         spatial_sigma: Standard deviation of the spatial term in pixels: one number, or one per
             axis, and as many parameters.
-        spatial_weight: Its weight; None leaves the term out.
+        spatial_weight: Its weight; 0 omits the term, and there is nothing to learn (a weight that
+            is to be learnt starts at another number).
         bilateral_sigma: Of the bilateral term's places; likewise.
         bilateral_color: Of its colors, in the image's units; one number, or one per channel.
             Integer images are divided by 255 first, so the default means 13 of 255 levels for
             them and for floats within 0 and 1.
-        bilateral_weight: Its weight; None leaves the term out.
+        bilateral_weight: Its weight; 0 omits the term.
         embedding_sigma: Of the places in the term over embeddings; None: it sees embeddings alone.
-        embedding_weight: Its weight; None leaves the term out. Embeddings are taken in units of
-            standard deviations: the network that makes them learns their scale.
+        embedding_weight: Its weight; 0 omits the term. Embeddings are in units of standard
+            deviations: the network that makes them learns their scale.
         compatibility: "potts" (nothing to learn), "diagonal" (what each label gains among its
             like), "full" (a table, symmetrized: only then is there an F), or a start for the
             latter two. # (labels,) or (labels, labels)
@@ -92,12 +93,12 @@ class DenseCRF(Module):  # type: ignore[misc]
         *,
         dimensions: int = 2,
         spatial_sigma: float | Sequence[float] = 3.0,
-        spatial_weight: float | None = 3.0,
+        spatial_weight: float = 3.0,
         bilateral_sigma: float | Sequence[float] = 80.0,
         bilateral_color: float | Sequence[float] = LEVELS / 255,
-        bilateral_weight: float | None = 10.0,
+        bilateral_weight: float = 10.0,
         embedding_sigma: float | Sequence[float] | None = None,
-        embedding_weight: float | None = None,
+        embedding_weight: float = 0.0,
         compatibility: Any = "potts",
         normalization: str = "symmetric",
         self_message: bool = True,
@@ -141,9 +142,12 @@ class DenseCRF(Module):  # type: ignore[misc]
             "bilateral": bilateral_weight,
             "embedding": embedding_weight,
         }
-        self.terms = [name for name, weight in terms.items() if weight is not None]
+        for name, weight in terms.items():
+            if weight is None:
+                raise InputError(f"{name}_weight=None, expected a number; 0 omits the term")
+        self.terms = [name for name, weight in terms.items() if weight != 0]
         """The terms there are, in the order of ``weights``."""
-        given = [float(weight) for weight in terms.values() if weight is not None]
+        given = [float(weight) for weight in terms.values() if weight != 0]
         self.weights = self._parameter(given, "weights" in learn)
         bandwidths = "bandwidths" in learn
         for name, sigma in (("spatial", spatial_sigma), ("bilateral", bilateral_sigma)):
@@ -173,6 +177,8 @@ class DenseCRF(Module):  # type: ignore[misc]
         return self._parameter([math.log(v) for v in given], learn)
 
     def _compatibility(self, given: Any, learn: bool) -> Any:
+        if given is None:
+            return None
         if isinstance(given, str):
             _one_of("compatibility", given, ("potts", "diagonal", "full"))
             if given == "potts":
@@ -222,7 +228,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             channels = image if name == "bilateral" else embeddings
             if channels is None:
                 what = "an image" if name == "bilateral" else "embeddings="
-                raise InputError(f"the {name} term needs {what}; {name}_weight=None leaves it out")
+                raise InputError(f"the {name} term needs {what}; {name}_weight=0 omits it")
             if tuple(channels.shape[2:]) != tuple(pixels) or len(channels) != len(like):
                 raise InputError(
                     f"{name} channels of shape {tuple(channels.shape)} for unaries of "
@@ -271,7 +277,9 @@ class DenseCRF(Module):  # type: ignore[misc]
             "max_iters": self.max_iters,
         }
         tables = self.tables().to(table)
-        if self.gradient == "unrolled":
+        if not self.terms:  # independent pixels: θ = U is the fixed point
+            theta = table
+        elif self.gradient == "unrolled":
             theta = unrolled_energies(table, features, tables, **options)
         else:
             theta, _ = dense_energies(
