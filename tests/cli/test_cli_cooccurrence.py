@@ -54,7 +54,14 @@ def test_counts(invoke: Callable[..., Any], tmp_path: Path, kind: str) -> None:
     files = [save(tmp_path / f"{k}.png", m, kind) for k, m in enumerate(MAPS)]
     result = invoke("cooccurrence", *files, "-o", "out.json")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.split() == ["images", "3", "classes", "3"]
+    assert result.stdout.split() == ["images", "3", "labels", "3", "output", "out.json"]
+    same = invoke("cooccurrence", *files, "-o", "out.json", "--json")
+    assert json.loads(same.stdout) == {
+        "images": 3,
+        "n_labels": 3,
+        "never_present": [],
+        "output": "out.json",
+    }
     found = pf.CooccurrenceStatistics.load("out.json")
     assert (found.images, found.min_pixels) == (3, 1)
     assert found.presence.tolist() == PRESENCE

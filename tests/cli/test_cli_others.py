@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
 import proxfield as pf
 from proxfield import generate
+from proxfield.cli.main import cli
 from proxfield.cli.progress import COMPILING, Display
 from proxfield.inference.curvature import Curvature
 from proxfield.io import format_model
@@ -47,6 +49,40 @@ def test_compare_json(invoke: Callable[..., Any], models: Path) -> None:
     best = min(data["results"], key=lambda r: r["free_energy"])
     assert data["best"] == best["rule"]
     assert not list(Path().iterdir())
+
+
+def test_compare_takes_a_type_and_a_device(invoke: Callable[..., Any], models: Path) -> None:
+    args = ("compare", models / "grid.uai", "--rules", "fixed", "--no-plot", "--json")
+    single = json.loads(invoke(*args, "--dtype", "float32", "--device", "cpu").stdout)
+    double = json.loads(invoke(*args).stdout)
+    assert [single[k] for k in ("device", "kernels", "dtype")] == ["cpu", "cpu", "float32"]
+    assert [double[k] for k in ("device", "kernels", "dtype")] == ["cpu", "cpu", "float64"]
+    field = pf.read_uai(models / "grid.uai")
+    there = pf.infer(field, "fixed", dtype="float32")
+    assert single["results"][0]["free_energy"] == there.free_energy
+
+
+def leaves(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """The commands that do something."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from leaves(below, *path, name)
+
+
+@pytest.mark.parametrize(("path", "command"), list(leaves(cli)), ids=str)
+def test_json_means_the_same_everywhere(path: tuple[str, ...], command: click.Command) -> None:
+    options = {o: p for p in command.params for o in p.opts}
+    flag = options["--json"]
+    assert isinstance(flag, click.Option)
+    assert flag.is_flag and flag.help == "Print the summary as one JSON object; numbers that " + (
+        "aren't finite are null."
+    )
+    assert options.get("-o") is options.get("--output")
 
 
 def test_compare_takes_limits_evidence_and_stdin(invoke: Callable[..., Any], models: Path) -> None:
@@ -220,7 +256,15 @@ def test_make(invoke: Callable[..., Any], args: tuple[Any, ...], field: pf.Field
     result = invoke("make", *args)
     assert result.exit_code == 0
     assert result.stdout == format_model(field)
-    assert invoke("make", *args, "-o", "m.uai.xz").stdout == ""
+    said = invoke("make", *args, "-o", "m.uai.xz").stdout
+    assert said.splitlines()[0].split() == ["variables", str(field.n_vars)]
+    data = json.loads(invoke("make", *args, "-o", "m.uai.xz", "--json").stdout)
+    assert data == {
+        "n_vars": field.n_vars,
+        "n_labels": field.layout.common,
+        "terms": list(field.kinds),
+        "output": "m.uai.xz",
+    }
     read = pf.read_uai("m.uai.xz")
     rng = np.random.default_rng(0)
     for _ in range(5):

@@ -202,6 +202,24 @@ def budget_name(budget: float) -> str:
     return f"{budget:g} s"
 
 
+def table_data(table: Table) -> list[dict[str, object]]:
+    """For ``--json``: one object per suite, rule and budget."""
+    return [
+        {
+            "suite": suite,
+            "instances": table.counts[suite],
+            "rule": rule,
+            "budget": budget,
+            "free_energy": cell.value,
+            "best": cell.best,
+            "published": cell.published,
+            "iterations": cell.iterations,
+            "converged": cell.settled,
+        }
+        for (rule, suite, budget), cell in table.cells.items()
+    ]
+
+
 def text_blocks(table: Table) -> list[tuple[str, list[str], list[list[str]]]]:
     """For the terminal: a title, a header and rows for each suite; a star marks the lowest F."""
     blocks = []

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.options import CommandWithRules, json_option, limit_options, model_options
+from proxfield.cli.options import (
+    CommandWithRules,
+    device_option,
+    dtype_option,
+    json_option,
+    limit_options,
+    model_options,
+)
 
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
@@ -20,6 +27,8 @@ FORMATS = ("png", "svg", "pdf")
 @model_options
 @click.option("--rules", metavar="A,B,…", help="Rules to run; all of them by default.")
 @limit_options
+@device_option
+@dtype_option
 @click.option(
     "--plot",
     metavar="FILE",
@@ -39,6 +48,8 @@ def command(
     budget: float | None,
     threads: int | None,
     seed: int,
+    device: str,
+    dtype: str | None,
     plot: str | None,
     no_plot: bool,
     as_json: bool,
@@ -50,19 +61,22 @@ def command(
     """
     from proxfield.cli.main import report
     from proxfield.cli.progress import Display
-    from proxfield.cli.running import check_limits, prepare_rule, run
+    from proxfield.cli.running import check_device, check_limits, prepare_rule, run
     from proxfield.cli.shared import load
 
     check_picture(plot, no_plot, model, evidence)
     chosen = [prepare_rule(name, {}) for name in rule_names(rules)]
     budget = check_limits(max_iters, tol, budget, threads)
-    limits = {
+    limits: dict[str, Any] = {
         "max_iters": max_iters,
         "tol": tol,
         "budget": budget,
         "seed": seed,
         "threads": threads,
+        "device": device,
+        "dtype": dtype,
     }
+    check_device(limits)
     results: dict[str, Result] = {}
     failures: dict[str, str] = {}
     interrupted = False
@@ -206,7 +220,7 @@ def print_report(
             "n_observed": loaded.n_observed,
             "load_seconds": loaded.seconds,
             **limits,
-            "threads": threads_used(limits["threads"], "cpu"),
+            "threads": threads_used(limits["threads"], limits["kernels"]),
             "best": best_rule(results),
             "results": runs,
             "failures": failures,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from proxfield.cli.options import json_option
+
 if TYPE_CHECKING:
     from proxfield.cli.progress import Display
     from proxfield.images.cooccurrence import CooccurrenceStatistics
@@ -45,12 +47,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Pixels from which a class counts as present in an image.",
 )
+@json_option
 def command(
     label_maps: tuple[str, ...],
     output: str,
     n_labels: int | None,
     ignore: tuple[int, ...],
     min_pixels: int,
+    as_json: bool,
 ) -> None:
     """Count in how many images each class, and each pair of classes, is present.
 
@@ -58,10 +62,11 @@ def command(
     each pixel, or a folder of such files. The counts are what `proxfield.Cooccurrence` takes.
     """
     from proxfield.cli.progress import Display
-    from proxfield.cli.shared import check_distinct, check_target, print_pairs
+    from proxfield.cli.shared import check_distinct, check_summary, check_target, show_summary
     from proxfield.images.cooccurrence import find_label_maps
     from proxfield.io.files import atomic_write
 
+    check_summary(as_json, output, "the counts")
     files = find_label_maps(label_maps)
     if output != "-":
         check_target(output, "-o")
@@ -71,7 +76,7 @@ def command(
         found = count(files, n_labels, ignore, min_pixels, display)
     atomic_write(output, found.to_json())
     if output != "-":
-        print_pairs(describe(found))
+        show_summary({**summary(found), "output": output}, as_json)
 
 
 def count(
@@ -106,10 +111,7 @@ def count(
         raise InputError(error.message, path=reading[0]) from None
 
 
-def describe(found: CooccurrenceStatistics) -> list[tuple[str, str]]:
-    """What was counted, for people."""
-    rows = [("images", str(found.images)), ("classes", str(found.n_labels))]
-    never = [str(c) for c in range(found.n_labels) if found.presence[c] == 0]
-    if never:
-        rows.append(("never present", ", ".join(never)))
-    return rows
+def summary(found: CooccurrenceStatistics) -> dict[str, Any]:
+    """What was counted."""
+    never = [c for c in range(found.n_labels) if found.presence[c] == 0]
+    return {"images": found.images, "n_labels": found.n_labels, "never_present": never}
