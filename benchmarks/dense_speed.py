@@ -217,8 +217,8 @@ def growth(n_labels: int = 21) -> list[dict[str, Any]]:
         if n > 20_000:
             rows.append(row)
             print(
-                f"{n / 1e6:5.2f} MP: {each * 1e3:7.1f} ms an iteration, "
-                f"{row['nanoseconds_per_pixel']:.0f} ns a pixel; build {build:.2f} s",
+                f"{n / 1e6:5.2f} MP: {each * 1e3:7.1f} ms per iteration, "
+                f"{row['nanoseconds_per_pixel']:.0f} ns per pixel; build {build:.2f} s",
                 flush=True,
             )
         del program, state, field, spatial, bilateral

@@ -141,7 +141,7 @@ def main() -> None:
         micro = {k: round(1e6 * v, 2) for k, v in times.items()}
         ratio = times["peer"] / times["proxfield"]
         ratio_f = times["peer"] / times["with F"]
-        print(f"80×80 grid, {dtype}, one thread: scipy + numpy {micro['peer']} µs an iteration, "
+        print(f"80×80 grid, {dtype}, one thread: scipy + numpy {micro['peer']} µs per iteration, "
               f"proxfield {micro['proxfield']} µs ({ratio:.2f}×), "
               f"with F traced {micro['with F']} µs ({ratio_f:.2f}×)")  # fmt: skip
         out[f"grid80_{dtype}"] = {
@@ -155,7 +155,7 @@ def main() -> None:
         20_000, args.repeats,
     )  # fmt: skip
     micro = {k: round(1e6 * v, 3) for k, v in times.items()}
-    print(f"40 variables, 400 edges: {micro['plain']} µs an iteration, {micro['F']} with F traced")
+    print(f"40 variables, 400 edges: {micro['plain']} µs per iteration, {micro['F']} with F traced")
     out["small"] = micro
     for dtype in ("float64", "float32"):
         large = grid_field(1000, 1.0, 0)

@@ -1,7 +1,7 @@
 """Speed and error of dense CRFs on a GPU: filters, terms and whole iterations, on images.
 
 For each image and each kind of filter (bilateral 80/13 and 67/3, Gaussian of 3 pixels, with
-21 channels unless told otherwise) a line for the exact filter:
+21 channels by default) a line for the exact filter:
 
 - milliseconds for one application, by CUDA events: the median of many after a warm-up, and the
   spread between the fastest and the slowest;
@@ -78,7 +78,7 @@ def features_of(image: np.ndarray, places: float, colors: float | None) -> np.nd
 
 
 def probabilities(n: int, n_labels: int) -> Any:
-    """Random distributions, one a pixel.  # (n, labels)"""
+    """Random distributions, one per pixel.  # (n, labels)"""
     random = torch.Generator(device="cuda").manual_seed(1)
     return torch.softmax(3 * torch.randn(n, n_labels, generator=random, device="cuda"), 1)
 

@@ -138,7 +138,7 @@ def measured(program: Any, kind: str, trace: bool, n: int) -> tuple[float, float
 
 
 def copy_bandwidth(options: argparse.Namespace) -> dict[str, float]:
-    """Bytes a second of a large copy, read and written."""
+    """Bytes per second of a large copy, read and written."""
     import torch
 
     size = 1 << (10 if options.quick else 28)
@@ -335,7 +335,7 @@ def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
     fields = grids(options)
     total = sum(low.layout.n_vars for low in fields)
     many = 2 if options.quick else 2000
-    print(f"{len(fields)} grids, {total} variables: µs an iteration of all")
+    print(f"{len(fields)} grids, {total} variables: µs per iteration of all")
     print("rule       F      GPU f32   CPU f32   CPU f64   times   times")
     rows = []
     program = BatchProgram(fields)

@@ -81,7 +81,7 @@ def grid(
         n_labels: Number of labels of each variable, 2 or more.
         wrap: Join opposite borders.
         sign: "mixed", "attractive" (neighbors want to agree) or "repulsive".
-        seed: Of the random numbers.
+        seed: Random seed.
 
     Returns:
         The field.
@@ -120,7 +120,7 @@ def rbm(visible: int, hidden: int, *, strength: float = 0.2, seed: int = 0) -> F
         visible: Spins of the first layer.
         hidden: Spins of the second layer.
         strength: The largest coupling.
-        seed: Of the random numbers.
+        seed: Random seed.
 
     Returns:
         The field, with visible · hidden edges.
@@ -155,7 +155,7 @@ def segmentation(
         regions: Number of superpixels, hence of variables.
         strength: Scale of the attraction between regions.
         noise: Standard deviation of the noise of the unary energies.
-        seed: Of the random numbers.
+        seed: Random seed.
 
     Returns:
         The field.

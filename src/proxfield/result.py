@@ -114,7 +114,7 @@ class Trace:
             from pandas import DataFrame
         except ImportError:
             raise MissingDependencyError(
-                "Trace.to_frame needs pandas: pip install pandas (to_csv does without)"
+                "Trace.to_frame needs pandas: pip install pandas (to_csv needs no pandas)"
             ) from None
         columns: dict[str, Any] = {
             "iteration": self.iteration,

@@ -434,7 +434,7 @@ def test_lattices_of_any_size(
     field = dense_field(n_labels, own=True, color={"compatibility": table})
     q, found = start_of(field), []
     for small in (True, False):
-        monkeypatch.setattr(dense_views, "CACHED", 2**24 if small else 0)
+        monkeypatch.setattr(dense_views, "CACHE_BYTES", 2**24 if small else 0)
         monkeypatch.setattr(dense_views, "FEW_VERTICES", 10**6 if small else 0)
         program = dense(field, dtype, threads=2)
         assert program.views.apart == program.views.few == small

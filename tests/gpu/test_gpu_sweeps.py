@@ -372,7 +372,7 @@ def test_pieces_of_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = grid_field(3, 3).lower()
     chains, sweeper = many_chains(lowered), sweeper_of(lowered)
     whole = module.explore(sweeper, chains)
-    monkeypatch.setattr(module, "MOST_CHAINS", 2)
+    monkeypatch.setattr(module, "MAX_CHAINS", 2)
     parts = module.explore(sweeper, chains)
     np.testing.assert_array_equal(parts.q, whole.q)
     np.testing.assert_array_equal(parts.free_energy, whole.free_energy)

@@ -33,7 +33,7 @@ def complete(n: int, colors: int) -> pf.Field:
 
 
 def parity(n: int, checks: int, seed: int) -> pf.Field:
-    """Random checks x_i + x_j + x_k = 0 (mod 2), which x = 0 always meets, and random unaries."""
+    """Random unaries and checks x_i + x_j + x_k = 0 (mod 2), which x = 0 satisfies."""
     rng = np.random.default_rng(seed)
     even = np.where(np.indices((2, 2, 2)).sum(axis=0) % 2, INF, 0.0)
     scopes = np.stack([rng.choice(n, size=3, replace=False) for _ in range(checks)])

@@ -18,7 +18,7 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-from proxfield.inference.curvature import DENSE, Curvature
+from proxfield.inference.curvature import MAX_DENSE_SIZE, Curvature
 from proxfield.rules.certified import damping_for
 from proxfield.terms.factor import small_block_norms, spectral_norms
 
@@ -45,7 +45,7 @@ def large_pairwise(seed: int, sign: float) -> pf.Field:
     edges = grid_edges(6, 7)
     field = pf.Field(42, n_labels=3, terms=[pf.Potts(edges, sign * rng.uniform(0, 2, len(edges)))])
     field.add(pf.Pairwise(edges[::3], rng.normal(size=(len(edges[::3]), 3, 3))))
-    assert field.layout.size > DENSE
+    assert field.layout.size > MAX_DENSE_SIZE
     return field
 
 

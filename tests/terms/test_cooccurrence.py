@@ -236,7 +236,9 @@ def test_published_counts() -> None:
     assert (found.n_labels, found.images, found.min_pixels) == (11, 367, 1)
     assert Counts.load(CAMVID / "cooccurrence.json", min_pixels=100).presence[10] == 141
     term = pf.Cooccurrence(found, pixels=100, latent="implicit", always=())
-    assert term.weights[7, 10] > term.weights[8, 10]  # fences and cyclists meet less than cars do
+    assert (
+        term.weights[7, 10] > term.weights[8, 10]
+    )  # fences occur with cyclists less often than cars do
 
 
 # ---- both forms ----
@@ -492,7 +494,7 @@ def test_deciding_classes_changes_nothing(
 ) -> None:
     absent, weights = random_costs(m, scale, m)
     e, off = module.envelope(absent, weights)
-    monkeypatch.setattr(module, "SATURATION", np.inf)
+    monkeypatch.setattr(module, "SATURATION_ENERGY", np.inf)
     plain, probabilities = module.envelope(absent, weights)
     assert e == pytest.approx(plain, rel=1e-12, abs=1e-12)
     np.testing.assert_allclose(off, probabilities, atol=1e-9)
@@ -517,7 +519,7 @@ def test_many_undecided_classes_give_an_upper_bound(
         absent, weights = random_costs(m, scale, seed)
         bound, off = module.envelope(absent, weights)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "EXACT", m)
+            patch.setattr(module, "MAX_EXACT_CLASSES", m)
             exact, _ = module.envelope(absent, weights)
         assert exact - 1e-9 <= bound
         worst = max(worst, bound - exact)
@@ -531,9 +533,9 @@ def test_both_starts_are_needed(many: float, apart: float, monkeypatch: pytest.M
     absent = np.array([50.0, many, many, many])
     weights = np.zeros((4, 4))
     weights[0, 1:] = weights[1:, 0] = apart
-    monkeypatch.setattr(module, "SATURATION", np.inf)
+    monkeypatch.setattr(module, "SATURATION_ENERGY", np.inf)
     exact = module.envelope(absent, weights)[0]
-    monkeypatch.setattr(module, "EXACT", 0)
+    monkeypatch.setattr(module, "MAX_EXACT_CLASSES", 0)
     assert module.envelope(absent, weights)[0] == pytest.approx(exact, abs=0.05)
 
 
@@ -541,7 +543,7 @@ def test_many_classes_bound_log_z(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer states to sum stand for many classes: F bounds log Z, its gradient is its slope."""
     field = make("implicit", pixels=4)
     exact = exact_log_z(field)
-    monkeypatch.setattr(module, "EXACT", 0)
+    monkeypatch.setattr(module, "MAX_EXACT_CLASSES", 0)
     for seed in range(20):
         q = random_marginals(field.layout, np.random.default_rng(seed))
         assert field.free_energy(q) >= -exact - 1e-9

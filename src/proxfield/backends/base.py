@@ -24,7 +24,7 @@ WARM: set[Any] = set()
 """What has run in this process and needn't be compiled or loaded any more."""
 WARM_UP_SECONDS = 0.005
 """Time for a few trial evaluations before the clock starts."""
-WARM_UP_LOOKS = 20
+WARM_UP_EVALUATIONS = 20
 """Maximum number of trial evaluations."""
 WARM_UP_SWEEPS = 3
 """Sweeps of a trial chain."""
@@ -197,7 +197,7 @@ class Program(ABC):
         self.free_energy(self.start(start))
         begun = before = time.perf_counter()
         look = np.inf
-        for count in range(1, WARM_UP_LOOKS + 1):
+        for count in range(1, WARM_UP_EVALUATIONS + 1):
             self.free_energy(self.start(start))
             now = time.perf_counter()
             look, before = min(look, now - before), now  # the others waited for the machine

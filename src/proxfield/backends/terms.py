@@ -87,7 +87,7 @@ def register(
     - "cuda" (`DeviceTerm`): the same with tensors on the device; the energy is a float64 tensor
       without dimensions. ``capturable = True`` says that it can be recorded in a CUDA graph.
     - "torch" (`TorchTerm`): ``gradient(q)``, dE/dq of a batch in operations that autograd can
-      differentiate, 0 for other variables.  # (B, n_vars, most labels)
+      differentiate, 0 for other variables.  # (B, n_vars, largest n_labels)
       Where ``degree`` is None also ``energy(q)``, in float64.  # (B,)
 
     If it has a static method ``accepts(term)``, a term for which that is False is computed as if

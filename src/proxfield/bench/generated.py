@@ -88,7 +88,7 @@ def network(hidden: int, *, spins: bool, seed: int) -> Field:
     Args:
         hidden: Units of the first hidden layer: 20, 50 or 100.
         spins: Energies b·s and w·s·t with s, t = ±1; otherwise b·x and w·x·y with x, y = 0 or 1.
-        seed: Of the random numbers; the weights are the same in both forms.
+        seed: Random seed; the weights are the same in both forms.
     """
     rng = np.random.default_rng(seed)
     sizes = (PIXELS * PIXELS, hidden, 2 * hidden, 10)

@@ -13,7 +13,7 @@ from proxfield.bench.store import Record, Store, number_of
 from proxfield.bench.suites import Instance
 from proxfield.rules.base import Rule
 
-OVERRUN = 1.1
+OVERRUN_FACTOR = 1.1
 """A run that takes more than this many times its budget is worth mentioning."""
 
 
@@ -151,11 +151,11 @@ def overruns(tasks: Sequence[Task], store: Store, settings: Settings) -> str | N
         record = store.find(task.identity(settings))
         if record is not None and task.kind == "run" and task.budget is not None:
             ratios.append(float(record["seconds"]) / task.budget)
-    late = [r for r in ratios if r > OVERRUN]
+    late = [r for r in ratios if r > OVERRUN_FACTOR]
     if not late:
         return None
     return (
-        f"{len(late)} of {len(ratios)} timed runs took over {OVERRUN:g} times their budget "
+        f"{len(late)} of {len(ratios)} timed runs took over {OVERRUN_FACTOR:g} times their budget "
         f"(at most {max(late):.2g} times): on a busy machine, or where finding a certified step "
         "takes longer than that"
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from proxfield.bench.session import Outputs
     from proxfield.bench.store import Store
 
-BUSY = 0.5
+BUSY_LOAD = 0.5
 """Load average per core above which timings are doubtful."""
 
 data_options = stack(
@@ -291,7 +291,7 @@ def open_store(outputs: Outputs, data: str | None, settings: Settings) -> Store:
     for line in store.notes:
         note(line)
     load, cores = meta["load_average"], os.cpu_count() or 1
-    if load is not None and load > BUSY * cores:
+    if load is not None and load > BUSY_LOAD * cores:
         note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
     return store
 

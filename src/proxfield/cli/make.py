@@ -71,7 +71,7 @@ def grid(
     output: str,
     as_json: bool,
 ) -> None:
-    """A grid with random couplings, of both signs unless told otherwise."""
+    """A grid with random couplings, of both signs by default."""
     check(output, as_json)
     from proxfield import generate
 

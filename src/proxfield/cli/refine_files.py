@@ -16,7 +16,7 @@ from proxfield.io.images import ARRAYS, PICTURES
 LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS)
 SUFFIXES = {"labels": (".png", ".npy"), "probabilities": (".npz",)}
 """Names of results in a folder end in one of these (volumes don't fit a picture)."""
-NAMED = 5
+MAX_NAMED_FILES = 5
 """Files that a message about many of them names."""
 
 
@@ -107,8 +107,8 @@ def some(names: Sequence[str]) -> str:
         >>> some(["a", "b"]), some(list("abcdefg"))
         ('a, b', 'a, b, c, d, e and 2 more')
     """
-    more = len(names) - NAMED
-    first = ", ".join(display_name(name) for name in names[:NAMED])
+    more = len(names) - MAX_NAMED_FILES
+    first = ", ".join(display_name(name) for name in names[:MAX_NAMED_FILES])
     return f"{first} and {more} more" if more > 0 else first
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from proxfield.images.densecrf import DenseCRF
     from proxfield.inference.loop import Callback, Progress
 
-LOOKED_AT = 200
+SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
 ENTRY_BYTES = 60
 PIXEL_BYTES = 650
@@ -179,7 +179,7 @@ def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) ->
     left = available_memory()
     if jobs == 1 or left is None:
         return jobs, ""
-    largest = sorted(pairs, key=lambda pair: pair.unary.stat().st_size)[-LOOKED_AT:]
+    largest = sorted(pairs, key=lambda pair: pair.unary.stat().st_size)[-SAMPLED_FILES:]
     worst = max(bytes_needed(pair, n_labels) for pair in largest)
     fitting = max(1, int(0.8 * left) // worst)
     if fitting >= jobs:

@@ -1,4 +1,4 @@
-"""Dense CRFs: every pixel is coupled to every other one, weighted by place and color.
+"""Dense CRFs: every pixel is coupled to every other one, weighted by position and color.
 
 A dense CRF is a `Field` whose couplings are `Gaussian` terms, so every rule, trace and result
 of the engine serves it; this module knows images: axes, channels, probabilities, label maps.
@@ -47,10 +47,10 @@ class DenseCRF(Field):
     """A field over the pixels of an image: unaries, a spatial and a bilateral Gaussian term.
 
     E(x) = Σ_i −log p_i(x_i) + Σ_{i<j} (w_s k_s(i, j) + w_b k_b(i, j)) μ(x_i, x_j), where
-    k_s = exp(−½‖s_i − s_j‖² / spatial_sigma²) sees places and
+    k_s = exp(−½‖s_i − s_j‖² / spatial_sigma²) compares positions and
     k_b = exp(−½‖s_i − s_j‖² / bilateral_sigma² − ½‖c_i − c_j‖² / bilateral_color²) also colors,
     both normalized. Images may have any number of dimensions. `add` takes further terms, and
-    ``proxfield.infer(crf, …)`` works as for any field, with maps as rows, one a pixel.
+    ``proxfield.infer(crf, …)`` works as for any field, with one row per pixel.
 
     Args:
         image: Pixels, with or without channels; None for the spatial term alone.
@@ -64,10 +64,10 @@ class DenseCRF(Field):
         channel_axis: Where the channels are: 0, -1, None (no channels) or "auto".
         spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
         spatial_weight: Its weight; 0 omits the term.
-        bilateral_sigma: Standard deviation of the bilateral term's places in pixels; likewise.
+        bilateral_sigma: Standard deviation of the bilateral term's positions in pixels; likewise.
         bilateral_color: Standard deviation of its colors in the image's own units; one number, or
             one per channel. By default 13 for 8-bit images and others whose values lie within 0 and
-            255, and 13/255 for bool and floats within 0 and 1; anything else has to be told.
+            255, and 13/255 for bool and floats within 0 and 1; required for any other image.
         bilateral_weight: Its weight; 0 omits the term.
         spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
             in the same unit.
@@ -169,7 +169,7 @@ class DenseCRF(Field):
         Args:
             image: As for `DenseCRF`.
             labels: A label for each pixel, 0 to n_labels − 1.  # (*pixels)
-            n_labels: How many labels there are; by default one more than the largest in the map.
+            n_labels: Number of labels; by default one more than the largest in the map.
             confidence: Probability that a label is right; the others share the rest.
             unsure: A value that stands for "not known" (0 or 255, say): all labels as probable.
             clip: As for `DenseCRF`.

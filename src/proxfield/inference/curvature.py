@@ -27,11 +27,11 @@ from proxfield.terms.factor import Factor
 if TYPE_CHECKING:
     from proxfield.field import Field
 
-MARGIN = 1e-3
+LANCZOS_MARGIN = 1e-3
 """Lanczos approaches eigenvalues from inside; what it finds is enlarged by this share."""
 LANCZOS_PRODUCTS = 25
 """Products that Lanczos takes at least; where there is no time for them it isn't begun."""
-DENSE = 64
+MAX_DENSE_SIZE = 64
 """Operators up to this size are diagonalized directly."""
 
 
@@ -215,7 +215,7 @@ def largest_eigenvalue(
         bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge in time.
         seconds: The time it has.
     """
-    if size <= DENSE:
+    if size <= MAX_DENSE_SIZE:
         dense = np.stack([apply(e) for e in np.eye(size)])
         top = float(np.linalg.eigvalsh((dense + dense.T) / 2)[-1])
         return top + 1e-12 * abs(top)
@@ -232,8 +232,15 @@ def largest_eigenvalue(
     start = np.random.default_rng(0).normal(size=size)
     try:
         top = float(
-            eigsh(operator, k=1, which="LA", v0=start, tol=MARGIN / 2, return_eigenvectors=False)[0]
+            eigsh(
+                operator,
+                k=1,
+                which="LA",
+                v0=start,
+                tol=LANCZOS_MARGIN / 2,
+                return_eigenvectors=False,
+            )[0]
         )
     except (ArpackError, _OutOfTimeError):  # not converged, an operator that is 0, or too slow
         return bound
-    return top + MARGIN * abs(top)
+    return top + LANCZOS_MARGIN * abs(top)

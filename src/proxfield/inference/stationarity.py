@@ -22,7 +22,7 @@ from proxfield.backends.base import Program, State, Tangent
 from proxfield.rules.session import Judgement, Verdict
 from proxfield.terms.base import Layout
 
-CAUTION = 2.0
+RESIDUAL_FACTOR = 2.0
 """A Ritz value counts as the lowest if it is above −1 by so many times its residual."""
 MIN_PRODUCTS = 10
 """Products with H before a fixed point may be called a minimum, and half a product more for each
@@ -31,9 +31,9 @@ MAX_PRODUCTS = 60
 RELATIVE_STEP = 0.5
 """Largest relative change of a marginal in a difference of gradients."""
 EIGENVALUE_MARGIN = {"float64": 1e-7, "float32": 1e-2}
-NEGLIGIBLE = {"float64": 1e-10, "float32": 1e-4}
+MIN_MARGINAL = {"float64": 1e-10, "float32": 1e-4}
 """Marginals below this are left out of the second-order test."""
-NUDGE = 1e-2
+NOISE_SCALE = 1e-2
 """Standard deviation of the noise on θ that breaks what symmetries are left."""
 
 
@@ -68,7 +68,7 @@ def judge(
     if program.lowered.layout.size == 0 or not any(True for _ in program.lowered.terms):
         return Judgement(Verdict.MINIMUM)
     kind = program.dtype.name
-    space = Scaled(program.tangent(state), program.lowered, NEGLIGIBLE[kind])
+    space = Scaled(program.tangent(state), program.lowered, MIN_MARGINAL[kind])
     if not space.free:
         return Judgement(Verdict.MINIMUM)
     verdict, direction = lowest_curvature(
@@ -150,7 +150,7 @@ def lowest_curvature(
         if rho < -1.0 - margin:
             return Verdict.SADDLE, x
         small = error <= 1e-9 * (1.0 + abs(rho))
-        if small or (made >= least and rho - CAUTION * error > -1.0):
+        if small or (made >= least and rho - RESIDUAL_FACTOR * error > -1.0):
             return Verdict.MINIMUM, None
         late = made >= min_products and time.perf_counter() > deadline
         if made == max_products or late:
@@ -222,7 +222,9 @@ def descend_along(program: Program, state: State, relative: NDArray[np.float64])
     return Judgement(Verdict.SADDLE, point, low)
 
 
-def nudged(layout: Layout, q: NDArray[Any], seed: int, noise: float = NUDGE) -> NDArray[np.float64]:
+def nudged(
+    layout: Layout, q: NDArray[Any], seed: int, noise: float = NOISE_SCALE
+) -> NDArray[np.float64]:
     """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
     rng = np.random.default_rng([seed, 0x0FF5E7])
     return layout.normalize(

@@ -220,7 +220,7 @@ class Term(ABC):
         raise missing(self, "neighbors", "sweep, colored and rounding")
 
     def lower(self, layout: Layout, builder: Builder) -> None:
-        """Say the same energy in the builder's words (constants, unaries, tables, …)."""
+        """Pass the same energy to the builder as constants, unaries, tables, …"""
         raise missing(self, "lower", "lowering to fused kernels")
 
     def bounds_log_z(self, layout: Layout) -> bool:

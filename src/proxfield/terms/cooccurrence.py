@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from proxfield.lowering.builder import Builder
 
-EXACT = 12
-"""Most undecided classes whose 2^m states are summed one by one."""
-SATURATION = 50.0
-"""A class is decided when this much energy speaks for it: the rest weighs less than e^-50."""
-SWEEPS = 200
-"""Most rounds of coordinate descent where there are too many states to sum."""
+MAX_EXACT_CLASSES = 12
+"""Maximum number m of undecided classes whose 2^m states are summed one by one."""
+SATURATION_ENERGY = 50.0
+"""Energy difference above which a class counts as decided: the error is below e^-50."""
+MAX_SWEEPS = 200
+"""Maximum number of sweeps of coordinate descent where there are too many states to sum."""
 ROWS = 64
 """Pixels that one numpy pass takes side by side: rows of a few labels are slow to add up."""
 
@@ -59,15 +59,15 @@ class Cooccurrence(Term):
       −log Σ_y exp(−E(q, y)), and for a labelling y is summed out. Its gradient is
       ∂E/∂q_il = κ P_r(Y_l = 0). As a minimum of linear functions E is concave in q: its
       curvature is at most 0 and the full parallel step is certified. −F bounds the log Z of x
-      and y together. Presences for which 50 or more in energy speaks are set (the error
-      is far below rounding), up to 12 others are summed exactly. If more are undecided, r is
+      and y together. Presences that an energy difference of 50 or more decides are fixed (the
+      error is far below rounding), up to 12 others are summed exactly. If more are undecided, r is
       minimized over independent presences, from two starts. Any r gives an upper bound on
       the minimum, so −F still bounds log Z, but F may rise where another r takes over.
     - ``latent="variables"``: as in the paper, the Y_l are binary variables of the field.
 
     Args:
         statistics: Counts of classes and of pairs of classes.
-        pixels: How many pixels N there are: a block of variables with a label for each class.
+        pixels: Number N of pixels: a block of variables with a label for each class.
         n_labels: The number of classes, for checking; it must be that of the statistics.
         first: The variable that is the first pixel.
         latent: The form.
@@ -76,7 +76,7 @@ class Cooccurrence(Term):
         kappa: κ, what a pixel pays for a class that isn't present.
         beta: β, the scale of the pairs' energies; 0.005 N by default.
         always: Classes that are always present: without Y and without energies of pairs.
-        tables: With variables, say the energy in N · m pairwise tables. Rules that visit single
+        tables: With variables, express the energy as N · m pairwise tables. Rules that visit single
             variables then work (sweep, colored, the search of auto), but iterations
             are slower and certified local steps smaller: for small fields.
 
@@ -297,7 +297,7 @@ class LatentCooccurrence(Cooccurrence):
         return out
 
     def lipschitz(self, layout: Layout) -> float:
-        """max(κ √N, ‖w‖₂): pixels meet entries Y = 0 alone, pairs meet entries Y = 1 alone."""
+        """max(κ √N, ‖w‖₂): pixels couple to entries Y = 0 alone, pairs to entries Y = 1 alone."""
         if len(self.classes) == 0:
             return 0.0
         return float(max(self.kappa * np.sqrt(self.pixels), np.linalg.norm(self.weights, 2)))
@@ -351,7 +351,7 @@ def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64
         weights: What pairs y_a = y_b = 1 cost, 0 or more; symmetric.  # (m, m)
 
     Returns:
-        The minimum (or, with more than `EXACT` undecided y, an upper bound on it), and the
+        The minimum (with more than `MAX_EXACT_CLASSES` undecided y an upper bound on it), and the
         probabilities that attain it.  # (m,)
 
     Example:
@@ -365,7 +365,7 @@ def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64
     out = off.astype(np.float64)
     if len(left):
         present = weights[np.ix_(left, on)].sum(axis=1)
-        solve = _summed if len(left) <= EXACT else _factorised
+        solve = _summed if len(left) <= MAX_EXACT_CLASSES else _factorised
         more, out[left] = solve(absent[left], present, weights[np.ix_(left, left)])
         least += more
     return least, out
@@ -377,12 +377,12 @@ def _decided(absent: Floats, weights: Floats) -> tuple[NDArray[np.bool_], NDArra
     while True:  # both sets only grow
         price = weights @ ~off - absent, weights @ on - absent  # of presence: at most, at least
         before = on, off
-        on, off = on | (price[0] <= -SATURATION), off | (price[1] >= SATURATION)
+        on, off = on | (price[0] <= -SATURATION_ENERGY), off | (price[1] >= SATURATION_ENERGY)
         if (on == before[0]).all() and (off == before[1]).all():
             return on, off
 
 
-@lru_cache(maxsize=EXACT + 1)
+@lru_cache(maxsize=MAX_EXACT_CLASSES + 1)
 def _states(m: int) -> NDArray[np.float64]:
     """Every y.  # (2^m, m)"""
     return ((np.arange(2**m)[:, None] >> np.arange(m)) & 1).astype(np.float64)
@@ -404,7 +404,7 @@ def _factorised(
     order = np.argsort(-absent, kind="stable")  # classes of many pixels choose first
     found = []
     for on in (np.ones(len(absent)), np.zeros(len(absent))):
-        for _ in range(SWEEPS):
+        for _ in range(MAX_SWEEPS):
             before = on.copy()
             for k in order:
                 on[k] = np.exp(-np.logaddexp(0.0, present[k] + weights[k] @ on - absent[k]))

@@ -48,26 +48,26 @@ def dense_energies(
     """θ after updates θ ← θ − step (θ − g(softmax(−θ))) with g(q) = U + Σ_t A_t q M_t.
 
     The gradient is that of the updates made: θ is kept before each of them, everything else is
-    recomputed while they are gone through backwards, with one product with every A_t per update.
+    recomputed in the backward pass, with one product with every A_t per update.
     It includes the derivative of the certified step. With ``gradient="implicit"`` it is that of
     the fixed point where the updates reached one, and memory doesn't grow with the updates.
 
     Args:
         unary: U, and the first θ; +inf rules a label out.  # (B, n, c)
-        features: Of each term; (1, n, d) if all images share them.  # (B, n, d) each
+        features: Features of each term; (1, n, d) if all images share them.  # (B, n, d) each
         tables: M, weight times compatibility; must be symmetric.  # (terms, c, c)
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
-        step: Of the updates; None: certified for each image.
+        step: Step of the updates; None: the certified one of each image.
         max_iters: Maximum number of iterations.
         tol: Change of q at which to stop; 0: never.
         gradient: "exact" or "implicit".
-        keep_every: Keep θ before every so many updates; the backward pass makes those between
-            again.
+        keep_every: Keep θ before every ``keep_every``-th update; the backward pass repeats those
+            between.
         implicit_tol: Relative residual max |log softmax(−g(q)) − log q| above which "implicit"
             takes the exact gradient instead, with a warning.
-        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:
-            1e-10).
+        adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5, on a GPU 1e-4
+            (float64: 1e-10).
         adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
 
     Returns:

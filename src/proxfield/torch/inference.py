@@ -70,9 +70,9 @@ def infer(
             `proxfield.errors.GradientWarning`, once.
             "unrolled": the exact one of a proximal rule ("fixed", "full-parallel") as recorded by
             autograd, all ``max_iters`` updates.
-        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5 (float64: 1e-10).
+        adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5 (float64: 1e-10).
         adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
-        seed: Of a random order of sweeps.
+        seed: Random seed of the order of sweeps.
         device: Where to compute if neither unary nor weights are given.
         **params: Parameters of the rule.
 

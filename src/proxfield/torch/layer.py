@@ -10,7 +10,7 @@ from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import Module, need_torch
 from proxfield.errors import InputError, refuse_keywords
 from proxfield.filters.torch.filter import working_dtype
-from proxfield.images.pixels import LEVELS, widths
+from proxfield.images.pixels import COLOR_SIGMA, widths
 from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
 
@@ -32,12 +32,11 @@ class DenseCRF(Module):  # type: ignore[misc]
     """Marginals of a dense CRF, differentiable in everything it is made of.
 
     The model is that of `proxfield.DenseCRF`: unaries, and Gaussian terms over all pairs of
-    pixels (one that sees places, one that also sees colors, and one over embeddings if there are
-    any). The layer iterates q ← softmax(−g(q)) with the certified step, so that F never rises
-    whatever the weights become in training, and gives the exact gradient of the updates it made
-    (see `dense_energies`): the memory of training is that of the inputs and one map of energies
-    per update. All sums run over all pairs, exactly; use a CUDA device for more than a few
-    thousand pixels.
+    pixels (spatial, bilateral, and one over embeddings if there are any). The layer iterates
+    q ← softmax(−g(q)) with the certified step, so that F never rises whatever the weights become
+    in training, and gives the exact gradient of the updates it made (see `dense_energies`).
+    Training needs memory for the inputs and for one map of energies per update. All sums run over
+    all pairs, exactly; use a CUDA device for more than a few thousand pixels.
 
     Parameters (train them with any optimizer): ``weights`` (one per term), ``log_spatial_sigma``,
     ``log_bilateral_sigma``, ``log_bilateral_color``, ``log_embedding_sigma``, ``compatibility``.
@@ -49,34 +48,35 @@ class DenseCRF(Module):  # type: ignore[misc]
             axis, and as many parameters.
         spatial_weight: Its weight; 0 omits the term, and there is nothing to learn (a weight that
             is to be learnt starts at another number).
-        bilateral_sigma: Of the bilateral term's places; likewise.
-        bilateral_color: Of its colors, in the image's units; one number, or one per channel.
-            Integer images are divided by 255 first, so the default means 13 of 255 levels for
-            them and for floats within 0 and 1.
+        bilateral_sigma: Standard deviation of the bilateral term's positions; likewise.
+        bilateral_color: Standard deviation of its colors, in the image's units; one number, or one
+            per channel. Integer images are divided by 255 first, so the default means 13 of 255
+            levels for them and for floats within 0 and 1.
         bilateral_weight: Its weight; 0 omits the term.
-        embedding_sigma: Of the places in the term over embeddings; None: it sees embeddings alone.
+        embedding_sigma: Standard deviation of the positions in the term over embeddings; None: the
+            term uses embeddings alone.
         embedding_weight: Its weight; 0 omits the term. Embeddings are in units of standard
             deviations: the network that makes them learns their scale.
-        compatibility: "potts" (nothing to learn), "diagonal" (what each label gains among its
-            like), "full" (a table, symmetrized: only then is there an F), or a start for the
-            latter two. # (labels,) or (labels, labels)
+        compatibility: "potts" (nothing to learn), "diagonal" (one energy per label, for pairs that
+            share it), "full" (a table, symmetrized: only then is there an F), or the start of a
+            diagonal or of a table. # (labels,) or (labels, labels)
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
         learn: Which groups of parameters need gradients: "weights", "bandwidths" and
             "compatibility".
-        step: Of the updates, in (0, 2]; None: certified.
+        step: Step of the updates, in (0, 2]; None: the certified one.
         max_iters: Maximum number of iterations.
-        tol: Stop when no marginal changes by more, over the step; 0: never.
+        tol: Stop when no marginal changes by more, divided by the step; 0: never.
         gradient: "exact": of the updates made, with θ kept before each. "implicit": of the fixed
             point, without memory that grows with the updates; where they haven't reached one (a
             relative residual above `proxfield.torch.solve.IMPLICIT_TOL`) the exact one is taken
             instead, with a `proxfield.errors.GradientWarning`, once. "unrolled": the exact one as
-            recorded by autograd, through all ``max_iters`` iterations (``tol`` isn't looked at):
+            recorded by autograd, through all ``max_iters`` iterations (``tol`` is ignored):
             more memory and time, for comparison.
-        keep_every: With "exact", keep θ before every so many updates only, and make those between
-            again in the backward pass: less memory for one more forward pass.
-        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:
-            1e-10).
+        keep_every: With "exact", keep θ before every ``keep_every``-th update only, and repeat the
+            updates between in the backward pass: less memory for one more forward pass.
+        adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5, on a GPU 1e-4
+            (float64: 1e-10).
         adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
         output: "marginals", "log-marginals" (for losses: softmax of these gives the marginals, so
             they also serve as logits) or "energies" (θ; logits are −θ).
@@ -95,7 +95,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         spatial_sigma: float | Sequence[float] = 3.0,
         spatial_weight: float = 3.0,
         bilateral_sigma: float | Sequence[float] = 80.0,
-        bilateral_color: float | Sequence[float] = LEVELS / 255,
+        bilateral_color: float | Sequence[float] = COLOR_SIGMA / 255,
         bilateral_weight: float = 10.0,
         embedding_sigma: float | Sequence[float] | None = None,
         embedding_weight: float = 0.0,
@@ -310,7 +310,7 @@ class DenseCRF(Module):  # type: ignore[misc]
 
 
 def rows(maps: Any) -> Any:
-    """Maps as rows, one a pixel.  # (B, c, *pixels) -> (B, n, c)"""
+    """Maps with one row per pixel.  # (B, c, *pixels) -> (B, n, c)"""
     return maps.flatten(2).transpose(1, 2).contiguous()
 
 

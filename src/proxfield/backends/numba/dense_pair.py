@@ -1,4 +1,4 @@
-"""Dense fields of two labels under Potts terms, one number a pixel.
+"""Dense fields of two labels under Potts terms, one number per pixel.
 
 With v = q₁ − q₀ the labels' energies differ by u₁ − u₀ − Σ w (K v), so one channel is filtered
 instead of two, a row of a lattice is one number, and the softmax is a logistic function. For full

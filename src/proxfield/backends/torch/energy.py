@@ -22,12 +22,12 @@ from proxfield.terms.base import Ints, Layout, Term
 from proxfield.terms.factor import Factor
 from proxfield.terms.gaussian import Gaussian
 
-FEW = 16
+MAX_SHARED_TABLES = 16
 """Shared tables up to which factors are done table by table, without copies of the tables."""
 
 
 class Padding:
-    """Flat arrays of a layout as (n, most labels), and back.
+    """Flat arrays of a layout as (n, largest n_labels), and back.
 
     Args:
         layout: Where each variable's labels live in a flat array.
@@ -126,7 +126,7 @@ class Tables:
 
     def __init__(self, term: Factor, labels: int, dtype: Any, device: Any) -> None:
         self.degree, self.shape, self.labels = term.degree, term.shape, labels
-        few = len(term.tables) <= FEW
+        few = len(term.tables) <= MAX_SHARED_TABLES
         groups = [term.index == t for t in range(len(term.tables))] if few else [slice(None)]
         self.groups: list[tuple[Any, Any, Any]] = []
         owner = []

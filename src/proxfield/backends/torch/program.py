@@ -33,7 +33,7 @@ class TorchState:
 def compile_torch(
     lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: Any = None
 ) -> TorchProgram:
-    """A program for the kernel set "torch"; on the CPU unless told otherwise."""
+    """A program for the kernel set "torch"; on the CPU by default."""
     return TorchProgram(lowered, dtype, device)
 
 

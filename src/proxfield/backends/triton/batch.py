@@ -26,7 +26,7 @@ from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Update
 from proxfield.terms.base import Floats
 
-BETWEEN_LOOKS = 256
+LAUNCHES_PER_CHECK = 256
 """Launches between two looks at whether all is done."""
 
 
@@ -317,13 +317,13 @@ class BatchProgram:
         launches = n + plan.adaptive  # it learns F of the last state from one launch more
         key = (flags, getattr(self.pack, "hard", False))
         while launches:
-            some = min(launches, BETWEEN_LOOKS)
+            some = min(launches, LAUNCHES_PER_CHECK)
             slot.graphs.repeat(key, once, some, self.capturable)
             launches -= some
             if (launches or plan.adaptive) and bool((slot.board[:, arithmetic.DONE] != 0).all()):
                 return
             if launches == 0 and plan.adaptive:  # some were made again
-                launches = BETWEEN_LOOKS if n > BETWEEN_LOOKS else max(1, n // 4)
+                launches = LAUNCHES_PER_CHECK if n > LAUNCHES_PER_CHECK else max(1, n // 4)
 
     def _step(self, slot: Slot, flags: launch.Flags) -> None:
         """One iteration of all fields that aren't done."""

@@ -12,7 +12,7 @@ from typing import Any
 from proxfield.devices.cuda import torch, triton
 from proxfield.filters.plan import Plan
 
-STORED = 1 << 25
+MAX_STORED_WEIGHTS = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""
 CACHE_BYTES = 1 << 30
 """Bytes that remembered plans may hold in all; the oldest go first."""
@@ -59,7 +59,7 @@ class PlainPlan(Plan):
 
     name = "exact"
 
-    def __init__(self, features: Any, dtype: Any = None, stored: int = STORED) -> None:
+    def __init__(self, features: Any, dtype: Any = None, stored: int = MAX_STORED_WEIGHTS) -> None:
         self.batched = features.ndim == 3
         points = (features if self.batched else features[None]).to(dtype or features.dtype)
         # a copy, so that what happens to the tensor doesn't matter; centered for precision

@@ -22,7 +22,7 @@ else:
 PIECE = 128
 """Maximum number of entries that one program adds up."""
 CHANNELS = 64
-"""Most channels of one program."""
+"""Maximum number of channels of one program."""
 
 
 def has_kernels(tensor: Any) -> bool:

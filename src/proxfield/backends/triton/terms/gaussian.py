@@ -25,7 +25,7 @@ else:
 
 ROWS = 64
 """Points of a program."""
-MOST_LABELS = 256
+MAX_LABELS = 256
 """Maximum number of labels for which a program holds whole rows."""
 
 
@@ -137,7 +137,7 @@ class GaussianOnDevice:
             seen = self.plan.apply(given)
         seen = seen.to(q.dtype)
         target = out[self.at].view(self.n, self.labels)
-        if self.matrix is None and has_kernels(q) and self.labels <= MOST_LABELS:
+        if self.matrix is None and has_kernels(q) and self.labels <= MAX_LABELS:
             return self._add_potts(mine, seen, target)
         seen = self.operator.gather(seen)
         if self.own is not None:
