@@ -76,8 +76,8 @@ def measure(
         if k:  # the first is a warm-up
             forward.append(middle - start)
             backward.append(end - middle)
-    learnt = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
-    flat = [logits.grad.ravel(), *(g.ravel() for g in learnt.values())]
+    learned = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
+    flat = [logits.grad.ravel(), *(g.ravel() for g in learned.values())]
     return {
         "forward_s": statistics.median(forward),
         "forward_spread_s": [min(forward), max(forward)],
@@ -86,7 +86,7 @@ def measure(
         "peak_bytes": peak if device == "cuda" else None,
         "loss": loss.item(),
         "gradient": torch.cat([x / x.norm().clamp(min=1e-30) for x in flat]).double().cpu(),
-        "by_parameter": {n: g.tolist() for n, g in learnt.items()},
+        "by_parameter": {n: g.tolist() for n, g in learned.items()},
     }
 
 

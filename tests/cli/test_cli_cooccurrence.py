@@ -24,8 +24,8 @@ PRESENCE = [3, 2, 2]
 PAIRS = [[3, 2, 2], [2, 2, 1], [2, 1, 2]]
 
 
-def save(path: Path, values: Any, kind: str = "grey") -> Path:
-    """A label map as a grey or palette PNG, or as .npy."""
+def save(path: Path, values: Any, kind: str = "gray") -> Path:
+    """A label map as a gray or palette PNG, or as .npy."""
     if kind == "npy":
         np.save(path.with_suffix(".npy"), values)
         return path.with_suffix(".npy")
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", ["grey", "palette", "npy"])
+@pytest.mark.parametrize("kind", ["gray", "palette", "npy"])
 def test_counts(invoke: Callable[..., Any], tmp_path: Path, kind: str) -> None:
     files = [save(tmp_path / f"{k}.png", m, kind) for k, m in enumerate(MAPS)]
     result = invoke("cooccurrence", *files, "-o", "out.json")

@@ -159,11 +159,11 @@ def test_labels_and_channels_first_or_last(softly: Any) -> None:
         np.testing.assert_array_equal(first.probabilities, softly.probabilities.transpose(2, 0, 1))
 
 
-def test_grey_is_one_channel() -> None:
+def test_gray_is_one_channel() -> None:
     image, p = scene()
-    grey = image[..., 0]
-    plain = soft(grey, p)
-    for other in (grey[..., None], grey[None]):
+    gray = image[..., 0]
+    plain = soft(gray, p)
+    for other in (gray[..., None], gray[None]):
         np.testing.assert_array_equal(soft(other, p).probabilities, plain.probabilities)
 
 
@@ -212,8 +212,8 @@ def test_volumes_and_signals() -> None:
     image, p = scene((4, 5, 18))
     result = pf.DenseCRF(image, p).infer()
     assert result.labels.shape == (4, 5, 18)
-    grey = pf.DenseCRF(image[..., 0], p.transpose(3, 0, 1, 2)).infer(max_iters=2)
-    assert grey.probabilities.shape == (3, 4, 5, 18)
+    gray = pf.DenseCRF(image[..., 0], p.transpose(3, 0, 1, 2)).infer(max_iters=2)
+    assert gray.probabilities.shape == (3, 4, 5, 18)
     signal, p = scene((40,))
     assert pf.DenseCRF(signal[:, 0], p).infer(max_iters=2).labels.shape == (40,)
 

@@ -246,7 +246,7 @@ def test_memory_of_the_layer() -> None:
     assert saved("unrolled", 40) > 5 * saved("unrolled", 4)
 
 
-def test_nothing_is_kept_where_nothing_is_learnt(monkeypatch: Any) -> None:
+def test_nothing_is_kept_where_nothing_is_learned(monkeypatch: Any) -> None:
     from proxfield.torch import dense
 
     kept = []

@@ -2,7 +2,7 @@
 
 Sizes, names, weights and ranges of parameters follow the paper's own instances; the numbers
 are random. Only the GRID family has the very same distribution: the paper's SEG and DBN models
-were learnt from pictures, which a generator can't repeat.
+were learned from pictures, which a generator can't repeat.
 """
 
 from __future__ import annotations

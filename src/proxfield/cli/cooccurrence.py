@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Count in how many images each class, and each pair of classes, is present.
 
-    Each LABELMAP is a PNG (palette or grey) or a .npy file that holds a class number for
+    Each LABELMAP is a PNG (palette or gray) or a .npy file that holds a class number for
     each pixel, or a folder of such files. The counts are what `proxfield.Cooccurrence` takes.
     """
     from proxfield.cli.progress import Display

@@ -223,11 +223,11 @@ class DenseCRF(Field):
         """A dense CRF over points of any kind, one Gaussian term for each array of features.
 
         Args:
-            features: In units of standard deviations; an array, or several in a list.  # (n, d)
-            probabilities: For each point they sum to 1.  # (n, labels)
+            features: In units of standard deviations; an array, or a list of arrays.  # (n, d)
+            probabilities: Probabilities of each point; they sum to 1.  # (n, labels)
             weights: The weight of each term; 0 omits it.
             energies: Unary energies in place of probabilities.
-            compatibility: And what follows: as for `DenseCRF`.
+            compatibility: This and all further options: as for `DenseCRF`.
 
         Example:
             >>> import numpy as np

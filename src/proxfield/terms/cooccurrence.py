@@ -365,7 +365,7 @@ def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64
     out = off.astype(np.float64)
     if len(left):
         present = weights[np.ix_(left, on)].sum(axis=1)
-        solve = _summed if len(left) <= MAX_EXACT_CLASSES else _factorised
+        solve = _summed if len(left) <= MAX_EXACT_CLASSES else _factorized
         more, out[left] = solve(absent[left], present, weights[np.ix_(left, left)])
         least += more
     return least, out
@@ -397,7 +397,7 @@ def _summed(absent: Floats, present: Floats, weights: Floats) -> tuple[float, ND
     return float(low - np.log(p.sum())), np.asarray(((1 - y).T @ p) / p.sum())
 
 
-def _factorised(
+def _factorized(
     absent: Floats, present: Floats, weights: Floats
 ) -> tuple[float, NDArray[np.float64]]:
     """The better of two coordinate descents over independent y, from all and from none."""

@@ -47,7 +47,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         spatial_sigma: Standard deviation of the spatial term in pixels: one number, or one per
             axis, and as many parameters.
         spatial_weight: Its weight; 0 omits the term, and there is nothing to learn (a weight that
-            is to be learnt starts at another number).
+            is to be learned starts at another number).
         bilateral_sigma: Standard deviation of the bilateral term's positions; likewise.
         bilateral_color: Standard deviation of its colors, in the image's units; one number, or one
             per channel. Integer images are divided by 255 first, so the default means 13 of 255
@@ -259,9 +259,9 @@ class DenseCRF(Module):  # type: ignore[misc]
         Args:
             image: None without a bilateral term.  # (B, channels, *pixels)
             logits: Scores of a network, before a softmax.  # (B, labels, *pixels)
-            probabilities: In their place: what sums to 1.
-            energies: In their place: unary energies; +inf rules a label out.
-            embeddings: For the term over them.  # (B, any, *pixels)
+            probabilities: Probabilities instead of logits; they sum to 1.
+            energies: Unary energies instead of logits; +inf excludes a label.
+            embeddings: Embeddings of the pixels, for the term over them.  # (B, any, *pixels)
 
         Returns:
             # (B, labels, *pixels)

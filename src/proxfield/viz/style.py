@@ -17,7 +17,7 @@ class RuleStyle:
         color: On a light background.
         dark: On a dark background.
         dash: "solid", "dash", "dot" or "dashdot" (plotly's words; see `line_style`).
-        width: Of the line, in points.
+        width: Width of the line, in points.
         paper_name: What the paper calls the rule, if it has it.
     """
 

@@ -36,8 +36,8 @@ class Views:
 
     Args:
         terms: Gaussian terms over the lattice, all of the same points.
-        labels: Labels of each point.
-        dtype: Of the numbers.
+        labels: Number of labels of each point.
+        dtype: Floating-point type.
         threads: Threads that work on them.
     """
 

@@ -31,7 +31,7 @@ class Padding:
 
     Args:
         layout: Where each variable's labels live in a flat array.
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, layout: Layout, device: Any) -> None:
@@ -66,7 +66,7 @@ class Collect:
     Args:
         owner: The variable that each row is for.  # (rows,)
         n: Number of variables.
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, owner: Ints, n: int, device: Any) -> None:

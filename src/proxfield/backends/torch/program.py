@@ -50,7 +50,7 @@ class TorchProgram(Program):
         device: Where to compute.
         unary: Unary energies instead of the field's.  # (B, n, labels)
         energy: The field's energy, if there is one already.
-        weights: Of its edges that were given apart.
+        weights: Weights of the edges that were given separately.
     """
 
     def __init__(

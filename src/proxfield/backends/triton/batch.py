@@ -39,7 +39,7 @@ class BatchProgram:
 
     Args:
         lowereds: The fields.
-        dtype: Of the state, "float32" or "float64"; sums are float64.
+        dtype: Type of the state, "float32" or "float64"; sums are float64.
         device: A CUDA device.
         form: How to store couplings, for tests; see `device_pack`.
 

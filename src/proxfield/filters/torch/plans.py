@@ -52,7 +52,7 @@ class PlainPlan(Plan):
     """K itself, kept or recomputed some rows at a time: exact, on any device of torch.
 
     Args:
-        features: In units of standard deviations.  # (n, d) or (Bf, n, d)
+        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
         dtype: Type of weights and sums; that of the features by default.
         stored: Maximum number of weights that are kept.
     """
@@ -198,7 +198,7 @@ def make_plan(
     """A plan over tensors.
 
     Args:
-        features: In units of standard deviations.  # (n, d), or (Bf, n, d) for "exact"
+        features: Features in units of standard deviations.  # (n, d), or (Bf, n, d) for "exact"
         kind: "exact" or "lattice".
         tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
         dtype: Type in which the exact filter computes without them; the features' by default.

@@ -44,7 +44,7 @@ def locate(features: Any) -> tuple[Any, Any]:
     the same side.
 
     Args:
-        features: In units of standard deviations.  # (n, d)
+        features: Features in units of standard deviations.  # (n, d)
 
     Returns:
         Keys and barycentric weights.  # (n, d + 1) int64 and float32
@@ -98,7 +98,7 @@ def build(features: Any) -> Vertices:
     """The lattice of at least one point.
 
     Args:
-        features: In units of standard deviations, finite.  # (n, d)
+        features: Features in units of standard deviations, finite.  # (n, d)
     """
     n, d = features.shape
     device = features.device

@@ -52,8 +52,8 @@ def choose_kind(name: str, features: Any, double: bool, tolerance: float = TOLER
     Args:
         name: "exact", "lattice" or "auto".
         features: On the device.  # (n, d)
-        double: In float64?
-        tolerance: Of the exact filter in float32.
+        double: Whether to compute in float64.
+        tolerance: Tolerance of the exact filter in float32.
     """
     n = len(features)
     if name != "auto" or not features.is_cuda:
@@ -74,9 +74,9 @@ class DeviceFilter(HostPlan):
     Args:
         features: On the host.  # (n, d)
         kind: "exact", "lattice" or "auto".
-        double: In float64?
+        double: Whether to compute in float64.
         device: Where the plan lives.
-        tolerance: Of the exact filter in float32.
+        tolerance: Tolerance of the exact filter in float32.
     """
 
     def __init__(

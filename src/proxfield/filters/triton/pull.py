@@ -99,7 +99,7 @@ def moments_of(plan: ExactPlan, features: Any) -> Any:
     """Features in two parts, and ones, in the plan's order; 0 for points that aren't there.
 
     Args:
-        plan: Of the points.
+        plan: Plan of the points.
         features: The points, near 0.  # (n, d)
 
     Returns:
@@ -130,7 +130,7 @@ def pull(plan: ExactPlan, features: Any, a: Any, b: Any) -> tuple[Any, Any]:
     """The gradient of Σ_ij k_ij a_i·b_j with respect to the features.
 
     Args:
-        plan: Of the features.
+        plan: Plan of the features.
         features: What the plan was made of; the nearer to 0, the smaller the errors.  # (n, d)
         a: # (n, c) float32
         b: # (n, c) float32

@@ -64,7 +64,7 @@ def on_device(term: Term, layout: Layout, dtype: Any, device: Any) -> DeviceTerm
 
     Args:
         term: The term; what is changed in it later has no effect.
-        layout: Of the field.
+        layout: Layout of the field.
         dtype: "float32" or "float64": of marginals and gradients.
         device: A device of torch.
 

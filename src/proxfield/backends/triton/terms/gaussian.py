@@ -66,10 +66,10 @@ class GaussianOnDevice:
 
     Args:
         term: The term; its filter is used if that is already on this device.
-        layout: Of the field.
+        layout: Layout of the field.
         dtype: "float32" or "float64".
         device: A device of torch.
-        tolerance: Of the exact filter in float32.
+        tolerance: Tolerance of the exact filter in float32.
     """
 
     capturable = True
