@@ -117,7 +117,7 @@ class InputTypeError(InputError, TypeError):
 
 
 class MemoryLimitError(ProxfieldError, MemoryError):
-    """A field that would not fit in memory, found out before allocating."""
+    """A field that would not fit in memory; raised before allocating."""
 
 
 class UnsupportedError(ProxfieldError, TypeError):
@@ -129,7 +129,7 @@ class MissingDependencyError(ProxfieldError, ImportError):
 
 
 class GradientWarning(RuntimeWarning):
-    """A gradient was not computed in the way that was asked for; the message says how it was."""
+    """A gradient was not computed in the requested way; the message says how it was."""
 
 
 def refuse_keywords(

@@ -255,7 +255,7 @@ class Field:
         return self._observing(seen)
 
     def _observing(self, evidence: Ints) -> Self:
-        """A copy with this evidence, which nobody changes from here on.  # (n_vars,)"""
+        """A copy with this evidence, which becomes read-only.  # (n_vars,)"""
         out = self.snapshot()
         evidence.setflags(write=False)  # copies share it
         out.evidence = evidence

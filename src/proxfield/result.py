@@ -62,7 +62,7 @@ class Status(Enum):
 
     @property
     def converged(self) -> bool:
-        """Is the end a fixed point, and not known to be a saddle?"""
+        """Whether the run ended at a fixed point that isn't known to be a saddle."""
         return self is Status.CONVERGED
 
     @property
@@ -212,7 +212,7 @@ class Result:
 
     @property
     def converged(self) -> bool:
-        """Is q a fixed point within ``tol``, and not a saddle?"""
+        """Whether q is a fixed point within ``tol``, and not a saddle."""
         return self.status.converged
 
     @property

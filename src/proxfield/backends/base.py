@@ -84,9 +84,9 @@ class Program(ABC):
     dtype: np.dtype[Any]
     threads: int = 1
     sums_in_double: ClassVar[bool] = False
-    """Is F as good from float32 marginals as from the same in float64?"""
+    """Whether F of float32 marginals is as accurate as F of the same marginals in float64."""
     cuts_sweeps: ClassVar[bool] = False
-    """May an `Order` visit some of the variables only?"""
+    """Whether an `Order` may visit some of the variables only."""
 
     @abstractmethod
     def start(self, q: Floats) -> State:
@@ -124,7 +124,7 @@ class Program(ABC):
         return residual_of(self.lowered.layout, q, g, self.lowered.unary), rounding
 
     def tangent(self, state: State) -> Tangent:
-        """The state as the second-order test sees it."""
+        """The state as the second-order test uses it."""
         layout = self.lowered.layout
 
         def sums(flat: NDArray[Any]) -> NDArray[np.float64]:
@@ -214,7 +214,7 @@ class Program(ABC):
 
     @property
     def sweepable(self) -> bool:
-        """Can single variables be visited? Not while a term is only iterated as a whole."""
+        """Whether single variables can be visited; not if a term is only iterated as a whole."""
         return not self.lowered.extras
 
     def need_sweeps(self) -> None:
@@ -227,7 +227,7 @@ class Program(ABC):
 
     @property
     def parallel(self) -> bool:
-        """Does one iteration spread over threads?"""
+        """Whether one iteration uses several threads."""
         return False
 
 

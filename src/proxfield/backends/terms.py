@@ -178,7 +178,7 @@ def implementation(term: Term, kernels: str) -> Maker | None:
 
 
 def overrides(kind: type, base: type, name: str) -> bool:
-    """Is an attribute of a class another one than that of its base?"""
+    """Whether a class overrides an attribute of its base."""
     return getattr_static(kind, name) is not getattr_static(base, name)
 
 

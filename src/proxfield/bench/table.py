@@ -178,7 +178,7 @@ def lowest(values: Sequence[float | None]) -> float | None:
 
 
 def is_lowest(value: float | None, low: float | None) -> bool:
-    """Does a value show as the lowest one? Ties to the digits shown are ties."""
+    """Whether a value is shown as the lowest one; equal digits are a tie."""
     return value is not None and low is not None and show(value) == show(low)
 
 

@@ -237,7 +237,7 @@ def sensitivity(ctx: click.Context, /, **options: Any) -> None:
 
 
 def wanted_suites(given: str | None) -> list[str] | None:
-    """The suites that were asked for, in capitals; None for all."""
+    """The requested suites, in capitals; None for all."""
     from proxfield.bench.session import split_names
 
     if given is None:
@@ -297,7 +297,7 @@ def open_store(outputs: Outputs, data: str | None, settings: Settings) -> Store:
 
 
 def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) -> list[Failure]:
-    """Do what isn't stored yet; leaves with 130 on Ctrl-C."""
+    """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
     from proxfield.bench.progress import Bar
     from proxfield.bench.runner import run_tasks
     from proxfield.bench.session import describe_failures
@@ -368,7 +368,7 @@ def print_sensitivity(figure: Any) -> None:
 
 
 def finish(outputs: Outputs, data: Any) -> None:
-    """Pictures and report, after everything else is safe."""
+    """Pictures and report, after all results are stored."""
     from proxfield.bench.session import write_outputs
 
     for line in write_outputs(outputs, data):

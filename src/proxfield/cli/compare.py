@@ -108,7 +108,7 @@ def command(
 
 
 def results_interrupted(results: dict[str, Result]) -> bool:
-    """Did Ctrl-C end the last inference?"""
+    """Whether Ctrl-C ended the last inference."""
     return any(r.status.name == "INTERRUPTED" for r in results.values())
 
 
@@ -139,7 +139,7 @@ def check_picture(plot: str | None, no_plot: bool, model: str, evidence: str | N
 
 
 def draw(loaded: Loaded, results: dict[str, Result], plot: str | None) -> int:
-    """Draw and save; returns the exit code. A picture nobody asked for by name may fail."""
+    """Draw and save; returns the exit code. A picture that wasn't requested by name may fail."""
     from proxfield.cli.main import report
     from proxfield.errors import ProxfieldError
 

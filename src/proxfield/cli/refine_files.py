@@ -32,7 +32,7 @@ class Pair:
 
     @property
     def finished(self) -> bool:
-        """Is everything there that would be written?"""
+        """Whether all files that would be written exist."""
         done = any(target.exists() for target in self.targets)
         return done and (self.overlay is None or self.overlay.exists())
 
@@ -139,7 +139,7 @@ def make_pairs(
 
 
 def is_file_name(given: str) -> bool:
-    """Does an output stand for one file, not for a folder?"""
+    """Whether an output names a file and not a folder."""
     return Path(given).suffix.lower() in (*PICTURES, *ARRAYS) and not Path(given).is_dir()
 
 

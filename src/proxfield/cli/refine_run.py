@@ -80,7 +80,7 @@ def refine_one(pair: Pair, work: Work, callback: Callback | None = None) -> dict
 
 
 def _explain(error: Exception, name: str) -> str:
-    """Why an image failed, in one line; what nobody foresaw is raised for debugging."""
+    """Why an image failed, in one line; unexpected errors are raised for debugging."""
     from proxfield.cli.main import describe
 
     if isinstance(error, InputError):

@@ -158,7 +158,7 @@ def _sums_to_one(values: NDArray[Any], axis: int) -> bool:
 
 
 def rows(values: NDArray[Any], axis: int, *, fresh: bool = False) -> NDArray[np.float32]:
-    """Maps with one row per pixel; a copy where that is needed or asked for.  # (n, labels)"""
+    """Maps with one row per pixel; a copy if needed or requested.  # (n, labels)"""
     moved = np.moveaxis(values, axis, -1)
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found later
         if fresh:

@@ -37,7 +37,7 @@ MAX_DENSE_SIZE = 64
 
 @dataclass(frozen=True)
 class Curvature:
-    """Curvature of one field, each number computed when it is first asked for.
+    """Curvature of one field, each number computed when first used.
 
     Args:
         lowered: The lowered field.
@@ -53,7 +53,7 @@ class Curvature:
     seconds: float = np.inf
 
     def prepare(self) -> None:
-        """Do what belongs to building the field, so that asking for the numbers can be timed.
+        """Do the part that counts as building the field, so that the rest can be timed.
 
         Imports and compiles what they need, and takes the bounds from the tables.
         """
@@ -173,7 +173,7 @@ class Curvature:
 
 
 def by_lanczos(term: Term) -> bool:
-    """Is the term's H constant, and its spectrum not known in closed form?"""
+    """Whether the term's H is constant, and its spectrum not known in closed form."""
     return term.degree == 2 and not offers(term, "spectrum")
 
 

@@ -38,7 +38,7 @@ NOISE_SCALE = 1e-2
 
 
 def is_fixed_point(program: Program, state: State, tol: float) -> bool:
-    """Is softmax(−g(q)) within ``tol`` of q, up to rounding of the program's type?"""
+    """Whether softmax(−g(q)) is within ``tol`` of q, up to rounding of the program's type."""
     residual, rounding = program.residual(state)
     return residual <= tol + rounding
 

@@ -283,7 +283,7 @@ def png_bytes(picture: Image) -> bytes:
 
 
 def is_array(data: bytes) -> bool:
-    """Do these bytes begin like ``.npy`` or ``.npz``?"""
+    """Whether these bytes begin like ``.npy`` or ``.npz``."""
     return data.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06"))
 
 

@@ -152,7 +152,7 @@ class Search:
     # ---- limits ----
 
     def _time_to_explore(self) -> bool:
-        """Does the budget leave time for enough sweeps?"""
+        """Whether the budget leaves time for enough sweeps."""
         loop = self.session.loop
         needed = EXPLORE_SWEEPS * large_sweep_seconds(self.session.problem.lowered)
         return loop.seconds_left() >= max(MIN_EVALUATIONS * loop.costs.evaluation, needed)

@@ -91,7 +91,7 @@ def large_sweep_seconds(lowered: Lowered) -> float:
 
 
 def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
-    """Is nothing left of the limits on the whole?"""
+    """Whether the limits of the whole run are used up."""
     return loop.iterations >= max_iters or (budget is not None and loop.elapsed >= budget)
 
 

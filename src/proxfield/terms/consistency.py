@@ -135,7 +135,7 @@ class Consistency(Term):
 
     @cached_property
     def overlapping(self) -> bool:
-        """Is a variable in more than one segment?"""
+        """Whether a variable is in more than one segment."""
         return len(np.unique(self.members)) < len(self.members)
 
     def _chunks(self, n_labels: int) -> Iterator[tuple[slice, slice, Ints, Ints]]:

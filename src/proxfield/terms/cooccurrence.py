@@ -46,7 +46,7 @@ class Statistics(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Cooccurrence(Term):
-    """Pixels that show few classes, and classes that go together: latent class presence.
+    """Few classes per image, and classes that occur together: latent class presence.
 
     Beside the pixels X_i there is a latent Y_l for each class l that isn't always there: is it
     present? A pixel pays κ for a class that isn't, two classes that are pay for not going together:

@@ -1,4 +1,4 @@
-"""Fully connected Gaussian terms: every pair of points, weighted by how alike they are."""
+"""Fully connected Gaussian terms: every pair of points, weighted by their similarity."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Gaussian(Term):
             CRFs and pydensecrf do. By default it is left out: then the energy is that of a
             random field, multilinear, and −F bounds log Z whatever the compatibility. With it,
             −F is a bound only where equal labels are never more expensive than different ones (all
-            attractive compatibilities). It matters for points that few others resemble.
+            attractive compatibilities). It matters for points that are similar to few others.
         filter: "exact" (all pairs), "lattice" (permutohedral, for many points) or "auto" (exact
             up to 2000 points).
         first: Number of the first of the n consecutive variables.
@@ -84,7 +84,7 @@ class Gaussian(Term):
         if filter not in ("auto", *FILTERS):
             raise InputError(f"unknown filter {shown(filter)}, expected auto, {', '.join(FILTERS)}")
         self.features: NDArray[Any] | None = check_features(features)
-        """As given; None once `build` was told to drop them.  # (n, d)"""
+        """As given; None after `build(drop_features=True)`.  # (n, d)"""
         self.n_points = len(self.features)
         """Variables in the block."""
         self.weight = float(as_floats(weight, "the weight of a Gaussian term"))

@@ -62,7 +62,7 @@ _SPARE = (
 
 
 def rule_style(name: str, place: int = 0) -> RuleStyle:
-    """The look of a rule; rules that nobody has styled get spare colors by their place.
+    """The style of a rule; rules without one get spare colors by their position.
 
     Args:
         name: The rule's name.

@@ -38,7 +38,7 @@ def distribute_pair(vertex: Any, vertices: Any, weight: Any, rows: Any) -> None:
 def see_pair(
     row: Any, weight: Any, factor: Any, begin: int, rows: Any, i0: int, i1: int, x: Any
 ) -> None:
-    """Add what pixels see on one lattice."""
+    """Add the filtered values of pixels from one lattice."""
     corners = row.shape[1]
     mine = rows[begin:]
     for i in range(i0, i1):

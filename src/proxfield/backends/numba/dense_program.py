@@ -42,14 +42,14 @@ MAX_CYCLE_BUFFER = 2**27
 
 
 def is_dense(lowered: Lowered) -> bool:
-    """Are there pixels (the first variables, alike) filtered with lattices, and no tables?"""
+    """Whether the first variables, alike, are pixels filtered with lattices, without tables."""
     if lowered.ising or lowered.potts or lowered.factors:
         return False
     return len({t.n_points for t in lowered.extras if on_lattice(t)}) == 1
 
 
 def on_lattice(term: Term) -> TypeGuard[Gaussian]:
-    """Is this a term that the dense kernels filter with a lattice?"""
+    """Whether this is a term that the dense kernels filter with a lattice."""
     return implementation(term, "cpu") is Views
 
 

@@ -46,7 +46,7 @@ class Views:
 
     @staticmethod
     def accepts(term: Term) -> bool:
-        """Is this a term over the first variables, filtered with a lattice?"""
+        """Whether this is a term over the first variables, filtered with a lattice."""
         assert isinstance(term, Gaussian)
         return term.first == 0 and term.n_points > 0 and term.filter_kind == "lattice"
 

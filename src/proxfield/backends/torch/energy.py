@@ -100,7 +100,7 @@ class Collect:
 
 
 class Edges:
-    """Potts or Ising energies, one weight an edge; see the terms of these names."""
+    """Potts or Ising energies, one weight per edge; see the terms of these names."""
 
     degree = 2
 
@@ -173,7 +173,7 @@ class TorchTerm(Protocol):
         """dE/dq, 0 for variables of other terms.  # (B, n, labels) -> (B, n, labels)"""
 
     def energy(self, q: Any) -> Any:
-        """E(q) in float64; asked only where the term's degree is None.  # (B, n, labels) -> (B,)"""
+        """E(q) in float64; used only if the term's degree is None.  # (B, n, labels) -> (B,)"""
 
 
 class Block:
@@ -181,7 +181,7 @@ class Block:
 
     @staticmethod
     def accepts(term: Term) -> bool:
-        """Does the term still have its features, and any?"""
+        """Whether the term still has its features, and at least one point."""
         assert isinstance(term, Gaussian)
         return term.features is not None and term.n_points > 0
 

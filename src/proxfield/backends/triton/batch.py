@@ -419,7 +419,7 @@ class BatchProgram:
 
     @property
     def exact(self) -> BatchProgram:
-        """The same fields in float64, for F as it is reported; made when first asked for."""
+        """The same fields in float64, for F as it is reported; made when first used."""
         if self.dtype == "float64" and not self.small:
             return self
         if self._exact is None:

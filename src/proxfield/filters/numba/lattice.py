@@ -115,7 +115,7 @@ def splat(points: Any, factor: Any, values: Any, stride: int, rows: Any) -> None
 
 @parallel_kernel
 def slice_all(points: Any, rows: Any, out: Any) -> None:
-    """out[i] = what each point sees.  # (n, width)"""
+    """out[i] = the filtered values of each point.  # (n, width)"""
     corners = points.row.shape[1]
     width = rows.shape[1]
     corner, weight, chunk = points.row.reshape(-1), points.weight.reshape(-1), points.chunk
@@ -395,7 +395,7 @@ def blur_some(near: Any, side: Any, a: Any, b: Any, first: int, end: int) -> Non
 
 @parallel_kernel
 def slice_one(points: Any, vertex: Any, vertices: Any, out: Any) -> None:
-    """What each point sees, straight from the vertices, for one channel.  # (n,)"""
+    """The filtered value of each point, directly from the vertices, for one channel.  # (n,)"""
     row, weight, chunk = points.row, points.weight, points.chunk
     run, first, end = points.chunks
     corners = row.shape[1]

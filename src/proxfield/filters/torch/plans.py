@@ -183,7 +183,7 @@ class TritonPlan(Plan):
 
 
 def on_triton(features: Any) -> bool:
-    """Does the Triton kernel serve these features? Double precision is computed plainly."""
+    """Whether the Triton kernel supports these features; it doesn't support float64."""
     return triton is not None and features.is_cuda and features.dtype == torch.float32
 
 

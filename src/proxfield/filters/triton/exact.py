@@ -39,7 +39,7 @@ class Tiles:
     block: int = 8
     """Points that are kept or skipped together."""
     box: int = 16
-    """Points in one of the boxes of a row tile, by which it knows who is near."""
+    """Points per box of a row tile; boxes decide which blocks are near."""
     rounds: int = 256
     """Maximum number of rounds per sum: tensor cores round down, so longer sums are less exact."""
 
@@ -120,7 +120,7 @@ class ExactPlan(Plan):
             self._build(features)
 
     def _build(self, features: Any) -> None:
-        """Two things are asked of the device: the ranges of features, and how many are near."""
+        """Read the ranges of features and the number of near blocks from the device."""
         t = self.tiles
         low, high = torch.stack(torch.aminmax(features, dim=0)).to(torch.float64).tolist()
         scale = math.sqrt(math.log2(math.e))  # weights are 2^(−½ distance²) then

@@ -90,7 +90,7 @@ def add_moments(
 
 
 def as_tf32(x: Any) -> Any:
-    """Float32 numbers rounded to the 11 bits that tensor cores see."""
+    """Float32 numbers rounded to the 11 bits that tensor cores use."""
     bits = (x.contiguous().view(torch.int32) + TF32_ROUNDING) & TF32_MASK
     return bits.view(torch.float32)
 

@@ -26,7 +26,7 @@ CHANNELS = 64
 
 
 def has_kernels(tensor: Any) -> bool:
-    """Can Triton's kernels run on this tensor? Where not, plain torch does the same."""
+    """Whether Triton's kernels can run on this tensor; otherwise plain torch is used."""
     return triton is not None and (bool(tensor.is_cuda) or interpreted())
 
 

@@ -20,7 +20,7 @@ class DeviceTerm(Protocol):
     """A term on a device, made from (term, layout, dtype, device)."""
 
     capturable: bool
-    """May `add_gradient` be recorded in a CUDA graph? Then it never waits for the host.
+    """Whether `add_gradient` may be recorded in a CUDA graph: it never waits for the host.
 
     An implementation that doesn't say is never recorded.
     """
