@@ -11,7 +11,7 @@ import proxfield as pf
 from proxfield.devices import cuda as backend
 from proxfield.errors import MissingDependencyError
 
-FIELD = pf.Field(2, labels=2).add(pf.Potts([[0, 1]], 1.0))
+FIELD = pf.Field(2, n_labels=2).add(pf.Potts([[0, 1]], 1.0))
 INSTALL = 'pip install "proxfield[gpu]"'
 
 

@@ -46,21 +46,21 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def impossible() -> pf.Field:
-    field = pf.Field(3, labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))
+    field = pf.Field(3, n_labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))
     return field.add(pf.Unary([[0.0, INF]], [0])).add(pf.Unary([[INF, 0.0]], [0]))
 
 
 def forbidding() -> pf.Field:
-    return pf.Field(2, labels=2).add(pf.Pairwise([[0, 1]], [[0.0, INF], [INF, 0.5]]))
+    return pf.Field(2, n_labels=2).add(pf.Pairwise([[0, 1]], [[0.0, INF], [INF, 0.5]]))
 
 
 def observed() -> pf.Field:
     """All is known: nothing is left to infer."""
-    return pf.Field(2, labels=2).add(pf.Unary([[0.0, 1.0]], [1])).condition({0: 1, 1: 0})
+    return pf.Field(2, n_labels=2).add(pf.Unary([[0.0, 1.0]], [1])).condition({0: 1, 1: 0})
 
 
 def dense() -> pf.Field:
-    return pf.Field(4, labels=2).add(pf.Gaussian(np.arange(4.0)[:, None], weight=0.5))
+    return pf.Field(4, n_labels=2).add(pf.Gaussian(np.arange(4.0)[:, None], weight=0.5))
 
 
 def examples(*names: str) -> list[pf.Field]:
@@ -86,7 +86,7 @@ def test_as_alone(name: str, batches: list[int]) -> None:
     rule, params = RULES[name]
     fields = [
         *examples("ising-grid", "potts-mixed-cardinalities", "inf-unary-binary"),
-        pf.Field(2, labels=2).add(pf.Unary([[0.0, 1.0], [0.5, 0.0]])),  # done early
+        pf.Field(2, n_labels=2).add(pf.Unary([[0.0, 1.0], [0.5, 0.0]])),  # done early
         *examples("inf-unary"),
     ]
     options: dict[str, Any] = {"max_iters": 6, "tol": 1e-2, "dtype": "float64", "init": "random"}
@@ -194,7 +194,7 @@ class Clock:
 @direct
 def test_budget(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
-    pair = pf.Field(2, labels=2).add(pf.Ising([[0, 1]], 3.0)).add(pf.Unary([[0.0, 0.1]], [0]))
+    pair = pf.Field(2, n_labels=2).add(pf.Ising([[0, 1]], 3.0)).add(pf.Unary([[0.0, 0.1]], [0]))
     fields = [pf.Field(1, 2).add(pf.Unary([[0.0, 1.0]])), pair]  # it oscillates, always
     options: dict[str, Any] = {"init": "random", "seed": 1}
     quick, slow = pf.infer_many(fields, "full-parallel", device="cuda", budget=0.2, **options)

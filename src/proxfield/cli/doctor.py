@@ -55,7 +55,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of everything that matters; None for what isn't installed."""
+    """Versions of Python and of the packages used; None for missing ones."""
     from importlib.metadata import PackageNotFoundError, version
 
     from proxfield._version import __version__

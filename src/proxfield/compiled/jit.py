@@ -44,7 +44,7 @@ FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 
 
 def cache_root() -> Path:
-    """The folder for everything proxfield caches; PROXFIELD_CACHE_DIR overrides it."""
+    """The folder of all of proxfield's caches; PROXFIELD_CACHE_DIR overrides it."""
     own = os.environ.get("PROXFIELD_CACHE_DIR")
     if own:
         return Path(own)
@@ -102,7 +102,7 @@ def _private_folder() -> Path:
 
 
 def _forget_old(root: Path) -> None:
-    """Remove kernels of other versions that nobody has added to for a month."""
+    """Remove kernels of other versions that haven't changed for a month."""
     for other in root.glob("kernels-*"):
         with suppress(OSError):
             newest = max(path.stat().st_mtime for path in [other, *other.rglob("*")])

@@ -96,7 +96,7 @@ def infer(
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(4, labels=2).add(pf.Unary([[0, 1.0]] * 4))
+        >>> field = pf.Field(4, n_labels=2).add(pf.Unary([[0, 1.0]] * 4))
         >>> field = field.add(pf.Potts([[0, 1], [1, 2], [2, 3], [3, 0]], -2.0))
         >>> result = pf.infer(field, "fixed", init="random")
         >>> result.converged, result.map_labels.sum()

@@ -66,7 +66,7 @@ class CpuProgram(Program):
 
     @property
     def parallel(self) -> bool:
-        """Is the field large enough for threads?"""
+        """Whether the field is large enough for several threads."""
         return self.threads > 1 and self.work >= PARALLEL_WORK
 
     # ---- the layout-dependent parts ----

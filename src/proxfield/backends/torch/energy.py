@@ -23,16 +23,16 @@ from proxfield.terms.base import Ints, Layout, Term
 from proxfield.terms.factor import Factor
 from proxfield.terms.gaussian import Gaussian
 
-FEW = 16
+MAX_SHARED_TABLES = 16
 """Shared tables up to which factors are done table by table, without copies of the tables."""
 
 
 class Padding:
-    """Flat arrays of a layout as (n, most labels), and back.
+    """Flat arrays of a layout as (n, largest n_labels), and back.
 
     Args:
         layout: Where each variable's labels live in a flat array.
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, layout: Layout, device: Any) -> None:
@@ -67,7 +67,7 @@ class Collect:
     Args:
         owner: The variable that each row is for.  # (rows,)
         n: Number of variables.
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, owner: Ints, n: int, device: Any) -> None:
@@ -101,7 +101,7 @@ class Collect:
 
 
 class Edges:
-    """Potts or Ising energies, one weight an edge; see the terms of these names."""
+    """Potts or Ising energies, one weight per edge; see the terms of these names."""
 
     degree = 2
 
@@ -127,7 +127,7 @@ class Tables:
 
     def __init__(self, term: Factor, labels: int, dtype: Any, device: Any) -> None:
         self.degree, self.shape, self.labels = term.degree, term.shape, labels
-        few = len(term.tables) <= FEW
+        few = len(term.tables) <= MAX_SHARED_TABLES
         groups = [term.index == t for t in range(len(term.tables))] if few else [slice(None)]
         self.groups: list[tuple[Any, Any, Any]] = []
         owner = []
@@ -174,7 +174,7 @@ class TorchTerm(Protocol):
         """dE/dq, 0 for variables of other terms.  # (B, n, labels) -> (B, n, labels)"""
 
     def energy(self, q: Any) -> Any:
-        """E(q) in float64; asked only where the term's degree is None.  # (B, n, labels) -> (B,)"""
+        """E(q) in float64; used only if the term's degree is None.  # (B, n, labels) -> (B,)"""
 
 
 class Block:
@@ -182,7 +182,7 @@ class Block:
 
     @staticmethod
     def accepts(term: Term) -> bool:
-        """Does the term still have its features, and any?"""
+        """Whether the term still has its features, and at least one point."""
         assert isinstance(term, Gaussian)
         return term.features is not None and term.n_points > 0
 

@@ -33,7 +33,7 @@ class TorchState:
 def compile_torch(
     lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: Any = None
 ) -> TorchProgram:
-    """A program for the kernel set "torch"; on the CPU unless told otherwise."""
+    """A program for the kernel set "torch"; on the CPU by default."""
     return TorchProgram(lowered, dtype, device)
 
 
@@ -50,7 +50,7 @@ class TorchProgram(Program):
         device: Where to compute.
         unary: Unary energies instead of the field's.  # (B, n, labels)
         energy: The field's energy, if there is one already.
-        weights: Of its edges that were given apart.
+        weights: Weights of the edges that were given separately.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ def attach(lowered: Lowered, dtype: Any, device: Any, tolerance: float = TOLERAN
         lowered: The field.
         dtype: "float32" or "float64".
         device: A device of torch.
-        tolerance: Of the exact filter in float32.
+        tolerance: Tolerance of the exact filter in float32.
     """
     if not lowered.extras:
         return lowered

@@ -143,7 +143,7 @@ def differentiable(features: Any, normalization: str, self_message: bool) -> Ope
 
 
 def eigenvalue_range(features: Any, normalization: str, self_message: bool) -> tuple[Any, Any]:
-    """`Operator.range` in operations that autograd sees through.  # (Bf, n, d) -> (Bf,), (Bf,)"""
+    """`Operator.range` in differentiable operations.  # (Bf, n, d) -> (Bf,), (Bf,)"""
     if normalization == "symmetric" and self_message:  # nothing of the features in it
         zero = features.new_zeros(len(features))
         return zero, zero + 1
