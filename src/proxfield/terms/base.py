@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from proxfield.lowering.builder import Builder
 
 Floats = NDArray[np.floating[Any]]
+Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Tables = tuple[Ints, Floats, "Ints | None"]
 
