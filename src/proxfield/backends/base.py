@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -22,7 +22,7 @@ from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Explored, Plan
 from proxfield.terms.base import Floats, Ints, Layout, missing, offers
 
-WARM: set[Any] = set()
+WARM: set[Hashable] = set()
 """What has run in this process and needn't be compiled or loaded any more."""
 WARM_UP_SECONDS = 0.005
 """Time for a few trial evaluations before the clock starts."""
@@ -237,7 +237,7 @@ class Program(Batch[Plan, State]):
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
         """Run independent cooling chains, each polished into a local minimum of F."""
 
-    def kernel_key(self) -> tuple[Any, ...]:
+    def kernel_key(self) -> tuple[Hashable, ...]:
         """What programs have in common that run the same compiled kernels."""
         pack = getattr(self, "pack", ())
         arrays = [a for a in pack if isinstance(a, np.ndarray)]

@@ -6,12 +6,14 @@ a plain case doesn't need, and nothing is copied where there is nothing to merge
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.terms.base import Floats, Ints
+
+V = TypeVar("V", bound=np.generic)
 
 DEDUPLICATE_LIMIT = 50_000_000
 """Table entries above which equal tables aren't searched for (sorting would dominate)."""
@@ -205,8 +207,8 @@ def deduplicate(tables: Floats, index: Ints) -> tuple[Floats, Ints]:
 
 
 def compressed_rows(
-    n: int, ends: Ints, values: list[NDArray[np.generic]]
-) -> tuple[Ints, NDArray[np.int32], list[NDArray[np.generic]]]:
+    n: int, ends: Ints, values: list[NDArray[V]]
+) -> tuple[Ints, NDArray[np.int32], list[NDArray[V]]]:
     """Undirected edges as rows of both directions.
 
     Args:

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Doubles as Doubles
+from proxfield.common.arrays import Floats as Floats
+from proxfield.common.arrays import Ints as Ints
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.terms.names import Names, listed
 
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
 
     from proxfield.lowering.builder import Builder
 
-Floats = NDArray[np.floating[Any]]
-Ints = NDArray[np.int64]
 Tables = tuple[Ints, Floats, "Ints | None"]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import Module, need_torch
+from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError, refuse_keywords
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.images.pixels import COLOR_SIGMA, widths
@@ -155,8 +156,8 @@ class DenseCRF(Module):  # type: ignore[misc]
             setattr(self, f"log_{name}_sigma", logs if name in self.terms else None)
         several = len(bilateral_color) if isinstance(bilateral_color, Sequence) else 1
         logs = self._logs("bilateral_color", bilateral_color, several, bandwidths)
-        self.log_bilateral_color: Any = logs if "bilateral" in self.terms else None
-        self.log_embedding_sigma: Any = None
+        self.log_bilateral_color: Tensor = logs if "bilateral" in self.terms else None
+        self.log_embedding_sigma: Tensor | None = None
         if "embedding" in self.terms and embedding_sigma is not None:
             self.log_embedding_sigma = self._logs(
                 "embedding_sigma", embedding_sigma, dimensions, bandwidths
@@ -166,17 +167,17 @@ class DenseCRF(Module):  # type: ignore[misc]
     # ---- parameters ----
 
     @staticmethod
-    def _parameter(values: Any, learn: bool) -> Any:
+    def _parameter(values: Any, learn: bool) -> Tensor:
         start = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
         return torch.nn.Parameter(start, requires_grad=learn)
 
-    def _logs(self, what: str, values: Any, count: int, learn: bool) -> Any:
+    def _logs(self, what: str, values: float | Sequence[float], count: int, learn: bool) -> Tensor:
         """Logarithms of lengths, as many as were given: a step can't make one negative."""
         widths(values, count, what, "axis or channel")
         given = values if isinstance(values, Sequence) else [values]
         return self._parameter([math.log(v) for v in given], learn)
 
-    def _compatibility(self, given: Any, learn: bool) -> Any:
+    def _compatibility(self, given: Any, learn: bool) -> Tensor | None:
         if given is None:
             return None
         if isinstance(given, str):
@@ -193,7 +194,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             )
         return out
 
-    def tables(self) -> Any:
+    def tables(self) -> Tensor:
         """Weight times compatibility of each term, symmetrized.  # (terms, labels, labels)"""
         if self.compatibility is None:  # Potts, up to what is the same for all labels
             table = -torch.eye(self.n_labels, dtype=self.weights.dtype, device=self.weights.device)
@@ -212,7 +213,9 @@ class DenseCRF(Module):  # type: ignore[misc]
 
     # ---- forward ----
 
-    def features(self, image: Any, embeddings: Any, pixels: Sequence[int], like: Any) -> list[Any]:
+    def features(
+        self, image: Tensor | None, embeddings: Tensor | None, pixels: Sequence[int], like: Tensor
+    ) -> list[Tensor]:
         """Features of each term, in units of standard deviations.  # (B or 1, n, d) each
 
         Override to make other terms; there must be one entry for each of ``terms``.
@@ -247,13 +250,13 @@ class DenseCRF(Module):  # type: ignore[misc]
 
     def forward(
         self,
-        image: Any,
-        logits: Any = None,
+        image: Tensor | None,
+        logits: Tensor | None = None,
         *,
-        probabilities: Any = None,
-        energies: Any = None,
-        embeddings: Any = None,
-    ) -> Any:
+        probabilities: Tensor | None = None,
+        energies: Tensor | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Tensor:
         """Marginals (or what ``output`` says) of each pixel.
 
         Args:
@@ -294,7 +297,9 @@ class DenseCRF(Module):  # type: ignore[misc]
         # contiguous: PyTorch's losses for maps insist on it
         return theta.transpose(1, 2).reshape(unary.shape).contiguous()
 
-    def _unary(self, logits: Any, probabilities: Any, energies: Any) -> Any:
+    def _unary(
+        self, logits: Tensor | None, probabilities: Tensor | None, energies: Tensor | None
+    ) -> Tensor:
         given = [x for x in (logits, probabilities, energies) if x is not None]
         if len(given) != 1:
             raise InputError("expected logits, probabilities or energies, one of them")
@@ -309,11 +314,11 @@ class DenseCRF(Module):  # type: ignore[misc]
         return energies if probabilities is None else -probabilities.clamp(min=self.clip).log()
 
 
-def rows(maps: Any) -> Any:
+def rows(maps: Tensor) -> Tensor:
     """Maps with one row per pixel.  # (B, c, *pixels) -> (B, n, c)"""
     return maps.flatten(2).transpose(1, 2).contiguous()
 
 
-def _one_of(what: str, value: Any, known: Sequence[str]) -> None:
+def _one_of(what: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         raise InputError(f"{what}={value!r}, expected one of: {', '.join(known)}")

@@ -9,18 +9,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.backends.base import Rows, Updates
 from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 from proxfield.errors import GradientWarning
 from proxfield.inference.loop import Loop
 from proxfield.rules.certified import damping_for
 
-Function = Callable[[Any], Any]
+Function = Callable[[Tensor], Tensor]
 
 IMPLICIT_TOL = 1e-5
 """Relative residual (see `relative_residual`) up to which the implicit gradient is taken.
@@ -46,14 +47,14 @@ class Solution:
         kept: θ before the updates that were asked for.  # (B, n, c) each
     """
 
-    theta: Any
-    q: Any
+    theta: Tensor
+    q: Tensor
     iterations: int = 0
     change: float = np.inf
-    kept: list[Any] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
 
 
-class ProximalUpdates(Updates[Any, Solution]):
+class ProximalUpdates(Updates[Tensor, Solution]):
     """θ ← θ − step (θ − g(q)) of all images at once; the plan is the step.
 
     Args:
@@ -65,8 +66,9 @@ class ProximalUpdates(Updates[Any, Solution]):
         self.gradient, self.keep_every = gradient, keep_every
 
     def advance_each(
-        self, state: Solution, plan: Any, n: int, tol: float, trace: bool, wanted: Any = None
-    ) -> list[Rows]:
+        self, state: Solution, plan: Tensor, n: int, tol: float, trace: bool,
+        wanted: NDArray[np.bool_] | None = None,
+    ) -> list[Rows]:  # fmt: skip
         """As in `Updates`; without a ``tol`` only the last change is known: looking waits.
 
         F is never evaluated, and all images move.
@@ -88,8 +90,9 @@ class ProximalUpdates(Updates[Any, Solution]):
 
 
 def fixed_point(
-    gradient: Function, theta: Any, step: Any, iterations: int, tol: float, keep_every: int = 0
-) -> Solution:
+    gradient: Function, theta: Tensor, step: Tensor, iterations: int, tol: float,
+    keep_every: int = 0,
+) -> Solution:  # fmt: skip
     """θ ← θ − step (θ − g(q)) until q changes by less than ``tol`` times the step.
 
     Args:
@@ -106,17 +109,17 @@ def fixed_point(
     return solution
 
 
-def certified_step(curvature: Any) -> Any:
+def certified_step(curvature: Tensor) -> Tensor:
     """1 / (1 + d) with d = max(0, λ/4 − ½): no such step raises F.  # (B,) -> (B, 1, 1)"""
     return (1 / (1 + damping_for(curvature)))[:, None, None]
 
 
-def covariance(q: Any, x: Any) -> Any:
+def covariance(q: Tensor, x: Tensor) -> Tensor:
     """S x, S = diag(q) − q qᵀ for each variable.  # (B, n, c)"""
     return q * (x - (q * x).sum(dim=-1, keepdim=True))
 
 
-def relative_residual(q: Any, target: Any) -> float:
+def relative_residual(q: Tensor, target: Tensor) -> float:
     """The largest |log softmax(−g(q)) − log q|: 0 at a fixed point; see `IMPLICIT_TOL`.
 
     Args:
@@ -128,11 +131,13 @@ def relative_residual(q: Any, target: Any) -> float:
     return float((_log(softmax(target)) - _log(q)).abs().max())
 
 
-def _log(q: Any) -> Any:
+def _log(q: Tensor) -> Tensor:
     return q.clamp(min=SMALLEST_PROBABILITY).log()
 
 
-def adjoint(hessian: Function, q: Any, grad: Any, tol: float, iterations: int) -> tuple[Any, str]:
+def adjoint(
+    hessian: Function, q: Tensor, grad: Tensor, tol: float, iterations: int
+) -> tuple[Tensor, str]:
     """y = (I + S H)⁻¹ grad: the gradient for the unaries, from that for θ.
 
     At a fixed point θ = U + …(q), dθ = dU + H dq and dq = −S dθ, so dθ = (I + H S)⁻¹ dU and the
@@ -152,7 +157,7 @@ def adjoint(hessian: Function, q: Any, grad: Any, tol: float, iterations: int) -
         y, and what is wrong with it: "" where it was solved.  # (B, n, c)
     """
 
-    def dot(a: Any, b: Any) -> Any:
+    def dot(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum(dim=(1, 2), keepdim=True)  # (B, 1, 1)
 
     x = torch.zeros_like(grad)

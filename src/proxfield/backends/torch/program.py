@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from proxfield.backends.torch.energy import Energy
 from proxfield.backends.torch.moves import softmax
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
 from proxfield.terms.base import Floats
@@ -22,7 +22,7 @@ from proxfield.terms.base import Floats
 class TorchState:
     """Marginals, natural parameters, moments, the state before.  # (B, n, labels) each"""
 
-    def __init__(self, q: Any) -> None:
+    def __init__(self, q: Tensor) -> None:
         self.q = q
         self.theta = -torch.log(q.clamp(min=TINY))
         self.u = torch.zeros_like(q)
@@ -31,7 +31,7 @@ class TorchState:
 
 
 def compile_torch(
-    lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: Any = None
+    lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: TorchDevice = None
 ) -> TorchProgram:
     """A program for the kernel set "torch"; on the CPU by default."""
     return TorchProgram(lowered, dtype, device)
@@ -57,11 +57,11 @@ class TorchProgram(Program):
         self,
         lowered: Lowered,
         dtype: str = "float64",
-        device: Any = None,
+        device: TorchDevice = None,
         *,
-        unary: Any = None,
+        unary: Tensor | None = None,
         energy: Energy | None = None,
-        weights: tuple[Any, ...] = (),
+        weights: tuple[Tensor, ...] = (),
     ) -> None:
         need_torch()
         self.lowered = lowered
@@ -80,15 +80,15 @@ class TorchProgram(Program):
         flat = self.field.tensor(q)[None].expand(len(self.unary), -1)
         return self.start_from(self.padding.pad(flat, 0.0))
 
-    def start_from(self, q: Any) -> State:
+    def start_from(self, q: Tensor) -> State:
         """A state at these marginals.  # (B, n, labels)"""
         return State(TorchState(q))
 
-    def tensor(self, state: State) -> Any:
+    def tensor(self, state: State) -> Tensor:
         """The marginals, on the device.  # (B, n, labels)"""
         return state.arrays.q
 
-    def _host(self, padded: Any) -> NDArray[np.float64]:
+    def _host(self, padded: Tensor) -> NDArray[np.float64]:
         out = self.padding.flatten(padded)[0].detach().cpu().numpy()
         return np.array(out, dtype=np.float64)
 
@@ -97,7 +97,7 @@ class TorchProgram(Program):
 
     # ---- energies ----
 
-    def _gradient(self, q: Any) -> Any:
+    def _gradient(self, q: Tensor) -> Tensor:
         out = self.field.gradient(q, self.unary, *self.weights)
         for term in self.field.unknown:  # through the host, image by image
             flat = self.padding.flatten(q).cpu().double().numpy()
@@ -107,7 +107,7 @@ class TorchProgram(Program):
             out = out + self.padding.pad(self.field.tensor(extra), 0.0)
         return out
 
-    def _free_energy(self, q: Any) -> Any:
+    def _free_energy(self, q: Tensor) -> Tensor:
         out = self.field.free_energy(q, self.unary, *self.weights)
         for term in self.field.unknown:
             flat = self.padding.flatten(q).cpu().double().numpy()
@@ -130,7 +130,7 @@ class TorchProgram(Program):
         energies: list[float] = []
         changes: list[float] = []
         s = state.arrays
-        scale: Any = 1.0
+        scale: Tensor | float = 1.0
         earlier = None
         with torch.no_grad():
             for _ in range(n):
@@ -148,7 +148,7 @@ class TorchProgram(Program):
             period2 = np.inf if earlier is None else largest((s.q - earlier).abs() / scale)
         return Rows(np.array(energies), np.array(changes), period2)
 
-    def update(self, s: TorchState, plan: Update | Order, f: Any = None) -> Any:
+    def update(self, s: TorchState, plan: Update | Order, f: Tensor | None = None) -> Tensor:
         """One update of a state, in operations that autograd can record.
 
         Args:
@@ -166,7 +166,7 @@ class TorchProgram(Program):
                 f = self._free_energy(s.q)
         return self._parallel(s, plan, f)
 
-    def _parallel(self, s: TorchState, plan: Update, f: Any) -> Any:
+    def _parallel(self, s: TorchState, plan: Update, f: Tensor) -> Tensor:
         target = plan.inverse_temperature * self._gradient(s.q)
         impossible = torch.isinf(target)
         target = torch.where(impossible, torch.zeros_like(target), target)
@@ -184,7 +184,7 @@ class TorchProgram(Program):
             rose = self._free_energy(softmax(trial)) > allowed
             step = torch.where(rose[:, None, None], certain, step)
 
-        def center(x: Any) -> Any:
+        def center(x: Tensor) -> Tensor:
             """Subtract the mean over possible labels."""
             count = (~impossible).sum(dim=-1, keepdim=True).clamp(min=1)
             kept = torch.where(impossible, torch.zeros_like(x), x)
@@ -231,6 +231,6 @@ class TorchProgram(Program):
         return ReferenceProgram(self.lowered).explore(chains, threads)
 
 
-def largest(change: Any) -> float:
+def largest(change: Tensor) -> float:
     """The largest entry; NaN if there is one."""
     return float(change.max()) if change.numel() else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -21,10 +21,14 @@ from proxfield.backends.triton.natural_parameters import Natural
 from proxfield.backends.triton.state import BatchState, Slot, default_device
 from proxfield.backends.triton.update import arithmetic, kinds
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Update
 from proxfield.terms.base import Floats
+
+if TYPE_CHECKING:
+    from proxfield.backends.triton.terms.base import DeviceTerm
 
 LAUNCHES_PER_CHECK = 256
 """Launches between two looks at whether all is done."""
@@ -53,7 +57,7 @@ class BatchProgram(Batch[Update, BatchState]):
         self,
         lowereds: list[Lowered],
         dtype: str = "float32",
-        device: Any = None,
+        device: TorchDevice = None,
         form: str | None = None,
     ) -> None:
         self.device = default_device(device)
@@ -62,12 +66,11 @@ class BatchProgram(Batch[Update, BatchState]):
         self.tensors = Tensors(dtype, self.device)
         self.binary = self.joined.binary
         self.natural = Natural(self.joined, self.device)
-        self.terms: list[Any] = []
+        self.terms: list[DeviceTerm] = []
         """Terms iterated on their own (see `gpu.terms`), and whether graphs can hold them."""
         self.capturable = True
-        self.pack: Any = (BinaryTensors if self.binary else GeneralTensors)(
-            self.joined, self.tensors, form
-        )
+        kind = BinaryTensors if self.binary else GeneralTensors
+        self.pack: BinaryTensors | GeneralTensors = kind(self.joined, self.tensors, form)
         self.small = self.pack.form == "small"
         self.per_state = self.joined.n if self.binary else self.joined.size
         self.front = self.pack.front
@@ -116,7 +119,7 @@ class BatchProgram(Batch[Update, BatchState]):
         flat = np.concatenate([np.zeros(0), *q]) if len(q) != 1 else np.asarray(q[0])
         return self.start_from(from_numpy(flat).to(self.device))
 
-    def start_from(self, q: Any) -> BatchState:
+    def start_from(self, q: Tensor) -> BatchState:
         """A state at the marginals of all fields, as one tensor.  # (size,)"""
         pending = np.zeros(self.fields, dtype=bool)
         if self.any_gone:
@@ -131,7 +134,7 @@ class BatchProgram(Batch[Update, BatchState]):
         state.slot.board.zero_()
         return state
 
-    def set_marginals(self, state: BatchState, q: Any) -> None:
+    def set_marginals(self, state: BatchState, q: Tensor) -> None:
         """Put a state at other marginals, moments kept; all its buffers hold them.  # (size,)"""
         slot = state.slot
         value = self.natural.of(q.to(torch.float64))
@@ -180,7 +183,7 @@ class BatchProgram(Batch[Update, BatchState]):
         worst = [both[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(entry)]
         return np.array([w[0] for w in worst]), np.array([w[1] for w in worst])
 
-    def _buffer(self, state: BatchState, ago: int = 0) -> Any:
+    def _buffer(self, state: BatchState, ago: int = 0) -> Tensor:
         """The natural parameters some updates ago, without asking the device which they are."""
         slot = state.slot
         if self.binary and self.small:
@@ -191,17 +194,17 @@ class BatchProgram(Batch[Update, BatchState]):
         at = torch.arange(self.per_state, device=self.device)
         return slot.buffers[self._which(slot, ago)[entries], at]
 
-    def _which(self, slot: Slot, ago: int) -> Any:
+    def _which(self, slot: Slot, ago: int) -> Tensor:
         return (
             slot.board[:, arithmetic.TICK].long() + arithmetic.BUFFERS - ago
         ) % arithmetic.BUFFERS
 
-    def _field_of_entries(self) -> Any:
+    def _field_of_entries(self) -> Tensor:
         bounds = self.joined.bounds if self.binary else self.joined.offsets[self.joined.bounds]
         fields = np.repeat(np.arange(self.fields), np.diff(bounds))
         return torch.as_tensor(fields).to(self.device)
 
-    def tensor(self, state: BatchState, dtype: Any = None) -> Any:
+    def tensor(self, state: BatchState, dtype: TorchDtype | None = None) -> Tensor:
         """Marginals of all fields on the device, normalized.  # (size,)"""
         value = self._buffer(state).to(self.tensors.dtype if dtype is None else dtype)
         q = self.natural.marginals(value)
@@ -339,6 +342,7 @@ class BatchProgram(Batch[Update, BatchState]):
         launch.finish(self, slot, flags)
 
     def _add_terms(self, slot: Slot) -> None:
+        assert slot.q is not None and slot.shift is not None, "made with the slot"
         q = self.natural.marginals(self._present(slot))
         slot.q.copy_(q)
         slot.shift.zero_()
@@ -347,7 +351,7 @@ class BatchProgram(Batch[Update, BatchState]):
             energy = energy + term.add_gradient(slot.q, slot.shift[: self.joined.size])
         slot.numbers[:, arithmetic.EXTRA] = energy
 
-    def _present(self, slot: Slot) -> Any:
+    def _present(self, slot: Slot) -> Tensor:
         return slot.buffers.index_select(0, self._which(slot, 0))[0, self.inside]
 
     def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
@@ -374,7 +378,7 @@ class BatchProgram(Batch[Update, BatchState]):
             rows.append(Rows(f, change, float(line[1])))
         return rows
 
-    def _twice(self, state: BatchState, plan: Update) -> Any:
+    def _twice(self, state: BatchState, plan: Update) -> Tensor:
         """Largest difference from two updates before, over the step, of each field."""
         a, b, c = (self.natural.plain(self._buffer(state, ago)) for ago in (0, 2, 1))
         gap = (a - b).abs()
@@ -401,7 +405,7 @@ class BatchProgram(Batch[Update, BatchState]):
 
     # ---- looking ----
 
-    def set_unary(self, unary: Any) -> None:
+    def set_unary(self, unary: Tensor) -> None:
         """Replace the unary energies of all fields.
 
         States at hand see the new energies too; the fields' own arrays stay as they were.
@@ -432,27 +436,28 @@ class BatchProgram(Batch[Update, BatchState]):
             form = "tiles"
             if self.binary:
                 form = "slices" if self.small else self.pack.form
-            if form == self.pack.form and not self.binary and not self.pack.coupled:
-                self._exact = self._in_double()
+            pack = self.pack
+            if isinstance(pack, GeneralTensors) and form == pack.form and not pack.coupled:
+                self._exact = self._in_double(pack)
             else:
                 self._exact = BatchProgram(self.joined.lowereds, "float64", self.device, form)
             self._exact.terms = self.exact_terms()
             self._exact.set_unary(self.unary)
         return self._exact
 
-    def _in_double(self) -> BatchProgram:
+    def _in_double(self, pack: GeneralTensors) -> BatchProgram:
         """The same program with numbers in float64, where no coupling was rounded to float32."""
         out = copy.copy(self)
         out.dtype, out.tensors = "float64", Tensors("float64", self.device)
-        out.pack = self.pack.retyped(out.tensors)
+        out.pack = pack.retyped(out.tensors)
         out._pool, out._slots, out._exact = [], WeakSet(), None
         return out
 
-    def exact_terms(self) -> list[Any]:
+    def exact_terms(self) -> list[DeviceTerm]:
         """The terms of `terms` in float64."""
         return []
 
-    def look(self, q: Any) -> tuple[Any, Any]:
+    def look(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """F of each field and dE/dq at normalized marginals, all in float64.
 
         Args:
@@ -486,7 +491,7 @@ class BatchProgram(Batch[Update, BatchState]):
         return np.where(state.pending, np.inf, f)
 
 
-def finite_size(values: Any) -> Any:
+def finite_size(values: Tensor) -> Tensor:
     """|values| where they are finite, else 0."""
     return torch.where(torch.isfinite(values), values.abs(), 0.0)
 

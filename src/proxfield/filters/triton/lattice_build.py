@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 from proxfield.filters.geometry import MIN_TOUCHED, axis_scales, peak, vertex_codes
 
 POINTS_PER_PASS = 1 << 21
@@ -22,22 +22,22 @@ POINTS_PER_PASS = 1 << 21
 class Vertices:
     """The lattice of some points. Vertices that points touch come first, the bridges after them."""
 
-    corner: Any
+    corner: Tensor
     """Vertices of each point's simplex.  # (n, d + 1) int32"""
-    weight: Any
+    weight: Tensor
     """Their barycentric weights, times √`peak`.  # (n, d + 1) float32"""
-    next_to: Any
+    next_to: Tensor
     """Neighbors along each axis, back and forth; −1 for none.  # (d + 1, 2, vertices) int32"""
-    entry: Any
+    entry: Tensor
     """Entries point · (d + 1) + corner, listed vertex by vertex in no particular order of
     vertices.  # (n · (d + 1),) int64"""
-    start: Any
+    start: Tensor
     """Where each vertex's list begins.  # (vertices,) int64"""
-    count: Any
+    count: Tensor
     """How long it is; 0 for bridges.  # (vertices,) int64"""
 
 
-def locate(features: Any) -> tuple[Any, Any]:
+def locate(features: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and weights of the corners of each point's simplex (Adams, Baek, Davis 2010).
 
     In the types and the order of operations of the CPU's, so that a point on an edge falls on
@@ -88,13 +88,13 @@ def locate(features: Any) -> tuple[Any, Any]:
     return key, weight.clamp_(min=0.0) * math.sqrt(peak(d))
 
 
-def look_up(keys: Any, wanted: Any) -> Any:
+def look_up(keys: Tensor, wanted: Tensor) -> Tensor:
     """Where wanted keys are among sorted ones, −1 for those that aren't there."""
     at = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
     return torch.where(keys[at] == wanted, at, -1)
 
 
-def build(features: Any) -> Vertices:
+def build(features: Tensor) -> Vertices:
     """The lattice of at least one point.
 
     Args:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.arrays import Floats
 from proxfield.devices.cuda import need, torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters import choose
 from proxfield.filters.plan import HostPlan, Plan
 from proxfield.filters.torch.plans import TOLERANCE, make_plan
@@ -30,12 +31,12 @@ SAMPLE_POINTS = 64
 """Points whose neighbors are counted to estimate how many pairs there are."""
 
 
-def resolved(device: Any) -> Any:
+def resolved(device: TorchDevice) -> TorchDevice:
     """A device of torch with its number: "cuda" is the current one."""
     return torch.zeros(0, device=device).device
 
 
-def estimated_pairs(features: Any, tolerance: float) -> float:
+def estimated_pairs(features: Tensor, tolerance: float) -> float:
     """About how many pairs an `ExactPlan` computes, from the neighbors of a few points."""
     n = len(features)
     some = features[:: -(-n // SAMPLE_POINTS)].to(torch.float32)
@@ -44,7 +45,7 @@ def estimated_pairs(features: Any, tolerance: float) -> float:
     return min(1.0, PADDING * float(near) / (len(some) * n)) * float(n) ** 2
 
 
-def choose_kind(name: str, features: Any, double: bool, tolerance: float = TOLERANCE) -> str:
+def choose_kind(name: str, features: Tensor, double: bool, tolerance: float = TOLERANCE) -> str:
     """ "exact" or "lattice"; "auto" is exact up to `MAX_EXACT_SECONDS` per application.
 
     Without a GPU "auto" means what it means on the CPU.
@@ -80,8 +81,9 @@ class DeviceFilter(HostPlan):
     """
 
     def __init__(
-        self, features: Any, kind: str, double: bool, device: Any, tolerance: float = TOLERANCE
-    ) -> None:
+        self, features: Floats, kind: str, double: bool, device: TorchDevice,
+        tolerance: float = TOLERANCE,
+    ) -> None:  # fmt: skip
         need("torch")
         self.host = features
         self.double = double
@@ -102,19 +104,19 @@ class DeviceFilter(HostPlan):
         return self.kind
 
     @cached_property
-    def device_mass(self) -> Any:
+    def device_mass(self) -> Tensor:
         """Total weights, on the device.  # (n, 1)"""
         return self.plan.mass()
 
-    def mass(self) -> NDArray[Any]:
+    def mass(self) -> Floats:
         return np.array(self.device_mass.cpu().numpy())
 
-    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+    def apply(self, values: Floats) -> Floats:
         given = torch.from_numpy(np.ascontiguousarray(values))
         out = self.plan.apply(given.to(self.features.device))
         return np.array(out.cpu().numpy(), dtype=values.dtype)
 
-    def pull(self, a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def pull(self, a: Floats, b: Floats) -> tuple[Floats, Floats]:
         place = self.features.device
         given = (torch.from_numpy(np.ascontiguousarray(x)).to(place) for x in (a, b))
         gradient, totals = self.plan.pull(*given)

@@ -8,7 +8,6 @@ same in every kernel set.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from proxfield.backends.triton.sweeps.sweep_kernels import begin
 from proxfield.backends.triton.sweeps.sweeps import CHECK_EVERY, THREADS, Sweeper, Visits
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 from proxfield.rules.plan import Chains, Explored
 
 MAX_CHAINS = 32_768
@@ -83,7 +83,9 @@ def _explore(
     )
 
 
-def _begin(sweeper: Sweeper, q: Any, seeds: Any = None, drawn: Any = None) -> None:
+def _begin(
+    sweeper: Sweeper, q: Tensor, seeds: Tensor | None = None, drawn: Tensor | None = None
+) -> None:
     """Take impossible labels out of the starts, and draw."""
     draws = seeds is not None
     block = max(1, THREADS // sweeper.flags["L"])
@@ -115,7 +117,12 @@ def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
 
 
 def _cool(
-    sweeper: Sweeper, q: Any, chains: Chains, visits: Visits, seeds: Any = None, drawn: Any = None
+    sweeper: Sweeper,
+    q: Tensor,
+    chains: Chains,
+    visits: Visits,
+    seeds: Tensor | None = None,
+    drawn: Tensor | None = None,
 ) -> None:
     """All sweeps above temperature 1, without a look back."""
     schedule = inverse_temperatures(chains)
@@ -130,7 +137,7 @@ def _cool(
     repeat(step, len(schedule), len(visits.parts), sweeper)
 
 
-def _polish(sweeper: Sweeper, q: Any, chains: Chains, visits: Visits, polished: Any) -> None:
+def _polish(sweeper: Sweeper, q: Tensor, chains: Chains, visits: Visits, polished: Tensor) -> None:
     """Sweeps at temperature 1 until each chain has settled; counts them."""
     betas = torch.ones((1, len(q)), dtype=torch.float64, device=sweeper.device)
     clock = torch.zeros(1, dtype=torch.int64, device=sweeper.device)

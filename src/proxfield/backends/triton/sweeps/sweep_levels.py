@@ -9,9 +9,8 @@ order of a grid has rows + columns.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.compiled.jit import kernel
 from proxfield.lowering.lowered import Lowered
@@ -20,7 +19,7 @@ from proxfield.terms.base import Ints
 
 
 @kernel
-def level_of(row: Any, column: Any, order: Any) -> Any:
+def level_of(row: Ints, column: NDArray[np.int32], order: Ints) -> Ints:
     """The level of each variable.  # (n,)
 
     Args:
@@ -38,7 +37,7 @@ def level_of(row: Any, column: Any, order: Any) -> Any:
     return level
 
 
-def neighbor_rows(lowered: Lowered) -> tuple[Ints, Any]:
+def neighbor_rows(lowered: Lowered) -> tuple[Ints, NDArray[np.int32]]:
     """Who shares a term with whom, in compressed rows.  # (n + 1,), (ends,)"""
     layout = lowered.layout
     none = np.zeros((0, 2), dtype=np.int64)

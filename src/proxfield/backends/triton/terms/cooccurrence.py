@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.devices.cuda import jit, tl, torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.triton.segments import has_kernels
 from proxfield.terms.base import Layout
 from proxfield.terms.cooccurrence import (
@@ -15,13 +16,12 @@ from proxfield.terms.cooccurrence import (
     MAX_SWEEPS,
     SATURATION_ENERGY,
     Cooccurrence,
+    LatentCooccurrence,
     envelope,
 )
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 
@@ -173,7 +173,7 @@ def envelope_of(
 class _Pixels:
     """The block of pixels that both forms share."""
 
-    def __init__(self, term: Cooccurrence, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(self, term: Cooccurrence, layout: Layout, dtype: str, device: TorchDevice) -> None:
         self.term = term
         self.device = torch.device(device)
         self.dtype = torch.float64 if np.dtype(dtype) == np.float64 else torch.float32
@@ -183,12 +183,12 @@ class _Pixels:
         self.classes = torch.from_numpy(np.array(term.classes)).to(self.device)
         self.weights = torch.from_numpy(np.array(term.weights)).to(self.device)
 
-    def _absent(self, q: Any) -> Any:
+    def _absent(self, q: Tensor) -> Tensor:
         """κ Σ_i q_il.  # (m,) float64"""
         rows = q[self.at].view(-1, self.term.n_labels)
         return self.term.kappa * rows.sum(0, dtype=torch.float64)[self.classes]
 
-    def _add_to_pixels(self, energies: Any, out: Any) -> None:
+    def _add_to_pixels(self, energies: Tensor, out: Tensor) -> None:
         """Add an energy per class to every pixel.  energies: (m,)"""
         row = torch.zeros(self.term.n_labels, dtype=out.dtype, device=out.device)
         row[self.classes] = energies.to(out.dtype)
@@ -202,7 +202,7 @@ class CooccurrenceOnDevice(_Pixels):
     Triton, by the host, which an iteration then waits for.
     """
 
-    def __init__(self, term: Cooccurrence, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(self, term: Cooccurrence, layout: Layout, dtype: str, device: TorchDevice) -> None:
         super().__init__(term, layout, dtype, device)
         m = len(term.classes)
         self.fused = has_kernels(self.weights) and 0 < m <= MAX_CLASSES
@@ -218,7 +218,7 @@ class CooccurrenceOnDevice(_Pixels):
                 for x in (SATURATION_ENERGY, PRECISION)
             )
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """See `DeviceTerm`."""
         absent = self._absent(q)
         if self.fused:
@@ -230,7 +230,7 @@ class CooccurrenceOnDevice(_Pixels):
         self._add_to_pixels(self.term.kappa * off, out)
         return energy
 
-    def _envelope(self, absent: Any) -> tuple[Any, Any]:
+    def _envelope(self, absent: Tensor) -> tuple[Tensor, Tensor]:
         m, size = len(absent), self.padded
         cost = torch.zeros(size, dtype=torch.float64, device=self.device)
         cost[:m] = absent
@@ -250,11 +250,13 @@ class LatentOnDevice(_Pixels):
 
     capturable = True
 
-    def __init__(self, term: Any, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(
+        self, term: LatentCooccurrence, layout: Layout, dtype: str, device: TorchDevice
+    ) -> None:
         super().__init__(term, layout, dtype, device)
         self.off = torch.from_numpy(np.array(term._off(layout))).to(self.device)
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """See `DeviceTerm`."""
         absent = self._absent(q)
         off, on = q[self.off].to(torch.float64), q[self.off + 1].to(torch.float64)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from proxfield.common.arrays import Floats
 from proxfield.devices.cuda import jit, tl, torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.operator import Operator
 from proxfield.filters.torch.plans import TOLERANCE
 from proxfield.filters.triton.exact import ExactPlan
@@ -17,9 +19,7 @@ from proxfield.terms.base import Layout
 from proxfield.terms.gaussian import Gaussian
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 
@@ -75,7 +75,12 @@ class GaussianOnDevice:
     capturable = True
 
     def __init__(
-        self, term: Gaussian, layout: Layout, dtype: Any, device: Any, tolerance: float = TOLERANCE
+        self,
+        term: Gaussian,
+        layout: Layout,
+        dtype: str,
+        device: TorchDevice,
+        tolerance: float = TOLERANCE,
     ) -> None:
         self.n = term.n_points
         double = np.dtype(dtype) == np.float64
@@ -90,13 +95,13 @@ class GaussianOnDevice:
         self.filter = self._filter(term, double, tolerance)
         self.plan = self.filter.plan
         self.weight = torch.tensor(term.weight, dtype=self.dtype, device=self.device)
-        self.matrix: Any = None
+        self.matrix: Tensor | None = None
         """weight · μ; None for Potts.  # (labels, labels)"""
         if term.matrix is not None:
             self.matrix = self._put(term.matrix)
         self._normalize(term)
 
-    def _put(self, values: Any) -> Any:
+    def _put(self, values: Floats) -> Tensor:
         return torch.as_tensor(values).to(self.device, self.dtype)
 
     def _filter(self, term: Gaussian, double: bool, tolerance: float) -> DeviceFilter:
@@ -121,11 +126,11 @@ class GaussianOnDevice:
         scaled = most if scale is None else most * scale.max().to(torch.float32)
         self.most = torch.cat([most, scaled]) if self.operator.pair else scaled
 
-    def operate(self, values: Any) -> Any:
+    def operate(self, values: Tensor) -> Tensor:
         """A @ values, with the self-message (i = j) only if the term keeps it.  # (n, c)"""
         return self.operator.apply(values)
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """Add dE/dq to ``out``; returns the energy.  # (size,), (size,) -> () float64"""
         if self.n == 0:
             return torch.zeros((), dtype=torch.float64, device=q.device)
@@ -149,7 +154,7 @@ class GaussianOnDevice:
         target += g
         return 0.5 * (mine.to(torch.float64) * g).sum()
 
-    def _add_potts(self, mine: Any, seen: Any, target: Any) -> Any:
+    def _add_potts(self, mine: Tensor, seen: Tensor, target: Tensor) -> Tensor:
         width = max(2, 1 << (self.labels - 1).bit_length())
         rows = max(1, min(ROWS, 2048 // width))
         programs = -(-self.n // rows)

@@ -17,7 +17,7 @@ would spread the shifted ones (i ± 1) over four times as many cache lines.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from proxfield.backends.triton.update.arithmetic import (
     binary_update,
@@ -37,13 +37,17 @@ from proxfield.backends.triton.update.kinds import (
     put_moments,
 )
 from proxfield.devices.cuda import jit, tl, triton
+from proxfield.devices.tensors import Kernel
 
 
-def single_loads(*pointers: str) -> Any:
+def single_loads(*pointers: str) -> Callable[[Callable[..., object]], Kernel]:
     """``jit`` for kernels that must not assume that these pointers are aligned for wide loads."""
     if triton is None:
         return jit
-    return triton.jit(do_not_specialize_on_alignment=list(pointers))
+    make: Callable[[Callable[..., object]], Kernel] = triton.jit(
+        do_not_specialize_on_alignment=list(pointers)
+    )
+    return make
 
 
 if tl is not None:
