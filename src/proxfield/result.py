@@ -158,6 +158,8 @@ class Result:
     setup_seconds: float = 0.0
     feasible: Ints | None = None
     """A labelling of finite energy known to the search, for fields with hard constraints."""
+    kernels: str = "cpu"
+    """The kernel set, and its device, that found it; ``map_labels`` is computed there too."""
     __iter__: ClassVar[None] = None
     """Not a sequence: what to iterate over is ``marginals``, ``labels`` or a dictionary."""
 

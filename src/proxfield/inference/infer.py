@@ -367,6 +367,7 @@ def finish(field: Field, request: Request, session: Session, outcome: Outcome) -
         params=request.rule.params,
         trace=loop.make_trace(),
         feasible=outcome.labels,
+        kernels=request.kernels,
     )
     log.debug("%r", result)
     return result
