@@ -8,9 +8,9 @@ from types import SimpleNamespace as Fake
 from typing import Any
 
 import pytest
+from devices_added import ADDED, AddedDevice
 
 import proxfield as pf
-from devices_added import ADDED, AddedDevice
 from proxfield.backends.registry import KERNELS, placed
 from proxfield.cli.doctor import graphics
 from proxfield.devices import cuda, other, pytorch
