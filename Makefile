@@ -22,6 +22,13 @@ OLDEST_VENV ?= .venv-oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
 OLDEST_STAMP := $(OLDEST_VENV)/.installed
 JOBS ?= 2
+# one file or more of every part of the package, few of those that compile much
+SMOKE := tests/test_result.py tests/bench/test_bench_report.py tests/cli/test_cli_errors.py \
+	tests/cli/test_cli_solve.py::test_summary_for_people tests/compat/test_compat_utils.py \
+	tests/compiled/test_math.py tests/compiled/test_simd.py tests/devices tests/filters/test_bounds.py \
+	tests/io/test_images.py tests/io/test_io_model.py tests/io/test_io_store.py \
+	tests/lowering/test_lowering.py tests/properties/test_curvature.py tests/rules/test_kinds.py \
+	tests/terms/test_terms.py tests/viz
 
 define SCENE
 import numpy as np

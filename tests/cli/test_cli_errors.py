@@ -134,7 +134,7 @@ def test_evidence_counted_from_1_has_no_0(refuse: Callable[..., str], models: Pa
         (("--task", "MAR", "--json"), "both write to stdout"),
         (("--task", "MAR", "-o", "x", "--trace", "x"), "same file"),
         (("--trace", "-"), "expected a file name"),
-        (("--max-iterz", "3"), "Did you mean"),
+        (("--max-iterz", "3"), "--max-iters"),  # click's words for it differ
         (("--evidence", "missing.evid"), "missing.evid: no such file"),
         (("extra",), "extra"),
     ],

@@ -131,7 +131,8 @@ def report_bug(error: Exception) -> int:
     if os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
         import traceback
 
-        traceback.print_exception(type(error), error, error.__traceback__)
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        click.echo("".join(lines), err=True, nl=False)
         return BUG
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     report(f"{what}; this is a bug, please rerun with PROXFIELD_DEBUG=1 and report what it shows")
