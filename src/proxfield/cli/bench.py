@@ -24,7 +24,9 @@ data_options = stack(
         metavar="DIR",
         help="A folder with DBN, GRID and SEG of UAI files; generated instances by default.",
     ),
-    click.option("--suite", metavar="A,B,…", help="Of DBN, GRID and SEG; all by default."),
+    click.option(
+        "--suite", metavar="A,B,…", help="Suites to run, of DBN, GRID and SEG; all by default."
+    ),
 )
 
 run_options = stack(
@@ -40,7 +42,7 @@ run_options = stack(
         type=float,
         default=1e-6,
         show_default=True,
-        help="Stop before the budget is used up when no marginal changes by more.",
+        help="Tolerance: stop early when no marginal changes by more.",
     ),
 )
 
@@ -55,13 +57,13 @@ def output_options(results: str) -> Callable[[F], F]:
             metavar="FILE",
             default=results,
             show_default=True,
-            help="Results as JSON lines; what is in it already isn't run again.",
+            help="Results file (JSON lines); runs that it contains aren't repeated.",
         ),
-        click.option("--report", metavar="FILE.html", help="Write a report to read in a browser."),
+        click.option("--report", metavar="FILE.html", help="Write an HTML report."),
         click.option(
             "--figures",
             metavar="DIR",
-            help="Where pictures (.png, .svg) go; beside the report by default.",
+            help="Folder for pictures (.png, .svg); next to the report by default.",
         ),
         json_option,
     )
@@ -98,16 +100,18 @@ def command() -> None:
     metavar="S,S,…",
     default="0.05,0.3,1",
     show_default=True,
-    help="Seconds of iterating.",
+    help="Time budgets in seconds.",
 )
-@click.option("--rules", metavar="A,B,…", help="The paper's seven and auto by default.")
+@click.option(
+    "--rules", metavar="A,B,…", help="Rules to run; the paper's seven and auto by default."
+)
 @click.option(
     "--repeats",
     metavar="R",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Runs of each kind; the median counts.",
+    help="Number of runs; the median is used.",
 )
 @run_options
 @output_options("bench-paper.jsonl")
@@ -119,7 +123,7 @@ def command() -> None:
 @click.option(
     "--sensitivity",
     metavar="FILE",
-    help="Results of bench sensitivity, to be shown in the report, too.",
+    help="Results file of bench sensitivity, to be included in the report.",
 )
 @click.pass_context
 def paper(ctx: click.Context, /, **options: Any) -> None:
@@ -192,7 +196,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     metavar="S,S,…",
     default="0.05,0.3",
     show_default=True,
-    help="Seconds of iterating.",
+    help="Time budgets in seconds.",
 )
 @click.option("--etas", metavar="X,X,…", help="Values of η; 13 from 0.001 to 1 by default.")
 @run_options

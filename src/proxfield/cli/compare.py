@@ -32,7 +32,7 @@ FORMATS = ("png", "svg", "pdf")
 @click.option(
     "--plot",
     metavar="FILE",
-    help="Where the picture goes (.png, .svg or .pdf); MODEL-compare.png here by default.",
+    help="Picture file (.png, .svg or .pdf).  [default: MODEL-compare.png]",
 )
 @click.option("--no-plot", is_flag=True, help="Draw no picture.")
 @json_option

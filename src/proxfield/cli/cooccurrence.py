@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     multiple=True,
     default=(255,),
     show_default=True,
-    help="A label that stands for no class; may be given several times.",
+    help="A label that is no class; repeatable.",
 )
 @click.option(
     "--min-pixels",
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Pixels from which a class counts as present in an image.",
+    help="Minimum number of pixels of a class that is present in an image.",
 )
 @json_option
 def command(

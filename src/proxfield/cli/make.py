@@ -57,8 +57,12 @@ def strength(default: float, what: str) -> Callable[[Any], Any]:
     help="2 gives spins (Ising), more give Potts weights.",
 )
 @click.option("--wrap", is_flag=True, help="Join opposite borders.")
-@click.option("--attractive", "sign", flag_value="attractive", help="Neighbors want to agree.")
-@click.option("--repulsive", "sign", flag_value="repulsive", help="Neighbors want to differ.")
+@click.option(
+    "--attractive", "sign", flag_value="attractive", help="Neighbors prefer equal labels."
+)
+@click.option(
+    "--repulsive", "sign", flag_value="repulsive", help="Neighbors prefer different labels."
+)
 @seed_and_output
 def grid(
     rows: int,

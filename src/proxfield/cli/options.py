@@ -56,7 +56,7 @@ model_options = stack(
         type=click.Choice(["0", "1"]),
         default="0",
         show_default=True,
-        help="Does the evidence file count variables from 0 or from 1?",
+        help="Number of the first variable in the evidence file.",
     ),
     click.option(
         "--max-bytes",
@@ -83,7 +83,7 @@ limit_options = stack(
         type=float,
         default=TOL,
         show_default=True,
-        help="Stop at a fixed point: where softmax(-g(q)) differs from q by no more.",
+        help="Tolerance: stop where softmax(-g(q)) differs from q by no more.",
     ),
     click.option(
         "--budget",

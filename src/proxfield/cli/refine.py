@@ -65,7 +65,7 @@ input_options = stack(
         "--n-labels",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Labels there are.  [default: one more than the largest in each map]",
+        help="Number of labels.  [default: one more than the largest in each map]",
     ),
     click.option("--unsure", metavar="V", type=int, help="A label that stands for unknown."),
     click.option("--normalize", is_flag=True, help="Divide probabilities by their sum."),
@@ -74,14 +74,14 @@ input_options = stack(
         type=click.Choice(["auto", "first", "last"]),
         default="auto",
         show_default=True,
-        help="Which axis of the probabilities are the labels?",
+        help="Axis of the labels in the probabilities.",
     ),
     click.option(
         "--channel-axis",
         type=click.Choice(list(AXES)),
         default="auto",
         show_default=True,
-        help="Which axis of an image are the channels?",
+        help="Axis of the channels in an image.",
     ),
 )
 
@@ -91,7 +91,7 @@ output_options = stack(
         "--output",
         metavar="PATH",
         required=True,
-        help="A folder for the results (made if need be); for one image also a file.",
+        help="Folder for the results (created if needed), or a file for a single image.",
     ),
     click.option(
         "--output-kind",
@@ -107,7 +107,7 @@ output_options = stack(
         "--overlay", metavar="PATH", help="Also write pictures of the labels over the images."
     ),
     click.option("--names", metavar="A,B,…", help="Names of the labels, for the overlays' legend."),
-    click.option("--force", is_flag=True, help="Redo images whose results are there."),
+    click.option("--force", is_flag=True, help="Repeat images whose results exist."),
 )
 
 
@@ -131,17 +131,24 @@ def weight(name: str, default: float) -> Any:
 
 
 term_options = stack(
-    length("--spatial-sigma", "PX", "3", "Reach of the spatial term; 3,3,1 is one for each axis."),
+    length(
+        "--spatial-sigma", "PX", "3", "Standard deviation of the spatial term; 3,3,1: one per axis."
+    ),
     weight("--spatial-weight", 3.0),
-    length("--bilateral-sigma", "PX", "80", "Reach of the bilateral term, likewise."),
+    length(
+        "--bilateral-sigma",
+        "PX",
+        "80",
+        "Standard deviation of the bilateral term's positions, likewise.",
+    ),
     length(
         "--bilateral-color",
         "X",
         None,
-        "How far its colors may be apart, in the image's own units.  [default: 13 of 255]",
+        "Standard deviation of its colors, in the image's units.  [default: 13 of 255]",
     ),
     weight("--bilateral-weight", 10.0),
-    length("--spacing", "X", "1", "Size of a pixel; 1,1,5 is one for each axis."),
+    length("--spacing", "X", "1", "Size of a pixel; 1,1,5: one per axis."),
     click.option(
         "--compatibility",
         metavar="potts|FILE",
@@ -155,7 +162,7 @@ term_options = stack(
         type=click.Choice(["auto", "exact", "lattice"]),
         default="auto",
         show_default=True,
-        help="How Gaussians are computed; auto is exact for tiny images.",
+        help="How Gaussian sums are computed; auto is exact for tiny images.",
     ),
 )
 
@@ -166,7 +173,7 @@ run_options = stack(
         metavar="NAME",
         default="fixed",
         show_default=True,
-        help="How the marginals move; see the list below.",
+        help="Update rule; see the list below.",
     ),
     click.option(
         "--set",
@@ -180,7 +187,7 @@ run_options = stack(
         type=click.Choice(INITS),
         default="unary",
         show_default=True,
-        help="Where to start.",
+        help="Initial marginals.",
     ),
     click.option(
         "--max-iters",
@@ -196,7 +203,7 @@ run_options = stack(
         type=float,
         default=TOL,
         show_default=True,
-        help="Stop when no probability changes by more, divided by the step.",
+        help="Tolerance: stop when no probability changes by more, divided by the step.",
     ),
     click.option(
         "--budget", metavar="SECONDS", type=float, help="Time budget in seconds per image."
@@ -215,7 +222,7 @@ run_options = stack(
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
-        help="Images at once, each in a process of its own; fewer if memory is short.",
+        help="Number of images to process in parallel; fewer if memory is short.",
     ),
     click.option(
         "--threads",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TASKS = ("MAR", "MAP", "PR")
 
 rule_options = stack(
-    click.option("--rule", metavar="NAME", help="How the marginals move; see the list below."),
+    click.option("--rule", metavar="NAME", help="Update rule; see the list below."),
     click.option(
         "--set",
         "settings",
@@ -38,7 +38,7 @@ rule_options = stack(
         type=click.Choice(INITS),
         default="uniform",
         show_default=True,
-        help="Where to start.",
+        help="Initial marginals.",
     ),
 )
 
@@ -55,7 +55,7 @@ engine_options = stack(
         type=click.Choice(["last", "best"]),
         default="last",
         show_default=True,
-        help="Return the last state, or the best one seen.",
+        help="Return the last state, or the one of lowest F.",
     ),
 )
 
@@ -66,7 +66,7 @@ output_options = stack(
         type=click.Choice(TASKS, case_sensitive=False),
         help="Write a UAI result file: marginals, a labelling, or log10 Z (here a lower bound).",
     ),
-    click.option("-o", "--output", metavar="FILE", help="Where --task goes; stdout by default."),
+    click.option("-o", "--output", metavar="FILE", help="File for --task; stdout by default."),
     click.option(
         "--trace",
         metavar="FILE",

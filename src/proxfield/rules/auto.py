@@ -62,7 +62,7 @@ class Auto(Rule):
     """Needs no parameter: uses its budget (or max_iters sweeps) and ends at a local minimum."""
 
     name = "auto"
-    summary = "the default: chooses for you, explores within the budget, ends at a local minimum"
+    summary = "the default: explores within the budget, ends at a local minimum"
 
     def plan(self, problem: Problem) -> Plan:
         return Sweep().plan(problem)
