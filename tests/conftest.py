@@ -7,6 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
+# Before numpy is imported. Where processes share the cores, the threads of their BLAS wait for each
+# other: eigenvalues of fields of some thousand variables took three times as long with two threads.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 

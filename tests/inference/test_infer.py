@@ -448,22 +448,22 @@ needs_threads = pytest.mark.skipif(jit.max_threads() < 2, reason="this machine h
 
 def large_binary(seed: int = 0) -> pf.Field:
     """Large enough for threads: the edges' ends alone are."""
-    rng, edges = np.random.default_rng(seed), grid_edges(200, 200)
-    terms = [pf.Unary(rng.normal(size=(40_000, 2))), pf.Ising(edges, rng.normal(size=len(edges)))]
-    return pf.Field(40_000, n_labels=2, terms=terms)
+    rng, edges = np.random.default_rng(seed), grid_edges(100, 100)
+    terms = [pf.Unary(rng.normal(size=(10_000, 2))), pf.Ising(edges, rng.normal(size=len(edges)))]
+    return pf.Field(10_000, n_labels=2, terms=terms)
 
 
 def large_general(seed: int = 0) -> pf.Field:
     """The same with three labels and some tables over three variables."""
-    rng, edges = np.random.default_rng(seed), grid_edges(130, 130)
-    scopes = rng.permutation(130 * 130)[:1500].reshape(-1, 3)
+    rng, edges = np.random.default_rng(seed), grid_edges(65, 65)
+    scopes = rng.permutation(65 * 65)[:390].reshape(-1, 3)
     return pf.Field(
-        130 * 130,
+        65 * 65,
         n_labels=3,
         terms=[
-            pf.Unary(rng.normal(size=(130 * 130, 3))),
+            pf.Unary(rng.normal(size=(65 * 65, 3))),
             pf.Potts(edges, rng.normal(size=len(edges))),
-            pf.Factor(scopes, rng.normal(size=(500, 3, 3, 3))),
+            pf.Factor(scopes, rng.normal(size=(130, 3, 3, 3))),
         ],
     )
 
@@ -474,12 +474,13 @@ LARGE = {"binary": large_binary(), "general": large_general()}
 @pytest.fixture(autouse=True)
 def threads_pay_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields of a size for tests count as large."""
-    monkeypatch.setattr(cpu, "PARALLEL_WORK", 150_000)
+    monkeypatch.setattr(cpu, "PARALLEL_WORK", 35_000)
 
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_fields_are_large(kind: str) -> None:
-    assert compile_program(LARGE[kind].lower()).work >= cpu.PARALLEL_WORK
+    program = compile_program(LARGE[kind].lower(), threads=2)
+    assert program.work >= cpu.PARALLEL_WORK and program.n_blocks > 1
 
 
 @needs_threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape)
 
 
+@cache
 def random_scopes(n: int, m: int, k: int) -> np.ndarray:
     rng = np.random.default_rng(1)
     return np.stack([rng.choice(n, size=k, replace=False) for _ in range(m)])
@@ -87,11 +89,15 @@ FIELDS: dict[str, Callable[[int], pf.Field]] = {
 RULES = ["fixed", "adaptive", "adam", "sweep", "colored", "anneal", "restarts", "portfolio", "auto"]
 
 
+def run(field: pf.Field, rule: str) -> None:
+    pf.infer(field, rule, max_iters=40 if rule in ("auto", "restarts") else 3)
+
+
 def used(field: pf.Field, rule: str) -> int:
     """Peak of what numpy and Python allocate while inferring."""
     tracemalloc.start()
     try:
-        pf.infer(field, rule, max_iters=40 if rule in ("auto", "restarts") else 3)
+        run(field, rule)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -102,7 +108,7 @@ def test_estimate_is_an_upper_bound(name: str) -> None:
     most = 0
     for rule in RULES:
         try:
-            pf.infer(FIELDS[name](5), rule, max_iters=40)  # loads (or compiles) kernels
+            run(FIELDS[name](5), rule)  # loads (or compiles) kernels
         except UnsupportedError:
             continue
         field = FIELDS[name](5)
