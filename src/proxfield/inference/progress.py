@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 COMPILING = "compiling kernels, once"
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichBar
+
 
 class Bar(Protocol):
     """What shows progress."""
@@ -24,7 +27,7 @@ class Bar(Protocol):
         """Remove the bar."""
 
 
-def make_bar(*, time_left: bool = False) -> Any:
+def make_bar(*, time_left: bool = False) -> RichBar | None:
     """A started bar of rich on stderr, or None where stderr isn't a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
@@ -37,9 +40,9 @@ def make_bar(*, time_left: bool = False) -> Any:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
-    from rich.progress import Progress as RichBar
+    from rich.progress import Progress as RichProgress
 
-    bar = RichBar(
+    bar = RichProgress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
@@ -77,7 +80,7 @@ def detail(progress: Progress) -> str:
 class TerminalBar:
     """A bar of rich."""
 
-    def __init__(self, bar: Any) -> None:
+    def __init__(self, bar: RichBar) -> None:
         self._bar = bar
         self._task = bar.add_task("", total=None, detail="")
 
@@ -160,7 +163,7 @@ def watching(wanted: bool, name: str, callback: Callback | None) -> Iterator[Cal
         return
     from proxfield.compiled.jit import when_compiling
 
-    def show(progress: Progress) -> Any:
+    def show(progress: Progress) -> object:
         bar.update(share_done(progress), name, detail(progress))
         return None if callback is None else callback(progress)
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield._version import __version__
+from proxfield.common.arrays import Arrays
 from proxfield.common.memory import check_memory
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
@@ -46,8 +47,6 @@ DAMAGE = (
     *(ValueError, OverflowError, RecursionError),
 )
 """What a header that isn't as it should be leads to."""
-
-Arrays = dict[str, NDArray[Any]]
 
 
 # ---- writing ----

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.common.checks import whole_number
 from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
@@ -155,7 +156,7 @@ class Cooccurrence(Term):
             object.__setattr__(self, key, value)
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         out = object.__new__(cls)
         for key in ("pixels", "labels", "first", "presence"):
             object.__setattr__(out, key, whole_number(arrays[key].item(), key, 0))

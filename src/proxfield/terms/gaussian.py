@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.bounds import product_range
@@ -83,7 +84,7 @@ class Gaussian(Term):
             )
         if filter not in ("auto", *FILTERS):
             raise InputError(f"unknown filter {shown(filter)}, expected auto, {', '.join(FILTERS)}")
-        self.features: NDArray[Any] | None = check_features(features)
+        self.features: Floats | None = check_features(features)
         """As given; None once `build` was told to drop them.  # (n, d)"""
         self.n_points = len(self.features)
         """Variables in the block."""
@@ -153,14 +154,14 @@ class Gaussian(Term):
         return Operator(self.filter, self.normalization, self.self_message)
 
     @property
-    def scales(self) -> list[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
+    def scales(self) -> list[tuple[Floats | None, Floats | None]]:
         """The operator as Σ diag(out) K diag(in): pairs (in, out), None for ones."""
         scale = None if self.operator.scale is None else self.operator.scale[:, 0]
         return [(None, scale), (scale, None)] if self.operator.pair else [(scale, scale)]
 
-    def operate(self, values: NDArray[Any]) -> NDArray[Any]:
+    def operate(self, values: Floats) -> Floats:
         """A @ values, with the self-message.  # (n, c) -> (n, c)"""
-        out: NDArray[Any] = self.operator.operate(values)
+        out: Floats = self.operator.operate(values)
         return out
 
     @property
@@ -192,7 +193,7 @@ class Gaussian(Term):
                 f"a compatibility for {len(self.matrix)} labels, but the variables have {cards[0]}"
             )
 
-    def block(self, layout: Layout, flat: NDArray[Any]) -> NDArray[Any]:
+    def block(self, layout: Layout, flat: Floats) -> Floats:
         """The term's part of a flat array, a view.  # (n, labels)"""
         start = int(layout.offsets[self.first])
         end = int(layout.offsets[self.first + self.n_points])
@@ -287,7 +288,7 @@ class Gaussian(Term):
         return parts if self.matrix is None else {**parts, "matrix": self.matrix}
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Gaussian:
+    def from_arrays(cls, arrays: Arrays) -> Gaussian:
         parts = dict(arrays)
         matrix = parts.pop("matrix", None)
         features = parts.pop("features")
@@ -312,7 +313,7 @@ class Gaussian(Term):
         yield pairs.astype(np.int64), a[i, j][:, None, None] * table, None
 
 
-def lattice_vertices(features: NDArray[Any]) -> int:
+def lattice_vertices(features: Floats) -> int:
     """About how many vertices a permutohedral lattice has at most.  # (n, d)
 
     At most 3 (d + 1) per point (its simplex and what filtering adds around it), and about those
