@@ -62,7 +62,7 @@ class Status(Enum):
 
     @property
     def converged(self) -> bool:
-        """Is the end a fixed point, and not known to be a saddle?"""
+        """Whether the run ended at a fixed point that isn't known to be a saddle."""
         return self is Status.CONVERGED
 
     @property
@@ -114,7 +114,7 @@ class Trace:
             from pandas import DataFrame
         except ImportError:
             raise MissingDependencyError(
-                "Trace.to_frame needs pandas: pip install pandas (to_csv does without)"
+                "Trace.to_frame needs pandas: pip install pandas (to_csv needs no pandas)"
             ) from None
         columns: dict[str, Any] = {
             "iteration": self.iteration,
@@ -212,7 +212,7 @@ class Result:
 
     @property
     def converged(self) -> bool:
-        """Is q a fixed point within ``tol``, and not a saddle?"""
+        """Whether q is a fixed point within ``tol``, and not a saddle."""
         return self.status.converged
 
     @property

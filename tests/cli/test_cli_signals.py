@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,8 +57,9 @@ def interrupt(
 def check(code: int, stdout: str, stderr: str) -> None:
     """One line and 130, or a result that says it is interrupted."""
     lines = [line for line in stderr.splitlines() if "compiling kernels" not in line]
-    if "proxfield" not in stderr and code in (-signal.SIGINT, 1):
-        return  # Python itself was still starting: none of our code had run
+    begun = stdout or lines == [MESSAGE] or re.search(r'__main__\.py", line \d+, in main\n', stderr)
+    if not begun and code in (-signal.SIGINT, 1):
+        return  # Python was still starting, or importing the package: nothing is guarded yet
     assert code == 130, (code, stdout, stderr)
     assert "Traceback" not in stderr and "Exception ignored" not in stderr, stderr
     if stdout:

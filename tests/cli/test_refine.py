@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +87,22 @@ def test_one_image(work: Callable[..., Any]) -> None:
     assert (p.argmax(axis=-1) != labels).mean() > 0.1
 
 
+def test_compatibilities(work: Callable[..., Any], refuse: Callable[..., str]) -> None:
+    table = np.array([[0.0, 2.0, 1.0], [2.0, 0.0, 0.5], [1.0, 0.5, 0.3]])
+    np.save("table.npy", table)
+    image, p = scene(0)
+    for given, expected in (("potts", "potts"), ("table.npy", table)):
+        args = ("images/a.png", "--probs", "probs/a.npy", "--compatibility", given, "--force")
+        assert work(*args, "-o", "a.npz", "--output-kind", "probabilities").exit_code == 0
+        there = pf.DenseCRF(image, p.astype(np.float32), compatibility=expected).infer()
+        found = read_probabilities("a.npz")  # stored as float32
+        np.testing.assert_allclose(found, there.probabilities, rtol=1e-6)
+    Path("a.npz").unlink()
+    assert "expected .npy or .npz with a vector" in refuse(
+        *args[:-2], "images/a.png", "-o", "b.png"
+    )
+
+
 def test_options_reach_the_field(work: Callable[..., Any]) -> None:
     terms = ("--spatial-sigma", "2,3", "--spatial-weight", "0.5", "--bilateral-sigma", 40)
     more = ("--bilateral-color", "20,20,25", "--bilateral-weight", "0.8", "--spacing", "1,2")
@@ -154,7 +169,7 @@ def test_label_maps(work: Callable[..., Any]) -> None:
     image, p = scene(0)
     expected = pf.DenseCRF.from_labels(image, p.argmax(axis=-1), 4, confidence=0.6).infer()
     np.testing.assert_array_equal(labels, expected.labels)
-    assert json.loads(result.stdout)["files"][0]["labels"] == 4
+    assert json.loads(result.stdout)["files"][0]["n_labels"] == 4
     unsure = work("images/a.png", "--labels", "maps/a.png", "--unsure", 1, "-o", "u.png")
     assert unsure.exit_code == 0
     assert (read_labels("u.png")[0] != labels).any()
@@ -461,16 +476,21 @@ def test_a_job_that_is_ended_from_outside(
     from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    answers = [{"image": "images/b.png", "error": None, "notes": []}, TerminatedWorkerError("x")]
+    lost: Future[Any] = Future()
+
+    class Finished(Future[Any]):
+        """A refined image; the other job is ended once this one has been seen."""
+
+        def result(self, timeout: float | None = None) -> Any:
+            lost.set_exception(TerminatedWorkerError("x"))
+            return super().result(timeout)
+
+    finished = Finished()
+    finished.set_result({"image": "images/b.png", "error": None, "notes": []})
+    futures = [finished, lost]
 
     def submit(*_: Any) -> Any:
-        future: Future[Any] = Future()
-        answer = answers.pop(0)
-        if isinstance(answer, dict):
-            future.set_result(answer)
-        else:  # not before the first one is seen
-            threading.Timer(0.5, future.set_exception, [answer]).start()
-        return future
+        return futures.pop(0)
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
     result = work(*FOLDERS, "--jobs", 2)  # the first image is refined here
@@ -490,8 +510,8 @@ def test_memory_is_estimated_from_headers(work: Callable[..., Any]) -> None:
     assert stored_shape(Path("probs/a.npy")) == (20, 30, 3)
     assert stored_shape(Path("maps/a.png")) == (20, 30)
 
-    def needed(path: str, labels: int | None = None) -> int:
-        return bytes_needed(Pair(Path("images/a.png"), Path(path), ()), labels)
+    def needed(path: str, n_labels: int | None = None) -> int:
+        return bytes_needed(Pair(Path("images/a.png"), Path(path), ()), n_labels)
 
     base = needed("broken.npy")
     assert base > 100 * 2**20

@@ -32,7 +32,7 @@ def grid():
         np.stack([at[:-1].ravel(), at[1:].ravel()], axis=1),
     ])
     terms = [pf.Ising(edges, rng.normal(size=len(edges))), pf.Unary(rng.normal(size=(at.size, 2)))]
-    return pf.Field(at.size, labels=2, terms=terms)
+    return pf.Field(at.size, n_labels=2, terms=terms)
 
 def image():
     "A dense CRF: all of its kernels run over threads."
@@ -58,12 +58,13 @@ name, layer = sys.argv[1:]
 f, q, threads, pid = solve(name)
 assert threads == 2 and numba.get_num_threads() == 2, threads
 assert layer in ("default", numba.threading_layer()), numba.threading_layer()
-found = []
-with multiprocessing.get_context("fork").Pool(2) as pool:
-    found += pool.map(solve, [name, name])
+# one process first: where the serial twins aren't in the cache yet, two would both compile them
 child = multiprocessing.get_context("fork").Process(target=again, args=(name,))
 child.start(); child.join()
 assert child.exitcode == 0, child.exitcode
+found = []
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    found += pool.map(solve, [name, name])
 assert pid not in [row[3] for row in found]
 print(json.dumps({
     "threads": [row[2] for row in found],

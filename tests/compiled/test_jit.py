@@ -97,18 +97,19 @@ def test_second_process_loads_instead_of_compiling(package: Path, tmp_path: Path
         "rules/plan.py",
     ],
 )
-def test_cache_folder_depends_on_every_source(package: Path, tmp_path: Path, source: str) -> None:
-    show = "from proxfield.compiled.jit import kernel_cache; print(kernel_cache())"
-    copy = tmp_path / "copy"
-    shutil.copytree(package, copy)
-    for path in [copy, *copy.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    env = {"PROXFIELD_CACHE_DIR": str(tmp_path / "cache")}
-    same = run(show, package, **env)
-    assert run(show, copy, **env) == same
-    with (copy / "proxfield" / source).open("a") as file:
+def test_cache_folder_depends_on_every_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setenv("PROXFIELD_CACHE_DIR", str(tmp_path / "cache"))
+    same = jit.kernel_cache.__wrapped__()
+    copy = tmp_path / "proxfield"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(proxfield.__file__).parent, copy, ignore=ignored)
+    monkeypatch.setattr(jit, "__file__", str(copy / "compiled" / "jit.py"))
+    assert jit.kernel_cache.__wrapped__() == same
+    with (copy / source).open("a") as file:
         file.write("# an edit\n")
-    assert run(show, copy, **env) != same
+    assert jit.kernel_cache.__wrapped__() != same
 
 
 def test_sources_hold_every_kernel() -> None:

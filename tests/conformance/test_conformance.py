@@ -273,8 +273,8 @@ def assert_same_run(a: pf.Result, b: pf.Result, tolerance: float) -> None:
 def compared() -> list[Case]:
     """Runs to compare with the reference kernels in float64.
 
-    Every variant meets every form with each of the other kernel sets; the reference kernels in
-    float32 need less. Runs that start at their fixed point would show nothing. adam divides by
+    Every variant is paired with every form for each of the other kernel sets; the reference kernels
+    in float32 need less. Runs that start at their fixed point would show nothing. adam divides by
     small numbers, and by rounding where a variable starts at its fixed point: from starts other
     than the uniform one its runs can't be compared.
     """
@@ -477,13 +477,13 @@ def test_every_pair_is_compared() -> None:
     cases = compared()
     for kernels in KERNELS[1:]:
         runs = [case for case in cases if case["kernels"] == kernels]
-        met = {(form_of(str(case["name"])), str(case["variant"])) for case in runs}
-        rules = {(form, VARIANTS[variant][0]) for form, variant in met}
+        paired = {(form_of(str(case["name"])), str(case["variant"])) for case in runs}
+        rules = {(form, VARIANTS[variant][0]) for form, variant in paired}
         moving = [name for name in FINITE_TABLES if form_of(name) != "nothing"]
         for name, variant in itertools.product(moving, VARIANTS):
             if not is_refused(name, variant):
                 assert (form_of(name), VARIANTS[variant][0]) in rules
-                assert INTERPRETED or (form_of(name), variant) in met
+                assert INTERPRETED or (form_of(name), variant) in paired
         for axis, values in (("name", moving), ("variant", VARIANTS), ("init", STARTS)):
             pairs = {(case[axis], case["dtype"]) for case in runs}
             assert pairs == set(itertools.product(values, DTYPES))

@@ -66,12 +66,12 @@ def test_each_field_as_if_alone(name: str, form: str, adaptive: bool) -> None:
         )
         alone = BatchProgram([low], "float64")
         there = alone.start([starts[k]])
-        expected = alone.advance(there, own, 9, 0.2, True)[0]
+        expected = alone.advance_each(there, own, 9, 0.2, True)[0]
         np.testing.assert_allclose(rows[k].free_energy, expected.free_energy, atol=1e-10)
         np.testing.assert_allclose(rows[k].change, expected.change, atol=1e-10)
         assert rows[k].period2 == pytest.approx(expected.period2, abs=1e-10)
-        np.testing.assert_allclose(q[k], alone.marginals(there)[0], atol=1e-10)
-        assert f[k] == pytest.approx(alone.free_energy(there)[0])
+        np.testing.assert_allclose(q[k], alone.marginals_each(there)[0], atol=1e-10)
+        assert f[k] == pytest.approx(alone.free_energy_each(there)[0])
 
 
 @direct

@@ -257,7 +257,7 @@ def test_forbidden_configurations(name: str) -> None:
 @direct
 def test_a_symmetric_field_stays_at_its_saddle() -> None:
     ising = pf.Ising([[0, 1], [1, 2], [2, 3], [3, 0]], [1.5, -2.0, 0.7, 1.1])
-    lowered = pf.Field(4, labels=2, terms=[ising]).lower()
+    lowered = pf.Field(4, n_labels=2, terms=[ising]).lower()
     for form in ("small", "slices", "diagonals"):
         program = program_of(lowered, "float32", form)
         state = program.start(np.full(8, 0.5))

@@ -130,7 +130,7 @@ def test_each_field_stops_by_itself() -> None:
 
 @direct
 def test_some_fields_stay_and_some_are_empty() -> None:
-    empty = pf.Field(0, labels=2).lower()
+    empty = pf.Field(0, n_labels=2).lower()
     fields = [*grids(9), empty, *grids(7), empty]
     batch = batch_of(fields)
     starts = [marginals_of(low, k) for k, low in enumerate(fields)]

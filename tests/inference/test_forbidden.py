@@ -25,7 +25,7 @@ DIFFERENT = {c: np.where(np.eye(c, dtype=bool), INF, 0.0) for c in (2, 3, 4)}
 
 
 def coloring(edges: object, n: int, colors: int) -> pf.Field:
-    return pf.Field(n, labels=colors, terms=[pf.Pairwise(edges, DIFFERENT[colors])])
+    return pf.Field(n, n_labels=colors, terms=[pf.Pairwise(edges, DIFFERENT[colors])])
 
 
 def complete(n: int, colors: int) -> pf.Field:
@@ -33,11 +33,13 @@ def complete(n: int, colors: int) -> pf.Field:
 
 
 def parity(n: int, checks: int, seed: int) -> pf.Field:
-    """Random checks x_i + x_j + x_k = 0 (mod 2), which x = 0 always meets, and random unaries."""
+    """Random unaries and checks x_i + x_j + x_k = 0 (mod 2), which x = 0 satisfies."""
     rng = np.random.default_rng(seed)
     even = np.where(np.indices((2, 2, 2)).sum(axis=0) % 2, INF, 0.0)
     scopes = np.stack([rng.choice(n, size=3, replace=False) for _ in range(checks)])
-    return pf.Field(n, labels=2, terms=[pf.Factor(scopes, even), pf.Unary(rng.normal(size=(n, 2)))])
+    return pf.Field(
+        n, n_labels=2, terms=[pf.Factor(scopes, even), pf.Unary(rng.normal(size=(n, 2)))]
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -146,7 +148,7 @@ def test_hard_fields_follow_the_seed() -> None:
 
 
 def test_evidence_can_make_tables_soft() -> None:
-    field = pf.Field(3, labels=2, terms=[pf.Pairwise([[0, 1]], [[0.0, INF], [1.0, 2.0]])])
+    field = pf.Field(3, n_labels=2, terms=[pf.Pairwise([[0, 1]], [[0.0, INF], [1.0, 2.0]])])
     assert field.lower().hard
     assert not field.condition({0: 1}).lower().hard
     decided = pf.infer(field.condition({0: 0}))

@@ -118,8 +118,8 @@ BOUNDS = [
     Mutant(
         "lanczos-rounded-down",
         "inference/curvature.py",
-        "return top + MARGIN * abs(top)",
-        "return top - MARGIN * abs(top)",
+        "return top + LANCZOS_MARGIN * abs(top)",
+        "return top - LANCZOS_MARGIN * abs(top)",
         "properties/test_curvature.py::test_large_pairwise_curvature_is_close",
     ),
     Mutant(
@@ -318,8 +318,8 @@ SEARCH = [
     Mutant(
         "minima-called-too-early",
         "inference/stationarity.py",
-        "made >= least and rho - CAUTION * error > -1.0",
-        "made >= 1 and rho + CAUTION * error > -1.0",
+        "made >= least and rho - RESIDUAL_FACTOR * error > -1.0",
+        "made >= 1 and rho + RESIDUAL_FACTOR * error > -1.0",
         "inference/test_stationarity.py::test_a_saddle_that_concerns_few_of_many_variables",
     ),
     Mutant(

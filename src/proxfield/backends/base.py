@@ -27,7 +27,7 @@ WARM: set[Hashable] = set()
 """What has run in this process and needn't be compiled or loaded any more."""
 WARM_UP_SECONDS = 0.005
 """Time for a few trial evaluations before the clock starts."""
-WARM_UP_LOOKS = 20
+WARM_UP_EVALUATIONS = 20
 """Maximum number of trial evaluations."""
 WARM_UP_SWEEPS = 3
 """Sweeps of a trial chain."""
@@ -150,7 +150,7 @@ class Program(Batch[Plan, State]):
     dtype: np.dtype[np.floating]
     threads: int = 1
     sums_in_double: ClassVar[bool] = False
-    """Is F as good from float32 marginals as from the same in float64?"""
+    """Whether F of float32 marginals is as accurate as F of the same marginals in float64."""
 
     # ---- the batch of one field ----
 
@@ -211,7 +211,7 @@ class Program(Batch[Plan, State]):
         return residual_of(self.lowered.layout, q, g, self.lowered.unary), rounding
 
     def tangent(self, state: State) -> Tangent:
-        """The state as the second-order test sees it."""
+        """The state as the second-order test uses it."""
         layout = self.lowered.layout
 
         def sums(flat: Floats) -> NDArray[np.float64]:
@@ -284,7 +284,7 @@ class Program(Batch[Plan, State]):
         self.free_energy(self.start(start))
         begun = before = time.perf_counter()
         look = np.inf
-        for count in range(1, WARM_UP_LOOKS + 1):
+        for count in range(1, WARM_UP_EVALUATIONS + 1):
             self.free_energy(self.start(start))
             now = time.perf_counter()
             look, before = min(look, now - before), now  # the others waited for the machine
@@ -301,7 +301,7 @@ class Program(Batch[Plan, State]):
 
     @property
     def sweepable(self) -> bool:
-        """Can single variables be visited? Not while a term is only iterated as a whole."""
+        """Whether single variables can be visited; not if a term is only iterated as a whole."""
         return not self.lowered.extras
 
     def need_sweeps(self) -> None:
@@ -314,7 +314,7 @@ class Program(Batch[Plan, State]):
 
     @property
     def parallel(self) -> bool:
-        """Does one iteration spread over threads?"""
+        """Whether one iteration uses several threads."""
         return False
 
 

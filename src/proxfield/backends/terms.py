@@ -87,7 +87,7 @@ def register(
     - "cuda" (`DeviceTerm`): the same with tensors on the device; the energy is a float64 tensor
       without dimensions. ``capturable = True`` says that it can be recorded in a CUDA graph.
     - "torch" (`TorchTerm`): ``gradient(q)``, dE/dq of a batch in operations that autograd can
-      differentiate, 0 for other variables.  # (B, n_vars, most labels)
+      differentiate, 0 for other variables.  # (B, n_vars, largest n_labels)
       Where ``degree`` is None also ``energy(q)``, in float64.  # (B,)
 
     If it has a static method ``accepts(term)``, a term for which that is False is computed as if
@@ -178,7 +178,7 @@ def implementation(term: Term, kernels: str) -> Maker | None:
 
 
 def overrides(kind: type, base: type, name: str) -> bool:
-    """Is an attribute of a class another one than that of its base?"""
+    """Whether a class overrides an attribute of its base."""
     return getattr_static(kind, name) is not getattr_static(base, name)
 
 

@@ -241,7 +241,7 @@ def _origin_section(data: ReportData) -> str:
     out += "\n".join(escape(c) for c in commands) + "</code></pre>"
     out += paragraphs(
         "Finished runs are kept in the results file and aren’t repeated; name a new file with "
-        "--json to start afresh. Timings are worth most on a machine that does nothing else."
+        "--output to start afresh. Timings are worth most on a machine that does nothing else."
     )
     if data.figures is not None:
         folder, names = data.figures

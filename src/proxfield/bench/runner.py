@@ -95,7 +95,7 @@ class Failure:
 def run_tasks(
     tasks: Sequence[Task], store: Store, settings: Settings, watcher: Watcher
 ) -> list[Failure]:
-    """Do what isn't stored yet, instance by instance.
+    """Run the tasks that aren't stored yet, instance by instance.
 
     Args:
         tasks: The tasks; those of one instance should follow each other.
@@ -132,7 +132,7 @@ def run_tasks(
 
 
 def _is_stores_own(error: BaseException, store: Store) -> bool:
-    """Is it the results file that failed? Then going on would lose everything that follows."""
+    """Whether the results file failed: continuing would lose all further results."""
     from proxfield.io.files import display_name
 
     return getattr(error, "path", None) == display_name(store.path)

@@ -180,7 +180,7 @@ class Store:
         elif self.metas[-1].get("machine") != self.meta.get("machine"):
             self.notes.append(
                 f"{name}: begun on another machine; its results are used, so timings are mixed "
-                "(--json NEW starts afresh)"
+                "(--output NEW starts afresh)"
             )
 
     def _lock(self) -> None:
@@ -195,7 +195,7 @@ class Store:
         except BlockingIOError:
             self.close()
             raise InputError(
-                "another benchmark is writing to it, expected a file of its own (--json FILE)",
+                "another benchmark is writing to it, expected a file of its own (--output FILE)",
                 path=display_name(self.path),
             ) from None
         except OSError:  # a file system without locks

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.options import CommandWithRules, F, stack
+from proxfield.cli.options import CommandWithRules, F, json_option, stack
 
 if TYPE_CHECKING:
     from proxfield.bench.runner import Failure, Settings, Task
     from proxfield.bench.session import Outputs
     from proxfield.bench.store import Store
 
-BUSY = 0.5
+BUSY_LOAD = 0.5
 """Load average per core above which timings are doubtful."""
 
 data_options = stack(
@@ -48,7 +49,8 @@ def output_options(results: str) -> Callable[[F], F]:
     """Where things go."""
     return stack(
         click.option(
-            "--json",
+            "-o",
+            "--output",
             "results",
             metavar="FILE",
             default=results,
@@ -61,7 +63,24 @@ def output_options(results: str) -> Callable[[F], F]:
             metavar="DIR",
             help="Where pictures (.png, .svg) go; beside the report by default.",
         ),
+        json_option,
     )
+
+
+class BenchCommand(click.Command):
+    """A command whose ``--json`` used to take the name of the results file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for flag, after in pairwise(args):
+            if flag == "--json" and not after.startswith("-"):
+                raise click.UsageError(
+                    f"--json takes no file name, it prints the summary; -o {after} writes results"
+                )
+        return super().parse_args(ctx, args)
+
+
+class BenchCommandWithRules(BenchCommand, CommandWithRules):
+    """The same with the list of rules."""
 
 
 @click.group(no_args_is_help=False)
@@ -72,7 +91,7 @@ def command() -> None:
     """
 
 
-@command.command(cls=CommandWithRules)
+@command.command(cls=BenchCommandWithRules)
 @data_options
 @click.option(
     "--budgets",
@@ -132,7 +151,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     from proxfield.bench.report import ReportData
     from proxfield.bench.session import describe_failures, stored_curves, trace_tasks
     from proxfield.bench.store import merge_metas
-    from proxfield.bench.table import make_table, overruns, paper_tasks
+    from proxfield.bench.table import make_table, overruns, paper_tasks, table_data
 
     runs = paper_tasks(suites, rules, budgets, options["repeats"])
     drawn = outputs.report is not None or outputs.figures is not None
@@ -141,7 +160,10 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     with open_store(outputs, options["data"], settings) as store:
         failures = do(ctx, [*runs, *traces, *exact], store, settings)
         table = make_table(suites, rules, budgets, options["repeats"], store, settings)
-        print_blocks(table)
+        if options["as_json"]:
+            print_report({"cells": table_data(table)}, outputs, failures)
+        else:
+            print_blocks(table)
         found = [store.find(t.identity(settings)) for t in exact]
         data = ReportData(
             metas=merge_metas(store.metas, figure[0] if figure else []),
@@ -163,7 +185,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
         finish(outputs, data)
 
 
-@command.command()
+@command.command(cls=BenchCommand)
 @data_options
 @click.option(
     "--budgets",
@@ -200,7 +222,10 @@ def sensitivity(ctx: click.Context, /, **options: Any) -> None:
         failures = do(ctx, tasks, store, settings)
         found = [store.find(t.identity(settings)) for t in tasks]
         figure = make_sensitivity([r for r in found if r is not None])
-        print_sensitivity(figure)
+        if options["as_json"]:
+            print_report(figure.data(), outputs, failures)
+        else:
+            print_sensitivity(figure)
         data = ReportData(
             metas=store.metas,
             command=this_command(),
@@ -212,7 +237,7 @@ def sensitivity(ctx: click.Context, /, **options: Any) -> None:
 
 
 def wanted_suites(given: str | None) -> list[str] | None:
-    """The suites that were asked for, in capitals; None for all."""
+    """The requested suites, in capitals; None for all."""
     from proxfield.bench.session import split_names
 
     if given is None:
@@ -237,13 +262,13 @@ def prepare_outputs(
     from proxfield.cli.shared import check_distinct, check_target
 
     outputs = Outputs(options["results"], options["report"], options["figures"])
-    check_target(outputs.results, "--json")
+    check_target(outputs.results, "-o")
     if outputs.report is not None:
         check_target(outputs.report, "--report")
     check_distinct(
         {
             "--data": options["data"],
-            "--json": outputs.results,
+            "-o": outputs.results,
             "--report": outputs.report,
             "--figures": outputs.figures,
             **inputs,
@@ -266,13 +291,13 @@ def open_store(outputs: Outputs, data: str | None, settings: Settings) -> Store:
     for line in store.notes:
         note(line)
     load, cores = meta["load_average"], os.cpu_count() or 1
-    if load is not None and load > BUSY * cores:
+    if load is not None and load > BUSY_LOAD * cores:
         note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
     return store
 
 
 def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) -> list[Failure]:
-    """Do what isn't stored yet; leaves with 130 on Ctrl-C."""
+    """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
     from proxfield.bench.progress import Bar
     from proxfield.bench.runner import run_tasks
     from proxfield.bench.session import describe_failures
@@ -294,6 +319,16 @@ def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) 
     for line in describe_failures(failures):
         note(line)
     return failures
+
+
+def print_report(data: dict[str, Any], outputs: Outputs, failures: list[Failure]) -> None:
+    """The summary as JSON."""
+    from proxfield._version import __version__
+    from proxfield.bench.session import describe_failures
+    from proxfield.cli.shared import print_json
+
+    where = {"output": outputs.results, "report": outputs.report, "figures": outputs.pictures}
+    print_json({**data, **where, "failures": describe_failures(failures), "version": __version__})
 
 
 def print_blocks(table: Any) -> None:
@@ -333,7 +368,7 @@ def print_sensitivity(figure: Any) -> None:
 
 
 def finish(outputs: Outputs, data: Any) -> None:
-    """Pictures and report, after everything else is safe."""
+    """Pictures and report, after all results are stored."""
     from proxfield.bench.session import write_outputs
 
     for line in write_outputs(outputs, data):

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.options import CommandWithRules, json_option, limit_options, model_options
+from proxfield.cli.options import (
+    CommandWithRules,
+    device_option,
+    dtype_option,
+    json_option,
+    limit_options,
+    model_options,
+)
 
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
@@ -20,6 +27,8 @@ FORMATS = ("png", "svg", "pdf")
 @model_options
 @click.option("--rules", metavar="A,B,…", help="Rules to run; all of them by default.")
 @limit_options
+@device_option
+@dtype_option
 @click.option(
     "--plot",
     metavar="FILE",
@@ -39,6 +48,8 @@ def command(
     budget: float | None,
     threads: int | None,
     seed: int,
+    device: str,
+    dtype: str | None,
     plot: str | None,
     no_plot: bool,
     as_json: bool,
@@ -50,19 +61,22 @@ def command(
     """
     from proxfield.cli.main import report
     from proxfield.cli.progress import Display
-    from proxfield.cli.running import check_limits, prepare_rule, run
+    from proxfield.cli.running import check_device, check_limits, prepare_rule, run
     from proxfield.cli.shared import load
 
     check_picture(plot, no_plot, model, evidence)
     chosen = [prepare_rule(name, {}) for name in rule_names(rules)]
     budget = check_limits(max_iters, tol, budget, threads)
-    limits = {
+    limits: dict[str, Any] = {
         "max_iters": max_iters,
         "tol": tol,
         "budget": budget,
         "seed": seed,
         "threads": threads,
+        "device": device,
+        "dtype": dtype,
     }
+    check_device(limits)
     results: dict[str, Result] = {}
     failures: dict[str, str] = {}
     interrupted = False
@@ -94,7 +108,7 @@ def command(
 
 
 def results_interrupted(results: dict[str, Result]) -> bool:
-    """Did Ctrl-C end the last inference?"""
+    """Whether Ctrl-C ended the last inference."""
     return any(r.status.name == "INTERRUPTED" for r in results.values())
 
 
@@ -125,7 +139,7 @@ def check_picture(plot: str | None, no_plot: bool, model: str, evidence: str | N
 
 
 def draw(loaded: Loaded, results: dict[str, Result], plot: str | None) -> int:
-    """Draw and save; returns the exit code. A picture nobody asked for by name may fail."""
+    """Draw and save; returns the exit code. A picture that wasn't requested by name may fail."""
     from proxfield.cli.main import report
     from proxfield.errors import ProxfieldError
 
@@ -206,7 +220,7 @@ def print_report(
             "n_observed": loaded.n_observed,
             "load_seconds": loaded.seconds,
             **limits,
-            "threads": threads_used(limits["threads"], "cpu"),
+            "threads": threads_used(limits["threads"], limits["kernels"]),
             "best": best_rule(results),
             "results": runs,
             "failures": failures,

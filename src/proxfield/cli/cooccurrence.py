@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from proxfield.cli.options import json_option
+
 if TYPE_CHECKING:
     from proxfield.cli.progress import Display
     from proxfield.images.cooccurrence import CooccurrenceStatistics
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     help="Where to write the JSON; .gz, .xz and .bz2 names are compressed. stdout by default.",
 )
 @click.option(
-    "--labels",
+    "--n-labels",
     metavar="N",
     type=click.IntRange(min=1),
     help="The number of classes.  [default: one more than the largest label]",
@@ -45,38 +47,41 @@ if TYPE_CHECKING:
     show_default=True,
     help="Pixels from which a class counts as present in an image.",
 )
+@json_option
 def command(
     label_maps: tuple[str, ...],
     output: str,
-    labels: int | None,
+    n_labels: int | None,
     ignore: tuple[int, ...],
     min_pixels: int,
+    as_json: bool,
 ) -> None:
     """Count in how many images each class, and each pair of classes, is present.
 
-    Each LABELMAP is a PNG (palette or grey) or a .npy file that holds a class number for
+    Each LABELMAP is a PNG (palette or gray) or a .npy file that holds a class number for
     each pixel, or a folder of such files. The counts are what `proxfield.Cooccurrence` takes.
     """
     from proxfield.cli.progress import Display
-    from proxfield.cli.shared import check_distinct, check_target, print_pairs
+    from proxfield.cli.shared import check_distinct, check_summary, check_target, show_summary
     from proxfield.images.cooccurrence import find_label_maps
     from proxfield.io.files import atomic_write
 
+    check_summary(as_json, output, "the counts")
     files = find_label_maps(label_maps)
     if output != "-":
         check_target(output, "-o")
         for file in files:
             check_distinct({"LABELMAP": str(file), "-o": output})
     with Display() as display:
-        found = count(files, labels, ignore, min_pixels, display)
+        found = count(files, n_labels, ignore, min_pixels, display)
     atomic_write(output, found.to_json())
     if output != "-":
-        print_pairs(describe(found))
+        show_summary({**summary(found), "output": output}, as_json)
 
 
 def count(
     files: list[Path],
-    labels: int | None,
+    n_labels: int | None,
     ignore: tuple[int, ...],
     min_pixels: int,
     display: Display,
@@ -98,7 +103,7 @@ def count(
 
     try:
         return CooccurrenceStatistics.from_label_maps(
-            maps(), labels, ignore=ignore, min_pixels=min_pixels
+            maps(), n_labels, ignore=ignore, min_pixels=min_pixels
         )
     except InputError as error:
         if error.path is not None or not reading:
@@ -106,10 +111,7 @@ def count(
         raise InputError(error.message, path=reading[0]) from None
 
 
-def describe(found: CooccurrenceStatistics) -> list[tuple[str, str]]:
-    """What was counted, for people."""
-    rows = [("images", str(found.images)), ("classes", str(found.labels))]
-    never = [str(c) for c in range(found.labels) if found.presence[c] == 0]
-    if never:
-        rows.append(("never present", ", ".join(never)))
-    return rows
+def summary(found: CooccurrenceStatistics) -> dict[str, Any]:
+    """What was counted."""
+    never = [c for c in range(found.n_labels) if found.presence[c] == 0]
+    return {"images": found.images, "n_labels": found.n_labels, "never_present": never}

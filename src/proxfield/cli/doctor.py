@@ -55,7 +55,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of everything that matters; None for what isn't installed."""
+    """Versions of Python and of the packages used; None for missing ones."""
     from importlib.metadata import PackageNotFoundError, version
 
     from proxfield._version import __version__
@@ -75,6 +75,7 @@ def processors() -> dict[str, Any]:
     from numba.np.ufunc import parallel
 
     from proxfield.compiled.jit import max_threads
+    from proxfield.compiled.simd_choice import choose
 
     ask: Callable[[], str] = parallel.threading_layer
     try:
@@ -86,6 +87,7 @@ def processors() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": max_threads(),
         "threading_layer": layer,
+        "simd": str(choose()),
     }
 
 
@@ -119,24 +121,25 @@ def memory() -> int | None:
 
 def graphics() -> dict[str, Any]:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
+    from proxfield.devices.registry import DEVICES, kind_of
+
+    found = [list_devices(kind) for kind in DEVICES if kind_of(kind).separate]
+    gpus = [gpu for listed, _ in found for gpu in listed]
+    problems = "; ".join(problem for _, problem in found if problem)
+    return {"gpus": gpus, "gpu_problem": None if gpus else problems}
+
+
+def list_devices(kind: str) -> tuple[list[dict[str, Any]], str]:
+    """The devices of a kind, or why there is none."""
+    from proxfield.devices.registry import find
     from proxfield.errors import ProxfieldError
 
-    devices: list[dict[str, Any]] = []
-    problem = None
     try:
-        from proxfield.devices import cuda as backend
-
-        if backend.find_device("cuda").type == "cpu":
-            problem = "TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter"
-        else:
-            cuda = backend.torch.cuda
-            found = [cuda.get_device_properties(k) for k in range(cuda.device_count())]
-            devices = [{"name": p.name, "memory": int(p.total_memory)} for p in found]
+        return [found._asdict() for found in find(kind).list_all()], ""
     except ProxfieldError as error:
-        problem = str(error)
+        return [], str(error)
     except Exception as error:  # a broken torch must not hide what else there is to say
-        problem = " ".join(f"torch fails: {type(error).__name__}: {error}".split())
-    return {"gpus": devices, "gpu_problem": problem}
+        return [], " ".join(f"torch fails: {type(error).__name__}: {error}".split())
 
 
 def check_tiny_field() -> str | None:
@@ -184,6 +187,7 @@ def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("platform", data["platform"]),
         ("cores", str(data["cores"])),
         ("threads", f"{data['threads']} (numba threading layer: {data['threading_layer']})"),
+        ("SIMD", data["simd"]),
         ("cache", f"{data['cache_folder']}, {human_bytes(data['cache_bytes'])}, {writable}"),
         ("memory available", "unknown" if left is None else human_bytes(left)),
         ("GPU", "; ".join(gpus) if gpus else f"none: {data['gpu_problem']}"),

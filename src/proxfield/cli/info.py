@@ -50,8 +50,8 @@ def sizes(loaded: Loaded) -> dict[str, Any]:
         "model": loaded.name,
         "n_vars": field.n_vars,
         "n_observed": loaded.n_observed,
-        "labels_min": int(cards.min(initial=0 if len(cards) == 0 else cards[0])),
-        "labels_max": int(cards.max(initial=0)),
+        "n_labels_min": int(cards.min(initial=0 if len(cards) == 0 else cards[0])),
+        "n_labels_max": int(cards.max(initial=0)),
         "n_factors": sum(scopes.values()),
         "factors_by_arity": {str(k): scopes[k] for k in sorted(scopes)},
         "model_bytes": sum(t.nbytes for t in field.terms),
@@ -140,7 +140,7 @@ def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
     from proxfield.cli.shared import number
     from proxfield.common.memory import human_bytes
 
-    low, high = data["labels_min"], data["labels_max"]
+    low, high = data["n_labels_min"], data["n_labels_max"]
     s, c = data["structure"], data["curvature"]
     observed = f", {data['n_observed']} observed" if data["n_observed"] else ""
     arities = ", ".join(f"{n} over {k}" for k, n in data["factors_by_arity"].items())

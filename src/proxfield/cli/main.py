@@ -127,7 +127,7 @@ def report_interrupt() -> int:
 
 
 def report_bug(error: Exception) -> int:
-    """One line for a failure that nobody foresaw, or its traceback if that is asked for."""
+    """One line for an unexpected error, or its traceback if that is requested."""
     if os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
         import traceback
 

@@ -115,11 +115,17 @@ device_option = click.option(
     help="Where to compute; a GPU needs the extra proxfield[gpu].",
 )
 
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    help="float32 takes half the memory.  [default: float64; float32 on a GPU]",
+)
+
 json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object instead; numbers that aren't finite are null.",
+    help="Print the summary as one JSON object; numbers that aren't finite are null.",
 )
 
 

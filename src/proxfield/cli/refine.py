@@ -126,7 +126,7 @@ def weight(name: str, default: float) -> Any:
         type=float,
         default=default,
         show_default=True,
-        help="Its weight; 0 leaves it out.",
+        help="Its weight; 0 omits the term.",
     )
 
 
@@ -142,6 +142,13 @@ term_options = stack(
     ),
     weight("--bilateral-weight", 10.0),
     length("--spacing", "X", "1", "Size of a pixel; 1,1,5 is one for each axis."),
+    click.option(
+        "--compatibility",
+        metavar="potts|FILE",
+        default="potts",
+        show_default=True,
+        help="What a pair of labels costs: Potts, or a vector or a matrix (.npy).",
+    ),
     click.option("--cooccurrence", metavar="FILE", help="Counts of classes that occur together."),
     click.option(
         "--filter",
@@ -331,6 +338,7 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
     for name in ("spatial_weight", "bilateral_weight"):
         if not abs(build[name]) < float("inf"):
             raise click.UsageError(f"--{name.replace('_', '-')} {build[name]}, expected a number")
+    build["compatibility"] = read_compatibility(options["compatibility"])
     if options["cooccurrence"] is not None:
         from proxfield.images.cooccurrence import CooccurrenceStatistics
 
@@ -347,6 +355,15 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
     dtype = "float16" if options["float16"] else "float32"
     work = Work(kind, from_labels, build, run, dtype, names)
     return (labels, "--labels", work) if probs is None else (probs, "--probs", work)
+
+
+def read_compatibility(given: str) -> Any:
+    """Potts, or what a file holds."""
+    if given == "potts":
+        return given
+    from proxfield.io.images import read_array
+
+    return read_array(given, "a vector or a matrix of compatibilities")
 
 
 def report_all(summary: dict[str, Any], records: list[dict[str, Any]], as_json: bool) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from proxfield.images.densecrf import DenseCRF
     from proxfield.inference.history import Callback, Progress
 
-LOOKED_AT = 200
+SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
 ENTRY_BYTES = 60
 PIXEL_BYTES = 650
@@ -80,7 +80,7 @@ def refine_one(pair: Pair, work: Work, callback: Callback | None = None) -> dict
 
 
 def _explain(error: Exception, name: str) -> str:
-    """Why an image failed, in one line; what nobody foresaw is raised for debugging."""
+    """Why an image failed, in one line; unexpected errors are raised for debugging."""
     from proxfield.cli.main import describe
 
     if isinstance(error, InputError):
@@ -116,7 +116,7 @@ def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str])
         "output": str(target),
         "overlay": None if pair.overlay is None else str(pair.overlay),
         "pixels": list(crf.pixels),
-        "labels": crf.n_labels,
+        "n_labels": crf.n_labels,
         "status": result.status.label,
         "iterations": result.iterations,
         "free_energy": result.free_energy,
@@ -179,7 +179,7 @@ def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) ->
     left = available_memory()
     if jobs == 1 or left is None:
         return jobs, ""
-    largest = sorted(pairs, key=lambda pair: pair.unary.stat().st_size)[-LOOKED_AT:]
+    largest = sorted(pairs, key=lambda pair: pair.unary.stat().st_size)[-SAMPLED_FILES:]
     worst = max(bytes_needed(pair, n_labels) for pair in largest)
     fitting = max(1, int(0.8 * left) // worst)
     if fitting >= jobs:

@@ -29,6 +29,8 @@ REMEDIES = {
     "change --seed, or check the zeros of the model",
 }
 """The remedies of `Status` in the words of the command line."""
+WORDS = {"n_vars": "variables", "n_labels": "labels"}
+"""Keys of JSON objects in the words of summaries for people, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,31 @@ def status_line(status: Status) -> str:
     if status.converged:
         return status.label
     return f"{status.label} ({REMEDIES.get(status.name, status.value)})"
+
+
+def check_summary(as_json: bool, output: str, what: str) -> None:
+    """Refuse ``--json`` where stdout is taken by what the command makes."""
+    if as_json and output == "-":
+        raise click.UsageError(f"--json and {what} both write to stdout; write {what} by -o FILE")
+
+
+def show_summary(data: dict[str, Any], as_json: bool) -> None:
+    """A summary as JSON, or as two columns for people, without what is empty.
+
+    Example:
+        >>> show_summary({"n_labels": 3, "never_present": [], "terms": ["unary", "potts"]}, False)
+        labels  3
+        terms   unary, potts
+    """
+    if as_json:
+        print_json(data)
+        return
+    rows = []
+    for key, value in data.items():
+        name = WORDS.get(key, key.replace("_", " "))
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        rows += [(name, text)] if text else []
+    print_pairs(rows)
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:

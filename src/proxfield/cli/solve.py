@@ -10,6 +10,7 @@ from proxfield.cli.options import (
     INITS,
     CommandWithRules,
     device_option,
+    dtype_option,
     json_option,
     limit_options,
     model_options,
@@ -43,11 +44,7 @@ rule_options = stack(
 
 engine_options = stack(
     device_option,
-    click.option(
-        "--dtype",
-        type=click.Choice(["float64", "float32"]),
-        help="float32 takes half the memory.  [default: float64; float32 on a GPU]",
-    ),
+    dtype_option,
     click.option(
         "--kernels",
         type=click.Choice(["cpu", "reference", "cuda", "torch"]),

@@ -1,16 +1,17 @@
-"""torch and Triton where they are installed, None where not, and the device to run on."""
+"""NVIDIA GPUs; torch and Triton where they are installed, None where not."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from proxfield.common.memory import human_bytes
+from proxfield.devices.base import Device, Found, unknown
 from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
 
 OLDEST_TORCH = (2, 4)
@@ -68,7 +69,7 @@ def find_device(name: Any = "cuda") -> Any:
     kind, _, index = text.partition(":")
     known = kind in ("cuda", "cpu") if interpreted() else kind == "cuda"
     if not known or (index and not index.isdecimal()) or text.endswith(":"):
-        raise InputError(f"unknown device {text!r}, expected cpu, cuda or cuda:N")
+        raise unknown(text)
     need("torch", "triton")
     if interpreted():
         return torch.device("cpu")
@@ -87,6 +88,33 @@ def find_device(name: Any = "cuda") -> Any:
         last = f"there are {count}, cuda:0 to cuda:{count - 1}" if count > 1 else "there is one"
         raise InputError(f"device {text!r}: {last}; expected cuda or a lower number")
     return torch.device(kind, int(index) if index else torch.cuda.current_device())
+
+
+class CudaDevice(Device):
+    """An NVIDIA GPU. In Triton's interpreter, the CPU in its place."""
+
+    kind = "cuda"
+    kernel_sets = ("cuda", "torch")
+
+    def handle(self) -> Any:
+        return find_device(self.name)
+
+    def memory(self) -> int | None:
+        device = self.handle()
+        if device.type != self.kind:  # in the interpreter
+            return None
+        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+
+    def memory_errors(
+        self, what: str, per_variable: float, variables: int
+    ) -> AbstractContextManager[None]:
+        return memory_errors(what, per_variable, variables, self.handle())
+
+    def list_all(self) -> list[Found]:
+        if self.handle().type != self.kind:
+            raise InputError("TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter")
+        found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        return [Found(p.name, int(p.total_memory)) for p in found]
 
 
 @contextmanager

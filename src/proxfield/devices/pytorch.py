@@ -25,6 +25,15 @@ GOOD: Any = _checked()
 """A PyTorch found good once needn't be asked again, also because ``torch.compile`` can't follow."""
 
 
+def sum_type(device: Any) -> Any:
+    """The type of torch to sum a field's energies in: float64 where a device has it."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except Exception:  # of whatever kind: mps raises a TypeError
+        return torch.float32
+    return torch.float64
+
+
 def need_torch() -> None:
     """Raise, with the remedy, if PyTorch is missing or too old."""
     if GOOD is None or cuda.torch is not GOOD:

@@ -71,8 +71,8 @@ def product_range(low: Array, high: Array, table: Array) -> tuple[Array, Array]:
         (-2.0, 0.0)
     """
     xp = library_of(table)
-    labels = table.shape[-1]
-    centering = xp.diag(xp.ones_like(table[0])) - 1.0 / labels
+    n_labels = table.shape[-1]
+    centering = xp.diag(xp.ones_like(table[0])) - 1.0 / n_labels
     values = xp.linalg.eigvalsh(centering @ table @ centering)
     ends = xp.stack([k * m for k in (low, high) for m in (values[0], values[-1])])
     return xp.amin(ends, 0).clip(None, 0.0), xp.amax(ends, 0).clip(0.0)

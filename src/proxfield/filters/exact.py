@@ -13,7 +13,7 @@ class ExactFilter(HostPlan):
     """K itself, without approximation: n² weights for each application.
 
     Args:
-        features: One row a point, in units of standard deviations.  # (n, d)
+        features: One row per point, in units of standard deviations.  # (n, d)
 
     Example:
         >>> ExactFilter([[0.0], [1.0]]).apply(np.array([[1.0], [0.0]])).round(3)

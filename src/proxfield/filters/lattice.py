@@ -22,10 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.common.arrays import Floats
 from proxfield.compiled.jit import max_threads, threads_for
 from proxfield.compiled.simd import LANES, padded
-from proxfield.filters.geometry import BRIDGE, SIDE, axis_scales, peak, vertex_codes
+from proxfield.filters.geometry import MIN_TOUCHED, NEIGHBOR_SHARE, axis_scales, peak, vertex_codes
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
-from proxfield.filters.numba.lattice import CACHED, CHUNK, FEW_VERTICES, Points, make_chunks
+from proxfield.filters.numba.lattice import CACHE_BYTES, CHUNK, FEW_VERTICES, Points, make_chunks
 from proxfield.filters.plan import HostPlan, check_features
 
 LONGEST_ROW = 2**16
@@ -66,7 +66,7 @@ class LatticeFilter(HostPlan):
     """An approximate Gaussian filter over the permutohedral lattice.
 
     Args:
-        features: One row a point, in units of standard deviations.  # (n, d)
+        features: One row per point, in units of standard deviations.  # (n, d)
 
     Example:
         >>> grid = np.stack(np.mgrid[:20, :20], axis=-1).reshape(-1, 2) / 3.0
@@ -122,7 +122,7 @@ class LatticeFilter(HostPlan):
         own = keys[:count]
         near = np.full((d + 1, count, 2), -1, dtype=np.int32)
         building.find_neighbors(table, own, stride, near)
-        added = building.bridges(*building.missing_neighbors(own, stride, near), BRIDGE)
+        added = building.bridges(*building.missing_neighbors(own, stride, near), MIN_TOUCHED)
         next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
         next_to[:, :count] = near
         building.join(table, own, building.table_of(added), added, stride, next_to)
@@ -170,10 +170,12 @@ class LatticeFilter(HostPlan):
         planes, there = spare[:groups], spare[groups : 2 * groups]
         spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
         kernels.collect(self.start, self.member, rows, planes)
-        together = groups if spare.nbytes <= CACHED else 1  # else one by one, to stay in cache
+        together = groups if spare.nbytes <= CACHE_BYTES else 1  # else one by one, to stay in cache
         for p in range(0, groups, together):
             some = slice(p, p + together)
-            kernels.blur_planes(self.next_to, self.there_and_back, SIDE, planes[some], there[some])
+            kernels.blur_planes(
+                self.next_to, self.there_and_back, NEIGHBOR_SHARE, planes[some], there[some]
+            )
         kernels.distribute(self.vertex, planes, number, rows)
         if len(table) > 1:
             kernels.mix_labels(rows, table)
@@ -203,7 +205,7 @@ class LatticeFilter(HostPlan):
         here[self.n_vertices] = there[self.n_vertices] = 0.0
         kernels.collect_one(self.start, self.member, rows, here)
         blur = kernels.blur_few if few else kernels.blur_one
-        blur(self.next_to, self.there_and_back, SIDE, here, there)
+        blur(self.next_to, self.there_and_back, NEIGHBOR_SHARE, here, there)
         return here
 
     @cached_property
@@ -234,5 +236,5 @@ class LatticeFilter(HostPlan):
     def _diagonal(self) -> NDArray[np.float64]:
         out = np.empty(len(self.row))
         with threads_for(100 * self.row.size):
-            kernels.self_weights(self.points, self.vertex, self.next_to, SIDE, out)
+            kernels.self_weights(self.points, self.vertex, self.next_to, NEIGHBOR_SHARE, out)
         return out

@@ -12,9 +12,9 @@ from proxfield.common.arrays import Array, Floats
 from proxfield.errors import InputError, UnsupportedError
 
 MAX_DIMENSIONS = 20
-"""Most features per point."""
+"""Maximum number of features per point."""
 MAX_SPAN = 1e8
-"""Most standard deviations between two points that the lattice's integers can number."""
+"""Maximum distance of two points, in standard deviations, for the integers of the lattice."""
 SMALLEST_MASS = 1e-20
 """Added to a point's total weight before dividing by it."""
 
@@ -89,7 +89,7 @@ class HostPlan(Plan):
 
 
 def check_features(features: ArrayLike) -> Floats:
-    """Features as finite numbers (float32 as they are, else float64), one row a point.  # (n, d)"""
+    """Features as finite float32 or float64 numbers, one row per point.  # (n, d)"""
     try:
         out = np.asarray(features)
         if out.dtype.kind not in "fiub":

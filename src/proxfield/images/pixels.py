@@ -13,8 +13,8 @@ from proxfield.filters.plan import MAX_DIMENSIONS
 
 TOLERANCE = 1e-3
 """How far the probabilities of a pixel may be from summing to 1."""
-LEVELS = 13.0
-"""Standard deviation of colors, of 255 levels, unless told."""
+COLOR_SIGMA = 13.0
+"""Default standard deviation of colors, of 255 levels."""
 
 
 def numbers(values: ArrayLike, what: str) -> NDArray[Any]:
@@ -158,7 +158,7 @@ def _sums_to_one(values: NDArray[Any], axis: int) -> bool:
 
 
 def rows(values: NDArray[Any], axis: int, *, fresh: bool = False) -> NDArray[np.float32]:
-    """Maps as rows, one a pixel; a copy where that is needed or asked for.  # (n, labels)"""
+    """Maps with one row per pixel; a copy if needed or requested.  # (n, labels)"""
     moved = np.moveaxis(values, axis, -1)
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found later
         if fresh:
@@ -174,7 +174,7 @@ def into_energies(
     """Check probabilities and turn them into energies −log p, in place.
 
     Args:
-        p: One row a pixel; a fresh array.  # (n, labels)
+        p: One row per pixel; a new array.  # (n, labels)
         pixels: Shape of the image, for messages.
         clip: The least probability.
         normalize: Divide by the sums.
@@ -235,12 +235,12 @@ def color_bandwidth(image: NDArray[Any]) -> float:
         13.0
     """
     if image.dtype == np.uint8:
-        return LEVELS
+        return COLOR_SIGMA
     low, high = image.min(), image.max()
     if low >= 0 and high <= 1 and image.dtype.kind in "fb":
-        return LEVELS / 255
+        return COLOR_SIGMA / 255
     if low >= 0 and high <= 255:
-        return LEVELS
+        return COLOR_SIGMA
     raise InputError(
         f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
         "colors are; pass bilateral_color, a standard deviation in these units"
@@ -253,7 +253,7 @@ def pixel_features(
     channels: NDArray[Any] | None = None,
     color: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Places times ``scale`` and channels over ``color``, one row a pixel.  # (n, d)
+    """Positions times ``scale`` and channels over ``color``, one row per pixel.  # (n, d)
 
     Example:
         >>> pixel_features((2, 2), np.array([0.5, 1.0])).tolist()

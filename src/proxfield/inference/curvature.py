@@ -28,17 +28,17 @@ from proxfield.terms.factor import Factor
 if TYPE_CHECKING:
     from proxfield.field import Field
 
-MARGIN = 1e-3
+LANCZOS_MARGIN = 1e-3
 """Lanczos approaches eigenvalues from inside; what it finds is enlarged by this share."""
 LANCZOS_PRODUCTS = 25
 """Products that Lanczos takes at least; where there is no time for them it isn't begun."""
-DENSE = 64
+MAX_DENSE_SIZE = 64
 """Operators up to this size are diagonalized directly."""
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """Curvature of one field, each number computed when it is first asked for.
+    """Curvature of one field, each number computed when first used.
 
     Args:
         lowered: The lowered field.
@@ -56,7 +56,7 @@ class Curvature:
     now: Callable[[], float] = field_of(default_factory=lambda: time.perf_counter)
 
     def prepare(self) -> None:
-        """Do what belongs to building the field, so that asking for the numbers can be timed.
+        """Do the part that counts as building the field, so that the rest can be timed.
 
         Imports and compiles what they need, and takes the bounds from the tables.
         """
@@ -181,7 +181,7 @@ class Curvature:
 
 
 def by_lanczos(term: Term) -> bool:
-    """Is the term's H constant, and its spectrum not known in closed form?"""
+    """Whether the term's H is constant, and its spectrum not known in closed form."""
     return term.degree == 2 and not offers(term, "spectrum")
 
 
@@ -226,7 +226,7 @@ def largest_eigenvalue(
         bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge in time.
         late: Is its time over?
     """
-    if size <= DENSE:
+    if size <= MAX_DENSE_SIZE:
         dense = np.stack([apply(e) for e in np.eye(size)])
         top = float(np.linalg.eigvalsh((dense + dense.T) / 2)[-1])
         return top + 1e-12 * abs(top)
@@ -241,8 +241,15 @@ def largest_eigenvalue(
     start = np.random.default_rng(0).normal(size=size)
     try:
         top = float(
-            eigsh(operator, k=1, which="LA", v0=start, tol=MARGIN / 2, return_eigenvectors=False)[0]
+            eigsh(
+                operator,
+                k=1,
+                which="LA",
+                v0=start,
+                tol=LANCZOS_MARGIN / 2,
+                return_eigenvectors=False,
+            )[0]
         )
     except (ArpackError, _OutOfTimeError):  # not converged, an operator that is 0, or too slow
         return bound
-    return top + MARGIN * abs(top)
+    return top + LANCZOS_MARGIN * abs(top)

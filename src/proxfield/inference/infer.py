@@ -13,8 +13,10 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from proxfield.backends.base import softmax
 from proxfield.backends.cache import program_for
+from proxfield.backends.registry import KERNELS, Placement, placed
 from proxfield.common.checks import is_real, is_whole
 from proxfield.common.logs import log
+from proxfield.devices.registry import find
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.inference.curvature import Curvature
@@ -81,7 +83,8 @@ def infer(
             true stops the inference.
         seed: Random seed.
         threads: Maximum number of threads; all cores by default. Small fields use one.
-        device: "cpu", "cuda" or "cuda:1" (with the extra ``gpu``).
+        device: "cpu", "cuda" or "cuda:1" (with the extra ``gpu``); for the kernels "torch", any
+            device of torch ("mps").
         kernels: "cpu" (numba), "reference" (numpy), "cuda" (Triton) or "torch" (plain torch);
             by default what suits the device.
         dtype: "float64" or "float32" (half the memory, float64 sums); by default float64 on the
@@ -98,7 +101,7 @@ def infer(
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(4, labels=2).add(pf.Unary([[0, 1.0]] * 4))
+        >>> field = pf.Field(4, n_labels=2).add(pf.Unary([[0, 1.0]] * 4))
         >>> field = field.add(pf.Potts([[0, 1], [1, 2], [2, 3], [3, 0]], -2.0))
         >>> result = pf.infer(field, "fixed", init="random")
         >>> result.converged, result.map_labels.sum()
@@ -199,7 +202,7 @@ class Request:
         if on_gpu(self.kernels):
             lowered = moved(lowered, self.kernels, self.dtype)
         hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
-        host = "cpu" if on_gpu(self.kernels) else self.kernels  # λ is found on the host
+        host = "cpu" if placed(self.kernels).device.separate else self.kernels  # finds λ
         problem = Problem(lowered, Curvature(lowered, field, host, hurry, self.now), self.seed)
         max_iters = self.max_iters
         if max_iters is None:
@@ -285,12 +288,12 @@ def solve(session: Session, rule: Rule) -> Outcome:
 
 
 def on_gpu(kernels: str) -> bool:
-    """Is this the kernel set of a GPU?"""
-    return kernels.partition(":")[0] == "cuda"
+    """Do the field's filters move to a device too, and do batches iterate there?"""
+    return placed(kernels).kernels.triton
 
 
 def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None) -> tuple[str, str]:
-    """Names of the kernel set and the floating-point type for a device.
+    """Names of the kernel set, with its device unless that is the host, and of the dtype.
 
     Example:
         >>> choose_kernels("cpu", None, None)
@@ -302,49 +305,49 @@ def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None)
         raise InputError(f"device={shown(device)}, expected cpu, cuda or cuda:1 and the like")
     if not (kernels is None or isinstance(kernels, str)):
         raise InputError(f"kernels={shown(kernels)}, expected reference, cpu, cuda or torch")
-    if device != "cpu":
-        from proxfield.devices.cuda import find_device
-
-        find_device(device)
-        if kernels is not None and not on_gpu(kernels):
+    if device == "cpu":
+        place = placed("cpu" if kernels is None else kernels)
+        place.device.check()
+    else:
+        name = "" if kernels is None else kernels.partition(":")[0]
+        where = find(device, any_of_torch=name in KERNELS and KERNELS[name].anywhere)
+        where.check()
+        if name and name not in where.kernel_sets:
             raise InputError(
                 f"kernels={kernels!r} don't run on device {device!r}; leave them out, or use "
                 "device cpu"
             )
-        kernels = device
-    elif kernels is not None and on_gpu(kernels):
-        from proxfield.devices.cuda import find_device
-
-        find_device(kernels)
-    kernels = "cpu" if kernels is None else kernels
+        place = Placement(name or where.kernel_sets[0], where)
+    kernels = str(place)
     if dtype is None:
-        return kernels, "float32" if on_gpu(kernels) else "float64"
+        return kernels, place.device.dtype
     try:
-        return kernels, dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        dtype = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     except Exception:  # numpy raises several kinds, and whatever the repr of a value raises
         raise InputError(f"dtype={shown(dtype)}, expected float32 or float64") from None
+    if dtype == "float64" and not place.device.has_double:
+        raise InputError(f"dtype='float64': device {place.device.name!r} has float32 only")
+    return kernels, dtype
 
 
 def moved(lowered: Lowered, kernels: str, dtype: str) -> Lowered:
     """The field with its filters on a GPU, so that λ and F are those of what iterates there."""
     from proxfield.backends.triton.attach import attach
-    from proxfield.devices.cuda import find_device
 
     with device_memory(kernels, lowered):
-        return attach(lowered, dtype, find_device(kernels))
+        return attach(lowered, dtype, placed(kernels).device.handle())
 
 
 def device_memory(kernels: str, *lowereds: Lowered) -> AbstractContextManager[None]:
-    """On a GPU, a context that says what would fit when its memory runs out."""
-    if not on_gpu(kernels):
+    """On a device with its own memory, a context that says what would fit when that runs out."""
+    device = placed(kernels).device
+    if not device.separate:
         return nullcontext()
-    from proxfield.devices.cuda import find_device, memory_errors
-
     n = sum(low.layout.n_vars for low in lowereds)
     held = sum(term.nbytes for low in lowereds for term in low.terms)
     held += 40 * sum(low.layout.size for low in lowereds)
     what = "the field" if len(lowereds) == 1 else f"a batch of {len(lowereds)} fields"
-    return memory_errors(what, held / max(1, n), n, find_device(kernels))
+    return device.memory_errors(what, held / max(1, n), n)
 
 
 def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:

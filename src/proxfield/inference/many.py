@@ -12,6 +12,7 @@ import numpy as np
 
 from proxfield.backends.cache import program_for
 from proxfield.backends.numba.pack import is_binary
+from proxfield.backends.registry import placed
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
 from proxfield.inference.infer import Request, Start, device_memory, finish, infer_one, on_gpu
@@ -247,13 +248,12 @@ class _Batch:
     def solve(self, request: Request) -> list[Result]:
         """Iterate all fields to their ends."""
         from proxfield.backends.triton.batch import BatchProgram
-        from proxfield.devices.cuda import find_device
 
         lowereds = [m.lowered for m in self.members]
         starts = [m.session.start for m in self.members]
         loops = [m.session.loop for m in self.members]
         with device_memory(request.kernels, *lowereds):
-            program = BatchProgram(lowereds, request.dtype, find_device(request.kernels))
+            program = BatchProgram(lowereds, request.dtype, placed(request.kernels).device.handle())
             state = program.start(starts)
             look_back = not request.rule.never_rises
             ended = run_together(loops, program, self.plan, state, look_back)

@@ -140,7 +140,7 @@ def notebook_display() -> Callable[..., Any] | None:
 
 
 def open_bar() -> Bar | None:
-    """A bar where somebody looks: in a notebook, else on a terminal; None elsewhere."""
+    """A bar in a notebook or on a terminal; None elsewhere."""
     display = notebook_display()
     if display is not None:
         return NotebookBar(display)

@@ -14,7 +14,7 @@ from proxfield.terms.base import Floats, Ints, expectation
 if TYPE_CHECKING:
     from proxfield.result import Result
 
-SWEEPS = 100
+MAX_SWEEPS = 100
 """Maximum number of rounds of greedy improvement; it usually ends after a handful."""
 GREEDY_TRIALS = 30
 """Maximum number of greedy improvements tried where variables can't be visited one by one."""
@@ -35,7 +35,7 @@ def round_marginals(result: Result) -> Ints:
     program = program_for(lowered)
     start = reduction.restrict(result.q)
     if program.sweepable:
-        found = [lowered.layout.best_labels(program.descend(start, SWEEPS))]
+        found = [lowered.layout.best_labels(program.descend(start, MAX_SWEEPS))]
     else:
         found = [Groups(program).round(start)]
     if result.feasible is not None:

@@ -51,11 +51,11 @@ class Session:
     threads: int | None = None
     keep: str = "last"
     limited: bool = True
-    """Did the user limit iterations or seconds?"""
+    """Whether the user limited iterations or seconds."""
 
     @cached_property
     def program(self) -> Program:
-        """The field, packed for the kernels asked for."""
+        """The field, packed for the requested kernels."""
         return program_for(self.problem.lowered, self.kernels, self.dtype, self.threads)
 
     @property
@@ -158,7 +158,7 @@ class Session:
         return outcome
 
     def _stands(self, state: State) -> bool:
-        """Is this known to be a fixed point? Not where the budget leaves no time to find out."""
+        """Whether this is known to be a fixed point; False if there is no time for the test."""
         loop = self.loop
         if not loop.may_test(loop.seconds_left()):
             return False
@@ -282,7 +282,7 @@ class Stage:
 
 
 def is_uniform(layout: Layout, q: NDArray[np.float64]) -> bool:
-    """Are all labels of each variable equally probable?"""
+    """Whether all labels of each variable are equally probable."""
     if layout.common is not None:
         return bool((q == q[:1]).all())
     return bool((q == (1.0 / layout.cardinalities)[layout.owner]).all())

@@ -27,7 +27,7 @@ from proxfield.terms.base import Layout
 P = TypeVar("P")
 S = TypeVar("S")
 
-CAUTION = 2.0
+RESIDUAL_FACTOR = 2.0
 """A Ritz value counts as the lowest if it is above −1 by so many times its residual."""
 MIN_PRODUCTS = 10
 """Products with H before a fixed point may be called a minimum, and half a product more for each
@@ -36,9 +36,9 @@ MAX_PRODUCTS = 60
 RELATIVE_STEP = 0.5
 """Largest relative change of a marginal in a difference of gradients."""
 EIGENVALUE_MARGIN = {"float64": 1e-7, "float32": 1e-2}
-NEGLIGIBLE = {"float64": 1e-10, "float32": 1e-4}
+MIN_MARGINAL = {"float64": 1e-10, "float32": 1e-4}
 """Marginals below this are left out of the second-order test."""
-NUDGE = 1e-2
+NOISE_SCALE = 1e-2
 """Standard deviation of the noise on θ that breaks what symmetries are left."""
 
 
@@ -78,7 +78,7 @@ def judge(
     if program.lowered.layout.size == 0 or not any(True for _ in program.lowered.terms):
         return Judgement(Verdict.MINIMUM)
     kind = program.dtype.name
-    space = Scaled(program.tangent(state), program.lowered, NEGLIGIBLE[kind])
+    space = Scaled(program.tangent(state), program.lowered, MIN_MARGINAL[kind])
     if not space.free:
         return Judgement(Verdict.MINIMUM)
     verdict, direction = lowest_curvature(
@@ -164,7 +164,7 @@ def lowest_curvature(
         if rho < -1.0 - margin:
             return Verdict.SADDLE, x
         small = error <= 1e-9 * (1.0 + abs(rho))
-        if small or (made >= least and rho - CAUTION * error > -1.0):
+        if small or (made >= least and rho - RESIDUAL_FACTOR * error > -1.0):
             return Verdict.MINIMUM, None
         if made == max_products or (made >= min_products and late()):
             return Verdict.UNDECIDED, None
@@ -235,7 +235,7 @@ def descend_along(program: Program, state: State, relative: NDArray[np.float64])
     return Judgement(Verdict.SADDLE, point, low)
 
 
-def nudged(layout: Layout, q: Floats, seed: int, noise: float = NUDGE) -> NDArray[np.float64]:
+def nudged(layout: Layout, q: Floats, seed: int, noise: float = NOISE_SCALE) -> NDArray[np.float64]:
     """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
     rng = np.random.default_rng([seed, 0x0FF5E7])
     return layout.normalize(

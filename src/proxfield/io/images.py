@@ -36,7 +36,7 @@ _BROKEN = (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, Typ
 def read_image(path: Target, notes: list[str] | None = None) -> NDArray[Any]:
     """The pixels of an image.
 
-    Grey pictures come without a channel axis; 16-bit grey stays 16-bit (Pillow reads 16-bit color
+    Gray pictures come without a channel axis; 16-bit gray stays 16-bit (Pillow reads 16-bit color
     as 8-bit); palettes and other color spaces become RGB; alpha is dropped. A TIFF of several
     pages is a volume. The orientation that a camera noted isn't applied. Arrays come as stored.
 
@@ -104,8 +104,20 @@ def read_probabilities(path: Target) -> NDArray[Any]:
     )
 
 
+def read_array(path: Target, what: str) -> NDArray[Any]:
+    """The array of a ``.npy`` file, or the first one of a ``.npz`` file.
+
+    Raises:
+        InputError: If the file can't be read or holds no array; it says what was expected.
+    """
+    data, name = read_bytes(path)
+    if not is_array(data):
+        raise InputError(f"is no numpy array, expected .npy or .npz with {what}", path=name)
+    return _load_array(data, name, ())
+
+
 def read_labels(path: Target) -> tuple[NDArray[Any], list[int] | None]:
-    """A label map: the numbers of a palette or grey picture, or an array of whole numbers.
+    """A label map: the numbers of a palette or gray picture, or an array of whole numbers.
 
     Returns:
         The labels, and the palette as Pillow lists it (r, g, b, r, …), None without one.
@@ -123,7 +135,7 @@ def read_labels(path: Target) -> tuple[NDArray[Any], list[int] | None]:
     for page in pages:
         if page.mode not in ("1", "L", "P", "I") and not page.mode.startswith("I;16"):
             raise InputError(
-                f"is a color picture ({page.mode}), expected label numbers: a palette or grey",
+                f"is a color picture ({page.mode}), expected label numbers: a palette or gray",
                 path=name,
             )
     palette = pages[0].getpalette() if pages[0].mode == "P" else None
@@ -240,7 +252,7 @@ def _pixels(page: Image, name: str, notes: list[str] | None) -> NDArray[Any]:
     elif mode in ("P", "PA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"):
         page = page.convert("RGBA").convert("RGB") if alpha else page.convert("RGB")
     if page.mode not in _PLAIN:
-        raise InputError(f"has pixels of mode {mode}, expected grey or RGB", path=name)
+        raise InputError(f"has pixels of mode {mode}, expected gray or RGB", path=name)
     values = np.array(page)
     if mode == "1":
         return values.astype(np.uint8) * 255
@@ -271,7 +283,7 @@ def png_bytes(picture: Image) -> bytes:
 
 
 def is_array(data: bytes) -> bool:
-    """Do these bytes begin like ``.npy`` or ``.npz``?"""
+    """Whether these bytes begin like ``.npy`` or ``.npz``."""
     return data.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06"))
 
 

@@ -56,7 +56,7 @@ def overlay(
             # (height, width), (height, width, channels) or (channels, height, width)
         labels: A label map.  # (height, width)
         palette: Colors as from `read_labels` (r, g, b, r, …).
-        opacity: Of the colors, 0 to 1.
+        opacity: Opacity of the colors, 0 to 1.
         names: Names of the labels, for a legend of those that occur, below the picture.
 
     Returns:
@@ -111,7 +111,7 @@ def _displayable(image: NDArray[Any], size: tuple[int, ...]) -> NDArray[np.float
     if image.shape[:2] != size or image.ndim > 3:
         raise InputError(f"labels of shape {size} over an image of shape {image.shape}")
     out = image.astype(np.float32)
-    if out.ndim == 2 or out.shape[2] < 3:  # grey, or two channels that no eye knows
+    if out.ndim == 2 or out.shape[2] < 3:  # gray, or two channels that no eye knows
         out = out if out.ndim == 2 else out.mean(axis=2)
         out = np.repeat(out[..., None], 3, axis=2)
     out = out[..., :3]

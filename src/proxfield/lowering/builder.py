@@ -33,7 +33,7 @@ MAX_ENERGY = 1e300
 
 @dataclass
 class Builder:
-    """The words in which a term says its energy; everything in the user's numbering."""
+    """The interface through which terms pass their energies, in the user's numbering."""
 
     reduction: Reduction
     plain: bool = False

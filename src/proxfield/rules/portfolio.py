@@ -19,7 +19,7 @@ from proxfield.rules.polish import end_at_minimum, polish
 from proxfield.rules.session import Loop, Outcome, Problem, Session
 from proxfield.terms.base import Layout, offers
 
-LOOKS_A_SWEEP = 4
+EVALUATIONS_PER_SWEEP = 4
 """Evaluations of F that take as long as a sweep, about."""
 LARGE, VISIT_SECONDS = 100_000, 1.5e-8
 """Above so many entries evaluations run on all threads while a chain runs on one: the duration of a
@@ -90,7 +90,7 @@ def large_sweep_seconds(lowered: Lowered) -> float:
 
 
 def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
-    """Is nothing left of the limits on the whole?"""
+    """Whether the limits of the whole run are used up."""
     return loop.iterations >= max_iters or (budget is not None and loop.elapsed >= budget)
 
 
@@ -150,7 +150,7 @@ class Restarts(Rule):
             count = min(self.count, loop.max_iters // 2)
             if loop.budget is not None:  # starts and sweeps that half of it has time for
                 sweep = large_sweep_seconds(session.problem.lowered)
-                each = 4 * max(LOOKS_A_SWEEP * loop.costs.evaluation, sweep, 1e-9)
+                each = 4 * max(EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
                 count = min(count, int(loop.seconds_left() / each))
         if count < 2:
             return polish(session, session.without_symmetry(session.start))

@@ -48,7 +48,7 @@ class Curvature(Protocol):
         """Maximum seconds to spend on an eigenvalue."""
 
     def prepare(self) -> None:
-        """Do what belongs to building the field, so that asking for the numbers can be timed."""
+        """Do the part that counts as building the field, so that the rest can be timed."""
 
     def steps(self, step: float | str) -> NDArray[np.float64]:
         """A rule's ``step`` as one number per variable.  # (n_vars,)"""

@@ -186,6 +186,14 @@ class Term(ABC):
 
     # ---- optional ----
 
+    @property
+    def omitted(self) -> bool:
+        """Whether every energy of the term is 0, so that inference omits it: weight 0, say.
+
+        It stays in `Field.terms`, and nothing is built or computed for it.
+        """
+        return False
+
     def magnitude(self, layout: Layout) -> float:
         """A bound on the size of the energy of any possible labelling.
 
@@ -214,11 +222,11 @@ class Term(ABC):
         raise missing(self, "neighbors", "sweep, colored and rounding")
 
     def lower(self, layout: Layout, builder: Builder) -> None:
-        """Say the same energy in the builder's words (constants, unaries, tables, …)."""
+        """Pass the same energy to the builder as constants, unaries, tables, …"""
         raise missing(self, "lower", "lowering to fused kernels")
 
     def bounds_log_z(self, layout: Layout) -> bool:
-        """Is the energy of every q at least the mean over labellings drawn from q?
+        """Whether the energy of every q is at least the mean over labellings drawn from q.
 
         True for multilinear terms (they are equal) and for terms below a concave envelope. Where
         it isn't, −F is no bound on log Z.
@@ -256,14 +264,14 @@ class Term(ABC):
 
 
 def offers(term: Term, method: str) -> bool:
-    """Does this term implement an optional method?"""
+    """Whether this term implements an optional method."""
     if method == "lower":
         return lowers(type(term))
     return getattr(type(term), method) is not getattr(Term, method)
 
 
 def lowers(kind: type[Term]) -> bool:
-    """Can terms of this class be lowered?
+    """Whether terms of this class can be lowered.
 
     Not by an inherited ``lower`` if the class has another gradient or energy than the one that
     ``lower`` came with: then the override is what counts.

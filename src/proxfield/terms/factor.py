@@ -112,7 +112,7 @@ class Factor(Term):
 
     @cached_property
     def hard(self) -> bool:
-        """Does a table forbid a configuration?"""
+        """Whether a table forbids a configuration."""
         return bool(self.tables.max(initial=0.0) == np.inf)
 
     def validate(self, layout: Layout) -> None:

@@ -123,7 +123,7 @@ def make_term(kind: str, arrays: Arrays) -> Term:
 
 
 def same_term(a: Term, b: Term) -> bool:
-    """Are two terms the same: of one class, with equal arrays?
+    """Whether two terms are the same: of one class, with equal arrays.
 
     Terms that can't be saved are the same if they are one object, or if they say so.
 

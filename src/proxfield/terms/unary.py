@@ -134,7 +134,7 @@ class Unary(Term):
             )
 
     def _covers(self, layout: Layout) -> bool:
-        """Is there one row for each of the first variables, in order, up to the last?"""
+        """Whether there is one row for each of the first variables, in order."""
         if len(self.energies) != layout.n_vars:
             return False
         return self.given is None or bool((self.given == np.arange(layout.n_vars)).all())

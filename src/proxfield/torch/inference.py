@@ -40,7 +40,7 @@ def infer(
     tol: float = 1e-6,
     gradient: str = "exact",
     adjoint_tol: float | None = None,
-    adjoint_iterations: int = 200,
+    adjoint_max_iters: int = 200,
     seed: int = 0,
     device: TorchDevice = None,
     **params: Any,
@@ -62,7 +62,7 @@ def infer(
             # (edges,) or (B, edges)
         init: "uniform", "unary" (softmax of the unary energies), or marginals, shaped like the
             result; these count as constants.
-        max_iters: Maximum number of updates.
+        max_iters: Maximum number of iterations.
         tol: Stop when the largest change of a marginal, divided by the step, is below it.
         gradient: "exact": of the updates made, with the states before them kept (θ; the moments
             for momentum and adam; q for sweeps). "implicit": of the fixed point, without memory
@@ -72,9 +72,9 @@ def infer(
             `proxfield.errors.GradientWarning`, once.
             "unrolled": the exact one of a proximal rule ("fixed", "full-parallel") as recorded by
             autograd, all ``max_iters`` updates.
-        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5 (float64: 1e-10).
-        adjoint_iterations: Maximum number of iterations of the implicit backward pass.
-        seed: Of a random order of sweeps.
+        adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5 (float64: 1e-10).
+        adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
+        seed: Random seed of the order of sweeps.
         device: Where to compute if neither unary nor weights are given.
         **params: Parameters of the rule.
 
@@ -83,7 +83,7 @@ def infer(
         different numbers of labels).
 
     Example:
-        >>> field = pf.Field(4, labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))  # doctest: +SKIP
+        >>> field = pf.Field(4, n_labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))  # doctest: +SKIP
         >>> q = infer(field, torch.randn(4, 2, requires_grad=True))  # doctest: +SKIP
         >>> q[:, 1].sum().backward()  # doctest: +SKIP
     """
@@ -113,7 +113,7 @@ def infer(
             adjoint_tol = 1e-10 if dtype == torch.float64 else 1e-5
         run = Run(
             model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters, tol,
-            gradient == "implicit", adjoint_tol, adjoint_iterations,
+            gradient == "implicit", adjoint_tol, adjoint_max_iters,
         )  # fmt: skip
         q = marginals_function().apply(energies, weights, run)
     return shape.restore(model.expand(q))

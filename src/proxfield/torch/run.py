@@ -44,7 +44,7 @@ class Run:
     tol: float
     implicit: bool
     adjoint_tol: float
-    adjoint_iterations: int
+    adjoint_max_iters: int
 
     def record(self, energies: Tensor, weights: Tensor | None) -> Recording:
         """The updates, with the states before them."""
@@ -138,7 +138,7 @@ class Run:
             return torch.zeros_like(p) if out is None else out
 
         to_theta = -covariance(q, grad)
-        y, trouble = adjoint(hessian, q, to_theta, self.adjoint_tol, self.adjoint_iterations)
+        y, trouble = adjoint(hessian, q, to_theta, self.adjoint_tol, self.adjoint_max_iters)
         if trouble:
             warn_fallback(trouble)
             return None

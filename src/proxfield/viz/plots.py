@@ -28,7 +28,7 @@ REMEDY = 'pip install "proxfield[plot]"'
 FORMATS = ("png", "svg", "pdf")
 POINTS = 600
 """Points kept of a long trace: more than can be told apart, few enough for small files."""
-FINEST = 1e-5
+LINEAR_SHARE = 1e-5
 """Gaps below this share of the largest one are drawn on a linear scale down to 0."""
 FIRST_SECONDS = 1e-5
 """Where the axis of seconds begins at the earliest."""
@@ -157,8 +157,8 @@ def _scale(axes: Axes, results: Mapping[str, Result], lowest: float) -> None:
     # the winner's own wobble near 0 is no reason for more decades
     others = [r.trace for r in results.values() if _lowest(r.trace) > lowest]
     finals = np.array([t.free_energy[-1] - lowest for t in others])
-    finals = finals[np.isfinite(finals) & (finals > FINEST * top)]
-    finest = float(finals.min()) if len(finals) else FINEST * top
+    finals = finals[np.isfinite(finals) & (finals > LINEAR_SHARE * top)]
+    finest = float(finals.min()) if len(finals) else LINEAR_SHARE * top
     linear = 10.0 ** np.floor(np.log10(finest))
     axes.set_yscale("symlog", linthresh=linear, linscale=0.8)
     axes.set_ylim(-0.06 * linear, 1.5 * top)

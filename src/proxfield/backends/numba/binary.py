@@ -25,7 +25,7 @@ from proxfield.terms.base import Doubles, Floats, Ints
 CLAMP = 1000.0
 """|a| of a variable with an impossible label: its probability underflows to nothing."""
 BLOCK = 8192
-"""Variables a block: small enough for the caches; the unit of parallel work and of sums."""
+"""Variables per block: small enough for the caches; the unit of parallel work and of sums."""
 
 
 class BinaryPack(NamedTuple):

@@ -51,7 +51,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     @property
     def parallel(self) -> bool:
-        """Is the field large enough for threads?"""
+        """Whether the field is large enough for several threads."""
         return self.threads > 1 and self.work >= PARALLEL_WORK
 
     # ---- the layout-dependent parts ----

@@ -36,21 +36,21 @@ from proxfield.terms.gaussian import Gaussian
 
 PARALLEL_ENTRIES = 50_000
 """Entries below which one thread is as fast, and much faster where cores are busy."""
-FEW = 64
+WARM_UP_POINTS = 64
 """Points of the small field on which kernels are compiled."""
-WATCHED = 2**27
+MAX_CYCLE_BUFFER = 2**27
 """Bytes of marginals up to which a second buffer is kept to look for cycles of two."""
 
 
 def is_dense(lowered: Lowered) -> bool:
-    """Are there pixels (the first variables, alike) filtered with lattices, and no tables?"""
+    """Whether the first variables, alike, are pixels filtered with lattices, without tables."""
     if lowered.ising or lowered.potts or lowered.factors:
         return False
     return len({t.n_points for t in lowered.extras if on_lattice(t)}) == 1
 
 
 def on_lattice(term: Term) -> TypeGuard[Gaussian]:
-    """Is this a term that the dense kernels filter with a lattice?"""
+    """Whether this is a term that the dense kernels filter with a lattice."""
     return implementation(term, "cpu") is Views
 
 
@@ -275,7 +275,7 @@ class DenseProgram(GeneralProgram):
         elif leaves:
             s.arrays = s.arrays._replace(theta=np.zeros(0, dtype=self.dtype))
         self._need(s, *plan.kind.moment_names)
-        if trace and s.arrays.q.nbytes <= WATCHED:
+        if trace and s.arrays.q.nbytes <= MAX_CYCLE_BUFFER:
             self._two_buffers(s)
         if trace and s.entropy is None:
             self._evaluate(s, gradient=False)
@@ -328,7 +328,7 @@ class DenseProgram(GeneralProgram):
 
     @cached_property
     def _paired(self) -> bool:
-        """Two labels under Potts terms, none impossible: one number a pixel will do."""
+        """Two labels under Potts terms, none impossible: one number per pixel is enough."""
         potts = all(v.table.shape == (1, 1) for v in self.views)
         return potts and not self.lowered.forbids
 
@@ -394,19 +394,21 @@ class DenseProgram(GeneralProgram):
 
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
         """Compile on a field of a few points: types are all that counts, and images are large."""
-        if not isinstance(plan, Update) or self.n <= FEW:
+        if not isinstance(plan, Update) or self.n <= WARM_UP_POINTS:
             super().warm_up(plan, state, trace)
             return
         key = (plan.kind, plan.adaptive, trace, bool((plan.step == 1.0).all()))
         if key in self._warm:
             return
         self._warm.add(key)
-        few = Layout(np.full(FEW, self.labels))
-        terms = tuple(term.like(FEW) for term in self.terms)
+        few = Layout(np.full(WARM_UP_POINTS, self.labels))
+        terms = tuple(term.like(WARM_UP_POINTS) for term in self.terms)
         unary = np.zeros(few.size, dtype=self.lowered.unary.dtype)
         small = DenseProgram(Lowered(Untouched(few), 0.0, unary, extras=terms), str(self.dtype), 1)
         small.views.blur_by(self.views.apart, self.views.few)  # the kernels that this one will call
-        fallback = None if plan.fallback is None else plan.fallback[:FEW]
+        fallback = None if plan.fallback is None else plan.fallback[:WARM_UP_POINTS]
         start = small.start(np.full(few.size, 1 / self.labels))
-        small.advance(start, replace(plan, step=plan.step[:FEW], fallback=fallback), 1, 0.0, trace)
+        small.advance(
+            start, replace(plan, step=plan.step[:WARM_UP_POINTS], fallback=fallback), 1, 0.0, trace
+        )
         small.free_energy(start)

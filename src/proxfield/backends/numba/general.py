@@ -42,7 +42,7 @@ class GeneralPack(NamedTuple):
     slot_row: Ints  # slots by variable  # (n + 1,)
     slot_list: Ints
     slot_factor: Ints  # (n_slots,)
-    scratch: int  # most entries a contraction can leave
+    scratch: int  # maximum number of entries that a contraction leaves
     hard: bool  # do tables hold +inf?
 
 

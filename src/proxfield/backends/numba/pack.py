@@ -21,7 +21,7 @@ CHUNK = 1 << 18
 
 
 def is_binary(lowered: Lowered) -> bool:
-    """Can the field run on the compact binary kernels?"""
+    """Whether the field can run on the compact binary kernels."""
     plain = not (lowered.potts or lowered.factors or lowered.extras)
     return plain and (lowered.layout.n_vars == 0 or lowered.layout.common == 2)
 

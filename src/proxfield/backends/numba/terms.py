@@ -30,8 +30,8 @@ def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm 
 
     Args:
         term: The term.
-        layout: Of the field.
-        dtype: Of marginals and gradients.
+        layout: Layout of the field.
+        dtype: Type of marginals and gradients.
 
     Example:
         >>> import proxfield as pf

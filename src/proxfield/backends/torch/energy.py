@@ -15,6 +15,7 @@ import numpy as np
 
 from proxfield.backends.terms import Maker, implementation
 from proxfield.devices.cuda import torch
+from proxfield.devices.pytorch import sum_type
 from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.filters.torch.operator import Operator, differentiable
 from proxfield.lowering.lowered import Lowered
@@ -22,16 +23,16 @@ from proxfield.terms.base import Floats, Ints, Layout, Term
 from proxfield.terms.factor import Factor
 from proxfield.terms.gaussian import Gaussian
 
-FEW = 16
+MAX_SHARED_TABLES = 16
 """Shared tables up to which factors are done table by table, without copies of the tables."""
 
 
 class Padding:
-    """Flat arrays of a layout as (n, most labels), and back.
+    """Flat arrays of a layout as (n, largest n_labels), and back.
 
     Args:
         layout: Where each variable's labels live in a flat array.
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, layout: Layout, device: TorchDevice) -> None:
@@ -66,7 +67,7 @@ class Collect:
     Args:
         owner: The variable that each row is for.  # (rows,)
         n: Number of variables.
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, owner: Ints, n: int, device: TorchDevice) -> None:
@@ -100,7 +101,7 @@ class Collect:
 
 
 class Edges:
-    """Potts or Ising energies, one weight an edge; see the terms of these names."""
+    """Potts or Ising energies, one weight per edge; see the terms of these names."""
 
     degree = 2
 
@@ -126,7 +127,7 @@ class Tables:
 
     def __init__(self, term: Factor, labels: int, dtype: TorchDtype, device: TorchDevice) -> None:
         self.degree, self.shape, self.labels = term.degree, term.shape, labels
-        few = len(term.tables) <= FEW
+        few = len(term.tables) <= MAX_SHARED_TABLES
         groups = [term.index == t for t in range(len(term.tables))] if few else [slice(None)]
         self.groups: list[tuple[Tensor, Tensor, Tensor | None]] = []
         owner = []
@@ -173,7 +174,7 @@ class TorchTerm(Protocol):
         """dE/dq, 0 for variables of other terms.  # (B, n, labels) -> (B, n, labels)"""
 
     def energy(self, q: Tensor) -> Tensor:
-        """E(q) in float64; asked only where the term's degree is None.  # (B, n, labels) -> (B,)"""
+        """E(q) in float64; used only if the term's degree is None.  # (B, n, labels) -> (B,)"""
 
 
 class Block:
@@ -181,7 +182,7 @@ class Block:
 
     @staticmethod
     def accepts(term: Term) -> bool:
-        """Does the term still have its features, and any?"""
+        """Whether the term still has its features, and at least one point."""
         assert isinstance(term, Gaussian)
         return term.features is not None and term.n_points > 0
 
@@ -232,6 +233,7 @@ class Energy:
     ) -> None:
         layout = lowered.layout
         self.lowered, self.dtype, self.device = lowered, dtype, device
+        self.sums = sum_type(device)
         self.padding = Padding(layout, device)
         c = self.padding.labels
         self.unary = self.padding.pad(self.tensor(lowered.unary)[None], np.inf)
@@ -264,7 +266,7 @@ class Energy:
 
     def tensor(self, values: Floats) -> Tensor:
         """An array as a tensor of this energy's type."""
-        return torch.as_tensor(np.array(values), device=self.device).to(self.dtype)
+        return torch.as_tensor(np.array(values), dtype=self.dtype).to(self.device)
 
     def _messages(
         self, q: Tensor, given: tuple[Tensor, ...]
@@ -290,26 +292,28 @@ class Energy:
         return out
 
     def energy(self, q: Tensor, unary: Tensor, *weights: Tensor) -> Tensor:
-        """E(q) of each image, in float64.  # (B,)"""
-        total = self.constant + expected(q, unary.expand(len(q), -1, -1))
+        """E(q) of each image, in float64 where the device has it.  # (B,)"""
+        total = self.constant + expected(q, unary.expand(len(q), -1, -1), self.sums)
         for k, (part, message) in enumerate(self._messages(q, weights)):
             mine = q[:, self.where[int(self.rows[k]) : int(self.rows[k + 1])]]
-            total = total + expected(mine, message) / part.degree
+            total = total + expected(mine, message, self.sums) / part.degree
         for degree, block in self.blocks:
-            mine = block.energy(q) if degree is None else expected(q, block.gradient(q)) / degree
-            total = total + mine
+            if degree is None:
+                total = total + block.energy(q)
+            else:
+                total = total + expected(q, block.gradient(q), self.sums) / degree
         return total
 
     def free_energy(self, q: Tensor, unary: Tensor, *weights: Tensor) -> Tensor:
-        """F(q) = E(q) − H(q) of each image, in float64.  # (B,)"""
-        p = q.double()
+        """F(q) = E(q) − H(q) of each image, in float64 where the device has it.  # (B,)"""
+        p = q.to(self.sums)
         return self.energy(q, unary, *weights) + torch.xlogy(p, p).sum(dim=(1, 2))
 
 
-def expected(q: Tensor, g: Tensor) -> Tensor:
-    """⟨q, g⟩ with 0 · inf = 0, in float64.  # (B,)"""
-    zero = torch.zeros((), dtype=torch.float64, device=q.device)
-    return torch.where(q > 0, q.double() * g.double(), zero).sum(dim=(1, 2))
+def expected(q: Tensor, g: Tensor, sums: TorchDtype) -> Tensor:
+    """⟨q, g⟩ with 0 · inf = 0, in the type ``sums``.  # (B,)"""
+    zero = torch.zeros((), dtype=sums, device=q.device)
+    return torch.where(q > 0, q.to(sums) * g.to(sums), zero).sum(dim=(1, 2))
 
 
 def maker_of(term: Term, exact: bool) -> Maker | None:

@@ -33,7 +33,7 @@ class TorchState:
 def compile_torch(
     lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: TorchDevice = None
 ) -> TorchProgram:
-    """A program for the kernel set "torch"; on the CPU unless told otherwise."""
+    """A program for the kernel set "torch"; on the CPU by default."""
     return TorchProgram(lowered, dtype, device)
 
 
@@ -50,7 +50,7 @@ class TorchProgram(Program):
         device: Where to compute.
         unary: Unary energies instead of the field's.  # (B, n, labels)
         energy: The field's energy, if there is one already.
-        weights: Of its edges that were given apart.
+        weights: Weights of the edges that were given separately.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TorchProgram(Program):
     def _gradient(self, q: Tensor) -> Tensor:
         out = self.field.gradient(q, self.unary, *self.weights)
         for term in self.field.unknown:  # through the host, image by image
-            flat = self.padding.flatten(q).double().cpu().numpy()
+            flat = self.padding.flatten(q).cpu().double().numpy()
             extra = np.zeros_like(flat)
             for image, mine in zip(extra, flat, strict=True):
                 term.add_gradient(self.layout, mine, image)
@@ -110,9 +110,9 @@ class TorchProgram(Program):
     def _free_energy(self, q: Tensor) -> Tensor:
         out = self.field.free_energy(q, self.unary, *self.weights)
         for term in self.field.unknown:
-            flat = self.padding.flatten(q).double().cpu().numpy()
+            flat = self.padding.flatten(q).cpu().double().numpy()
             extra = [term.energy(self.layout, mine) for mine in flat]
-            out = out + torch.as_tensor(extra, dtype=torch.float64, device=self.device)
+            out = out + torch.as_tensor(extra, dtype=self.field.sums, device=self.device)
         return out
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:

@@ -43,7 +43,7 @@ def attach(
         lowered: The field.
         dtype: "float32" or "float64".
         device: A device of torch.
-        tolerance: Of the exact filter in float32.
+        tolerance: Tolerance of the exact filter in float32.
     """
     if not lowered.extras:
         return lowered

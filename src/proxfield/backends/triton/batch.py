@@ -30,7 +30,7 @@ from proxfield.terms.base import Floats
 if TYPE_CHECKING:
     from proxfield.backends.triton.terms.base import DeviceTerm
 
-BETWEEN_LOOKS = 256
+LAUNCHES_PER_CHECK = 256
 """Launches between two looks at whether all is done."""
 
 
@@ -43,7 +43,7 @@ class BatchProgram(Batch[Update, BatchState]):
 
     Args:
         lowereds: The fields.
-        dtype: Of the state, "float32" or "float64"; sums are float64.
+        dtype: Type of the state, "float32" or "float64"; sums are float64.
         device: A CUDA device.
         form: How to store couplings, for tests; see `device_pack`.
 
@@ -326,13 +326,13 @@ class BatchProgram(Batch[Update, BatchState]):
         launches = n + plan.adaptive  # it learns F of the last state from one launch more
         key = (flags, getattr(self.pack, "hard", False))
         while launches:
-            some = min(launches, BETWEEN_LOOKS)
+            some = min(launches, LAUNCHES_PER_CHECK)
             slot.graphs.repeat(key, once, some, self.capturable)
             launches -= some
             if (launches or plan.adaptive) and bool((slot.board[:, arithmetic.DONE] != 0).all()):
                 return
             if launches == 0 and plan.adaptive:  # some were made again
-                launches = BETWEEN_LOOKS if n > BETWEEN_LOOKS else max(1, n // 4)
+                launches = LAUNCHES_PER_CHECK if n > LAUNCHES_PER_CHECK else max(1, n // 4)
 
     def _step(self, slot: Slot, flags: launch.Flags) -> None:
         """One iteration of all fields that aren't done."""
@@ -429,7 +429,7 @@ class BatchProgram(Batch[Update, BatchState]):
 
     @property
     def exact(self) -> BatchProgram:
-        """The same fields in float64, for F as it is reported; made when first asked for."""
+        """The same fields in float64, for F as it is reported; made when first used."""
         if self.dtype == "float64" and not self.small:
             return self
         if self._exact is None:

@@ -122,7 +122,7 @@ class GeneralTensors:
 
     @property
     def coupled(self) -> bool:
-        """Is there any coupling in it, or are all terms iterated on their own?"""
+        """Whether it has any coupling, or all terms are iterated on their own."""
         return any(b.agree or b.pairs or b.arity for b in self.buckets)
 
     def retyped(self, tensors: Tensors) -> GeneralTensors:

@@ -39,7 +39,7 @@ def compile_cuda(
 
     Args:
         lowered: The field.
-        dtype: Of the state: "float32" or "float64".
+        dtype: Type of the state: "float32" or "float64".
         threads: Not used; every kernel set takes it.
         device: A CUDA device; by default the current one.
     """

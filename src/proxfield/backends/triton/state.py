@@ -18,7 +18,7 @@ CAPACITY = 4096
 
 
 def default_device(device: TorchDevice = None) -> TorchDevice:
-    """The device asked for, else the current CUDA device, else (in the interpreter) the CPU."""
+    """The requested device, else the current CUDA device, else (in the interpreter) the CPU."""
     return find_device("cuda" if device is None else device)
 
 
@@ -57,7 +57,7 @@ class BatchState:
     """Fields whose impossible labels still have weight: their F is +inf.  # (fields,)"""
     extra: dict[str, Any] = field(default_factory=dict)
     known: tuple[int, float] | None = None
-    """F of a single field, if it has been asked for here, and which unary energies it is of."""
+    """F of a single field, if it has been computed, and the unary energies it belongs to."""
 
     def __del__(self) -> None:
         self.pool.append(self.slot)

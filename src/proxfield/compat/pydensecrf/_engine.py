@@ -1,4 +1,4 @@
-"""How the stand-in iterates: one small place between pydensecrf's names and proxfield's kernels."""
+"""The iteration of the drop-in replacement, between pydensecrf's names and proxfield's kernels."""
 
 from __future__ import annotations
 

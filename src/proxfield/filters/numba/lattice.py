@@ -32,11 +32,11 @@ RUN = 128
 """Maximum number of points per run, a multiple of 16."""
 FEW_VERTICES = 200_000
 """Vertices below which one channel is blurred on one thread."""
-CACHED = 2**24
+CACHE_BYTES = 2**24
 """Bytes that a thread can blur in without being slowed down by memory."""
 VERTICES = 512
 """Vertices that a task blurs."""
-MANY = 4096
+CHANNEL_VERTICES = 4096
 """The same where there is one channel only."""
 
 
@@ -115,7 +115,7 @@ def splat(points: Any, factor: Any, values: Any, stride: int, rows: Any) -> None
 
 @parallel_kernel
 def slice_all(points: Any, rows: Any, out: Any) -> None:
-    """out[i] = what each point sees.  # (n, width)"""
+    """out[i] = the filtered values of each point.  # (n, width)"""
     corners = points.row.shape[1]
     width = rows.shape[1]
     corner, weight, chunk = points.row.reshape(-1), points.weight.reshape(-1), points.chunk
@@ -314,7 +314,7 @@ def self_weights(points: Any, vertex: Any, next_to: Any, side: float, out: Any) 
 
 @parallel_kernel
 def splat_one(points: Any, values: Any, rows: Any) -> None:
-    """`splat` for one number a point.  # rows: (n_rows,)"""
+    """`splat` for one number per point.  # rows: (n_rows,)"""
     row, weight, chunk = points.row, points.weight, points.chunk
     run, first, end = points.chunks
     corners = row.shape[1]
@@ -354,8 +354,10 @@ def blur_one(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None
         near = next_to[order[k]]
         a = here if k % 2 == 0 else there
         b = there if k % 2 == 0 else here
-        for task in numba.prange((n + MANY - 1) // MANY):
-            blur_some(near, side, a, b, task * MANY, min(n, (task + 1) * MANY))
+        for task in numba.prange((n + CHANNEL_VERTICES - 1) // CHANNEL_VERTICES):
+            blur_some(
+                near, side, a, b, task * CHANNEL_VERTICES, min(n, (task + 1) * CHANNEL_VERTICES)
+            )
 
 
 @kernel
@@ -393,7 +395,7 @@ def blur_some(near: Any, side: Any, a: Any, b: Any, first: int, end: int) -> Non
 
 @parallel_kernel
 def slice_one(points: Any, vertex: Any, vertices: Any, out: Any) -> None:
-    """What each point sees, straight from the vertices, for one channel.  # (n,)"""
+    """The filtered value of each point, directly from the vertices, for one channel.  # (n,)"""
     row, weight, chunk = points.row, points.weight, points.chunk
     run, first, end = points.chunks
     corners = row.shape[1]

@@ -144,7 +144,7 @@ def differentiable(features: Tensor, normalization: str, self_message: bool) -> 
 def eigenvalue_range(
     features: Tensor, normalization: str, self_message: bool
 ) -> tuple[Tensor, Tensor]:
-    """`Operator.range` in operations that autograd sees through.  # (Bf, n, d) -> (Bf,), (Bf,)"""
+    """`Operator.range` in differentiable operations.  # (Bf, n, d) -> (Bf,), (Bf,)"""
     if normalization == "symmetric" and self_message:  # nothing of the features in it
         zero = features.new_zeros(len(features))
         return zero, zero + 1

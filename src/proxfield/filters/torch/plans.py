@@ -12,7 +12,7 @@ from proxfield.devices.cuda import torch, triton
 from proxfield.devices.tensors import Tensor, TorchDtype
 from proxfield.filters.plan import Plan
 
-STORED = 1 << 25
+MAX_STORED_WEIGHTS = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""
 CACHE_BYTES = 1 << 30
 """Bytes that remembered plans may hold in all; the oldest go first."""
@@ -52,7 +52,7 @@ class PlainPlan(Plan):
     """K itself, kept or recomputed some rows at a time: exact, on any device of torch.
 
     Args:
-        features: In units of standard deviations.  # (n, d) or (Bf, n, d)
+        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
         dtype: Type of weights and sums; that of the features by default.
         stored: Maximum number of weights that are kept.
     """
@@ -60,7 +60,7 @@ class PlainPlan(Plan):
     name = "exact"
 
     def __init__(
-        self, features: Tensor, dtype: TorchDtype | None = None, stored: int = STORED
+        self, features: Tensor, dtype: TorchDtype | None = None, stored: int = MAX_STORED_WEIGHTS
     ) -> None:
         self.batched = features.ndim == 3
         points = (features if self.batched else features[None]).to(dtype or features.dtype)
@@ -187,7 +187,7 @@ class TritonPlan(Plan):
 
 
 def on_triton(features: Tensor) -> bool:
-    """Does the Triton kernel serve these features? Double precision is computed plainly."""
+    """Whether the Triton kernel supports these features; it doesn't support float64."""
     return triton is not None and features.is_cuda and features.dtype == torch.float32
 
 
@@ -202,7 +202,7 @@ def make_plan(
     """A plan over tensors.
 
     Args:
-        features: In units of standard deviations.  # (n, d), or (Bf, n, d) for "exact"
+        features: Features in units of standard deviations.  # (n, d), or (Bf, n, d) for "exact"
         kind: "exact" or "lattice".
         tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
         dtype: Type in which the exact filter computes without them; the features' by default.

@@ -21,11 +21,11 @@ MAX_COORDINATE = 512.0
 """Largest coordinate that can be encoded, in units of √ln 2 standard deviations."""
 MAX_SHORT_COORDINATE = 64.0
 """Largest coordinate for which xₗ·yₗ may be left out, in the narrowest dimensions first."""
-MOST_FEATURES = 26
+MAX_NUMBERS = 26
 
 
 def slots(d: int, largest: float) -> tuple[int, int, int]:
-    """How many numbers a point takes, how many the first bracket, and terms kept of xₗ·yₗ.
+    """Number of values per point, number of those in the first bracket, and terms kept of xₗ·yₗ.
 
     Example:
         >>> slots(2, 200.0), slots(5, 20.0), slots(5, 200.0)

@@ -23,7 +23,7 @@ PEAK = 14
 POLYNOMIALS = 1
 """Of eight exponentials, those computed off the units for them."""
 CHANNELS = 64
-"""Most channels in one pass."""
+"""Maximum number of channels in one pass."""
 ITEMS = 1 << 14
 """About how many partial sums are held at a time."""
 
@@ -39,9 +39,9 @@ class Tiles:
     block: int = 8
     """Points that are kept or skipped together."""
     box: int = 16
-    """Points in one of the boxes of a row tile, by which it knows who is near."""
+    """Points per box of a row tile; boxes decide which blocks are near."""
     rounds: int = 256
-    """Most rounds in one sum. Tensor cores round sums down, so longer ones are less exact."""
+    """Maximum number of rounds per sum: tensor cores round down, so longer sums are less exact."""
 
 
 class Items:
@@ -50,7 +50,7 @@ class Items:
     Args:
         counts: Lengths of the lists, multiples of ``step``.  # (rows,)
         step: Entries in a round.
-        rounds: Most rounds in a piece.
+        rounds: Maximum number of rounds in a piece.
     """
 
     def __init__(self, counts: NDArray[np.int64], step: int, rounds: int) -> None:
@@ -122,7 +122,7 @@ class ExactPlan(Plan):
             self._build(features)
 
     def _build(self, features: Tensor) -> None:
-        """Two things are asked of the device: the ranges of features, and how many are near."""
+        """Read the ranges of features and the number of near blocks from the device."""
         t = self.tiles
         low, high = torch.stack(torch.aminmax(features, dim=0)).to(torch.float64).tolist()
         scale = math.sqrt(math.log2(math.e))  # weights are 2^(−½ distance²) then
@@ -144,7 +144,7 @@ class ExactPlan(Plan):
         """What the exponents are computed from, with one block more for lists to point at."""
         more = self.tiles.block
         # centering rounds: a coordinate may be a little larger than half the range
-        self.dot = 1.001 * self.largest <= encode.MAX_COORDINATE and self.d <= encode.MOST_FEATURES
+        self.dot = 1.001 * self.largest <= encode.MAX_COORDINATE and self.d <= encode.MAX_NUMBERS
         if self.dot:
             self.left, self.right = encode.encode_in_order(points, self.order, more, extents, BIAS)
             self.points = points.new_zeros(1, dtype=torch.float32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from proxfield.devices.cuda import jit, need, tl, torch
 from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
-from proxfield.filters.geometry import SIDE
+from proxfield.filters.geometry import NEIGHBOR_SHARE
 from proxfield.filters.plan import Plan
 from proxfield.filters.triton.lattice_build import Vertices, build
 from proxfield.filters.triton.segments import SegmentSum, channel_block, has_kernels
@@ -139,13 +139,13 @@ class LatticePlan(Plan):
         if has_kernels(source):
             block = channel_block(c)
             blur_axis[(-(-n // ROWS), -(-c // block))](
-                source, target, back, forth, n, c, SHARE=SIDE, ROWS=ROWS, C=block
+                source, target, back, forth, n, c, SHARE=NEIGHBOR_SHARE, ROWS=ROWS, C=block
             )
             return
         near = torch.zeros_like(source)
         for at in (back, forth):
             near += torch.where((at >= 0)[:, None], source[at.clamp(min=0)], 0.0)
-        target.copy_((1.0 - 2.0 * SIDE) * source + SIDE * near)
+        target.copy_((1.0 - 2.0 * NEIGHBOR_SHARE) * source + NEIGHBOR_SHARE * near)
 
     def _slice(self, vertices: Tensor) -> Tensor:
         c = vertices.shape[1]

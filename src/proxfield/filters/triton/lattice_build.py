@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor
-from proxfield.filters.geometry import BRIDGE, axis_scales, peak, vertex_codes
+from proxfield.filters.geometry import MIN_TOUCHED, axis_scales, peak, vertex_codes
 
-AT_ONCE = 1 << 21
-"""Points located at a time, each with a dozen numbers of 8 bytes a feature."""
+POINTS_PER_PASS = 1 << 21
+"""Points located at a time, each with a dozen numbers of 8 bytes per feature."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def locate(features: Tensor) -> tuple[Tensor, Tensor]:
     the same side.
 
     Args:
-        features: In units of standard deviations.  # (n, d)
+        features: Features in units of standard deviations.  # (n, d)
 
     Returns:
         Keys and barycentric weights.  # (n, d + 1) int64 and float32
@@ -98,11 +98,13 @@ def build(features: Tensor) -> Vertices:
     """The lattice of at least one point.
 
     Args:
-        features: In units of standard deviations, finite.  # (n, d)
+        features: Features in units of standard deviations, finite.  # (n, d)
     """
     n, d = features.shape
     device = features.device
-    parts = [locate(features[first : first + AT_ONCE]) for first in range(0, n, AT_ONCE)]
+    parts = [
+        locate(features[first : first + POINTS_PER_PASS]) for first in range(0, n, POINTS_PER_PASS)
+    ]
     key, weight = (torch.cat(side) for side in zip(*parts, strict=True))
     ordered, entry = torch.sort(key.view(-1), stable=True)
     fresh = torch.ones(len(entry), dtype=torch.bool, device=device)
@@ -122,7 +124,7 @@ def build(features: Tensor) -> Vertices:
     wanted = own + both
     lost = wanted[look_up(own, wanted) < 0]
     near, times = torch.unique_consecutive(torch.sort(lost).values, return_counts=True)
-    added = near[times >= BRIDGE]
+    added = near[times >= MIN_TOUCHED]
     keys, which = torch.sort(torch.cat([own, added]))
     later = torch.arange(touched, touched + len(added), device=device)
     number = torch.cat([number, later])

@@ -16,18 +16,18 @@ from proxfield.filters.plan import HostPlan, Plan
 from proxfield.filters.torch.plans import TOLERANCE, make_plan
 from proxfield.filters.triton.segments import has_kernels
 
-SECONDS = 0.25
+MAX_EXACT_SECONDS = 0.25
 """Longest that one application of the exact filter may take for ``filter="auto"`` to choose it."""
-PAIRS_A_SECOND = 3e12
+PAIRS_PER_SECOND = 3e12
 """That `ExactPlan` computes on an H200 (3.1e12 to 3.2e12 measured on images)."""
-BLOCKED_PAIRS_A_SECOND = 2e10
+BLOCKED_PAIRS_PER_SECOND = 2e10
 """That `PlainPlan` computes there in float64, by counting passes over memory: 10 of 8 bytes."""
 MATRIX_POINTS = 2048
 """Points up to which the kernel is held as a matrix of float64: 32 MiB."""
 PADDING = 2.0
 """About how many pairs the exact plan computes for each one over the tolerance (1.2 to 2.2 measured
 on images)."""
-SAMPLE = 64
+SAMPLE_POINTS = 64
 """Points whose neighbors are counted to estimate how many pairs there are."""
 
 
@@ -39,32 +39,34 @@ def resolved(device: TorchDevice) -> TorchDevice:
 def estimated_pairs(features: Tensor, tolerance: float) -> float:
     """About how many pairs an `ExactPlan` computes, from the neighbors of a few points."""
     n = len(features)
-    some = features[:: -(-n // SAMPLE)].to(torch.float32)
+    some = features[:: -(-n // SAMPLE_POINTS)].to(torch.float32)
     reach = math.sqrt(-2.0 * math.log(tolerance))
     near = (torch.cdist(some, features.to(torch.float32)) <= reach).sum()
     return min(1.0, PADDING * float(near) / (len(some) * n)) * float(n) ** 2
 
 
 def choose_kind(name: str, features: Tensor, double: bool, tolerance: float = TOLERANCE) -> str:
-    """ "exact" or "lattice": for "auto" exact where an application takes less than `SECONDS`.
+    """ "exact" or "lattice"; "auto" is exact up to `MAX_EXACT_SECONDS` per application.
 
     Without a GPU "auto" means what it means on the CPU.
 
     Args:
         name: "exact", "lattice" or "auto".
         features: On the device.  # (n, d)
-        double: In float64?
-        tolerance: Of the exact filter in float32.
+        double: Whether to compute in float64.
+        tolerance: Tolerance of the exact filter in float32.
     """
     n = len(features)
     if name != "auto" or not features.is_cuda:
         return choose(name, n)
-    rate = BLOCKED_PAIRS_A_SECOND if double or not has_kernels(features) else PAIRS_A_SECOND
-    if float(n) ** 2 <= SECONDS * rate:  # whatever the points are
+    rate = BLOCKED_PAIRS_PER_SECOND if double or not has_kernels(features) else PAIRS_PER_SECOND
+    if float(n) ** 2 <= MAX_EXACT_SECONDS * rate:  # whatever the points are
         return "exact"
-    if rate == BLOCKED_PAIRS_A_SECOND:
+    if rate == BLOCKED_PAIRS_PER_SECOND:
         return "lattice"
-    return "exact" if estimated_pairs(features, tolerance) <= SECONDS * rate else "lattice"
+    return (
+        "exact" if estimated_pairs(features, tolerance) <= MAX_EXACT_SECONDS * rate else "lattice"
+    )
 
 
 class DeviceFilter(HostPlan):
@@ -73,9 +75,9 @@ class DeviceFilter(HostPlan):
     Args:
         features: On the host.  # (n, d)
         kind: "exact", "lattice" or "auto".
-        double: In float64?
+        double: Whether to compute in float64.
         device: Where the plan lives.
-        tolerance: Of the exact filter in float32.
+        tolerance: Tolerance of the exact filter in float32.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ def add_moments(
 
 
 def as_tf32(x: Tensor) -> Tensor:
-    """Float32 numbers rounded to the 11 bits that tensor cores see."""
+    """Float32 numbers rounded to the 11 bits that tensor cores use."""
     bits = (x.contiguous().view(torch.int32) + TF32_ROUNDING) & TF32_MASK
     return bits.view(torch.float32)
 
@@ -98,7 +98,7 @@ def moments_of(plan: ExactPlan, features: Tensor) -> Tensor:
     """Features in two parts, and ones, in the plan's order; 0 for points that aren't there.
 
     Args:
-        plan: Of the points.
+        plan: Plan of the points.
         features: The points, near 0.  # (n, d)
 
     Returns:
@@ -129,7 +129,7 @@ def pull(plan: ExactPlan, features: Tensor, a: Tensor, b: Tensor) -> tuple[Tenso
     """The gradient of Σ_ij k_ij a_i·b_j with respect to the features.
 
     Args:
-        plan: Of the features.
+        plan: Plan of the features.
         features: What the plan was made of; the nearer to 0, the smaller the errors.  # (n, d)
         a: # (n, c) float32
         b: # (n, c) float32

@@ -21,11 +21,11 @@ else:
 PIECE = 128
 """Maximum number of entries that one program adds up."""
 CHANNELS = 64
-"""Most channels of one program."""
+"""Maximum number of channels of one program."""
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """Can Triton's kernels run on this tensor? Where not, plain torch does the same."""
+    """Whether Triton's kernels can run on this tensor; otherwise plain torch is used."""
     return triton is not None and (bool(tensor.is_cuda) or interpreted())
 
 

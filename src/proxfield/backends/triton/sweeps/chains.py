@@ -18,7 +18,7 @@ from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor
 from proxfield.rules.plan import Chains, Explored
 
-MOST_CHAINS = 32_768
+MAX_CHAINS = 32_768
 """Chains in one launch; CUDA's grids end at 65,535."""
 RECORD_FROM = 4_000
 """Launches from which recording a sweep once and replaying it pays."""
@@ -43,8 +43,8 @@ def explore(sweeper: Sweeper, chains: Chains, order: Visits | None = None) -> Ex
     """
     visits = sweeper.colors if order is None else order
     ends = [
-        _explore(sweeper, _some(chains, slice(k, k + MOST_CHAINS)), visits)
-        for k in range(0, max(1, len(chains.hot)), MOST_CHAINS)
+        _explore(sweeper, _some(chains, slice(k, k + MAX_CHAINS)), visits)
+        for k in range(0, max(1, len(chains.hot)), MAX_CHAINS)
     ]
     q, f, sweeps = (np.concatenate(parts) for parts in zip(*ends, strict=True))
     return Explored(q, f, sweeps)
@@ -101,7 +101,7 @@ def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
     """β of each chain in each sweep, from 1/hot to 1 geometrically; 0 where it rests.
 
     Returns:
-        # (most sweeps, chains)
+        # (largest number of sweeps, chains)
 
     Example:
         >>> start = np.full((2, 1), 1.0)

@@ -51,8 +51,8 @@ def grouped(variables: Ints, group: Ints, degree: Ints) -> tuple[Ints, Ints]:
 
     Args:
         variables: The order so far.  # (m,)
-        group: Of each of them: 0, 1, …  # (m,)
-        degree: Of each variable of the field.  # (n,)
+        group: Group of each of them: 0, 1, …  # (m,)
+        degree: Degree of each variable of the field.  # (n,)
 
     Returns:
         The new order and the bounds of its groups.  # (m,), (groups + 1,)

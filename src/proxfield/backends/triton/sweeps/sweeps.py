@@ -290,11 +290,11 @@ class Sweeper:
             visits: Groups.
             betas: Inverse temperatures at each time; a chain with 0 rests.  # (times, chains)
             clock: The time now.  # (1,) int64
-            parts: For partial results: changes of F, largest changes of q.  # (chains, parts, 2)
+            parts: Partial results: changes of F, largest changes of q.  # (chains, parts, 2)
             theta: Natural parameters, like ``q``; None: not wanted.
             greedy: Take the cheapest label instead.
             delta: Are the changes of F wanted?
-            seeds: Of each chain, int64 with the bits of a uint64; None: nothing is drawn.
+            seeds: One per chain, int64 with the bits of a uint64; None: nothing is drawn.
             drawn: Does a chain draw labels?  # (chains,) int8
         """
         assert visits.starts is not None, "an order without groups"

@@ -21,7 +21,7 @@ class DeviceTerm(Protocol):
     """A term on a device, made from (term, layout, dtype, device)."""
 
     capturable: bool
-    """May `add_gradient` be recorded in a CUDA graph? Then it never waits for the host.
+    """Whether `add_gradient` may be recorded in a CUDA graph: it never waits for the host.
 
     An implementation that doesn't say is never recorded.
     """
@@ -65,7 +65,7 @@ def on_device(term: Term, layout: Layout, dtype: str, device: TorchDevice) -> De
 
     Args:
         term: The term; what is changed in it later has no effect.
-        layout: Of the field.
+        layout: Layout of the field.
         dtype: "float32" or "float64": of marginals and gradients.
         device: A device of torch.
 

@@ -21,7 +21,7 @@ class ConsistencyOnDevice:
 
     Args:
         term: The term.
-        layout: Of the field.
+        layout: Layout of the field.
         dtype: "float32" or "float64".
         device: A device of torch.
     """

@@ -25,7 +25,7 @@ else:
 
 ROWS = 64
 """Points of a program."""
-MOST_LABELS = 256
+MAX_LABELS = 256
 """Maximum number of labels for which a program holds whole rows."""
 
 
@@ -66,10 +66,10 @@ class GaussianOnDevice:
 
     Args:
         term: The term; its filter is used if that is already on this device.
-        layout: Of the field.
+        layout: Layout of the field.
         dtype: "float32" or "float64".
         device: A device of torch.
-        tolerance: Of the exact filter in float32.
+        tolerance: Tolerance of the exact filter in float32.
     """
 
     capturable = True
@@ -142,7 +142,7 @@ class GaussianOnDevice:
             seen = self.plan.apply(given)
         seen = seen.to(q.dtype)
         target = out[self.at].view(self.n, self.labels)
-        if self.matrix is None and has_kernels(q) and self.labels <= MOST_LABELS:
+        if self.matrix is None and has_kernels(q) and self.labels <= MAX_LABELS:
             return self._add_potts(mine, seen, target)
         seen = self.operator.gather(seen)
         if self.own is not None:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Triton kernels for binary variables with Ising couplings: one number a variable.
+"""Triton kernels for binary variables with Ising couplings: one number per variable.
 
 The gradient difference is bias − W m with m = ½ − q_1 (the CPU's −v); −W is what is stored. A state
 holds x with m = ½ tanh x: neighbors' m are computed from x again, since two instructions of the
