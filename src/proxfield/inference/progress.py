@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from proxfield.inference.history import Callback, Progress
@@ -92,6 +92,13 @@ class TerminalBar:
         self._bar.stop()
 
 
+class NotebookHandle(Protocol):
+    """What IPython's ``display`` returns: output that can be replaced."""
+
+    def update(self, shown: object) -> None:
+        """Replace it."""
+
+
 class NotebookBar:
     """A bar in the output of a notebook's cell: HTML, without widgets.
 
@@ -99,7 +106,7 @@ class NotebookBar:
         display: IPython's ``display``.
     """
 
-    def __init__(self, display: Callable[..., Any]) -> None:
+    def __init__(self, display: Callable[..., NotebookHandle]) -> None:
         self._handle = display(_Html(""), display_id=True)
 
     def update(self, done: float | None, label: str, detail: str) -> None:
@@ -124,7 +131,7 @@ class _Html:
         return self.text
 
 
-def notebook_display() -> Callable[..., Any] | None:
+def notebook_display() -> Callable[..., NotebookHandle] | None:
     """IPython's ``display`` if this is a notebook's kernel, else None; imports nothing anew."""
     if "IPython" not in sys.modules:
         return None
@@ -135,7 +142,7 @@ def notebook_display() -> Callable[..., Any] | None:
         return None
     from IPython.display import display
 
-    shown: Callable[..., Any] = display
+    shown: Callable[..., NotebookHandle] = display
     return shown
 
 

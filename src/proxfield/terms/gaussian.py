@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +15,7 @@ from proxfield.filters.bounds import product_range
 from proxfield.filters.operator import NORMALIZATIONS as NORMALIZATIONS
 from proxfield.filters.operator import Operator
 from proxfield.filters.plan import Plan, check_features
-from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
+from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, largest_finite
 
 CORNER_BYTES = 150
 """Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
@@ -307,7 +307,7 @@ class Gaussian(Term):
             out.potts, out.matrix = False, table
         return out
 
-    def as_tables(self, layout: Layout) -> Any:
+    def as_tables(self, layout: Layout) -> Iterator[Tables]:
         """The term as explicit tables, one per pair: for small fields."""
         a = self.operate(np.eye(self.n_points))
         n_labels = int(layout.cardinalities[self.first]) if self.n_points else 1
