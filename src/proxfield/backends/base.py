@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.arrays import Array
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Explored, Plan
-from proxfield.terms.base import Floats, Ints, Layout, missing, offers
+from proxfield.terms.base import Doubles, Floats, Ints, Layout, missing, offers
 
 WARM: set[Hashable] = set()
 """What has run in this process and needn't be compiled or loaded any more."""
@@ -75,12 +76,12 @@ class Tangent:
         to_host: The other way.
     """
 
-    q: Any
-    gradient: Callable[[Any], Any]
-    sums: Callable[[Any], Any]
-    where: Callable[[Any, Any, Any], Any]
-    from_host: Callable[[Any], Any]
-    to_host: Callable[[Any], Any]
+    q: Array
+    gradient: Callable[[Array], Array]
+    sums: Callable[[Array], Array]
+    where: Callable[[Array, Array, float], Array]
+    from_host: Callable[[Doubles], Array]
+    to_host: Callable[[Array], Doubles]
 
 
 P = TypeVar("P", contravariant=True)
@@ -146,7 +147,7 @@ class Program(Batch[Plan, State]):
     """A lowered field, packed for one kernel set and one floating-point type."""
 
     lowered: Lowered
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.floating]
     threads: int = 1
     sums_in_double: ClassVar[bool] = False
     """Whether F of float32 marginals is as accurate as F of the same marginals in float64."""
@@ -178,11 +179,11 @@ class Program(Batch[Plan, State]):
     def start(self, q: Floats) -> State:
         """A state at the given marginals of the lowered field.  # (layout.size,)"""
 
-    def take(self, q: NDArray[Any]) -> State:
+    def take(self, q: Floats) -> State:
         """A state that may work in this very array of marginals, to save memory.  # (1, size)"""
         return self.start(q[0])
 
-    def view(self, state: State) -> NDArray[Any]:
+    def view(self, state: State) -> Floats:
         """The state's marginals without copying, if that can be.  # (layout.size,)"""
         return self.marginals(state)
 
@@ -213,7 +214,7 @@ class Program(Batch[Plan, State]):
         """The state as the second-order test uses it."""
         layout = self.lowered.layout
 
-        def sums(flat: NDArray[Any]) -> NDArray[np.float64]:
+        def sums(flat: Floats) -> NDArray[np.float64]:
             total = layout.sum_by_variable(flat)
             if layout.common is not None:
                 return np.repeat(total, layout.common)
@@ -349,7 +350,7 @@ def residual_of(layout: Layout, q: Floats, g: Floats, unary: Floats) -> float:
     return float(np.abs(softmax(layout.owner, layout.offsets, g) - q).max(initial=0.0))
 
 
-def rounding_of(q: Floats, g: Floats, unary: Floats, dtype: np.dtype[Any]) -> float:
+def rounding_of(q: Floats, g: Floats, unary: Floats, dtype: np.dtype[np.floating]) -> float:
     """How much of a residual the rounding of energies in this type may cause."""
     size = np.where(np.isfinite(g), np.abs(g), 0.0)
     size = np.maximum(size, np.where(np.isfinite(unary), np.abs(unary), 0.0))

@@ -17,6 +17,8 @@ from proxfield.errors import ProxfieldError
 from proxfield.inference import infer as inference
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from proxfield.bench.progress import Watcher
     from proxfield.field import Field
     from proxfield.result import Result, Trace
@@ -199,7 +201,7 @@ def _do_trace(task: Task, field: Field, settings: Settings) -> Record:
     }
 
 
-def thin_out(trace: Trace) -> Any:
+def thin_out(trace: Trace) -> NDArray[np.int64]:
     """Rows to keep: the start, and states spread evenly over a logarithmic axis."""
     if len(trace) <= TRACE_POINTS:
         return np.arange(len(trace))

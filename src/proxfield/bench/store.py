@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
+from proxfield.common.records import Record as Record
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write, display_name
-
-Record = dict[str, Any]
 
 FORMAT = "proxfield-bench-1"
 IDENTITY = (

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from proxfield.cli.options import CommandWithRules, F, json_option, stack
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
+    from proxfield.bench.report import ReportData
     from proxfield.bench.runner import Failure, Settings, Task
+    from proxfield.bench.sensitivity import Sensitivity
     from proxfield.bench.session import Outputs
     from proxfield.bench.store import Store
+    from proxfield.bench.table import Table
 
 BUSY_LOAD = 0.5
 """Load average per core above which timings are doubtful."""
@@ -249,7 +253,7 @@ def wanted_suites(given: str | None) -> list[str] | None:
     return list(dict.fromkeys(name.upper() for name in split_names(given, "--suite")))
 
 
-def make_settings(options: dict[str, Any]) -> Settings:
+def make_settings(options: Record) -> Settings:
     """What all runs share, checked."""
     from proxfield.bench.runner import Settings, threads_of
     from proxfield.cli.running import check_limits
@@ -259,7 +263,7 @@ def make_settings(options: dict[str, Any]) -> Settings:
 
 
 def prepare_outputs(
-    options: dict[str, Any], inputs: dict[str, str | None], folders: dict[str, str | None]
+    options: Record, inputs: dict[str, str | None], folders: dict[str, str | None]
 ) -> Outputs:
     """Where things go; refuses targets that can't be written or that name an input."""
     from proxfield.bench.session import Outputs, check_outputs
@@ -325,7 +329,7 @@ def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) 
     return failures
 
 
-def print_report(data: dict[str, Any], outputs: Outputs, failures: list[Failure]) -> None:
+def print_report(data: Record, outputs: Outputs, failures: list[Failure]) -> None:
     """The summary as JSON."""
     from proxfield._version import __version__
     from proxfield.bench.session import describe_failures
@@ -335,7 +339,7 @@ def print_report(data: dict[str, Any], outputs: Outputs, failures: list[Failure]
     print_json({**data, **where, "failures": describe_failures(failures), "version": __version__})
 
 
-def print_blocks(table: Any) -> None:
+def print_blocks(table: Table) -> None:
     """Table 1 on stdout, a block for each suite."""
     from proxfield.bench.table import text_blocks
     from proxfield.cli.shared import print_table
@@ -348,7 +352,7 @@ def print_blocks(table: Any) -> None:
         print_table(header, rows, left=left)
 
 
-def print_sensitivity(figure: Any) -> None:
+def print_sensitivity(figure: Sensitivity) -> None:
     """Figure 2 as numbers on stdout."""
     from proxfield.bench.sensitivity import PARAMETER
     from proxfield.bench.table import budget_name, show
@@ -371,7 +375,7 @@ def print_sensitivity(figure: Any) -> None:
         print_table(header, rows, left=())
 
 
-def finish(outputs: Outputs, data: Any) -> None:
+def finish(outputs: Outputs, data: ReportData) -> None:
     """Pictures and report, after all results are stored."""
     from proxfield.bench.session import write_outputs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,7 @@ from proxfield.cli.options import (
     limit_options,
     model_options,
 )
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
@@ -67,7 +68,7 @@ def command(
     check_picture(plot, no_plot, model, evidence)
     chosen = [prepare_rule(name, {}) for name in rule_names(rules)]
     budget = check_limits(max_iters, tol, budget, threads)
-    limits: dict[str, Any] = {
+    limits: Record = {
         "max_iters": max_iters,
         "tol": tol,
         "budget": budget,
@@ -201,7 +202,7 @@ def print_results(results: dict[str, Result]) -> None:
 
 
 def print_report(
-    loaded: Loaded, results: dict[str, Result], failures: dict[str, str], limits: dict[str, Any]
+    loaded: Loaded, results: dict[str, Result], failures: dict[str, str], limits: Record
 ) -> None:
     """The comparison as JSON."""
     from proxfield._version import __version__

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from proxfield.cli.options import json_option
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.progress import Display
+    from proxfield.common.arrays import Pixels
     from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 
@@ -94,7 +96,7 @@ def count(
 
     reading: list[str] = []
 
-    def maps() -> Iterator[Any]:
+    def maps() -> Iterator[Pixels]:
         for number, file in enumerate(files, 1):
             reading[:] = [display_name(file)]
             display.phase(f"counting {number} of {len(files)} label maps")
@@ -111,7 +113,7 @@ def count(
         raise InputError(error.message, path=reading[0]) from None
 
 
-def summary(found: CooccurrenceStatistics) -> dict[str, Any]:
+def summary(found: CooccurrenceStatistics) -> Record:
     """What was counted."""
     never = [c for c in range(found.n_labels) if found.presence[c] == 0]
     return {"images": found.images, "n_labels": found.n_labels, "never_present": never}

@@ -6,11 +6,11 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from proxfield.cli.options import json_option
+from proxfield.common.records import Record
 
 PACKAGES = (
     *("numpy", "scipy", "numba", "llvmlite"),
@@ -70,7 +70,7 @@ def versions() -> dict[str, str | None]:
     return {**own, **{name: installed(name) for name in PACKAGES}}
 
 
-def processors() -> dict[str, Any]:
+def processors() -> Record:
     """Cores and threads. Call it after an inference: numba picks its threading layer late."""
     from numba.np.ufunc import parallel
 
@@ -91,7 +91,7 @@ def processors() -> dict[str, Any]:
     }
 
 
-def cache() -> dict[str, Any]:
+def cache() -> Record:
     """Where compiled kernels are kept."""
     from proxfield.compiled.jit import cache_root, kernel_cache
 
@@ -119,7 +119,7 @@ def memory() -> int | None:
     return available_memory()
 
 
-def graphics() -> dict[str, Any]:
+def graphics() -> Record:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
     from proxfield.devices.registry import DEVICES, kind_of
 
@@ -129,7 +129,7 @@ def graphics() -> dict[str, Any]:
     return {"gpus": gpus, "gpu_problem": None if gpus else problems}
 
 
-def list_devices(kind: str) -> tuple[list[dict[str, Any]], str]:
+def list_devices(kind: str) -> tuple[list[Record], str]:
     """The devices of a kind, or why there is none."""
     from proxfield.devices.registry import find
     from proxfield.errors import ProxfieldError
@@ -170,7 +170,7 @@ def check_tiny_field() -> str | None:
     return None
 
 
-def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
+def describe(data: Record) -> list[tuple[str, str]]:
     """The same for people."""
     from proxfield.common.memory import human_bytes
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from proxfield.cli.options import json_option, stack
+from proxfield.cli.options import Decorator, json_option, stack
 
 if TYPE_CHECKING:
     from proxfield.field import Field
@@ -30,14 +29,14 @@ def command() -> None:
     """Make a seeded random model: the same options always give the same file."""
 
 
-def count(name: str, what: str, default: int) -> Callable[[Any], Any]:
+def count(name: str, what: str, default: int) -> Decorator:
     """An option that counts things."""
     return click.option(
         name, metavar="N", type=click.IntRange(min=1), default=default, show_default=True, help=what
     )
 
 
-def strength(default: float, what: str) -> Callable[[Any], Any]:
+def strength(default: float, what: str) -> Decorator:
     """The option for the size of couplings."""
     return click.option(
         "--strength", metavar="F", type=float, default=default, show_default=True, help=what

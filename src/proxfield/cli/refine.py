@@ -12,13 +12,18 @@ from proxfield.cli.options import (
     INITS,
     TOL,
     CommandWithRules,
+    Decorator,
     device_option,
     json_option,
     parse_settings,
     stack,
 )
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from proxfield.cli.refine_run import Work
 
 FAILED = 1
@@ -32,7 +37,7 @@ MAPS = ("n_labels", "confidence", "unsure")
 """Options that go to `DenseCRF.from_labels` as they are."""
 
 
-def numbers(_: click.Context, __: click.Parameter, text: str | None) -> Any:
+def numbers(_: click.Context, __: click.Parameter, text: str | None) -> float | list[float] | None:
     """A number, or several with commas between, all above 0."""
     if text is None:
         return None
@@ -111,14 +116,14 @@ output_options = stack(
 )
 
 
-def length(name: str, unit: str, default: str | None, text: str) -> Any:
+def length(name: str, unit: str, default: str | None, text: str) -> Decorator:
     """An option that takes `numbers`."""
     return click.option(
         name, metavar=unit, default=default, show_default=True, help=text, callback=numbers
     )
 
 
-def weight(name: str, default: float) -> Any:
+def weight(name: str, default: float) -> Decorator:
     """An option for the weight of a term."""
     return click.option(
         name,
@@ -283,7 +288,7 @@ def command(
     check_packages(pairs, jobs)
     todo = [p for p in pairs if force or files.is_file_name(output) or not p.finished]
     start = time.perf_counter()
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     ending = ""
     try:  # from here on, an interrupted run says what is left of it
         for path, name in ((output, "-o"), (overlay, "--overlay")):
@@ -322,7 +327,7 @@ def command(
     finish(ctx, summary, failed, ending)
 
 
-def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
+def prepare(kind: str, options: Record) -> tuple[str, str, Work]:
     """What is known about pixels, the option that says so, and the work; all checked."""
     from proxfield.cli.refine_run import Work
     from proxfield.cli.running import check_device, check_limits, prepare_rule
@@ -340,7 +345,7 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
     threads = options["threads"]
     budget = check_limits(options["max_iters"], options["tol"], options["budget"], threads)
     check_device(dict(options))
-    build: dict[str, Any] = {name: options[name] for name in BUILD}
+    build: Record = {name: options[name] for name in BUILD}
     build["channel_axis"] = AXES[options["channel_axis"]]
     for name in ("spatial_weight", "bilateral_weight"):
         if not abs(build[name]) < float("inf"):
@@ -364,7 +369,7 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
     return (labels, "--labels", work) if probs is None else (probs, "--probs", work)
 
 
-def read_compatibility(given: str) -> Any:
+def read_compatibility(given: str) -> str | NDArray[np.float64]:
     """Potts, or what a file holds."""
     if given == "potts":
         return given
@@ -373,7 +378,7 @@ def read_compatibility(given: str) -> Any:
     return read_array(given, "a vector or a matrix of compatibilities")
 
 
-def report_all(summary: dict[str, Any], records: list[dict[str, Any]], as_json: bool) -> None:
+def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     """What was done, on stdout."""
     from proxfield.cli.main import report
     from proxfield.cli.shared import print_json, print_pairs
@@ -394,9 +399,7 @@ def report_all(summary: dict[str, Any], records: list[dict[str, Any]], as_json: 
     print_pairs([*rows, ("results", summary["output"])])
 
 
-def finish(
-    ctx: click.Context, summary: dict[str, Any], failed: list[dict[str, Any]], ending: str
-) -> None:
+def finish(ctx: click.Context, summary: Record, failed: list[Record], ending: str) -> None:
     """Leave with the right code, and the list of what failed."""
     from proxfield.cli.main import report
     from proxfield.cli.refine_files import some

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.progress import Display
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.field import Field
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 NOT_CONVERGED = 3
 
 
-def prepare_rule(name: str | None, settings: dict[str, Any]) -> Rule:
+def prepare_rule(name: str | None, settings: Record) -> Rule:
     """The rule by name (that of `proxfield.infer` by default), its parameters checked."""
     from proxfield.cli.options import default_rule
     from proxfield.rules.registry import make_rule
@@ -52,7 +53,7 @@ def threads_used(threads: int | None, kernels: str) -> int:
     return max_threads() if threads is None else min(threads, max_threads())
 
 
-def check_device(options: dict[str, Any]) -> None:
+def check_device(options: Record) -> None:
     """Refuse a device that isn't there before a file is read; names what defaults stand for."""
     from proxfield.inference.infer import choose_kernels
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from proxfield.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def finite(value: Any) -> Any:
     return str(value)
 
 
-def print_json(data: dict[str, Any]) -> None:
+def print_json(data: Record) -> None:
     """One JSON object on one line."""
     # escaped to ASCII, so that it prints in every locale
     click.echo(json.dumps(finite(data), allow_nan=False))
@@ -154,7 +155,7 @@ def check_summary(as_json: bool, output: str, what: str) -> None:
         raise click.UsageError(f"--json and {what} both write to stdout; write {what} by -o FILE")
 
 
-def show_summary(data: dict[str, Any], as_json: bool) -> None:
+def show_summary(data: Record, as_json: bool) -> None:
     """A summary as JSON, or as two columns for people, without what is empty.
 
     Example:

@@ -17,6 +17,7 @@ from proxfield.cli.options import (
     parse_settings,
     stack,
 )
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
@@ -194,7 +195,7 @@ def task_text(result: Result, task: str) -> str:
     return format_pr(result.log_z_bound)
 
 
-def print_report(loaded: Loaded, result: Result, options: dict[str, Any]) -> None:
+def print_report(loaded: Loaded, result: Result, options: Record) -> None:
     """The result as JSON."""
     from proxfield._version import __version__
     from proxfield.cli.running import threads_used

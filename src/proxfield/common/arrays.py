@@ -12,6 +12,10 @@ Floats = NDArray[np.floating[Any]]
 """Numbers in float32 or float64."""
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Pixels = NDArray[Any]
+"""Images and maps, whose numbers may have any type."""
+Arrays = dict[str, NDArray[Any]]
+"""Arrays of any types by name: what is stored in a file."""
 Array: TypeAlias = Any
 """An array of numpy or a tensor of torch, which is optional: to the type checker anything."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from proxfield.errors import InputError, shown
 
 
-def is_real(value: Any) -> bool:
+def is_real(value: object) -> bool:
     """Whether a value is a number that a float can hold: NaN is one, True, "1" and 10**400 aren't.
 
     Example:

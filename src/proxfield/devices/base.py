@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from proxfield.devices.tensors import TorchDevice
 from proxfield.errors import InputError, ProxfieldError
 
 
@@ -46,7 +47,7 @@ class Device(ABC):
         return f"{type(self).__name__}({self.name!r})"
 
     @abstractmethod
-    def handle(self) -> Any:
+    def handle(self) -> TorchDevice:
         """The device of torch; raises, with the remedy, if it can't be used."""
 
     def check(self) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from proxfield.common.memory import available_memory
 from proxfield.devices.base import Device
+from proxfield.devices.tensors import TorchDevice
 
 
 class CpuDevice(Device):
@@ -22,7 +21,7 @@ class CpuDevice(Device):
     numbered = False
     separate = False
 
-    def handle(self) -> Any:
+    def handle(self) -> TorchDevice:
         from proxfield.devices import cuda
 
         cuda.need("torch", who="proxfield.torch")

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from proxfield.common.memory import human_bytes
 from proxfield.devices.base import Device, Found, unknown
+from proxfield.devices.tensors import Kernel, TorchDevice
 from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
 
 OLDEST_TORCH = (2, 4)
@@ -19,7 +21,7 @@ OLDEST_TORCH = (2, 4)
 REMEDY = 'pip install "proxfield[gpu]"'
 
 
-def _find(name: str) -> Any:
+def _find(name: str) -> ModuleType | None:
     try:
         return import_module(name)
     except ImportError:
@@ -60,7 +62,7 @@ def check_version(found: str) -> None:
         )
 
 
-def find_device(name: Any = "cuda") -> Any:
+def find_device(name: TorchDevice = "cuda") -> TorchDevice:
     """A device by name ("cuda", "cuda:1"), or one line that says why there is none.
 
     In Triton's interpreter every name stands for the CPU.
@@ -96,7 +98,7 @@ class CudaDevice(Device):
     kind = "cuda"
     kernel_sets = ("cuda", "torch")
 
-    def handle(self) -> Any:
+    def handle(self) -> TorchDevice:
         return find_device(self.name)
 
     def memory(self) -> int | None:
@@ -119,7 +121,7 @@ class CudaDevice(Device):
 
 @contextmanager
 def memory_errors(
-    what: str, per_variable: float, variables: int, device: Any = None
+    what: str, per_variable: float, variables: int, device: TorchDevice = None
 ) -> Iterator[None]:
     """Turn torch's out-of-memory error into one line that says what would fit.
 
@@ -146,7 +148,7 @@ def memory_errors(
         ) from None
 
 
-def jit(function: Callable[..., Any]) -> Any:
+def jit(function: Callable[..., object]) -> Kernel:
     """``triton.jit``; without Triton the function as it is, so that modules import anywhere."""
     return function if triton is None else triton.jit(function)
 

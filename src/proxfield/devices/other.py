@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from proxfield.devices import cuda
 from proxfield.devices.base import Device
 from proxfield.devices.pytorch import sum_type
+from proxfield.devices.tensors import TorchDevice
 from proxfield.errors import InputError
 
 
@@ -20,7 +19,7 @@ class OtherDevice(Device):
     def __init__(self, name: str) -> None:
         self.name, self.kind = name, name.partition(":")[0]
 
-    def handle(self) -> Any:
+    def handle(self) -> TorchDevice:
         cuda.need("torch", who=f"device {self.name!r}")
         try:
             device = cuda.torch.device(self.name)

@@ -6,6 +6,7 @@ from typing import Any
 
 from proxfield.devices import cuda
 from proxfield.devices.cuda import need, torch
+from proxfield.devices.tensors import TorchDevice, TorchDtype
 from proxfield.errors import MissingDependencyError
 
 Module: Any = object if torch is None else torch.nn.Module
@@ -25,7 +26,7 @@ GOOD: Any = _checked()
 """A PyTorch found good once needn't be asked again, also because ``torch.compile`` can't follow."""
 
 
-def sum_type(device: Any) -> Any:
+def sum_type(device: TorchDevice) -> TorchDtype:
     """The type of torch to sum a field's energies in: float64 where a device has it."""
     try:
         torch.zeros((), dtype=torch.float64, device=device)

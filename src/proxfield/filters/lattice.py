@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Floats
 from proxfield.compiled.jit import max_threads, threads_for
 from proxfield.compiled.simd import LANES, padded
 from proxfield.filters.geometry import MIN_TOUCHED, NEIGHBOR_SHARE, axis_scales, peak, vertex_codes
@@ -34,7 +34,7 @@ CHANNELS = 32
 """Channels filtered together by `apply`."""
 
 
-def image_width(features: NDArray[Any]) -> int:
+def image_width(features: Floats) -> int:
     """Length of an image's rows, if the points look like its pixels in order; else 0.
 
     Some feature then rises (or falls) along a row and starts again with the next. Only the first
@@ -94,7 +94,7 @@ class LatticeFilter(HostPlan):
         with threads_for(10 * self.row.size):
             self._build(points)
 
-    def _build(self, features: NDArray[Any]) -> None:
+    def _build(self, features: Floats) -> None:
         n, d = features.shape
         factor = axis_scales(d)
         code, stride = vertex_codes(d)
@@ -157,7 +157,7 @@ class LatticeFilter(HostPlan):
         """What kernels read of it."""
         return Points(self.row, self.weight, self.chunk, self.chunks)
 
-    def blur(self, rows: NDArray[Any], table: NDArray[Any], spare: NDArray[Any]) -> None:
+    def blur(self, rows: Floats, table: Floats, spare: Floats) -> None:
         """Rows as splatted → rows to slice from, times a compatibility.
 
         Args:
@@ -180,15 +180,15 @@ class LatticeFilter(HostPlan):
         if len(table) > 1:
             kernels.mix_labels(rows, table)
 
-    def workspace(self, width: int, dtype: Any) -> NDArray[Any]:
+    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
         """What `blur` works in, for rows of ``width`` channels."""
         return np.empty((2 * width // LANES, self.n_vertices + 1, LANES), dtype=dtype)
 
-    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+    def apply(self, values: Floats) -> Floats:
         with threads_for(self.row.size * values.shape[1]):
             return self._apply_one(values) if values.shape[1] == 1 else self._apply(values)
 
-    def _apply_one(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _apply_one(self, values: Floats) -> Floats:
         rows = np.empty(self.n_rows, dtype=values.dtype)
         spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
         kernels.splat_one(self.points, values.reshape(-1), rows)
@@ -197,9 +197,7 @@ class LatticeFilter(HostPlan):
         kernels.slice_one(self.points, self.vertex, blurred, out.reshape(-1))
         return out
 
-    def blur_one(
-        self, rows: NDArray[Any], here: NDArray[Any], there: NDArray[Any], few: bool
-    ) -> NDArray[Any]:
+    def blur_one(self, rows: Floats, here: Floats, there: Floats, few: bool) -> Floats:
         """Rows of one channel as splatted → values at the vertices, in ``here``.
 
         few: by one thread (in the end; adding up rows takes all).
@@ -216,7 +214,7 @@ class LatticeFilter(HostPlan):
         axes = range(len(self.next_to))
         return np.array([*reversed(axes), *axes])
 
-    def _apply(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _apply(self, values: Floats) -> Floats:
         n, c = values.shape
         out = np.empty((n, c), dtype=values.dtype)
         one, ones = np.ones((1, 1), dtype=values.dtype), np.ones(n, dtype=values.dtype)

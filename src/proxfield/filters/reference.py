@@ -8,13 +8,16 @@ and those between them.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.filters.geometry import MIN_TOUCHED, NEIGHBOR_SHARE, axis_scales, peak
 from proxfield.filters.plan import check_features
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 Vertex = tuple[int, ...]
 
@@ -31,7 +34,7 @@ def lattice_matrix(features: ArrayLike) -> NDArray[np.float64]:
     return np.asarray((half @ half.T).toarray())
 
 
-def lattice_factor(features: ArrayLike) -> Any:
+def lattice_factor(features: ArrayLike) -> csr_matrix:
     """S C, a sparse matrix with K = (S C)(S C)ᵀ.  # (n, n_vertices)"""
     from scipy import sparse
 
@@ -106,7 +109,7 @@ def bridges(touched: list[Vertex]) -> list[Vertex]:
     return [vertex for vertex, count in near.items() if count >= MIN_TOUCHED]
 
 
-def axis_blur(number: dict[Vertex, int], axis: int) -> Any:
+def axis_blur(number: dict[Vertex, int], axis: int) -> csr_matrix:
     """B: a vertex gives `NEIGHBOR_SHARE` to each neighbor that exists, and keeps 1 − 2 shares."""
     from scipy import sparse
 

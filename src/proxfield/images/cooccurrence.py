@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Pixels
 from proxfield.common.checks import whole_number
 from proxfield.errors import InputError
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
@@ -257,7 +257,7 @@ def _histogram(values: ArrayLike, number: int) -> tuple[Ints, Ints]:
     return np.unique(flat, return_counts=True)
 
 
-def _rectangle(values: ArrayLike, what: str) -> NDArray[Any]:
+def _rectangle(values: ArrayLike, what: str) -> Pixels:
     """Nested lists as an array."""
     try:
         return np.asarray(values)

@@ -14,8 +14,9 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from proxfield.common.arrays import Floats
 from proxfield.errors import InputError, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.images.pixels import (
@@ -209,7 +210,7 @@ class DenseCRF(Field):
     @classmethod
     def from_features(
         cls,
-        features: ArrayLike | Sequence[NDArray[Any]],
+        features: ArrayLike | Sequence[Floats],
         probabilities: ArrayLike | None = None,
         *,
         weights: float | Sequence[float] = 1.0,
@@ -309,7 +310,7 @@ class DenseResult(Result):
     field: DenseCRF
 
     @property
-    def probabilities(self) -> NDArray[Any]:
+    def probabilities(self) -> Floats:
         """Marginals in the shape and the order of axes that the probabilities had."""
         maps = self.q.reshape(*self.field.pixels, self.field.n_labels)
         return np.moveaxis(maps, -1, self.field.labels_axis)

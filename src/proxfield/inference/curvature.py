@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from dataclasses import field as field_of
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,9 +134,10 @@ class Curvature:
         low = self.lowered
         if not (low.potts or low.factors or low.extras) and low.ising is not None:
             # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
-            program: Any = program_for(low, self.kernels)
-            if hasattr(program, "couple"):
-                return lambda v: 0.5 * program.couple(v), low.layout.n_vars
+            program = program_for(low, self.kernels)
+            couple: Callable[[Floats], Floats] | None = getattr(program, "couple", None)
+            if couple is not None:
+                return lambda v: 0.5 * couple(v), low.layout.n_vars
         center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
         return lambda v: center(apply(center(v))), low.layout.size

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Rows
 from proxfield.inference.pace import SHORT_EVALUATION, Clock, Costs
 from proxfield.result import Status, Trace
+from proxfield.terms.base import Floats
 
 OVERTIME_SHARE, OVERTIME_SECONDS = 0.04, 0.005
 """See `History.overtime`: a share of the budget, and seconds."""
@@ -60,7 +60,7 @@ class Progress:
     marginals: Callable[[], NDArray[np.float64]]
 
 
-Callback = Callable[[Progress], Any]
+Callback = Callable[[Progress], object]
 
 
 def unchanged(q: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -106,7 +106,7 @@ class History:
     known: object = None
     """The state whose F that is."""
     costs: Costs = field(default_factory=Costs)
-    told: list[tuple[NDArray[Any], float]] = field(default_factory=list)
+    told: list[tuple[Floats, float]] = field(default_factory=list)
     """Marginals (these very arrays) and their F."""
 
     # ---- limits and clock ----
@@ -144,11 +144,11 @@ class History:
 
     # ---- states ----
 
-    def tell(self, q: NDArray[Any], f: float) -> None:
+    def tell(self, q: Floats, f: float) -> None:
         """Keep F of some marginals, for a run that starts from them."""
         self.told = [*self.told[-3:], (q, f)]
 
-    def known_at(self, q: NDArray[Any]) -> float | None:
+    def known_at(self, q: Floats) -> float | None:
         """F of these marginals, if it was told."""
         return next((f for known, f in reversed(self.told) if known is q), None)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from proxfield.backends.base import softmax
 from proxfield.backends.cache import program_for
@@ -29,7 +30,7 @@ from proxfield.result import Result, Status
 from proxfield.rules.base import Rule
 from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Outcome, Problem
-from proxfield.terms.base import Layout
+from proxfield.terms.base import Floats, Layout
 
 UNLIMITED = 2**62
 MAX_THREADS = 2**15
@@ -40,11 +41,15 @@ CURVATURE_SHARE = 0.2
 """Of the budget, for finding λ; where that isn't enough the bound from the tables serves."""
 
 
+Start = str | Result | ArrayLike | Sequence[ArrayLike]
+"""Where to start: a word, a result, or marginals, of each variable where labels differ."""
+
+
 def infer(
     field: Field,
     rule: str | Rule | type[Rule] = "auto",
     *,
-    init: str | Result | Any = "uniform",
+    init: Start = "uniform",
     max_iters: int | None = None,
     tol: float = 1e-6,
     budget: float | None = None,
@@ -136,7 +141,7 @@ class Request:
     """What `infer` was asked for, checked; the same for many fields. Arguments as there."""
 
     rule: Rule
-    init: Any
+    init: Start
     max_iters: int | None
     tol: float
     budget: float | None
@@ -155,10 +160,10 @@ class Request:
         cls,
         rule: str | Rule | type[Rule],
         params: dict[str, Any],
-        device: Any,
+        device: object,
         *,
         kernels: str | None,
-        dtype: Any,
+        dtype: DTypeLike | None,
         now: Clock | None = None,
         **rest: Any,
     ) -> Request:
@@ -186,7 +191,7 @@ class Request:
         clock = time.perf_counter if now is None else now
         return cls(chosen, kernels=kernels, dtype=dtype, now=clock, **rest)
 
-    def open(self, field: Field, init: Any = None) -> Session:
+    def open(self, field: Field, init: Start | None = None) -> Session:
         """The session of one field; where no labelling is possible, it starts uniform.
 
         Args:
@@ -287,7 +292,7 @@ def on_gpu(kernels: str) -> bool:
     return placed(kernels).kernels.triton
 
 
-def choose_kernels(device: Any, kernels: str | None, dtype: Any) -> tuple[str, str]:
+def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None) -> tuple[str, str]:
     """Names of the kernel set, with its device unless that is the host, and of the dtype.
 
     Example:
@@ -373,7 +378,7 @@ def finish(field: Field, request: Request, session: Session, outcome: Outcome) -
     return result
 
 
-def softmax_of(layout: Layout, energies: NDArray[Any]) -> NDArray[Any]:
+def softmax_of(layout: Layout, energies: Floats) -> NDArray[Any]:
     """q_i = softmax(−energies_i), in the energies' type where all variables are alike."""
     if layout.common is None or layout.common == 1 or layout.size < 2**16:
         return softmax(layout.owner, layout.offsets, energies)
@@ -408,7 +413,7 @@ def as_budget(value: Any) -> float | None:
 
 
 def starting_point(
-    field: Field, lowered: Lowered, init: Any, seed: int, *, full: bool = False
+    field: Field, lowered: Lowered, init: Start, seed: int, *, full: bool = False
 ) -> NDArray[np.float64]:
     """Marginals to start from, over the lowered field (or the whole one).  # (size,)"""
     layout = field.layout if full else lowered.layout
@@ -423,7 +428,7 @@ def starting_point(
     return q
 
 
-def given_start(field: Field, init: Any) -> NDArray[np.float64]:
+def given_start(field: Field, init: Start) -> NDArray[np.float64]:
     """Marginals that the user gave, checked.  # (field.layout.size,)"""
     if isinstance(init, Result):
         if not np.array_equal(init.field.cardinalities, field.cardinalities):

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from copy import Error as CopyError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -336,7 +336,7 @@ class Drive(Generic[P, S]):
     def finish(self) -> None:
         """F of the last states, and the rows of all."""
         wanted = [run.rows or run.loop.known is not self.state for run in self.runs]
-        f: Any = None
+        f = np.zeros(0)
         if any(wanted) and not self.bare:
             f = self.program.free_energy_each(self.state)
         seconds = self.now() - self.begun

@@ -15,7 +15,7 @@ from proxfield.backends.numba.pack import is_binary
 from proxfield.backends.registry import placed
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
-from proxfield.inference.infer import Request, device_memory, finish, infer_one, on_gpu
+from proxfield.inference.infer import Request, Start, device_memory, finish, infer_one, on_gpu
 from proxfield.inference.loop import run_together
 from proxfield.inference.session import Session, conclude
 from proxfield.inference.stationarity import judge
@@ -40,7 +40,7 @@ def infer_many(
     fields: Iterable[Field],
     rule: str | Rule | type[Rule] = "fixed",
     *,
-    init: str | Sequence[Any] = "uniform",
+    init: str | Sequence[Start] = "uniform",
     max_iters: int | None = None,
     tol: float = 1e-6,
     budget: float | None = None,
@@ -149,7 +149,7 @@ def _list_of(fields: Iterable[Field]) -> list[Field]:
     return found
 
 
-def _starts(init: str | Sequence[Any], count: int) -> list[Any]:
+def _starts(init: str | Sequence[Start], count: int) -> list[Start]:
     """The start of each field."""
     if isinstance(init, str):
         return [init] * count
@@ -180,7 +180,7 @@ class _Member:
         return self.session.problem.lowered
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[float, ...]:
         """What fields have in common that iterate together."""
         p = self.plan
         moving = (p.kind, p.gamma1, p.gamma2, p.epsilon, p.adaptive, p.inverse_temperature)
@@ -196,7 +196,7 @@ class _Member:
         return replace(outcome, status=status, judgement=found)
 
 
-def _batches(fields: list[Field], starts: list[Any], request: Request) -> Iterator[_Batch]:
+def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iterator[_Batch]:
     """Fields that can iterate together, as batches; the others are left out."""
     if not on_gpu(request.kernels) or type(request.rule).solve is not Rule.solve:
         return

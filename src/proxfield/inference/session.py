@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Chains, Explored, Plan
 from proxfield.rules.session import Judgement, Outcome, Problem, Verdict
-from proxfield.terms.base import Layout, offers
+from proxfield.terms.base import Floats, Layout, offers
 
 MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
@@ -99,7 +98,7 @@ class Session:
         """Run independent cooling chains, each polished into a local minimum of F."""
         return self.program.explore(chains, threads)
 
-    def without_symmetry(self, q: NDArray[Any]) -> NDArray[np.float64]:
+    def without_symmetry(self, q: Floats) -> NDArray[np.float64]:
         """A start off the saddles that symmetries make, for runs too short to find them."""
         return nudged(self.problem.lowered.layout, q, self.problem.seed)
 

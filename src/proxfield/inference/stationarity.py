@@ -13,12 +13,14 @@ products with H are differences of gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Batch, Program, State, Tangent
+from proxfield.common.arrays import Array, Floats
+from proxfield.lowering.lowered import Lowered
 from proxfield.rules.session import Judgement, Verdict
 from proxfield.terms.base import Layout
 
@@ -91,7 +93,7 @@ def judge(
 class Scaled:
     """Rᵀ H R at a fixed point; see the module's text."""
 
-    def __init__(self, tangent: Tangent, lowered: Any, negligible: float) -> None:
+    def __init__(self, tangent: Tangent, lowered: Lowered, negligible: float) -> None:
         self.tangent = tangent
         q = tangent.q
         self.kept = q > negligible
@@ -101,16 +103,16 @@ class Scaled:
         self.free = bool((self.q * (1.0 - self.q)).max() > negligible)
         self.g = tangent.gradient(q) if self.quadratic else None
 
-    def project(self, v: Any) -> Any:
+    def project(self, v: Array) -> Array:
         """Take out what R maps to 0: each variable's multiple of √q."""
         return (v - self.root * self.tangent.sums(self.root * v)) * self.kept
 
-    def relative(self, v: Any) -> Any:
+    def relative(self, v: Array) -> Array:
         """R v divided by q: the relative change of each marginal."""
         safe = self.root + (1.0 - 1.0 * self.kept)
         return (v / safe - self.tangent.sums(self.root * v)) * self.kept
 
-    def apply(self, v: Any) -> Any:
+    def apply(self, v: Array) -> Array:
         """Rᵀ H R v."""
         q, w = self.tangent.q, self.relative(v)
         largest = float(abs(w).max())
@@ -133,7 +135,7 @@ def lowest_curvature(
     margin: float,
     products: tuple[int, int],
     late: Callable[[], bool],
-) -> tuple[Verdict, Any]:
+) -> tuple[Verdict, Array | None]:
     """Look for an eigenvalue of Rᵀ H R below −1, by locally optimal conjugate gradients.
 
     Keeps three vectors and their products, however many steps it takes. A Ritz value below
@@ -194,12 +196,12 @@ def lowest_curvature(
     return Verdict.UNDECIDED, None
 
 
-def dot(a: Any, b: Any) -> float:
+def dot(a: Array, b: Array) -> float:
     """⟨a, b⟩ of arrays on any device."""
     return float((a * b).sum())
 
 
-def norm(a: Any) -> float:
+def norm(a: Array) -> float:
     """‖a‖₂ of an array on any device."""
     return float(dot(a, a) ** 0.5)
 
@@ -233,9 +235,7 @@ def descend_along(program: Program, state: State, relative: NDArray[np.float64])
     return Judgement(Verdict.SADDLE, point, low)
 
 
-def nudged(
-    layout: Layout, q: NDArray[Any], seed: int, noise: float = NOISE_SCALE
-) -> NDArray[np.float64]:
+def nudged(layout: Layout, q: Floats, seed: int, noise: float = NOISE_SCALE) -> NDArray[np.float64]:
     """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
     rng = np.random.default_rng([seed, 0x0FF5E7])
     return layout.normalize(

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 
@@ -33,7 +34,7 @@ _BROKEN = (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, Typ
 """What Pillow and numpy raise for files that are damaged or something else altogether."""
 
 
-def read_image(path: Target, notes: list[str] | None = None) -> NDArray[Any]:
+def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
     """The pixels of an image.
 
     Gray pictures come without a channel axis; 16-bit gray stays 16-bit (Pillow reads 16-bit color
@@ -64,7 +65,7 @@ def read_image(path: Target, notes: list[str] | None = None) -> NDArray[Any]:
     return pages[0] if len(pages) == 1 else _stack(pages, name)
 
 
-def read_probabilities(path: Target) -> NDArray[Any]:
+def read_probabilities(path: Target) -> Pixels:
     """Probabilities, stored as floats of any size or as whole numbers of 8 or 16 bits.
 
     Whole numbers stand for shares of 255 or 65535; they are taken for that only if they sum to
@@ -104,7 +105,7 @@ def read_probabilities(path: Target) -> NDArray[Any]:
     )
 
 
-def read_array(path: Target, what: str) -> NDArray[Any]:
+def read_array(path: Target, what: str) -> Pixels:
     """The array of a ``.npy`` file, or the first one of a ``.npz`` file.
 
     Raises:
@@ -116,7 +117,7 @@ def read_array(path: Target, what: str) -> NDArray[Any]:
     return _load_array(data, name, ())
 
 
-def read_labels(path: Target) -> tuple[NDArray[Any], list[int] | None]:
+def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
     """A label map: the numbers of a palette or gray picture, or an array of whole numbers.
 
     Returns:
@@ -239,7 +240,7 @@ def _decode(data: bytes, name: str) -> list[Image]:
     return pages
 
 
-def _pixels(page: Image, name: str, notes: list[str] | None) -> NDArray[Any]:
+def _pixels(page: Image, name: str, notes: list[str] | None) -> Pixels:
     """One page as an array."""
     mode = page.mode
     if mode.startswith("I;16"):
@@ -261,7 +262,7 @@ def _pixels(page: Image, name: str, notes: list[str] | None) -> NDArray[Any]:
     return values.astype(_PLAIN[page.mode])
 
 
-def _stack(pages: list[NDArray[Any]], name: str) -> NDArray[Any]:
+def _stack(pages: list[Pixels], name: str) -> Pixels:
     """Pages as a volume."""
     shapes = {(page.shape, page.dtype) for page in pages}
     if len(shapes) > 1:
@@ -287,7 +288,7 @@ def is_array(data: bytes) -> bool:
     return data.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> NDArray[Any]:
+def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
     """An array from ``.npy``, or the one from ``.npz`` that a key names, else the first."""
     try:
         stored = np.load(BytesIO(data), allow_pickle=False)
@@ -309,7 +310,7 @@ def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> NDArray[Any]:
     raise InputError("holds no array, expected .npz with at least one", path=name)
 
 
-def _array_bytes(values: NDArray[Any], suffix: str, key: str) -> bytes:
+def _array_bytes(values: Pixels, suffix: str, key: str) -> bytes:
     out = BytesIO()
     if suffix == ".npy":
         np.save(out, values, allow_pickle=False)

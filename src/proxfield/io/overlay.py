@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name
 from proxfield.io.images import import_pillow, png_bytes
@@ -104,7 +105,7 @@ def _borders(x: NDArray[np.int64]) -> NDArray[np.bool_]:
     return out
 
 
-def _displayable(image: NDArray[Any], size: tuple[int, ...]) -> NDArray[np.float32]:
+def _displayable(image: Pixels, size: tuple[int, ...]) -> NDArray[np.float32]:
     """An image of any kind as RGB from 0 to 255: others than 8-bit are stretched."""
     if image.ndim == 3 and image.shape[:2] != size and image.shape[1:] == size:
         image = np.moveaxis(image, 0, -1)

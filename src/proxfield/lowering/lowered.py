@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.lowering.builder import Builder
 from proxfield.lowering.reduction import Reduction, Untouched
 from proxfield.lowering.zeros import possible
-from proxfield.terms.base import Ints, Layout, Term, offers
+from proxfield.terms.base import Floats, Ints, Layout, Term, offers
 from proxfield.terms.factor import Factor
 from proxfield.terms.pairwise import Ising, Potts
 from proxfield.terms.unary import Unary
@@ -31,7 +29,7 @@ class Lowered:
 
     reduction: Reduction
     constant: float
-    unary: NDArray[Any]  # (layout.size,)
+    unary: Floats  # (layout.size,)
     ising: Ising | None = None
     potts: Potts | None = None
     factors: tuple[Factor, ...] = ()
@@ -144,7 +142,7 @@ def stays_whole(layout: Layout, terms: list[Term]) -> bool:
 
 
 def lower_untouched(
-    layout: Layout, terms: list[Term], plain: bool, dtype: np.dtype[Any] | None = None
+    layout: Layout, terms: list[Term], plain: bool, dtype: np.dtype[np.floating] | None = None
 ) -> Lowered:
     """Lower a field of which nothing is taken out, lean enough for millions of variables.
 

@@ -14,10 +14,9 @@ says CONVERGED, it is at a local minimum.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.common.logs import log
@@ -30,6 +29,7 @@ from proxfield.rules.polish import better_of, end_at_minimum, polish
 from proxfield.rules.portfolio import best_of, large_sweep_seconds, visits
 from proxfield.rules.schedules import Sweep
 from proxfield.rules.session import Outcome, Problem, Session
+from proxfield.terms.base import Doubles
 
 REHEAT_SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Temperatures to reheat to, as shares of the field's own scale."""
@@ -213,8 +213,9 @@ class Search:
         return self._chains(starts, hot, sweeps, drawn, finish)
 
     def _chains(
-        self, starts: NDArray[np.float64], hot: Any, sweeps: Any, drawn: Any, finish: int
-    ) -> Chains:
+        self, starts: NDArray[np.float64], hot: float | Doubles, sweeps: ArrayLike,
+        drawn: ArrayLike, finish: int,
+    ) -> Chains:  # fmt: skip
         return Chains.make(
             starts,
             hot=np.maximum(1.0, hot),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.common.arrays import Doubles as Doubles
 from proxfield.common.arrays import Floats as Floats
 from proxfield.common.arrays import Ints as Ints
@@ -96,7 +97,7 @@ class Layout:
         """Flat positions of the first ``n_labels`` labels of some variables.  # (m, n_labels)"""
         return self.offsets[variables][:, None] + np.arange(n_labels)
 
-    def split(self, flat: NDArray[Any]) -> NDArray[Any] | list[NDArray[Any]]:
+    def split(self, flat: Floats) -> Floats | list[Floats]:
         """A flat array as (n_vars, n_labels) where all agree, else one array per variable."""
         if self.common is not None:
             return flat.reshape(self.n_vars, self.common)
@@ -113,21 +114,21 @@ class Layout:
         out[self.owner[at[::-1]]] = self.label[at[::-1]]
         return out
 
-    def sum_by_variable(self, flat: NDArray[Any]) -> NDArray[np.float64]:
+    def sum_by_variable(self, flat: Floats | NDArray[np.bool_]) -> NDArray[np.float64]:
         """Sum each variable's entries.  # (n_vars,)"""
         if self.common is not None:  # without the owner of each entry, which is a large array
             return np.asarray(flat.reshape(-1, self.common).sum(axis=1, dtype=np.float64))
         total = np.bincount(self.owner, weights=flat, minlength=self.n_vars)
         return total.astype(np.float64)
 
-    def divide(self, flat: NDArray[Any], by: NDArray[Any]) -> NDArray[Any]:
+    def divide(self, flat: Floats, by: Doubles) -> NDArray[Any]:
         """Divide each variable's entries by its own number.  # (size,), (n_vars,) -> (size,)"""
         if self.common is not None:
             rows = flat.reshape(-1, self.common)
             return np.asarray(rows / by[:, None].astype(flat.dtype)).ravel()
         return np.asarray(flat / by[self.owner])
 
-    def normalize(self, flat: NDArray[Any]) -> NDArray[Any]:
+    def normalize(self, flat: Floats) -> NDArray[Any]:
         """Make each variable's entries sum to 1."""
         return self.divide(flat, self.sum_by_variable(flat))
 
@@ -254,7 +255,7 @@ class Term(ABC):
         return {name: part for name, part in parts.items() if part is not None}
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         """The term again, from what `to_arrays` gave; checked, because files may hold anything.
 
         By default the constructor with these arguments; arrays without axes become numbers or text.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError
 from proxfield.terms.base import (
     Floats,
@@ -231,7 +232,7 @@ class Consistency(Term):
         return 8 * self.nbytes
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         members = as_indices(arrays["members"], "members", 1)
         starts = as_indices(arrays["starts"], "starts", 1)
         sizes = np.diff(starts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.common.checks import whole_number
 from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
@@ -162,7 +163,7 @@ class Cooccurrence(Term):
         return {SAVED_NAMES.get(key, key): part for key, part in super().to_arrays().items()}
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         out = object.__new__(cls)
         for key in ("pixels", "n_labels", "first", "presence"):
             saved = SAVED_NAMES.get(key, key)

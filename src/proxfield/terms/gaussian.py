@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.bounds import product_range
 from proxfield.filters.operator import NORMALIZATIONS as NORMALIZATIONS
 from proxfield.filters.operator import Operator
 from proxfield.filters.plan import Plan, check_features
-from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
+from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, largest_finite
 
 CORNER_BYTES = 150
 """Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
@@ -83,7 +84,7 @@ class Gaussian(Term):
             )
         if filter not in ("auto", *FILTERS):
             raise InputError(f"unknown filter {shown(filter)}, expected auto, {', '.join(FILTERS)}")
-        self.features: NDArray[Any] | None = check_features(features)
+        self.features: Floats | None = check_features(features)
         """As given; None after `build(drop_features=True)`.  # (n, d)"""
         self.n_points = len(self.features)
         """Variables in the block."""
@@ -160,14 +161,14 @@ class Gaussian(Term):
         return Operator(self.filter, self.normalization, self.self_message)
 
     @property
-    def scales(self) -> list[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
+    def scales(self) -> list[tuple[Floats | None, Floats | None]]:
         """The operator as Σ diag(out) K diag(in): pairs (in, out), None for ones."""
         scale = None if self.operator.scale is None else self.operator.scale[:, 0]
         return [(None, scale), (scale, None)] if self.operator.pair else [(scale, scale)]
 
-    def operate(self, values: NDArray[Any]) -> NDArray[Any]:
+    def operate(self, values: Floats) -> Floats:
         """A @ values, with the self-message.  # (n, c) -> (n, c)"""
-        out: NDArray[Any] = self.operator.operate(values)
+        out: Floats = self.operator.operate(values)
         return out
 
     @property
@@ -199,7 +200,7 @@ class Gaussian(Term):
                 f"a compatibility for {len(self.matrix)} labels, but the variables have {cards[0]}"
             )
 
-    def block(self, layout: Layout, flat: NDArray[Any]) -> NDArray[Any]:
+    def block(self, layout: Layout, flat: Floats) -> Floats:
         """The term's part of a flat array, a view.  # (n, labels)"""
         start = int(layout.offsets[self.first])
         end = int(layout.offsets[self.first + self.n_points])
@@ -294,7 +295,7 @@ class Gaussian(Term):
         return parts if self.matrix is None else {**parts, "matrix": self.matrix}
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Gaussian:
+    def from_arrays(cls, arrays: Arrays) -> Gaussian:
         parts = dict(arrays)
         matrix = parts.pop("matrix", None)
         features = parts.pop("features")
@@ -306,7 +307,7 @@ class Gaussian(Term):
             out.potts, out.matrix = False, table
         return out
 
-    def as_tables(self, layout: Layout) -> Any:
+    def as_tables(self, layout: Layout) -> Iterator[Tables]:
         """The term as explicit tables, one per pair: for small fields."""
         a = self.operate(np.eye(self.n_points))
         n_labels = int(layout.cardinalities[self.first]) if self.n_points else 1
@@ -333,7 +334,7 @@ def read_compatibility(given: ArrayLike | str | None) -> ArrayLike | None:
     return None
 
 
-def lattice_vertices(features: NDArray[Any]) -> int:
+def lattice_vertices(features: Floats) -> int:
     """About how many vertices a permutohedral lattice has at most.  # (n, d)
 
     At most 3 (d + 1) per point (its simplex and what filtering adds around it), and about those

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError, shown
 from proxfield.terms.base import (
     Floats,
@@ -174,7 +175,7 @@ class Unary(Term):
         yield self.variables[:, None], self.energies, None
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         return cls(arrays["energies"], arrays.get("given"))
 
     @classmethod

@@ -62,7 +62,7 @@ class Joined:
         """Labels of all variables where they agree, else 0."""
 
     @property
-    def unary(self) -> Doubles:
+    def unary(self) -> Floats:
         """Unary energies of all entries.  # (size,)"""
         return _cat([low.unary for low in self.lowereds], np.float64)
 
@@ -81,7 +81,7 @@ class Joined:
         return np.repeat(np.arange(len(self.lowereds)), np.diff(self.bounds))
 
 
-def _cat(arrays: list[NDArray[V]], dtype: type[V]) -> NDArray[V]:
+def _cat(arrays: list[NDArray[V]], dtype: type[np.generic]) -> NDArray[V]:
     if len(arrays) == 1:
         return np.asarray(arrays[0])
     return np.concatenate([np.zeros(0, dtype=dtype), *arrays])
