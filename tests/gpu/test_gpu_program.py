@@ -397,7 +397,7 @@ def test_warming_up_is_left_out_only_where_kernels_are_the_same(
 
 
 @direct
-@pytest.mark.parametrize("name", ["ising-grid", "potts-mixed-cardinalities", "gaussian-exact"])
+@pytest.mark.parametrize("name", ["ising-grid", "potts-mixed-cardinalities", "gaussian"])
 def test_labellings_are_found_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a result found there, with the promise that E doesn't rise."""
     from proxfield.backends.triton.program import GpuProgram
