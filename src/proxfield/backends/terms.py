@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 
 from proxfield.backends.registry import KERNELS
 from proxfield.errors import InputError, InputTypeError, shown
-from proxfield.terms.base import Term, lowers
+from proxfield.terms.base import Term, describes
 from proxfield.terms.consistency import Consistency
 from proxfield.terms.cooccurrence import Cooccurrence, LatentCooccurrence
 from proxfield.terms.gaussian import Gaussian
@@ -124,7 +124,7 @@ def register(
         raise InputError(
             f"can't register for the kernels {shown(kernels)}, expected one of: {', '.join(SETS)}"
         )
-    if lowers(term):
+    if describes(term, "lower"):
         raise InputError(
             f"{term.__name__} offers lower(), so that its energy joins that of other terms; "
             "an implementation would never be asked"

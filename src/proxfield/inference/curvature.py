@@ -22,7 +22,7 @@ from proxfield.backends.cache import program_for
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered, lower
 from proxfield.rules.certified import damping_for
-from proxfield.terms.base import Floats, Term, offers
+from proxfield.terms.base import Floats, Term, missing, offers
 from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Curvature:
         total = np.zeros(self.lowered.layout.n_vars)
         late = self._late()
         for term in terms:
+            if not offers(term, "curvature"):
+                raise missing(term, "curvature", "a certified step")
             if isinstance(term, Factor):  # many norms: after the deadline, bounds on them
                 total += term.curvature(self.lowered.layout, late)
             else:
@@ -153,6 +155,9 @@ class Curvature:
         raw = lower(self.field.layout, self.field.terms, self.field.evidence, plain=True)
         pairs = [t for t in raw.terms if by_lanczos(t)]
         larger = [t for t in raw.terms if not by_lanczos(t)]
+        for term in raw.terms:
+            if not offers(term, "lipschitz"):
+                raise missing(term, "lipschitz", 'step="lipschitz"')
         bound = sum(t.lipschitz(raw.layout) for t in pairs)
         rest = sum(t.lipschitz(raw.layout) for t in larger)
         if bound == 0.0 or not np.isfinite(bound + rest):

@@ -263,20 +263,25 @@ class Term(ABC):
         return cls(**{name: a.item() if a.ndim == 0 else a for name, a in arrays.items()})
 
 
+DESCRIPTIONS = frozenset({"lower", "curvature", "spectrum", "lipschitz"})
+"""Optional methods of a term that say something about its energy; see `offers`."""
+
+
 def offers(term: Term, method: str) -> bool:
-    """Whether this term implements an optional method."""
-    if method == "lower":
-        return lowers(type(term))
+    """Whether this term implements an optional method.
+
+    An inherited method that describes the energy (``lower``, ``curvature``, ``spectrum``,
+    ``lipschitz``) doesn't count if the class overrides the gradient or the energy that the method
+    came with: it would describe another energy.
+    """
+    if method in DESCRIPTIONS:
+        return describes(type(term), method)
     return getattr(type(term), method) is not getattr(Term, method)
 
 
-def lowers(kind: type[Term]) -> bool:
-    """Whether terms of this class can be lowered.
-
-    Not by an inherited ``lower`` if the class has another gradient or energy than the one that
-    ``lower`` came with: then the override is what counts.
-    """
-    owner = next(base for base in kind.__mro__ if "lower" in vars(base))
+def describes(kind: type[Term], method: str) -> bool:
+    """Whether a class has this method, for the energy that it has. See `offers`."""
+    owner = next(base for base in kind.__mro__ if method in vars(base))
     if owner is Term:
         return False
     if getattr(owner, "add_gradient", None) in (None, Term.add_gradient):  # left to subclasses
@@ -287,7 +292,11 @@ def lowers(kind: type[Term]) -> bool:
 
 def missing(term: Term, method: str, who: str) -> UnsupportedError:
     """The error for a method that a term doesn't offer."""
-    return UnsupportedError(f"{type(term).__name__} has no method {method!r}, needed for {who}")
+    kind = type(term)
+    text = f"{kind.__name__} has no method {method!r}, needed for {who}"
+    if getattr(kind, method) is not getattr(Term, method):
+        text += "; the one it inherits is for another energy, since it overrides the gradient"
+    return UnsupportedError(text)
 
 
 def expectation(q: Floats, g: Floats) -> float:
