@@ -33,7 +33,7 @@ WARM_UP_SWEEPS = 3
 """Sweeps of a trial chain."""
 
 
-LARGE = 10_000
+LARGE_SIZE = 10_000
 """Entries of a field above which iterations are made one at a time at first."""
 
 
@@ -96,11 +96,11 @@ class Updates(ABC, Generic[P, S]):
     fields: int = 1
     """How many."""
     cuts_sweeps: ClassVar[bool] = False
-    """May an `Order` visit some of the variables only?"""
+    """Whether an `Order` may visit some of the variables only."""
 
     @property
     def slow(self) -> bool:
-        """Are iterations made one at a time at first, since each may take long?"""
+        """Whether iterations are made one at a time at first, since each may take long."""
         return False
 
     @abstractmethod
@@ -156,7 +156,7 @@ class Program(Batch[Plan, State]):
 
     @property
     def slow(self) -> bool:
-        return self.lowered.layout.size > LARGE or bool(self.lowered.extras)
+        return self.lowered.layout.size > LARGE_SIZE or bool(self.lowered.extras)
 
     def advance_each(
         self, state: State, plan: Plan, n: int, tol: float, trace: bool, wanted: NDArray[np.bool_]

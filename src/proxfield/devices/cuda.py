@@ -160,7 +160,7 @@ def interpreted() -> bool:
 
 @cache
 def cooperative() -> bool:
-    """Can programs that wait for each other be launched? Triton before 3.3 may not know how."""
+    """Whether cooperative launches are available; Triton before 3.3 may not support them."""
     if interpreted():
         return True
     options = getattr(_find("triton.backends.nvidia.compiler"), "CUDAOptions", None)

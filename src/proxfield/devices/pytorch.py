@@ -14,7 +14,7 @@ Module: Any = object if torch is None else torch.nn.Module
 
 
 def _checked() -> Any:
-    """PyTorch if it will do, else None."""
+    """PyTorch if a supported version is installed, else None."""
     try:
         need("torch")
     except MissingDependencyError:
@@ -22,8 +22,8 @@ def _checked() -> Any:
     return torch
 
 
-GOOD: Any = _checked()
-"""A PyTorch found good once needn't be asked again, also because ``torch.compile`` can't follow."""
+SUPPORTED_TORCH: Any = _checked()
+"""Checked once, also because ``torch.compile`` can't trace the check; None if there is none."""
 
 
 def sum_type(device: TorchDevice) -> TorchDtype:
@@ -37,5 +37,5 @@ def sum_type(device: TorchDevice) -> TorchDtype:
 
 def need_torch() -> None:
     """Raise, with the remedy, if PyTorch is missing or too old."""
-    if GOOD is None or cuda.torch is not GOOD:
+    if SUPPORTED_TORCH is None or cuda.torch is not SUPPORTED_TORCH:
         need("torch", who="proxfield.torch")

@@ -45,7 +45,7 @@ SEARCH_SECONDS = 5.0
 """Maximum time of the search where there is no budget."""
 GRACE_SECONDS = 0.005
 """Time of the search where nothing is left of the budget."""
-STEEP = 1e6
+ROUNDING_PENALTY = 1e6
 """Penalty for rounding: no saving elsewhere makes up for a violation."""
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
 LIMITS = (*HALTED, Status.MAX_ITERS, Status.BUDGET)
@@ -120,7 +120,7 @@ class Finder:
         self.q: NDArray[np.float64] = self.session.start
         self.labels: Ints | None = None
         self.energy = np.inf
-        self.steep: Program = compile_program(lowered.soften(STEEP), kernels)
+        self.steep: Program = compile_program(lowered.soften(ROUNDING_PENALTY), kernels)
         self.steep.descend(self.q, 0)  # compile outside the clock
         now = self.session.loop.now
         begun = now()
@@ -204,7 +204,7 @@ class Watch:
         return self.seconds - self.seconds_since()
 
     def over(self) -> bool:
-        """Is it time to stop? Asks the callback every now and then."""
+        """Whether it is time to stop; calls the callback from time to time."""
         now = self.now()
         if self.status is None and now - self.looked > LOOK_SECONDS:
             self.looked = now

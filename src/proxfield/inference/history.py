@@ -132,7 +132,7 @@ class History:
             self.elapsed += self.now() - begun
 
     def may_test(self, left: float) -> bool:
-        """Is there time for a fixed-point test with so many seconds left? Short ones always fit."""
+        """Whether there is time for a fixed-point test; there always is for a short one."""
         if self.budget is None or self.costs.evaluation < SHORT_EVALUATION:
             return True
         return self.costs.test() <= max(0.0, left) + self.overtime
@@ -182,7 +182,7 @@ class History:
 
     @property
     def standing(self) -> bool:
-        """Did the last run make no update, or one that hardly changed q?"""
+        """Whether the last run made no update, or one that hardly changed q."""
         change = self.pieces[-1].change
         return len(change) == 0 or bool(change[-1] <= self.tol)
 

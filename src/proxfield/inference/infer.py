@@ -34,7 +34,7 @@ from proxfield.terms.base import Floats, Layout
 
 UNLIMITED = 2**62
 MAX_THREADS = 2**15
-DOUBLE_CHECKED = 2**20
+MAX_DOUBLE_CHECK = 2**20
 """Entries up to which F of a float32 result is evaluated again in float64."""
 INITS = "expected uniform, possible, unary, random, marginals or a Result"
 CURVATURE_SHARE = 0.2
@@ -253,7 +253,7 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
 def completed(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:
     """The result of an outcome; of small fields in float32, with F in float64."""
     lowered = session.problem.lowered
-    rough = lowered.layout.size <= DOUBLE_CHECKED and not session.program.sums_in_double
+    rough = lowered.layout.size <= MAX_DOUBLE_CHECK and not session.program.sums_in_double
     if request.dtype == "float32" and rough and np.isfinite(outcome.free_energy):
         outcome = in_double(outcome, lowered, request.kernels)
     return finish(field, request, session, outcome)

@@ -158,7 +158,7 @@ class Run:
 
     @property
     def quiet(self) -> bool:
-        """Does it move on whatever the change of q?"""
+        """Whether it continues whatever the change of q."""
         return self.loop.iterations < self.test_at
 
     @property

@@ -32,7 +32,7 @@ FEWEST_PRODUCTS = 24
 """Products with H that the second-order test may always make."""
 QUICK_TEST_SECONDS = 0.01
 """Duration of that many products up to which they are made whatever the budget."""
-THOROUGH = 10
+THOROUGH_FACTOR = 10
 """How many times more products the test may make where a rule promises a local minimum."""
 SADDLE_TESTS = 20
 """Fixed-point tests that take as long as leaving a saddle."""
@@ -184,7 +184,7 @@ class Session:
             self.program,
             state,
             seed=self.problem.seed,
-            max_products=THOROUGH * MAX_PRODUCTS if thorough else products,
+            max_products=THOROUGH_FACTOR * MAX_PRODUCTS if thorough else products,
             min_products=FEWEST_PRODUCTS if quick else 0,  # also on a machine that is busy
             late=lambda: now() > deadline,
         )

@@ -1,4 +1,4 @@
-"""Is a state a fixed point, and is that a minimum? The tests behind CONVERGED and SADDLE.
+"""The tests behind CONVERGED and SADDLE: is a state a fixed point, and is that a minimum?
 
 A fixed point satisfies q = softmax(−g(q)). A small change of q by an update is not enough: where
 q is close to a corner of the simplex, θ can be far from its target while q hardly moves.
@@ -43,7 +43,7 @@ NOISE_SCALE = 1e-2
 
 
 def fixed_points(program: Batch[P, S], state: S, tol: float) -> NDArray[np.bool_]:
-    """Is softmax(−g(q)) within ``tol`` of q, up to rounding? Of each field.  # (fields,)"""
+    """Whether softmax(−g(q)) of each field is within ``tol`` of q, up to rounding.  # (fields,)"""
     residual, rounding = program.residual_each(state)
     return np.asarray(residual <= tol + rounding)
 

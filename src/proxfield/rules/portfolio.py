@@ -21,7 +21,7 @@ from proxfield.terms.base import Layout, offers
 
 EVALUATIONS_PER_SWEEP = 4
 """Evaluations of F that take as long as a sweep, about."""
-LARGE, VISIT_SECONDS = 100_000, 1.5e-8
+LARGE_SIZE, VISIT_SECONDS = 100_000, 1.5e-8
 """Above so many entries evaluations run on all threads while a chain runs on one: the duration of a
 sweep is then estimated from the entries and edge ends that it visits."""
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
@@ -86,7 +86,7 @@ def visits(lowered: Lowered) -> int:
 
 def large_sweep_seconds(lowered: Lowered) -> float:
     """The duration of a sweep on one thread, estimated for large fields; 0 for others."""
-    return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE else 0.0
+    return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE_SIZE else 0.0
 
 
 def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
