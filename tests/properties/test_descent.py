@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -40,9 +40,15 @@ def assert_never_rises(result: pf.Result, what: str) -> None:
     )
 
 
-def assert_promises(field: pf.Field, log_z: float, what: str, init: str = "random") -> None:
-    """Every monotone variant descends, and every F is what it says and a bound."""
-    for variant in MONOTONE:
+def assert_promises(
+    field: pf.Field,
+    log_z: float,
+    what: str,
+    init: str = "random",
+    variants: Sequence[str] = MONOTONE,
+) -> None:
+    """Monotone variants descend, and every F is what it says and a bound."""
+    for variant in variants:
         result = infer(field, variant, max_iters=25, tol=0.0, init=init, seed=3)
         assert_never_rises(result, f"{what}, {variant}")
         slack = 1e-8 * (1 + abs(result.free_energy))
@@ -52,9 +58,11 @@ def assert_promises(field: pf.Field, log_z: float, what: str, init: str = "rando
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_promises_on_random_fields(batch: int) -> None:
+    """Half of the variants on each field, 1500 fields for each of the variants."""
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         field = random_field(np.random.default_rng(seed))
-        assert_promises(field, log_sum_exp(-energy_tensor(field).ravel()), f"seed {seed}")
+        log_z = log_sum_exp(-energy_tensor(field).ravel())
+        assert_promises(field, log_z, f"seed {seed}", variants=MONOTONE[seed % 2 :: 2])
 
 
 @pytest.mark.parametrize("sign", [-1.0, 0.0, 1.0], ids=["repulsive", "mixed", "attractive"])
