@@ -268,7 +268,9 @@ def test_traces_as_tables() -> None:
 
 def test_tables_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"needs pandas: pip install pandas \(to_csv needs no pandas"):
+    with pytest.raises(
+        ImportError, match=r"needs pandas: pip install pandas \(to_csv needs no pandas"
+    ):
         pf.Trace().to_frame()
 
 

@@ -18,7 +18,7 @@ from proxfield.devices.base import Device
 from proxfield.devices.cpu import CpuDevice
 from proxfield.devices.cuda import CudaDevice
 from proxfield.devices.registry import DEVICES, find
-from proxfield.inference.infer import choose_kernels
+from proxfield.inference.request import choose_kernels
 
 
 @pytest.fixture

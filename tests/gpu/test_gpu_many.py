@@ -184,7 +184,7 @@ class Clock:
             return rows
 
         monkeypatch.setattr(BatchProgram, "advance_each", timed)
-        monkeypatch.setattr("proxfield.inference.infer.time", self)
+        monkeypatch.setattr("proxfield.inference.request.time", self)
 
     def perf_counter(self) -> float:
         self.now += 1e-6

@@ -13,8 +13,8 @@ import proxfield as pf
 from clock import CountedClock
 from helpers import VARIANTS, energies, exact_free_energy, exact_log_z, grid_edges, infer
 from proxfield.inference import forbidden as hard
-from proxfield.inference.infer import Request
 from proxfield.inference.loop import Loop
+from proxfield.inference.request import Request
 from proxfield.inference.session import Session
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import one_hot

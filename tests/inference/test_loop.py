@@ -12,8 +12,9 @@ from helpers import grid_edges
 from proxfield.backends import compile_program
 from proxfield.backends.base import Batch, Program, Rows, State
 from proxfield.backends.reference import ReferenceProgram
-from proxfield.inference.infer import Request, infer_one
+from proxfield.inference.infer import infer_one
 from proxfield.inference.loop import Loop, run_together
+from proxfield.inference.request import Request
 from proxfield.rules.plan import Kind, Update
 
 

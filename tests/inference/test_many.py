@@ -12,7 +12,7 @@ import pytest
 import proxfield as pf
 from helpers import repulsive_grid
 from proxfield.generate import grid
-from proxfield.inference.infer import Request
+from proxfield.inference.request import Request
 
 INF = np.inf
 

@@ -88,7 +88,7 @@ class SlowProgram:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every inference from now on: all that is timed asks the request's."""
     clock = Clock()
-    monkeypatch.setattr("proxfield.inference.infer.time", clock)
+    monkeypatch.setattr("proxfield.inference.request.time", clock)
     return clock
 
 

@@ -27,7 +27,7 @@ def check_limits(
     max_iters: int | None, tol: float, budget: float | None, threads: int | None
 ) -> float | None:
     """Refuse limits that make no sense before a model is read; returns the budget to use."""
-    from proxfield.inference.infer import check_limits as check
+    from proxfield.inference.request import check_limits as check
 
     check(max_iters, tol, budget, threads)
     return None if budget == float("inf") else budget  # no limit, said in another way
@@ -55,7 +55,7 @@ def threads_used(threads: int | None, kernels: str) -> int:
 
 def check_device(options: Record) -> None:
     """Refuse a device that isn't there before a file is read; names what defaults stand for."""
-    from proxfield.inference.infer import choose_kernels
+    from proxfield.inference.request import choose_kernels
 
     chosen = choose_kernels(options["device"], options.get("kernels"), options.get("dtype"))
     options["kernels"], options["dtype"] = chosen

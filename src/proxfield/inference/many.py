@@ -15,9 +15,11 @@ from proxfield.backends.numba.pack import is_binary
 from proxfield.backends.registry import placed
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
-from proxfield.inference.infer import Request, Start, device_memory, finish, infer_one, on_gpu
+from proxfield.inference.infer import finish, infer_one
 from proxfield.inference.loop import run_together
+from proxfield.inference.request import Request, device_memory, on_gpu
 from proxfield.inference.session import Session, conclude
+from proxfield.inference.starts import Start
 from proxfield.inference.stationarity import judge
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status

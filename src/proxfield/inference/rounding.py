@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Program
 from proxfield.backends.cache import program_for
 from proxfield.backends.registry import placed
-from proxfield.inference.infer import moved, on_gpu
+from proxfield.inference.request import moved, on_gpu
 from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats, Ints, expectation
 
