@@ -23,10 +23,10 @@ OLDEST_BIN := $(OLDEST_VENV)/bin
 OLDEST_STAMP := $(OLDEST_VENV)/.installed
 JOBS ?= 2
 # one file or more of every part of the package, few of those that compile much
-SMOKE := tests/test_result.py tests/bench/test_bench_report.py tests/cli/test_cli_errors.py \
-	tests/cli/test_cli_solve.py::test_summary_for_people tests/compat/test_compat_utils.py \
+SMOKE := tests/test_result.py::test_labels_are_the_most_probable_ones \
+	tests/bench/test_bench_report.py tests/cli/test_cli_errors.py tests/compat/test_compat_utils.py \
 	tests/compiled/test_math.py tests/compiled/test_simd.py tests/devices tests/filters/test_bounds.py \
-	tests/io/test_images.py tests/io/test_io_model.py tests/io/test_io_store.py \
+	tests/io/test_images.py tests/io/test_io_archives.py tests/io/test_io_model.py \
 	tests/lowering/test_lowering.py tests/properties/test_curvature.py tests/rules/test_kinds.py \
 	tests/terms/test_terms.py tests/viz
 
@@ -73,7 +73,8 @@ $(OLDEST_STAMP): pyproject.toml constraints/oldest.txt
 	@touch $@
 
 test-oldest: $(OLDEST_STAMP)
-	$(OLDEST_BIN)/python -m pytest -n $(JOBS) $(SMOKE)
+	$(OLDEST_BIN)/python -m pytest -n $(JOBS) $(SMOKE) \
+		--deselect tests/compiled/test_simd.py::test_dense_fields_come_out_the_same
 
 $(GPU_STAMP): pyproject.toml constraints/gpu.txt
 	$(PYTHON) -m venv $(GPU_VENV)
