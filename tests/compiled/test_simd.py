@@ -40,7 +40,9 @@ from proxfield.compiled.simd_choice import choose
 rng = np.random.default_rng(3)
 image = np.repeat(rng.integers(0, 256, (9, 13, 3)), 4, axis=1).astype(np.uint8)
 p = rng.dirichlet(np.ones(11), size=image.shape[:2])
-result = pf.DenseCRF(image, p).infer("full-parallel", max_iters=4, dtype="float32", threads=1)
+crf = pf.DenseCRF(image, p, filter="lattice")
+result = crf.infer("full-parallel", max_iters=4, dtype="float32", threads=1)
+assert "proxfield.backends.numba.dense_program" in sys.modules
 np.savez(sys.argv[1], q=result.probabilities, f=result.free_energy)
 print(choose().name)
 """
