@@ -2,6 +2,8 @@
 #   make demo   install, run all methods on a repulsive grid, draw the convergence picture, refine the
 #               labels of a generated image
 #   make test   install, run the whole test suite
+#   make test-oldest  install the oldest dependencies that are allowed (constraints/oldest.txt; needs
+#               Python 3.10 or 3.11), run some tests of every part on them
 #   make test-gpu  install torch and Triton (pinned in constraints/gpu.txt), run the GPU kernels in
 #               Triton's interpreter and in plain torch, and the torch layer; on the GPU if there is one
 #   make soak   check every promise of docs/reliability.md on many seeded cases, for 30 minutes
@@ -16,7 +18,17 @@ STAMP := $(VENV)/.installed
 GPU_VENV ?= .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
 GPU_STAMP := $(GPU_VENV)/.installed
+OLDEST_VENV ?= .venv-oldest
+OLDEST_BIN := $(OLDEST_VENV)/bin
+OLDEST_STAMP := $(OLDEST_VENV)/.installed
 JOBS ?= 2
+# one file or more of every part of the package, few of those that compile much
+SMOKE := tests/test_result.py::test_labels_are_the_most_probable_ones \
+	tests/bench/test_bench_report.py tests/cli/test_cli_errors.py tests/compat/test_compat_utils.py \
+	tests/compiled/test_math.py tests/compiled/test_simd.py tests/devices tests/filters/test_bounds.py \
+	tests/io/test_images.py tests/io/test_io_archives.py tests/io/test_io_model.py \
+	tests/lowering/test_lowering.py tests/properties/test_curvature.py tests/rules/test_kinds.py \
+	tests/terms/test_terms.py tests/viz
 
 define SCENE
 import numpy as np
@@ -33,7 +45,7 @@ export SCENE
 
 MINUTES ?= 30
 
-.PHONY: demo test test-gpu soak mutants lint format clean
+.PHONY: demo test test-oldest test-gpu soak mutants lint format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -53,6 +65,16 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+$(OLDEST_STAMP): pyproject.toml constraints/oldest.txt
+	@$(PYTHON) -c 'import sys; sys.exit("the oldest dependencies need Python 3.10 or 3.11, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 11) else None'
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints/oldest.txt pytest hypothesis pytest-xdist --editable ".[plot,images,bench]"
+	@touch $@
+
+test-oldest: $(OLDEST_STAMP)
+	$(OLDEST_BIN)/python -m pytest -n $(JOBS) $(SMOKE) \
+		--deselect tests/compiled/test_simd.py::test_dense_fields_come_out_the_same
 
 $(GPU_STAMP): pyproject.toml constraints/gpu.txt
 	$(PYTHON) -m venv $(GPU_VENV)
@@ -81,4 +103,4 @@ format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks examples
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) $(GPU_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

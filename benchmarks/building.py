@@ -70,7 +70,7 @@ def ising_grid(n: int, *, ordered: bool = False, unary: bool = False) -> tuple[i
     energies = rng.normal(size=(side * side, 2)) if unary else None
 
     def build() -> pf.Field:
-        field = pf.Field(side * side, labels=2).add(pf.Ising(edges, weights))
+        field = pf.Field(side * side, n_labels=2).add(pf.Ising(edges, weights))
         return field if energies is None else field.add(pf.Unary(energies))
 
     return side * side, build
@@ -81,39 +81,39 @@ def complete(n: int) -> tuple[int, Build]:
     i, j = np.triu_indices(n, 1)
     edges = np.stack([i, j], axis=1)
     weights = np.random.default_rng(0).normal(size=len(edges))
-    return n, lambda: pf.Field(n, labels=2).add(pf.Ising(edges, weights))
+    return n, lambda: pf.Field(n, n_labels=2).add(pf.Ising(edges, weights))
 
 
-def potts_grid(n: int, labels: int) -> tuple[int, Build]:
+def potts_grid(n: int, n_labels: int) -> tuple[int, Build]:
     """A square grid of about n variables with Potts weights."""
     side = round(n**0.5)
     edges = grid_edges(side, side)
     rng = np.random.default_rng(0)
-    weights, energies = rng.normal(size=len(edges)), rng.normal(size=(side * side, labels))
+    weights, energies = rng.normal(size=len(edges)), rng.normal(size=(side * side, n_labels))
 
     def build() -> pf.Field:
-        field = pf.Field(side * side, labels=labels)
+        field = pf.Field(side * side, n_labels=n_labels)
         return field.add(pf.Unary(energies)).add(pf.Potts(edges, weights))
 
     return side * side, build
 
 
-def factors(n: int, m: int, arity: int, labels: int) -> tuple[int, Build]:
+def factors(n: int, m: int, arity: int, n_labels: int) -> tuple[int, Build]:
     """m random scopes, each with a table of its own."""
     rng = np.random.default_rng(0)
     scopes = rng.integers(n, size=(m, arity))
     ordered = np.sort(scopes, axis=1)
     good = (ordered[:, 1:] != ordered[:, :-1]).all(axis=1)
     scopes = np.ascontiguousarray(scopes[good])
-    tables = rng.normal(size=(len(scopes), *(labels,) * arity))
-    return n, lambda: pf.Field(n, labels=labels).add(pf.Factor(scopes, tables))
+    tables = rng.normal(size=(len(scopes), *(n_labels,) * arity))
+    return n, lambda: pf.Field(n, n_labels=n_labels).add(pf.Factor(scopes, tables))
 
 
 def equality_chain(n: int) -> tuple[int, Build]:
     """Neighbors that must agree, with one end observed."""
     edges = np.stack([np.arange(n - 1), np.arange(1, n)], axis=1)
     table = np.where(np.eye(2, dtype=bool), 0.0, np.inf)
-    return n, lambda: pf.Field(n, labels=2).add(pf.Pairwise(edges, table)).condition({0: 1})
+    return n, lambda: pf.Field(n, n_labels=2).add(pf.Pairwise(edges, table)).condition({0: 1})
 
 
 CASES: dict[str, tuple[str, Callable[[], tuple[int, Build]]]] = {

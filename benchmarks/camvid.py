@@ -63,17 +63,17 @@ def read_unary(path: Path, shape: tuple[int, int]) -> np.ndarray:
 
 def build(image: np.ndarray, p: np.ndarray, form: str, statistics: Any) -> pf.Field:
     """The field of one image."""
-    h, w, labels = p.shape
+    h, w, n_labels = p.shape
     n = h * w
     y, x = np.mgrid[:h, :w].reshape(2, n).astype(np.float32)
     place = np.stack([x, y], axis=1)
     both = np.concatenate([place / 40, image.reshape(n, 3).astype(np.float32) / 5], axis=1)
-    energies = -np.log(np.maximum(p.reshape(n, labels), 1e-5)).astype(np.float32)
+    energies = -np.log(np.maximum(p.reshape(n, n_labels), 1e-5)).astype(np.float32)
     if form == "variables":
-        field = pf.Field(np.append(np.full(n, labels), np.full(labels, 2)))
+        field = pf.Field(np.append(np.full(n, n_labels), np.full(n_labels, 2)))
         field.add(pf.Unary(energies, np.arange(n)))
     else:
-        field = pf.Field(n, labels=labels).add(pf.Unary(energies))
+        field = pf.Field(n, n_labels=n_labels).add(pf.Unary(energies))
     field.add(pf.Gaussian(place / 3, 3.0, self_message=True, filter="lattice"))
     field.add(pf.Gaussian(both, 5.0, self_message=True, filter="lattice"))
     if form != "none":
@@ -82,11 +82,11 @@ def build(image: np.ndarray, p: np.ndarray, form: str, statistics: Any) -> pf.Fi
     return field
 
 
-def start(field: pf.Field, n: int, labels: int, p: np.ndarray) -> np.ndarray:
+def start(field: pf.Field, n: int, n_labels: int, p: np.ndarray) -> np.ndarray:
     """Marginals of the unaries; presence variables even."""
     q = np.full(field.layout.size, 0.5, dtype=np.float32)
-    q[: n * labels] = np.maximum(p.reshape(-1), 1e-5)
-    rows = q[: n * labels].reshape(n, labels)
+    q[: n * n_labels] = np.maximum(p.reshape(-1), 1e-5)
+    rows = q[: n * n_labels].reshape(n, n_labels)
     rows /= rows.sum(axis=1, keepdims=True)
     return q
 
@@ -118,7 +118,7 @@ def refine(
     image = np.asarray(Image.open(data / f"camvid_val/{stem}.png").convert("RGB"))
     truth = np.asarray(Image.open(data / f"camvid_val/{stem}_gt.png"))
     p = read_unary(data / f"camvid_unary/{stem}.npz", truth.shape)
-    h, w, labels = p.shape
+    h, w, n_labels = p.shape
     confusion: dict[str, np.ndarray] = {}
     moving: dict[str, float] = {}
     seconds: dict[str, float] = {}
@@ -137,12 +137,12 @@ def refine(
         for name, (rule, params) in RULES.items():
             begun = time.perf_counter()
             plan = make_rule(rule, params).plan(problem)
-            state = program.start(start(field, h * w, labels, p))
+            state = program.start(start(field, h * w, n_labels, p))
             done = 0
             for look in LOOKS if goes_on else LOOKS[:1]:
                 rows = program.advance(state, plan, look - done, 0.0, False)
                 done = look
-                guess = program.marginals(state)[: h * w * labels].reshape(h, w, labels)
+                guess = program.marginals(state)[: h * w * n_labels].reshape(h, w, n_labels)
                 sets = ["long"] if goes_on else []
                 for which in [*sets, *(["all"] if look == LOOKS[0] else [])]:
                     key = f"{form}|{name}|{look}|{which}"

@@ -53,12 +53,12 @@ def make_image(width: int, height: int, seed: int = 0) -> np.ndarray:
     return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def make_energies(width: int, height: int, labels: int, seed: int = 1) -> np.ndarray:
+def make_energies(width: int, height: int, n_labels: int, seed: int = 1) -> np.ndarray:
     """Unary energies that favor regions, with noise.  # (labels, h · w) float32"""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
-    favorite = ((5 * x // width) + 5 * (4 * y // height)) % labels
-    energies = rng.random((labels, height * width), dtype=np.float32) * 2 + 1
+    favorite = ((5 * x // width) + 5 * (4 * y // height)) % n_labels
+    energies = rng.random((n_labels, height * width), dtype=np.float32) * 2 + 1
     energies[favorite.ravel(), np.arange(height * width)] -= 1.5
     return np.ascontiguousarray(energies)
 
@@ -87,14 +87,14 @@ def worker(side: str, threads: int) -> None:
         from pydensecrf import densecrf
     inputs: dict[str, Any] = {}
     for line in sys.stdin:
-        width, height, labels = (int(x) for x in line.split())
+        width, height, n_labels = (int(x) for x in line.split())
         if line not in inputs:
-            inputs = {line: (make_image(width, height), make_energies(width, height, labels))}
+            inputs = {line: (make_image(width, height), make_energies(width, height, n_labels))}
         image, energies = inputs[line]
         before = memory("VmRSS")
         reset_peak()
         begun = time.perf_counter()
-        crf = densecrf.DenseCRF2D(width, height, labels)
+        crf = densecrf.DenseCRF2D(width, height, n_labels)
         crf.setUnaryEnergy(energies)
         crf.addPairwiseGaussian(3, 3)
         crf.addPairwiseBilateral(80, 13, image, 10)
@@ -124,10 +124,10 @@ class Side:
         self.ask(60, 40, 2)
         self.ask(300, 200, 21)
 
-    def ask(self, width: int, height: int, labels: int) -> dict[str, float]:
+    def ask(self, width: int, height: int, n_labels: int) -> dict[str, float]:
         """One run."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{width} {height} {labels}\n")
+        self.process.stdin.write(f"{width} {height} {n_labels}\n")
         self.process.stdin.flush()
         answer: dict[str, float] = json.loads(self.process.stdout.readline())
         return answer
@@ -146,16 +146,16 @@ def compare(peer: str | None, repeats: int) -> list[dict[str, Any]]:
     if peer:
         sides["pydensecrf"] = (peer, "peer", 1)
     rows = []
-    for width, height, labels in CASES:
+    for width, height, n_labels in CASES:
         workers = {name: Side(*how) for name, how in sides.items()}
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
         count = repeats if width < 1500 else max(3, repeats // 2 + 1)
         for _ in range(count):
             for name, side in workers.items():
-                runs[name].append(side.ask(width, height, labels))
+                runs[name].append(side.ask(width, height, n_labels))
         for side in workers.values():
             side.close()
-        row: dict[str, Any] = {"width": width, "height": height, "labels": labels, "runs": count}
+        row: dict[str, Any] = {"width": width, "height": height, "labels": n_labels, "runs": count}
         for name, answers in runs.items():
             seconds = sorted(a["seconds"] for a in answers)
             row[name] = {
@@ -187,7 +187,7 @@ def describe(row: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
-def growth(labels: int = 21) -> list[dict[str, Any]]:
+def growth(n_labels: int = 21) -> list[dict[str, Any]]:
     """Seconds per iteration and pixel for larger and larger images, on two threads."""
     import proxfield as pf
     from proxfield.backends import compile_program
@@ -198,15 +198,15 @@ def growth(labels: int = 21) -> list[dict[str, Any]]:
         n = width * height
         y, x = np.mgrid[:height, :width].reshape(2, n).astype(np.float32)
         color = make_image(width, height).reshape(n, 3).astype(np.float32) / 13
-        unary = np.ascontiguousarray(make_energies(width, height, labels).T)
+        unary = np.ascontiguousarray(make_energies(width, height, n_labels).T)
         begun = time.perf_counter()
         spatial = pf.Gaussian(np.stack([x, y], 1) / 3, 3.0, self_message=True, filter="lattice")
         both = np.concatenate([np.stack([x, y], 1) / 80, color], axis=1)
         bilateral = pf.Gaussian(both, 10.0, self_message=True, filter="lattice")
-        field = pf.Field(n, labels=labels, terms=[pf.Unary(unary), spatial, bilateral])
+        field = pf.Field(n, n_labels=n_labels, terms=[pf.Unary(unary), spatial, bilateral])
         program = compile_program(field.lower(), "cpu", "float32", 2)
         build = time.perf_counter() - begun
-        state = program.start(np.full(n * labels, 1 / labels, dtype=np.float32))
+        state = program.start(np.full(n * n_labels, 1 / n_labels, dtype=np.float32))
         plan = Update(Kind.PROXIMAL, np.ones(n))
         program.advance(state, plan, 1, -1.0, False)
         begun = time.perf_counter()
@@ -217,8 +217,8 @@ def growth(labels: int = 21) -> list[dict[str, Any]]:
         if n > 20_000:
             rows.append(row)
             print(
-                f"{n / 1e6:5.2f} MP: {each * 1e3:7.1f} ms an iteration, "
-                f"{row['nanoseconds_per_pixel']:.0f} ns a pixel; build {build:.2f} s",
+                f"{n / 1e6:5.2f} MP: {each * 1e3:7.1f} ms per iteration, "
+                f"{row['nanoseconds_per_pixel']:.0f} ns per pixel; build {build:.2f} s",
                 flush=True,
             )
         del program, state, field, spatial, bilateral

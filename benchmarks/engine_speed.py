@@ -38,7 +38,7 @@ def grid_field(side: int, strength: float, seed: int) -> pf.Field:
     right = np.stack([at[:, :-1].ravel(), at[:, 1:].ravel()], axis=1)
     down = np.stack([at[:-1].ravel(), at[1:].ravel()], axis=1)
     edges = np.concatenate([right, down])
-    field = pf.Field(side * side, labels=2)
+    field = pf.Field(side * side, n_labels=2)
     field.add(pf.Unary(rng.normal(size=(side * side, 2))))
     return field.add(pf.Ising(edges, rng.uniform(-strength, strength, len(edges))))
 
@@ -48,7 +48,7 @@ def random_field(n: int, m: int, seed: int) -> pf.Field:
     rng = np.random.default_rng(seed)
     pairs = np.array([(i, j) for i in range(n) for j in range(i + 1, n)])
     edges = pairs[rng.choice(len(pairs), m, replace=False)]
-    field = pf.Field(n, labels=2).add(pf.Unary(rng.normal(size=(n, 2))))
+    field = pf.Field(n, n_labels=2).add(pf.Unary(rng.normal(size=(n, 2))))
     return field.add(pf.Ising(edges, rng.normal(size=m)))
 
 
@@ -141,7 +141,7 @@ def main() -> None:
         micro = {k: round(1e6 * v, 2) for k, v in times.items()}
         ratio = times["peer"] / times["proxfield"]
         ratio_f = times["peer"] / times["with F"]
-        print(f"80×80 grid, {dtype}, one thread: scipy + numpy {micro['peer']} µs an iteration, "
+        print(f"80×80 grid, {dtype}, one thread: scipy + numpy {micro['peer']} µs per iteration, "
               f"proxfield {micro['proxfield']} µs ({ratio:.2f}×), "
               f"with F traced {micro['with F']} µs ({ratio_f:.2f}×)")  # fmt: skip
         out[f"grid80_{dtype}"] = {
@@ -155,7 +155,7 @@ def main() -> None:
         20_000, args.repeats,
     )  # fmt: skip
     micro = {k: round(1e6 * v, 3) for k, v in times.items()}
-    print(f"40 variables, 400 edges: {micro['plain']} µs an iteration, {micro['F']} with F traced")
+    print(f"40 variables, 400 edges: {micro['plain']} µs per iteration, {micro['F']} with F traced")
     out["small"] = micro
     for dtype in ("float64", "float32"):
         large = grid_field(1000, 1.0, 0)

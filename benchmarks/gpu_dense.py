@@ -1,7 +1,7 @@
 """Speed and error of dense CRFs on a GPU: filters, terms and whole iterations, on images.
 
 For each image and each kind of filter (bilateral 80/13 and 67/3, Gaussian of 3 pixels, with
-21 channels unless told otherwise) a line for the exact filter:
+21 channels by default) a line for the exact filter:
 
 - milliseconds for one application, by CUDA events: the median of many after a warm-up, and the
   spread between the fastest and the slowest;
@@ -77,10 +77,10 @@ def features_of(image: np.ndarray, places: float, colors: float | None) -> np.nd
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-def probabilities(n: int, labels: int) -> Any:
-    """Random distributions, one a pixel.  # (n, labels)"""
+def probabilities(n: int, n_labels: int) -> Any:
+    """Random distributions, one per pixel.  # (n, labels)"""
     random = torch.Generator(device="cuda").manual_seed(1)
-    return torch.softmax(3 * torch.randn(n, labels, generator=random, device="cuda"), 1)
+    return torch.softmax(3 * torch.randn(n, n_labels, generator=random, device="cuda"), 1)
 
 
 def timed(run: Callable[[], Any], repeats: int) -> list[float]:
@@ -153,23 +153,23 @@ def some_rows(n: int) -> Any:
     return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:4096].cuda()
 
 
-def measure(image: np.ndarray, kind: str, labels: int, tolerance: float, repeats: int) -> dict:
+def measure(image: np.ndarray, kind: str, n_labels: int, tolerance: float, repeats: int) -> dict:
     """One line of the table."""
     features = torch.from_numpy(features_of(image, *KINDS[kind])).cuda()
     n = len(features)
-    values = probabilities(n, labels)
+    values = probabilities(n, n_labels)
     plan = ExactPlan(features, tolerance)
     times = timed(lambda: plan.apply(values), repeats)
     one = timed(lambda: plan.apply(values[:, :1].contiguous()), max(3, repeats // 3))
     rows = some_rows(n)
     expected = reference_filter(features, values, rows, block=256)
-    width = max(16, 1 << (labels - 1).bit_length())
+    width = max(16, 1 << (n_labels - 1).bit_length())
     exponentials = 1e3 * plan.pairs / EXPONENTIALS
     products = 1e3 * 2 * plan.pairs * (plan.left.shape[1] + width) / PRODUCTS
     median = float(np.median(times))
     return {
         "kind": kind,
-        "labels": labels,
+        "labels": n_labels,
         "tolerance": tolerance,
         "ms": median,
         "fastest": times[0],
@@ -188,10 +188,10 @@ def measure(image: np.ndarray, kind: str, labels: int, tolerance: float, repeats
     }
 
 
-def lattice(image: np.ndarray, kind: str, labels: int, repeats: int) -> dict:
+def lattice(image: np.ndarray, kind: str, n_labels: int, repeats: int) -> dict:
     """The lattice in place of the exact filter."""
     features = torch.from_numpy(features_of(image, *KINDS[kind])).cuda()
-    values = probabilities(len(features), labels)
+    values = probabilities(len(features), n_labels)
     plan = LatticePlan(features)
     rows = some_rows(len(features))[:1024]
     expected = reference_filter(features, values, rows, block=256)
@@ -213,20 +213,22 @@ def lattice(image: np.ndarray, kind: str, labels: int, repeats: int) -> dict:
     }
 
 
-def field_of(image: np.ndarray, bilateral: str, labels: int, filter: str) -> tuple[Any, np.ndarray]:
+def field_of(
+    image: np.ndarray, bilateral: str, n_labels: int, filter: str
+) -> tuple[Any, np.ndarray]:
     """A dense CRF with these two terms, and its unary energies.  # (n, labels)"""
     n = image.shape[0] * image.shape[1]
-    unary = -torch.log(probabilities(n, labels).clamp(min=1e-5)).cpu().numpy()
-    field = pf.Field(n, labels=labels).add(pf.Unary(unary))
+    unary = -torch.log(probabilities(n, n_labels).clamp(min=1e-5)).cpu().numpy()
+    field = pf.Field(n, n_labels=n_labels).add(pf.Unary(unary))
     for kind, weight in (("Gaussian 3", 3.0), (bilateral, 10.0)):
         features = features_of(image, *KINDS[kind])
         field.add(pf.Gaussian(features, weight, self_message=True, filter=filter))
     return field, unary
 
 
-def ten_rounds(image: np.ndarray, bilateral: str, labels: int, filter: str, repeats: int) -> dict:
+def ten_rounds(image: np.ndarray, bilateral: str, n_labels: int, filter: str, repeats: int) -> dict:
     """Ten iterations, with and without what has to be built for them."""
-    field, unary = field_of(image, bilateral, labels, filter)
+    field, unary = field_of(image, bilateral, n_labels, filter)
     lowered = field.lower()
     layout = lowered.layout
     energies = torch.from_numpy(unary.ravel().astype(np.float32)).cuda()
@@ -236,12 +238,12 @@ def ten_rounds(image: np.ndarray, bilateral: str, labels: int, filter: str, repe
         return [on_device(term, layout, "float32", "cuda") for term in moved.extras]
 
     def rounds(terms: list[Any]) -> Any:
-        q = torch.softmax(-energies.view(-1, labels), 1).view(-1)
+        q = torch.softmax(-energies.view(-1, n_labels), 1).view(-1)
         for _ in range(10):
             shift = energies.clone()
             for term in terms:
                 term.add_gradient(q, shift)
-            q = torch.softmax(-shift.view(-1, labels), 1).view(-1)
+            q = torch.softmax(-shift.view(-1, n_labels), 1).view(-1)
         return q
 
     terms = built()
@@ -270,10 +272,10 @@ def ten_rounds(image: np.ndarray, bilateral: str, labels: int, filter: str, repe
     return out
 
 
-def scan(image: np.ndarray, kind: str, labels: int, repeats: int) -> list[dict]:
+def scan(image: np.ndarray, kind: str, n_labels: int, repeats: int) -> list[dict]:
     """Other ways to cut the work."""
     features = torch.from_numpy(features_of(image, *KINDS[kind])).cuda()
-    values = probabilities(len(features), labels)
+    values = probabilities(len(features), n_labels)
     found = []
     before = exact.POLYNOMIALS
     for tiles, polynomials in [(t, 1) for t in SCANNED] + [(Tiles(), p) for p in (0, 2, 3)]:

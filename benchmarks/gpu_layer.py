@@ -29,16 +29,16 @@ KINDS = ("exact", "implicit", "unrolled")
 RESULTS = Path(__file__).parent / "results" / "gpu_layer.json"
 
 
-def scene(batch: int, size: int, labels: int, device: str) -> tuple[Any, Any, Any]:
+def scene(batch: int, size: int, n_labels: int, device: str) -> tuple[Any, Any, Any]:
     """Smooth colors with edges, logits that follow them with noise, and the true labels."""
     random = torch.Generator().manual_seed(0)
-    coarse = torch.randn(batch, labels, 6, 6, generator=random)
+    coarse = torch.randn(batch, n_labels, 6, 6, generator=random)
     smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bicubic")
     truth = smooth.argmax(1)  # (batch, size, size)
-    palette = torch.rand(labels, 3, generator=random)
+    palette = torch.rand(n_labels, 3, generator=random)
     image = palette[truth].permute(0, 3, 1, 2)
     image = (image + 0.04 * torch.randn(image.shape, generator=random)).clamp(0, 1)
-    hot = torch.nn.functional.one_hot(truth, labels).permute(0, 3, 1, 2)
+    hot = torch.nn.functional.one_hot(truth, n_labels).permute(0, 3, 1, 2)
     logits = 2.0 * hot + torch.randn(hot.shape, generator=random)
     return image.contiguous().to(device), logits.contiguous().to(device), truth.to(device)
 
@@ -76,8 +76,8 @@ def measure(
         if k:  # the first is a warm-up
             forward.append(middle - start)
             backward.append(end - middle)
-    learnt = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
-    flat = [logits.grad.ravel(), *(g.ravel() for g in learnt.values())]
+    learned = {n: p.grad for n, p in layer.named_parameters() if p.grad is not None}
+    flat = [logits.grad.ravel(), *(g.ravel() for g in learned.values())]
     return {
         "forward_s": statistics.median(forward),
         "forward_spread_s": [min(forward), max(forward)],
@@ -86,7 +86,7 @@ def measure(
         "peak_bytes": peak if device == "cuda" else None,
         "loss": loss.item(),
         "gradient": torch.cat([x / x.norm().clamp(min=1e-30) for x in flat]).double().cpu(),
-        "by_parameter": {n: g.tolist() for n, g in learnt.items()},
+        "by_parameter": {n: g.tolist() for n, g in learned.items()},
     }
 
 
@@ -97,7 +97,7 @@ def compare(options: argparse.Namespace, data: Any, iterations: int) -> dict[str
     gradients = {}
     for kind in KINDS:
         layer = DenseCRF(
-            options.labels, gradient=kind, iterations=iterations, learn=learn,
+            options.labels, gradient=kind, max_iters=iterations, learn=learn,
             output="log-marginals", tol=0.0,
         ).to(options.device)  # fmt: skip
         solve._told.clear()  # the warning comes once per process

@@ -138,7 +138,7 @@ def measured(program: Any, kind: str, trace: bool, n: int) -> tuple[float, float
 
 
 def copy_bandwidth(options: argparse.Namespace) -> dict[str, float]:
-    """Bytes a second of a large copy, read and written."""
+    """Bytes per second of a large copy, read and written."""
     import torch
 
     size = 1 << (10 if options.quick else 28)
@@ -159,7 +159,7 @@ def copy_bandwidth(options: argparse.Namespace) -> dict[str, float]:
 # ---- one large field ----
 
 
-def plain_grid(side: int, labels: int = 2, seed: int = 0) -> Any:
+def plain_grid(side: int, n_labels: int = 2, seed: int = 0) -> Any:
     """A lowered grid with random couplings, made without looking for what can be merged."""
     from proxfield.generate import grid_edges
     from proxfield.lowering.lowered import Lowered
@@ -169,10 +169,10 @@ def plain_grid(side: int, labels: int = 2, seed: int = 0) -> Any:
 
     rng = np.random.default_rng(seed)
     edges = grid_edges(side, side)
-    layout = Layout(np.full(side * side, labels))
+    layout = Layout(np.full(side * side, n_labels))
     unary = rng.uniform(-1, 1, layout.size).astype(np.float32)
     weights = rng.uniform(-1, 1, len(edges))
-    term = {"ising": Ising(edges, weights)} if labels == 2 else {"potts": Potts(edges, weights)}
+    term = {"ising": Ising(edges, weights)} if n_labels == 2 else {"potts": Potts(edges, weights)}
     return Lowered(Untouched(layout), 0.0, unary, **term)
 
 
@@ -257,8 +257,8 @@ def potts(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     from proxfield.backends.triton import general_pack
     from proxfield.backends.triton.program import GpuProgram
 
-    side, labels = (6, 5) if options.quick else (1024, 21)
-    lowered = plain_grid(side, labels)
+    side, n_labels = (6, 5) if options.quick else (1024, 21)
+    lowered = plain_grid(side, n_labels)
     rows: list[dict[str, Any]] = []
     for tile in (256, 512, 1024, 2048) if options.tune else ():
         before, general_pack.TILE = general_pack.TILE, tile
@@ -267,10 +267,10 @@ def potts(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
         rows.append({"tile": tile, "ms": 1e3 * seconds})
         print(f"tiles of {tile}: {1e3 * seconds:.4f} ms", flush=True)
     program = GpuProgram(lowered)
-    print(f"Potts grid {side}×{side}, {labels} labels, float32")
+    print(f"Potts grid {side}×{side}, {n_labels} labels, float32")
     for kind in KINDS:
         each = 12 + (8 if kind != "fixed" else 0) + (8 if kind == "adam" else 0)
-        moved = side * side * (each * labels + 4 + 4 * 8)
+        moved = side * side * (each * n_labels + 4 + 4 * 8)
         for trace in (False, True):
             seconds, _ = measured(program, kind, trace, 2 if options.quick else 16)
             rows.append({"rule": kind, "trace": trace, "ms": 1e3 * seconds,
@@ -286,15 +286,15 @@ def tables(options: argparse.Namespace) -> list[dict[str, Any]]:
     from proxfield.backends import compile_program
     from proxfield.backends.triton.program import GpuProgram
 
-    n, labels = (12, 3) if options.quick else (100_000, 8)
+    n, n_labels = (12, 3) if options.quick else (100_000, 8)
     rng = np.random.default_rng(1)
     edges = np.unique(np.sort(rng.integers(0, n, (2 * n, 2)), axis=1), axis=0)
     edges = edges[edges[:, 0] < edges[:, 1]]
     rows = []
     for name in ("pairs", "triples"):
-        field = pf.Field(n, labels=labels if name == "pairs" else 3)
+        field = pf.Field(n, n_labels=n_labels if name == "pairs" else 3)
         if name == "pairs":
-            field.add(pf.Pairwise(edges, rng.normal(size=(len(edges), labels, labels))))
+            field.add(pf.Pairwise(edges, rng.normal(size=(len(edges), n_labels, n_labels))))
         else:
             base = rng.permutation(n)[: 3 * (n // 3)].reshape(-1, 3)
             field.add(pf.Factor(base, rng.normal(size=(len(base), 3, 3, 3))))
@@ -335,7 +335,7 @@ def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
     fields = grids(options)
     total = sum(low.layout.n_vars for low in fields)
     many = 2 if options.quick else 2000
-    print(f"{len(fields)} grids, {total} variables: µs an iteration of all")
+    print(f"{len(fields)} grids, {total} variables: µs per iteration of all")
     print("rule       F      GPU f32   CPU f32   CPU f64   times   times")
     rows = []
     program = BatchProgram(fields)
@@ -345,7 +345,7 @@ def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
             state = program.start([np.full(low.layout.size, 0.5) for low in fields])
             plan = plan_for(kind, total, step)
             fast, spread = per_iteration(
-                lambda k, s=state, p=plan, t=trace: program.advance(s, p, k, -1.0, t), many
+                lambda k, s=state, p=plan, t=trace: program.advance_each(s, p, k, -1.0, t), many
             )
             slow = []
             for dtype in ("float32", "float64"):
@@ -404,7 +404,7 @@ def small_seconds(program: Any, trace: bool, options: argparse.Namespace) -> flo
     state = program.start([np.full(layout.size, 0.5) for layout in layouts])
     plan = plan_for("fixed", program.joined.n, 0.05)
     many = 2 if options.quick else 2000
-    return per_iteration(lambda k: program.advance(state, plan, k, -1.0, trace), many, 3)[0]
+    return per_iteration(lambda k: program.advance_each(state, plan, k, -1.0, trace), many, 3)[0]
 
 
 def launches(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -414,7 +414,7 @@ def launches(options: argparse.Namespace) -> list[dict[str, Any]]:
     from proxfield.backends.triton.program import GpuProgram
 
     rng = np.random.default_rng(2)
-    small = pf.Field(40, labels=3)
+    small = pf.Field(40, n_labels=3)
     small.add(pf.Potts([[i, (i + 1) % 40] for i in range(40)], rng.normal(size=40)))
     small.add(pf.Unary(rng.normal(size=(40, 3))))
     side = 5 if options.quick else 300

@@ -29,7 +29,7 @@ from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains
 
 
-def grid(side: int, labels: int) -> Lowered:
+def grid(side: int, n_labels: int) -> Lowered:
     """A grid with couplings of both signs."""
     rng = np.random.default_rng(0)
     at = np.arange(side * side).reshape(side, side)
@@ -37,20 +37,20 @@ def grid(side: int, labels: int) -> Lowered:
     down = np.stack([at[:-1].ravel(), at[1:].ravel()], axis=1)
     edges = np.concatenate([across, down])
     potts = pf.Potts(edges, rng.normal(size=len(edges)))
-    unary = pf.Unary(rng.normal(size=(side * side, labels)))
-    return pf.Field(side * side, labels=labels, terms=[potts, unary]).lower()
+    unary = pf.Unary(rng.normal(size=(side * side, n_labels)))
+    return pf.Field(side * side, n_labels=n_labels, terms=[potts, unary]).lower()
 
 
-def scattered(n: int, degree: int, labels: int, arity: int = 2) -> Lowered:
+def scattered(n: int, degree: int, n_labels: int, arity: int = 2) -> Lowered:
     """Tables over random variables."""
     rng = np.random.default_rng(1)
     scopes = rng.integers(n, size=(n * degree // arity, arity))
     ordered = np.sort(scopes, axis=1)
     scopes = scopes[(np.diff(ordered, axis=1) > 0).all(axis=1)]
-    kinds = rng.normal(size=(64, *[labels] * arity))
+    kinds = rng.normal(size=(64, *[n_labels] * arity))
     term: Any = pf.Pairwise if arity == 2 else pf.Factor
     tables = term(scopes, kinds, rng.integers(64, size=len(scopes)))
-    return pf.Field(n, labels=labels, terms=[tables]).lower()
+    return pf.Field(n, n_labels=n_labels, terms=[tables]).lower()
 
 
 def median(call: Callable[[], Any], runs: int = 7) -> float:
@@ -136,9 +136,9 @@ def time_orders(side: int) -> None:
     sweep_module.GROUPED_FROM = kept
 
 
-def time_chains(side: int, labels: int, count: int, sweeps: int) -> None:
+def time_chains(side: int, n_labels: int, count: int, sweeps: int) -> None:
     """Cooling chains, launched one by one and recorded."""
-    lowered = grid(side, labels)
+    lowered = grid(side, n_labels)
     sweeper = Sweeper(lowered, "float32")
     starts = np.tile(uniform(lowered), (count, 1))
     chains = Chains.make(starts, hot=4.0, sweeps=sweeps, seeds=np.arange(count), drawn=True)
@@ -151,7 +151,7 @@ def time_chains(side: int, labels: int, count: int, sweeps: int) -> None:
     ended = explore(sweeper, chains)
     visits = count * sweeper.n * float(ended.sweeps.mean())
     show(
-        f"chains, {side}x{side}, {labels} labels", chains=count, sweeps=sweeps,
+        f"chains, {side}x{side}, {n_labels} labels", chains=count, sweeps=sweeps,
         **{f"{name}_s": seconds for name, seconds in found.items()},
         visits_per_s=visits / min(found.values()), best=float(ended.free_energy.min()),
     )  # fmt: skip
@@ -171,8 +171,8 @@ def main() -> None:
             time_sweep(name, lowered, dtype)
     for side in (64, 500):
         time_orders(side)
-    for side, labels, count, sweeps in ((6, 2, 4096, 200), (40, 2, 256, 500), (256, 3, 16, 100)):
-        time_chains(side, labels, count, sweeps)
+    for side, n_labels, count, sweeps in ((6, 2, 4096, 200), (40, 2, 256, 500), (256, 3, 16, 100)):
+        time_chains(side, n_labels, count, sweeps)
     if "--shapes" in sys.argv:
         for threads in (64, 128, 256):
             for numbers in (512, 1024, 2048):

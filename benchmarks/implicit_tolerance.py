@@ -32,15 +32,15 @@ LIMITS = (1e-1, 1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 1e-6)
 def draw_field(random: torch.Generator) -> tuple[Any, Any, Any]:
     """Unaries, features and a table, in float64."""
     like = {"generator": random, "dtype": torch.float64}
-    labels, points, kind = (
+    n_labels, points, kind = (
         int(torch.randint(low, high, (), generator=random))
         for low, high in ((2, 6), (6, 40), (0, 3))
     )
-    unary = 2 * torch.rand((), **like) * torch.randn(1, points, labels, **like)
+    unary = 2 * torch.rand((), **like) * torch.randn(1, points, n_labels, **like)
     features = 2 * torch.rand((), **like) * torch.randn(1, points, 2, **like)
     strength = 10 ** (1.7 * torch.rand((), **like) - 0.5)
-    same = torch.eye(labels, dtype=torch.float64)
-    table = torch.randn(labels, labels, **like)
+    same = torch.eye(n_labels, dtype=torch.float64)
+    table = torch.randn(n_labels, n_labels, **like)
     table = strength * (-same, same, 0.5 * (table + table.T))[kind]
     return unary, features, table[None]
 
@@ -51,7 +51,7 @@ def compare(unary: Any, features: Any, table: Any, weigh: Any, updates: int) -> 
     flat = []
     for kind in ("exact", "implicit"):
         theta, _ = dense_energies(
-            inputs[0], [inputs[1]], inputs[2], iterations=updates, tol=0.0, gradient=kind,
+            inputs[0], [inputs[1]], inputs[2], max_iters=updates, tol=0.0, gradient=kind,
             implicit_tol=float("inf"),
         )  # fmt: skip
         try:

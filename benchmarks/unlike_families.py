@@ -26,7 +26,7 @@ RULES = ("sweep", "colored", "full-parallel", "adhoc", "fixed", "adaptive", "mom
 
 def potts_grid(seed: int) -> pf.Field:
     """A 20×20 grid with 5 labels and Potts weights of both signs."""
-    return grid(20, 20, labels=5, strength=3.0, seed=seed)
+    return grid(20, 20, n_labels=5, strength=3.0, seed=seed)
 
 
 def tables(seed: int) -> pf.Field:
@@ -45,7 +45,7 @@ def dense_ising(seed: int) -> pf.Field:
     """120 spins, every pair coupled at random."""
     rng = np.random.default_rng(seed)
     edges = np.array([(i, j) for i in range(120) for j in range(i + 1, 120)])
-    field = pf.Field(120, labels=2).add(pf.Unary(rng.normal(size=(120, 2))))
+    field = pf.Field(120, n_labels=2).add(pf.Unary(rng.normal(size=(120, 2))))
     return field.add(pf.Ising(edges, rng.normal(scale=0.5, size=len(edges))))
 
 

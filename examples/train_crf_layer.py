@@ -2,7 +2,7 @@
 
 A small convolutional network labels noisy pictures of random shapes. On top of it come, in turn,
 nothing, a dense CRF with the usual numbers set by hand, the same CRF with its weights, bandwidths
-and compatibilities learnt while the network stays as it is, and both trained together. Prints a
+and compatibilities learned while the network stays as it is, and both trained together. Prints a
 table of what held-out images say and saves a picture.
 
     python examples/train_crf_layer.py            # about four minutes on one CPU core
@@ -180,16 +180,21 @@ def run(quick: bool, device: str, seed: int = 0) -> tuple[dict[str, Any], dict[s
     options = {"output": "log-marginals"}  # 10 updates; gradients are exact for any number
     hand_set = DenseCRF(len(CLASSES), **options).to(device)
     scores["CRF set by hand"] = Scores()
-    learnt = DenseCRF(len(CLASSES), compatibility="full", self_message=False, **options).to(device)
+    learned = DenseCRF(len(CLASSES), compatibility="full", self_message=False, **options).to(device)
     frozen = copy.deepcopy(network).requires_grad_(False)
-    learnt_model = Refined(frozen, learnt)
-    scores["CRF learnt"] = train(
-        learnt_model, [{"params": list(learnt.parameters()), "lr": 0.05}], data, steps, batch, seed
+    learned_model = Refined(frozen, learned)
+    scores["CRF learned"] = train(
+        learned_model,
+        [{"params": list(learned.parameters()), "lr": 0.05}],
+        data,
+        steps,
+        batch,
+        seed,
     )
-    joint_model = copy.deepcopy(learnt_model)
+    joint_model = copy.deepcopy(learned_model)
     joint_model.network.requires_grad_(True)
     assert joint_model.crf is not None
-    scores["both learnt"] = train(
+    scores["both learned"] = train(
         joint_model,
         [
             {"params": list(joint_model.network.parameters()), "lr": 1e-3},
@@ -198,7 +203,7 @@ def run(quick: bool, device: str, seed: int = 0) -> tuple[dict[str, Any], dict[s
         data, steps // 2, batch, seed,
     )  # fmt: skip
     models = dict(
-        zip(scores, (alone, Refined(network, hand_set), learnt_model, joint_model), strict=True)
+        zip(scores, (alone, Refined(network, hand_set), learned_model, joint_model), strict=True)
     )
     for name, model in models.items():
         scores[name].accuracy, scores[name].iou = evaluate(model, *held_out)
@@ -220,8 +225,8 @@ def draw(models: dict[str, Any], scores: dict[str, Scores], held_out: Any, path:
     figure = plt.figure(figsize=(10.5, 6.6), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.25])
     left, right = top.subplots(1, 2, width_ratios=[1.5, 1])
-    first = scores["CRF learnt"].losses
-    second = scores["both learnt"].losses
+    first = scores["CRF learned"].losses
+    second = scores["both learned"].losses
     for start, losses, color, name in (
         (0, first, "#0072B2", "CRF alone"),
         (len(first), second, "#009E73", "network and CRF"),
@@ -242,7 +247,7 @@ def draw(models: dict[str, Any], scores: dict[str, Scores], held_out: Any, path:
     images, truth = held_out
     axes = bottom.subplots(2, 6)
     ink = ListedColormap(INK)
-    titles = ["image", "network alone", "CRF set by hand", "CRF learnt", "both learnt", "truth"]
+    titles = ["image", "network alone", "CRF set by hand", "CRF learned", "both learned", "truth"]
     for row, k in zip(axes, (3, 5), strict=True):
         one = images[k : k + 1]
         with torch.no_grad():
@@ -272,7 +277,7 @@ def main() -> None:
     print(f"{'held-out images':18s} {'right, %':>9s} {'mean IoU, %':>12s} {'training, s':>12s}")
     for name, found in scores.items():
         print(f"{name:18s} {found.accuracy:9.1f} {found.iou:12.1f} {found.seconds:12.1f}")
-    for name in ("CRF set by hand", "CRF learnt", "both learnt"):
+    for name in ("CRF set by hand", "CRF learned", "both learned"):
         print(f"{name}: {describe(models[name].crf)}")
     if options.picture is not None:
         draw(models, scores, held_out, options.picture)

@@ -98,7 +98,7 @@ OVERRIDDEN: dict[str, type[pf.Gaussian]] = {
 def field_with(term: pf.Term, n: int = len(POINTS)) -> pf.Field:
     """A field of three labels with this term and a unary one."""
     unary = pf.Unary(np.random.default_rng(5).normal(size=(n, 3)))
-    return pf.Field(n, labels=3, terms=[unary, term])
+    return pf.Field(n, n_labels=3, terms=[unary, term])
 
 
 def compiled(field: pf.Field, kernels: str, dtype: str = "float64") -> Program:

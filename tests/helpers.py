@@ -150,7 +150,7 @@ def energy_tensor(field: pf.Field) -> Array:
 def random_field(
     rng: np.random.Generator,
     *,
-    labels: tuple[int, ...] = (1, 2, 3, 4),
+    n_labels: tuple[int, ...] = (1, 2, 3, 4),
     n_vars: tuple[int, int] = (2, 5),
     arity: int = 4,
     sign: float | None = None,
@@ -165,7 +165,7 @@ def random_field(
         sign: +1 attracts, -1 repels, 0 mixes; None draws one of the three.
     """
     n = int(rng.integers(n_vars[0], n_vars[1] + 1))
-    cards = rng.choice(labels, size=n)
+    cards = rng.choice(n_labels, size=n)
     field = pf.Field(cards)
     scale = 10 ** rng.uniform(-1, np.log10(20))
     sign = float(rng.choice([-1, 0, 1])) if sign is None else sign
@@ -206,7 +206,9 @@ def repulsive_grid(side: int = 6, weight: float = 3.0, bias: float = 0.0) -> pf.
     rng = np.random.default_rng(0)
     noise = rng.normal(scale=0.3, size=(side * side, 2))
     unary = pf.Unary(noise + np.array([0.0, bias]))
-    return pf.Field(side * side, labels=2, terms=[unary, pf.Potts(grid_edges(side, side), -weight)])
+    return pf.Field(
+        side * side, n_labels=2, terms=[unary, pf.Potts(grid_edges(side, side), -weight)]
+    )
 
 
 # ---- terms of a user's own ----

@@ -97,7 +97,7 @@ def test_every_kind_of_error_is_cut() -> None:
     assert str(pf.ProxfieldError()) == ""
 
 
-FIELD = pf.Field(2, labels=2)
+FIELD = pf.Field(2, n_labels=2)
 CALLS: dict[str, Callable[[Any], Any]] = {
     "rule": lambda v: pf.infer(FIELD, v if isinstance(v, str) else repr(v)),
     "seed": lambda v: pf.infer(FIELD, seed=v if not isinstance(v, int) else -v),

@@ -22,8 +22,8 @@ def small() -> pf.Field:
     [
         (lambda: pf.Field([2, 0]), "variable 1 has 0 labels, expected at least 1"),
         (lambda: pf.Field([2, -3]), "variable 1 has -3 labels"),
-        (lambda: pf.Field(-1, labels=2), "can't have -1 variables"),
-        (lambda: pf.Field(2, labels=0), "variable 0 has 0 labels"),
+        (lambda: pf.Field(-1, n_labels=2), "can't have -1 variables"),
+        (lambda: pf.Field(2, n_labels=0), "variable 0 has 0 labels"),
         (lambda: pf.Field([2.5, 2]), "cardinalities must be integers"),
         (lambda: pf.Field([[2, 2]]), "cardinalities must have 1 dimension"),
         (lambda: small().energy([0]), "1 labels for 2 variables"),
@@ -46,13 +46,22 @@ def test_bad_input_gets_one_line(make: Callable[[], object], message: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_former_names_of_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="Field has no argument 'labels'; it is called n_labels"):
+        pf.Field(4, labels=2)  # type: ignore[arg-type]
+    with pytest.raises(pf.InputError, match="grid has no argument 'labels'; it is called n_labels"):
+        pf.generate.grid(2, 2, labels=2)
+    with pytest.raises(pf.InputError, match=r"Field has no argument 'colour'$"):
+        pf.Field(4, n_labels=2, colour=1)  # type: ignore[arg-type]
+
+
 def test_only_terms_can_be_added() -> None:
     with pytest.raises(TypeError, match="takes a Term, not ndarray"):
-        pf.Field(2, labels=2).add(np.zeros((2, 2)))
+        pf.Field(2, n_labels=2).add(np.zeros((2, 2)))
 
 
 def test_a_bad_term_is_not_kept() -> None:
-    field = pf.Field(2, labels=2)
+    field = pf.Field(2, n_labels=2)
     with pytest.raises(pf.InputError):
         field.add(pf.Potts([[0, 5]], 1.0))
     assert field.terms == []
@@ -65,7 +74,7 @@ def test_repr() -> None:
 
 
 def test_variables_and_labels() -> None:
-    field = pf.Field(3, labels=4)
+    field = pf.Field(3, n_labels=4)
     assert field.n_vars == 3
     assert field.cardinalities.tolist() == [4, 4, 4]
     assert field.layout.offsets.tolist() == [0, 4, 8, 12]
@@ -74,7 +83,7 @@ def test_variables_and_labels() -> None:
 
 
 def test_add_chains_and_counts_in_the_next_lowering() -> None:
-    field = pf.Field(2, labels=2)
+    field = pf.Field(2, n_labels=2)
     before = field.lower()
     assert field.lower() is before
     assert field.add(pf.Constant(1.0)).add(pf.Constant(2.0)) is field
@@ -97,14 +106,14 @@ def test_condition_leaves_the_field_alone() -> None:
 
 def test_evidence_adds_up() -> None:
     """Z is the sum of Z with each label of a variable observed."""
-    field = random_field(np.random.default_rng(1), labels=(2, 3))
+    field = random_field(np.random.default_rng(1), n_labels=(2, 3))
     for v in range(field.n_vars):
         parts = [exact_log_z(field.condition({v: x})) for x in range(field.cardinalities[v])]
         assert np.logaddexp.reduce(parts) == pytest.approx(exact_log_z(field))
 
 
 def test_inference_respects_evidence_in_the_users_numbering() -> None:
-    field = random_field(np.random.default_rng(2), labels=(2, 3, 4), n_vars=(5, 5))
+    field = random_field(np.random.default_rng(2), n_labels=(2, 3, 4), n_vars=(5, 5))
     seen = field.condition({3: 1, 0: 0})
     result = pf.infer(seen, "sweep")
     assert result.marginals[3][1] == result.marginals[0][0] == 1.0
@@ -122,7 +131,7 @@ def test_accepted_forms_of_marginals() -> None:
     rows = [flat[:2], flat[2:]]
     for form in (flat, rows, [list(row) for row in rows], tuple(rows), list(flat)):
         np.testing.assert_array_equal(field.flatten(form), flat)
-    square = pf.Field(2, labels=2)
+    square = pf.Field(2, n_labels=2)
     np.testing.assert_array_equal(square.flatten(np.eye(2)), [1, 0, 0, 1])
 
 
@@ -152,18 +161,18 @@ def test_entropy() -> None:
 @pytest.mark.parametrize("n", [10**10, 10**13, 10**18])
 def test_huge_fields_are_refused_before_allocating(n: int) -> None:
     with pytest.raises(pf.MemoryLimitError, match=r"variables would need about .*available"):
-        pf.Field(n, labels=2)
+        pf.Field(n, n_labels=2)
 
 
 def test_huge_labels_are_refused() -> None:
     with pytest.raises(pf.MemoryLimitError, match="labels"):
         pf.Field([10**13, 2])
     with pytest.raises(pf.MemoryLimitError):
-        pf.Field(2, labels=10**13)
+        pf.Field(2, n_labels=10**13)
 
 
 def test_lowering_looks_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    field = pf.Field(100, labels=2, terms=[pf.Unary(np.zeros((100, 2)))])
+    field = pf.Field(100, n_labels=2, terms=[pf.Unary(np.zeros((100, 2)))])
     monkeypatch.setattr(memory, "available_memory", lambda: field.memory_estimate(4) - 1)
     with pytest.raises(pf.MemoryLimitError, match="inference on Field"):
         pf.infer(field)
@@ -172,9 +181,9 @@ def test_lowering_looks_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_estimate_grows_with_tables() -> None:
-    bare = pf.Field(1000, labels=2)
+    bare = pf.Field(1000, n_labels=2)
     edges = np.stack([np.arange(999), np.arange(1, 1000)], axis=1)
-    full = pf.Field(1000, labels=2, terms=[pf.Pairwise(edges, np.zeros((999, 2, 2)))])
+    full = pf.Field(1000, n_labels=2, terms=[pf.Pairwise(edges, np.zeros((999, 2, 2)))])
     tables = full.terms[0].nbytes
     assert tables >= 999 * (4 + 2) * 8
     assert full.memory_estimate() - bare.memory_estimate() >= tables

@@ -45,10 +45,10 @@ def test_grid_of_spins() -> None:
     assert 2.3 < ising.weights.max() <= 2.5 and -2.5 <= ising.weights.min() < -2.3
 
 
-@pytest.mark.parametrize("labels", [2, 3, 5])
+@pytest.mark.parametrize("n_labels", [2, 3, 5])
 @pytest.mark.parametrize("sign", ["attractive", "repulsive"])
-def test_signs(labels: int, sign: str) -> None:
-    field = grid(1, 2, labels=labels, sign=sign)
+def test_signs(n_labels: int, sign: str) -> None:
+    field = grid(1, 2, n_labels=n_labels, sign=sign)
     pair = field.terms[1]
     equal = pair.labelling_energy(field.layout, np.array([0, 0]))
     differ = pair.labelling_energy(field.layout, np.array([0, 1]))
@@ -57,7 +57,7 @@ def test_signs(labels: int, sign: str) -> None:
 
 
 def test_mixed_potts_has_both_signs() -> None:
-    potts = grid(10, 10, labels=3).terms[1]
+    potts = grid(10, 10, n_labels=3).terms[1]
     assert isinstance(potts, pf.Potts)
     assert potts.weights.min() < 0 < potts.weights.max()
 
@@ -125,7 +125,7 @@ def test_touching_counts_the_border() -> None:
         lambda: grid(2, 2, strength=float("nan")),
         lambda: grid(2, 2, strength=float("inf")),
         lambda: grid(2, 2, strength=-1.0),
-        lambda: grid(2, 2, labels=1),
+        lambda: grid(2, 2, n_labels=1),
         lambda: grid(2, 2, sign="both"),
         lambda: grid(2, 2, seed=-1),
         lambda: grid_edges(0, 1),

@@ -22,7 +22,7 @@ def result_at(field: pf.Field, q: np.ndarray) -> Result:
 
 
 def test_shapes_of_marginals() -> None:
-    square = pf.infer(pf.Field(3, labels=2))
+    square = pf.infer(pf.Field(3, n_labels=2))
     assert square.marginals.shape == (3, 2)
     ragged = pf.infer(pf.Field([2, 3]))
     assert [row.shape for row in ragged.marginals] == [(2,), (3,)]
@@ -33,7 +33,7 @@ def test_labels_are_the_most_probable_ones() -> None:
     field = pf.Field([2, 3, 2])
     result = result_at(field, np.array([0.4, 0.6, 0.2, 0.3, 0.5, 0.9, 0.1]))
     assert result.labels.tolist() == [1, 2, 0]
-    square = result_at(pf.Field(2, labels=3), np.array([0.4, 0.6, 0.0, 0.2, 0.3, 0.5]))
+    square = result_at(pf.Field(2, n_labels=3), np.array([0.4, 0.6, 0.0, 0.2, 0.3, 0.5]))
     assert square.labels.tolist() == [1, 2]
 
 
@@ -63,7 +63,7 @@ def test_rounding_after_inference(variant: str) -> None:
 
 def test_rounding_fields_with_terms_of_ones_own() -> None:
     """In groups: E(map_labels) ≤ E(q), where plain rounding may be worse."""
-    field = pf.Field(3, labels=2, terms=[Chain(1.0), pf.Unary([[0, 1], [1, 0], [0, 1]])])
+    field = pf.Field(3, n_labels=2, terms=[Chain(1.0), pf.Unary([[0, 1], [1, 0], [0, 1]])])
     for seed in range(50):
         q = np.random.default_rng(seed).dirichlet([0.3, 0.3], size=3)
         result = pf.infer(field, "adhoc", init=q, max_iters=0)
@@ -73,12 +73,12 @@ def test_rounding_fields_with_terms_of_ones_own() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_rounding_dense_fields(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    n, labels = int(rng.integers(2, 12)), int(rng.integers(2, 5))
-    field = pf.Field(n, labels).add(pf.Unary(rng.normal(size=(n, labels))))
+    n, n_labels = int(rng.integers(2, 12)), int(rng.integers(2, 5))
+    field = pf.Field(n, n_labels).add(pf.Unary(rng.normal(size=(n, n_labels))))
     weight = float(3 * rng.normal())
     attracts_itself = bool(weight > 0 and rng.integers(2))  # else −F is no bound, nor E(q) one
     field.add(pf.Gaussian(rng.normal(size=(n, 2)), weight, self_message=attracts_itself))
-    q = rng.dirichlet(np.full(labels, 0.3), size=n)
+    q = rng.dirichlet(np.full(n_labels, 0.3), size=n)
     result = pf.infer(field, "fixed", init=q, max_iters=0)
     assert result.map_energy <= result.expected_energy + 1e-9
 
@@ -110,7 +110,7 @@ def test_samples_follow_q() -> None:
 
 
 def test_samples_follow_the_seed() -> None:
-    result = pf.infer(pf.Field(20, labels=3))
+    result = pf.infer(pf.Field(20, n_labels=3))
     np.testing.assert_array_equal(result.sample(3, seed=1), result.sample(3, seed=1))
     assert (result.sample(3, seed=1) != result.sample(3, seed=2)).any()
     assert result.sample().shape == (1, 20)
@@ -131,7 +131,7 @@ def test_summary_is_plain_and_complete() -> None:
 
 
 def test_summary_of_a_custom_rule_leaves_the_function_out() -> None:
-    result = pf.infer(pf.Field(2, labels=2), pf.CustomRule(lambda theta, q, g, memory: g))
+    result = pf.infer(pf.Field(2, n_labels=2), pf.CustomRule(lambda theta, q, g, memory: g))
     assert result.summary()["params"] == {"step": 1.0}
     json.dumps(result.summary())
 

@@ -30,7 +30,7 @@ def test_equal_fields() -> None:
     assert field() == field()
     assert field() is not field()
     assert field() == copy.deepcopy(field()) == pickle.loads(pickle.dumps(field()))
-    assert pf.Field(2, labels=3) == pf.Field([3, 3])
+    assert pf.Field(2, n_labels=3) == pf.Field([3, 3])
     assert pf.Field([]) == pf.Field([])
     assert field() != 3
 
@@ -240,7 +240,7 @@ def test_html_of_results() -> None:
     html = result._repr_html_()
     for text in ("converged", "fixed", "off: 0.250, on: 0.750", "log Z", "at least"):
         assert text in html
-    many = pf.infer(pf.Field(100, labels=9), "fixed")._repr_html_()
+    many = pf.infer(pf.Field(100, n_labels=9), "fixed")._repr_html_()
     assert "and of 92 more variables" in many
     assert "…" in many
     nothing = pf.infer(pf.Field([2], terms=[pf.Constant(np.inf)]))._repr_html_()
@@ -268,7 +268,9 @@ def test_traces_as_tables() -> None:
 
 def test_tables_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"needs pandas: pip install pandas \(to_csv does"):
+    with pytest.raises(
+        ImportError, match=r"needs pandas: pip install pandas \(to_csv needs no pandas"
+    ):
         pf.Trace().to_frame()
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.densecrf import DenseResult as DenseResult
     from proxfield.images.densecrf import refine_batch as refine_batch
     from proxfield.inference.curvature import Curvature as Curvature
+    from proxfield.inference.history import Progress as Progress
     from proxfield.inference.infer import infer as infer
-    from proxfield.inference.loop import Progress as Progress
     from proxfield.inference.many import infer_many as infer_many
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
@@ -72,7 +72,7 @@ _HOME = {
     "Kind": "rules.plan",
     "Order": "rules.plan",
     "Update": "rules.plan",
-    "Progress": "inference.loop",
+    "Progress": "inference.history",
     "Builder": "lowering.builder",
     "infer": "inference.infer",
     "infer_many": "inference.many",

@@ -7,7 +7,9 @@ Longer ones are cut where that loses least.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from reprlib import Repr
+from types import MappingProxyType
 
 LONGEST_LINE = 199
 """Maximum number of characters of a message."""
@@ -111,11 +113,11 @@ class InputError(ProxfieldError, ValueError):
 
 
 class InputTypeError(InputError, TypeError):
-    """An argument that is no field, or no list of fields."""
+    """An argument of the wrong type, or one that a function doesn't have."""
 
 
 class MemoryLimitError(ProxfieldError, MemoryError):
-    """A field that would not fit in memory, found out before allocating."""
+    """A field that would not fit in memory; raised before allocating."""
 
 
 class UnsupportedError(ProxfieldError, TypeError):
@@ -127,4 +129,24 @@ class MissingDependencyError(ProxfieldError, ImportError):
 
 
 class GradientWarning(RuntimeWarning):
-    """A gradient was not computed in the way that was asked for; the message says how it was."""
+    """A gradient was not computed in the requested way; the message says how it was."""
+
+
+def refuse_keywords(
+    function: str, given: Mapping[str, object], renamed: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Raise `InputTypeError` for keywords that a function doesn't have.
+
+    Args:
+        function: Its name.
+        given: The keywords that are left over.
+        renamed: Present names of arguments by their former names.
+
+    Example:
+        >>> refuse_keywords("Field", {"labels": 2}, {"labels": "n_labels"})
+        Traceback (most recent call last):
+        proxfield.errors.InputTypeError: Field has no argument 'labels'; it is called n_labels
+    """
+    for name in given:
+        hint = f"; it is called {renamed[name]}" if name in renamed else ""
+        raise InputTypeError(f"{function} has no argument {shown(name)}{hint}")

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.logs import Described, log
 from proxfield.common.memory import check_memory
-from proxfield.errors import InputError, cut_middle
+from proxfield.errors import InputError, cut_middle, refuse_keywords
 from proxfield.lowering.lowered import Lowered, lower
 from proxfield.lowering.memory import estimate_memory
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
@@ -20,7 +20,7 @@ from proxfield.terms.names import Names, find_label, find_variable, listed
 from proxfield.terms.saving import same_term
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Never, Self
 
     from proxfield.io.files import Source, Target
     from proxfield.io.graphs import FactorModel, Graph
@@ -46,9 +46,9 @@ class Field:
     """Discrete variables and a list of terms: P(x) ∝ exp(−Σ_t E_t(x)).
 
     Args:
-        cardinalities: Labels of each variable (1 or more); or, with ``labels``, how
-            many variables there are.
-        labels: The number of labels of every variable.
+        cardinalities: Number of labels of each variable (1 or more); or, with ``n_labels``, the
+            number of variables.
+        n_labels: Number of labels of every variable.
         terms: Terms to start with; `add` appends more.
         names: Names of the variables, one per variable and all different.
         label_names: Names of the labels: one list for all variables, or one list per variable.
@@ -58,7 +58,7 @@ class Field:
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(3, labels=2)
+        >>> field = pf.Field(3, n_labels=2)
         >>> field.add(pf.Unary([[0, 1], [0, 0], [1, 0]])).add(pf.Potts([[0, 1], [1, 2]], 0.5))
         Field(3 variables, 6 entries, terms: unary, potts)
         >>> field.energy([0, 0, 1])
@@ -75,25 +75,27 @@ class Field:
     def __init__(
         self,
         cardinalities: ArrayLike | int,
-        labels: int | None = None,
+        n_labels: int | None = None,
         terms: Iterable[Term] = (),
         *,
         names: Sequence[str] | None = None,
         label_names: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        **unknown: Never,
     ) -> None:
-        if labels is not None:
+        refuse_keywords("Field", unknown, {"labels": "n_labels"})
+        if n_labels is not None:
             n = int(np.asarray(cardinalities))
             if n < 0:
                 raise InputError(f"a field can't have {n} variables")
-            check_memory(8 * n * (2 + STATE_ARRAYS * max(1, int(labels))), f"{n:,} variables")
-            cardinalities = np.full(min(n, 1), int(labels))
-        if labels is None and np.ndim(cardinalities) == 0:
-            raise InputError("Field(n) needs labels=, the number of labels of every variable")
+            check_memory(8 * n * (2 + STATE_ARRAYS * max(1, int(n_labels))), f"{n:,} variables")
+            cardinalities = np.full(min(n, 1), int(n_labels))
+        if n_labels is None and np.ndim(cardinalities) == 0:
+            raise InputError("Field(n) needs n_labels=, the number of labels of every variable")
         cards = as_indices(cardinalities, "cardinalities", 1)
         if (cards < 1).any():
             v = int(np.flatnonzero(cards < 1)[0])
             raise InputError(f"variable {v} has {int(cards[v])} labels, expected at least 1")
-        if labels is not None:
+        if n_labels is not None:
             cards = np.broadcast_to(cards, n)  # one number, however many variables
         total = int(cards.sum(dtype=np.float64)) if len(cards) else 0
         check_memory(8 * STATE_ARRAYS * total, f"{len(cards):,} variables with {total:,} labels")
@@ -118,7 +120,7 @@ class Field:
         """A copy that terms added to this field don't reach; the terms themselves are shared.
 
         Example:
-            >>> field = Field(3, labels=2)
+            >>> field = Field(3, n_labels=2)
             >>> before = field.snapshot()
             >>> field == before
             True
@@ -253,7 +255,7 @@ class Field:
         return self._observing(seen)
 
     def _observing(self, evidence: Ints) -> Self:
-        """A copy with this evidence, which nobody changes from here on.  # (n_vars,)"""
+        """A copy with this evidence, which becomes read-only.  # (n_vars,)"""
         out = self.snapshot()
         evidence.setflags(write=False)  # copies share it
         out.evidence = evidence
@@ -347,7 +349,7 @@ class Field:
                 budget and one per thread with one, 1 in all other rules.
 
         Example:
-            >>> field = Field(1000, labels=2)
+            >>> field = Field(1000, n_labels=2)
             >>> field.memory_estimate() < 2**21
             True
         """

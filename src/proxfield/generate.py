@@ -6,16 +6,20 @@ Each generator gives the same field for the same arguments. They need numpy alon
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.memory import check_memory
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError, refuse_keywords, shown
 from proxfield.field import Field
 from proxfield.terms.base import Ints
 from proxfield.terms.pairwise import Ising, Potts
 from proxfield.terms.unary import Unary
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 SIGNS = ("mixed", "attractive", "repulsive")
 PIXELS_PER_REGION = 48
@@ -58,10 +62,11 @@ def grid(
     cols: int,
     *,
     strength: float = 1.0,
-    labels: int = 2,
+    n_labels: int = 2,
     wrap: bool = False,
     sign: str = "mixed",
     seed: int = 0,
+    **unknown: Never,
 ) -> Field:
     """A grid with random couplings and random unary energies.
 
@@ -73,10 +78,10 @@ def grid(
         rows: Number of rows.
         cols: Number of columns.
         strength: The largest coupling.
-        labels: Labels of each variable, 2 or more.
+        n_labels: Number of labels of each variable, 2 or more.
         wrap: Join opposite borders.
         sign: "mixed", "attractive" (neighbors want to agree) or "repulsive".
-        seed: Of the random numbers.
+        seed: Random seed.
 
     Returns:
         The field.
@@ -85,23 +90,24 @@ def grid(
         >>> grid(20, 20, strength=3.0, sign="repulsive", seed=1)
         Field(400 variables, 800 entries, terms: unary, ising)
     """
+    refuse_keywords("grid", unknown, {"labels": "n_labels"})
     _check_strength(strength)
     if sign not in SIGNS:
         raise InputError(f"sign={shown(sign)}, expected one of: {', '.join(SIGNS)}")
-    if labels < 2:
-        raise InputError(f"labels={shown(labels)}, expected 2 or more")
+    if n_labels < 2:
+        raise InputError(f"n_labels={shown(n_labels)}, expected 2 or more")
     edges = grid_edges(rows, cols, wrap)
     rng = _generator(seed)
-    field = Field(rows * cols, labels=labels)
-    if labels == 2:
+    field = Field(rows * cols, n_labels=n_labels)
+    if n_labels == 2:
         field.add(_spin_unary(rng.uniform(-1, 1, rows * cols)))
     else:
-        field.add(Unary(rng.uniform(-1, 1, (rows * cols, labels))))
+        field.add(Unary(rng.uniform(-1, 1, (rows * cols, n_labels))))
     weights = rng.uniform(-strength, strength, len(edges))
     if sign != "mixed":
         # a positive Ising coupling repels, a positive Potts weight attracts
-        weights = np.abs(weights) if (sign == "repulsive") == (labels == 2) else -np.abs(weights)
-    return field.add(Ising(edges, weights) if labels == 2 else Potts(edges, weights))
+        weights = np.abs(weights) if (sign == "repulsive") == (n_labels == 2) else -np.abs(weights)
+    return field.add(Ising(edges, weights) if n_labels == 2 else Potts(edges, weights))
 
 
 def rbm(visible: int, hidden: int, *, strength: float = 0.2, seed: int = 0) -> Field:
@@ -114,7 +120,7 @@ def rbm(visible: int, hidden: int, *, strength: float = 0.2, seed: int = 0) -> F
         visible: Spins of the first layer.
         hidden: Spins of the second layer.
         strength: The largest coupling.
-        seed: Of the random numbers.
+        seed: Random seed.
 
     Returns:
         The field, with visible · hidden edges.
@@ -129,7 +135,7 @@ def rbm(visible: int, hidden: int, *, strength: float = 0.2, seed: int = 0) -> F
     check_memory(EDGE_BYTES * visible * hidden, f"{visible * hidden:,} edges")
     rng = _generator(seed)
     n = visible + hidden
-    field = Field(n, labels=2).add(_spin_unary(rng.uniform(-1, 1, n)))
+    field = Field(n, n_labels=2).add(_spin_unary(rng.uniform(-1, 1, n)))
     ends = np.meshgrid(np.arange(visible), visible + np.arange(hidden), indexing="ij")
     edges = np.stack([e.ravel() for e in ends], axis=1)
     return field.add(Ising(edges, rng.uniform(-strength, strength, len(edges))))
@@ -149,7 +155,7 @@ def segmentation(
         regions: Number of superpixels, hence of variables.
         strength: Scale of the attraction between regions.
         noise: Standard deviation of the noise of the unary energies.
-        seed: Of the random numbers.
+        seed: Random seed.
 
     Returns:
         The field.
@@ -173,7 +179,7 @@ def segmentation(
     contrast = bright[edges[:, 0]] - bright[edges[:, 1]]
     alike = np.exp(-0.5 * (contrast / 0.2) ** 2)
     weights = strength * alike * border / border.mean() if len(edges) else np.zeros(0)
-    field = Field(regions, labels=2).add(Unary(np.stack([view / 2, -view / 2], axis=1)))
+    field = Field(regions, n_labels=2).add(Unary(np.stack([view / 2, -view / 2], axis=1)))
     return field.add(Potts(edges, weights))
 
 

@@ -62,7 +62,7 @@ class Status(Enum):
 
     @property
     def converged(self) -> bool:
-        """Is the end a fixed point, and not known to be a saddle?"""
+        """Whether the run ended at a fixed point that isn't known to be a saddle."""
         return self is Status.CONVERGED
 
     @property
@@ -114,7 +114,7 @@ class Trace:
             from pandas import DataFrame
         except ImportError:
             raise MissingDependencyError(
-                "Trace.to_frame needs pandas: pip install pandas (to_csv does without)"
+                "Trace.to_frame needs pandas: pip install pandas (to_csv needs no pandas)"
             ) from None
         columns: dict[str, Any] = {
             "iteration": self.iteration,
@@ -158,6 +158,8 @@ class Result:
     setup_seconds: float = 0.0
     feasible: Ints | None = None
     """A labelling of finite energy known to the search, for fields with hard constraints."""
+    kernels: str = "cpu"
+    """The kernel set, and its device, that found it; ``map_labels`` is computed there too."""
     __iter__: ClassVar[None] = None
     """Not a sequence: what to iterate over is ``marginals``, ``labels`` or a dictionary."""
 
@@ -212,7 +214,7 @@ class Result:
 
     @property
     def converged(self) -> bool:
-        """Is q a fixed point within ``tol``, and not a saddle?"""
+        """Whether q is a fixed point within ``tol``, and not a saddle."""
         return self.status.converged
 
     @property

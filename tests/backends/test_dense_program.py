@@ -48,7 +48,7 @@ def picture(n: int = N, seed: int = 0) -> tuple[Array, Array]:
 
 
 def dense_field(
-    labels: int = 3,
+    n_labels: int = 3,
     n: int = N,
     *,
     own: bool = False,
@@ -60,10 +60,10 @@ def dense_field(
 
     own: keep self-messages; cards: labels of variables after the pixels.
     """
-    rng = np.random.default_rng(labels)
+    rng = np.random.default_rng(n_labels)
     yx, colors = picture(n)
-    field = pf.Field([labels] * n + (cards or []))
-    field.add(pf.Unary(rng.normal(size=(n, labels)), np.arange(n)))
+    field = pf.Field([n_labels] * n + (cards or []))
+    field.add(pf.Unary(rng.normal(size=(n, n_labels)), np.arange(n)))
     options: dict[str, Any] = {"filter": "lattice", "self_message": own}
     field.add(pf.Gaussian(yx / 4, 1.5 * sign, **options))
     if color is not None:
@@ -72,8 +72,8 @@ def dense_field(
     return field
 
 
-def full_table(labels: int) -> Array:
-    return np.random.default_rng(99).normal(size=(labels, labels)) - np.eye(labels)
+def full_table(n_labels: int) -> Array:
+    return np.random.default_rng(99).normal(size=(n_labels, n_labels)) - np.eye(n_labels)
 
 
 @pytest.fixture(scope="module")
@@ -154,21 +154,21 @@ def test_free_energy_and_gradient(field: pf.Field) -> None:
     np.testing.assert_allclose(ours.gradient(q), theirs.gradient(q), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("labels", [1, 2, 7, 8, 9, 21, 40])
+@pytest.mark.parametrize("n_labels", [1, 2, 7, 8, 9, 21, 40])
 @pytest.mark.parametrize("step", [1.0, 0.6])
-def test_any_number_of_labels(labels: int, step: float) -> None:
+def test_any_number_of_labels(n_labels: int, step: float) -> None:
     """Around a multiple of eight: rows are padded to whole groups of lanes."""
-    field = dense_field(labels, SMALL)
-    assert_same_steps(field, full(field, step), steps=2 if labels > 1 else 1)
+    field = dense_field(n_labels, SMALL)
+    assert_same_steps(field, full(field, step), steps=2 if n_labels > 1 else 1)
 
 
-@pytest.mark.parametrize("labels", [2, 9])
+@pytest.mark.parametrize("n_labels", [2, 9])
 @pytest.mark.parametrize("compatibility", ["potts", "diagonal", "full"])
 @pytest.mark.parametrize("own", [False, True])
-def test_any_compatibility(labels: int, compatibility: str, own: bool) -> None:
-    table = full_table(labels)
+def test_any_compatibility(n_labels: int, compatibility: str, own: bool) -> None:
+    table = full_table(n_labels)
     given = {"potts": None, "diagonal": np.diag(table), "full": table}[compatibility]
-    field = dense_field(labels, SMALL, own=own)
+    field = dense_field(n_labels, SMALL, own=own)
     features = np.hstack([x / s for x, s in zip(picture(SMALL), (60, 20), strict=True)])
     field.add(
         pf.Gaussian(features, 0.02, given, normalization="none", filter="lattice", self_message=own)
@@ -197,10 +197,10 @@ def test_impossible_labels(variant: str) -> None:
     assert (ours.marginals(s)[np.isinf(gone).ravel()] == 0).all()
 
 
-def with_tail(labels: int = 3, n: int = SMALL) -> pf.Field:
+def with_tail(n_labels: int = 3, n: int = SMALL) -> pf.Field:
     """Variables after the pixels: some alone, some under a term of their own."""
     rng = np.random.default_rng(4)
-    field = dense_field(labels, n, cards=[2, 2, 2, 5])
+    field = dense_field(n_labels, n, cards=[2, 2, 2, 5])
     field.add(pf.Unary(rng.normal(size=(2, 2)), [n, n + 2]))
     field.add(pf.Unary([[0.3, np.inf, 1.0, -0.2, 0.0]], [n + 3]))
     return field.add(pf.Gaussian(rng.normal(size=(3, 2)), -2.0, filter="exact", first=n))
@@ -243,14 +243,14 @@ def test_rows_of_different_integers() -> None:
     assert_same_steps(field, full(field), full(field, 0.5))
 
 
-@pytest.mark.parametrize("labels", [2, 3])
+@pytest.mark.parametrize("n_labels", [2, 3])
 @pytest.mark.parametrize("places_first", [True, False])
 def test_a_lattice_that_knows_no_image_takes_the_chunks_of_one_that_does(
-    labels: int, places_first: bool
+    n_labels: int, places_first: bool
 ) -> None:
     yx, colors = picture()
-    field = pf.Field(N, labels=labels)
-    field.add(pf.Unary(np.random.default_rng(4).normal(size=(N, labels)), np.arange(N)))
+    field = pf.Field(N, n_labels=n_labels)
+    field.add(pf.Unary(np.random.default_rng(4).normal(size=(N, n_labels)), np.arange(N)))
     for features in (yx / 4, colors / 20)[:: 1 if places_first else -1]:
         field.add(pf.Gaussian(features, 1.5, filter="lattice", self_message=True))
     program = dense(field)
@@ -358,11 +358,13 @@ def test_taking_an_array_works_in_it(dtype: str) -> None:
 # ---- shortcuts ----
 
 
-@pytest.mark.parametrize("labels", [2, 3, 9])
+@pytest.mark.parametrize("n_labels", [2, 3, 9])
 @pytest.mark.parametrize("normalization", ["symmetric", "before"])
-def test_what_is_not_asked_for_changes_nothing(labels: int, normalization: str, dtype: str) -> None:
+def test_what_is_not_asked_for_changes_nothing(
+    n_labels: int, normalization: str, dtype: str
+) -> None:
     """With a trace, without, and without even a change: two labels have a path of their own."""
-    field = dense_field(labels, own=True, color={"normalization": normalization})
+    field = dense_field(n_labels, own=True, color={"normalization": normalization})
     q, plan = start_of(field), full(field)
     seen = []
     for trace, tol in ((True, 0.0), (False, 0.0), (False, -1.0)):
@@ -422,17 +424,17 @@ def test_two_labels_with_huge_energies() -> None:
     assert_same_steps(field, plan, trace=False)
 
 
-@pytest.mark.parametrize("labels", [2, 3, 9])
+@pytest.mark.parametrize("n_labels", [2, 3, 9])
 @pytest.mark.parametrize("compatibility", ["potts", "table"])
 def test_lattices_of_any_size(
-    labels: int, compatibility: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    n_labels: int, compatibility: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large ones are blurred by all threads together, small ones by a thread each."""
-    table = full_table(labels) if compatibility == "table" else None
-    field = dense_field(labels, own=True, color={"compatibility": table})
+    table = full_table(n_labels) if compatibility == "table" else None
+    field = dense_field(n_labels, own=True, color={"compatibility": table})
     q, found = start_of(field), []
     for small in (True, False):
-        monkeypatch.setattr(dense_views, "CACHED", 2**24 if small else 0)
+        monkeypatch.setattr(dense_views, "CACHE_BYTES", 2**24 if small else 0)
         monkeypatch.setattr(dense_views, "FEW_VERTICES", 10**6 if small else 0)
         program = dense(field, dtype, threads=2)
         assert program.views.apart == program.views.few == small
@@ -443,9 +445,9 @@ def test_lattices_of_any_size(
 
 
 @pytest.mark.parametrize("rule", ["full-parallel", "fixed", "adhoc", "adaptive"])
-@pytest.mark.parametrize("labels", [2, 3])
-def test_infer_without_a_trace(rule: str, labels: int, dtype: str) -> None:
-    field = dense_field(labels, SMALL, own=True, color={})
+@pytest.mark.parametrize("n_labels", [2, 3])
+def test_infer_without_a_trace(rule: str, n_labels: int, dtype: str) -> None:
+    field = dense_field(n_labels, SMALL, own=True, color={})
     options: dict[str, Any] = {"max_iters": 6, "tol": 0.0, "dtype": dtype}
     kept, lean = (pf.infer(field, rule, trace=t, **options) for t in (True, False))
     assert lean.iterations == kept.iterations == 6
@@ -462,11 +464,11 @@ def test_infer_without_a_trace(rule: str, labels: int, dtype: str) -> None:
 
 @pytest.mark.skipif(max_threads() < 2, reason="needs two threads")
 @pytest.mark.parametrize("variant", ["full-parallel", "fixed", "adhoc", "adaptive", "adam"])
-@pytest.mark.parametrize("labels", [2, 3])
+@pytest.mark.parametrize("n_labels", [2, 3])
 @pytest.mark.parametrize("trace", [False, True])
-def test_the_same_bits_on_any_number_of_threads(variant: str, labels: int, trace: bool) -> None:
+def test_the_same_bits_on_any_number_of_threads(variant: str, n_labels: int, trace: bool) -> None:
     own = variant == "full-parallel"  # with two labels and no trace, the short path
-    field = dense_field(labels, own=own)
+    field = dense_field(n_labels, own=own)
     plan, q = plan_of(field, variant), start_of(field)
     seen = []
     for threads in (1, 2):
@@ -506,7 +508,7 @@ def test_which_fields_are_dense() -> None:
     yx, _ = picture(100)
 
     def kind(*terms: pf.Term) -> type:
-        lowered = pf.Field(100, labels=2, terms=list(terms)).lower()
+        lowered = pf.Field(100, n_labels=2, terms=list(terms)).lower()
         return type(compile_program(lowered, "cpu", "float64"))
 
     on = pf.Gaussian(yx, filter="lattice")

@@ -29,7 +29,7 @@ from dispatch_cases import (
 from proxfield.backends.numba.dense_program import DenseProgram
 from proxfield.backends.numba.dense_views import Views
 from proxfield.backends.terms import implementation, replaced_by_default
-from proxfield.errors import InputError, InputTypeError
+from proxfield.errors import InputError, InputTypeError, UnsupportedError
 from proxfield.terms.cooccurrence import LatentCooccurrence
 
 __all__ = ["own_registry"]  # a fixture
@@ -214,3 +214,22 @@ def test_nothing_is_imported_before_it_is_needed() -> None:
     assert "not_there" in done.stdout
     code = "import sys, proxfield; proxfield.register; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_inherited_bounds_do_not_speak_for_an_override() -> None:
+    """Twice the energy has twice the curvature: the inherited λ would certify too large steps."""
+    field = field_with(Firmer([[0, 1], [1, 2]], [-5.0, -8.0]), 3)
+    for step, method in (("certified", "curvature"), ("lipschitz", "lipschitz")):
+        with pytest.raises(UnsupportedError, match=f"no method '{method}'.*overrides the gradient"):
+            pf.infer(field, "fixed", step=step)
+    assert pf.infer(field, "fixed", step=0.1).converged
+
+    class Bounded(Firmer):
+        def curvature(self, layout: Any) -> Any:
+            return 2 * super().curvature(layout)
+
+    bounded = field_with(Bounded([[0, 1], [1, 2]], [-5.0, -8.0]), 3)
+    assert pf.infer(bounded, "fixed").converged
+    twice = field_with(pf.Potts([[0, 1], [1, 2]], [-10.0, -16.0]), 3)
+    lambdas = [pf.Curvature(f.lower()).local for f in (bounded, twice)]
+    np.testing.assert_allclose(lambdas[0], lambdas[1])

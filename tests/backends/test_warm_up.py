@@ -32,7 +32,7 @@ def loaded():
     return found
 
 if sys.argv[1] == "binary":
-    field = pf.Field(9, labels=2, terms=[pf.Ising([[i, i + 1] for i in range(8)], 1.0)])
+    field = pf.Field(9, n_labels=2, terms=[pf.Ising([[i, i + 1] for i in range(8)], 1.0)])
 else:
     field = pf.Field([2, 3, 4], terms=[pf.Potts([[0, 1], [1, 2]], -2.0)])
 lowered = field.lower()
@@ -82,7 +82,7 @@ def test_warm_up_leaves_the_start_alone_and_happens_once(
 
 
 def test_warm_up_with_impossible_labels(kernels: str) -> None:
-    field = pf.Field(3, labels=2, terms=[pf.Unary([[0, np.inf], [1, 0], [0, 2]])])
+    field = pf.Field(3, n_labels=2, terms=[pf.Unary([[0, np.inf], [1, 0], [0, 2]])])
     field.add(pf.Potts([[0, 1], [1, 2]], 1.0))
     program = compile_program(field.lower(), kernels)
     program.warm_up_chains(np.full(program.lowered.layout.size, 0.5))

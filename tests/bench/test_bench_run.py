@@ -52,6 +52,17 @@ def test_the_table_has_the_weighted_means(
     assert {"free_energy", "iterations", "seconds", "status"} <= set(rest[0])
 
 
+def test_json_has_what_the_table_shows(invoke: Callable[..., Any], data: Path) -> None:
+    text = invoke("bench", "paper", "--data", data, "--suite", "GRID", *QUICK).stdout
+    out = invoke("bench", "paper", "--data", data, "--suite", "GRID", *QUICK, "--json")
+    found = json.loads(out.stdout)
+    assert found["output"] == "bench-paper.jsonl" and found["failures"] == []
+    assert len(found["cells"]) == 2 * len(RULES)
+    for cell in found["cells"]:
+        assert cell["suite"] == "GRID" and cell["instances"] == 3
+        assert f" {show(cell['free_energy'])}" in text
+
+
 def test_published_values_stand_beside_ours(invoke: Callable[..., Any], data: Path) -> None:
     out = invoke(
         "bench", "paper", "--data", data, "--suite", "seg", "--budgets", "0.05", "--rules", "adam"
@@ -198,6 +209,10 @@ def test_sensitivity(invoke: Callable[..., Any], data: Path, counter: Any, tmp_p
     )
     again = invoke("bench", "sensitivity", *options)
     assert again.stdout == out.stdout and counter.timed == 3 * 3 * 2
+    found = json.loads(invoke("bench", "sensitivity", *options, "--json").stdout)
+    assert found["lipschitz"]["GRID"] == pytest.approx(np.mean([c.lipschitz for c in d]))
+    [point] = [p for p in found["points"] if p["rule"] == "fixed" and p["eta"] == 0.1]
+    assert point["free_energy"] == pytest.approx(want, abs=0.01) and point["budget"] == 0.01
 
 
 @pytest.mark.parametrize(
@@ -217,8 +232,9 @@ def test_sensitivity(invoke: Callable[..., Any], data: Path, counter: Any, tmp_p
         (["--data", "empty"], "empty: no models, expected DBN/*.uai"),
         (["--data", "file.txt"], "file.txt: not a folder"),
         (["--data", "broken"], "broken/SEG/bad.uai"),
-        (["--json", "no/such/folder.jsonl"], "its folder doesn't exist"),
-        (["--json", "empty"], "is a directory"),
+        (["-o", "no/such/folder.jsonl"], "its folder doesn't exist"),
+        (["--output", "empty"], "is a directory"),
+        (["--json", "r.jsonl"], "--json takes no file name, it prints the summary; -o r.jsonl"),
         (["--report", "no/such/r.html"], "--report: can't write, its folder doesn't exist"),
         (["--report", "bench-paper.jsonl"], "name the same file"),
         (["--exact", "empty"], "empty: no models with exact answers"),

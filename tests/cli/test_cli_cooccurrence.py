@@ -24,8 +24,8 @@ PRESENCE = [3, 2, 2]
 PAIRS = [[3, 2, 2], [2, 2, 1], [2, 1, 2]]
 
 
-def save(path: Path, values: Any, kind: str = "grey") -> Path:
-    """A label map as a grey or palette PNG, or as .npy."""
+def save(path: Path, values: Any, kind: str = "gray") -> Path:
+    """A label map as a gray or palette PNG, or as .npy."""
     if kind == "npy":
         np.save(path.with_suffix(".npy"), values)
         return path.with_suffix(".npy")
@@ -49,12 +49,19 @@ def folder(tmp_path: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("kind", ["grey", "palette", "npy"])
+@pytest.mark.parametrize("kind", ["gray", "palette", "npy"])
 def test_counts(invoke: Callable[..., Any], tmp_path: Path, kind: str) -> None:
     files = [save(tmp_path / f"{k}.png", m, kind) for k, m in enumerate(MAPS)]
     result = invoke("cooccurrence", *files, "-o", "out.json")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.split() == ["images", "3", "classes", "3"]
+    assert result.stdout.split() == ["images", "3", "labels", "3", "output", "out.json"]
+    same = invoke("cooccurrence", *files, "-o", "out.json", "--json")
+    assert json.loads(same.stdout) == {
+        "images": 3,
+        "n_labels": 3,
+        "never_present": [],
+        "output": "out.json",
+    }
     found = pf.CooccurrenceStatistics.load("out.json")
     assert (found.images, found.min_pixels) == (3, 1)
     assert found.presence.tolist() == PRESENCE
@@ -70,7 +77,7 @@ def test_folders_and_stdout(invoke: Callable[..., Any], folder: Path, tmp_path: 
 
 
 def test_options(invoke: Callable[..., Any], folder: Path) -> None:
-    args = ("--labels", 5, "--min-pixels", 2, "--ignore", 1, "--ignore", 255)
+    args = ("--n-labels", 5, "--min-pixels", 2, "--ignore", 1, "--ignore", 255)
     result = invoke("cooccurrence", folder, *args, "-o", "out.json.gz")
     assert "never present  1, 3, 4" in result.stdout
     found = pf.CooccurrenceStatistics.load("out.json.gz")
@@ -153,7 +160,7 @@ def test_color_pictures(refuse: Callable[..., str], folder: Path) -> None:
 
 
 def test_labels_out_of_range(refuse: Callable[..., str], folder: Path) -> None:
-    line = refuse(folder, "--labels", 2)
+    line = refuse(folder, "--n-labels", 2)
     assert "1.png: label map 1 holds the label 2, expected 0 to 1 (ignored: 255)" in line
 
 
@@ -166,7 +173,7 @@ def test_nothing_to_count(refuse: Callable[..., str], folder: Path, tmp_path: Pa
 
 
 def test_bad_options(refuse: Callable[..., str], folder: Path, invoke: Callable[..., Any]) -> None:
-    assert "--labels" in refuse(folder, "--labels", 0)
+    assert "--n-labels" in refuse(folder, "--n-labels", 0)
     assert "--min-pixels" in refuse(folder, "--min-pixels", 0)
     assert "--ignore" in refuse(folder, "--ignore", "void")
     assert "LABELMAP" in invoke("cooccurrence").stderr

@@ -40,6 +40,7 @@ def refuse(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Calla
 
 CALLS = {
     "solve": ("solve", "model.uai", "--task", "MAR", "-o", "out.MAR", "--trace", "t.csv"),
+    "compare": ("compare", "model.uai", "--plot", "p.png"),
     "refine": ("refine", "image.npy", "--probs", "image.npy", "-o", "out"),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))

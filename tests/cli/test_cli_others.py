@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
 import proxfield as pf
 from proxfield import generate
+from proxfield.cli.main import cli
 from proxfield.cli.progress import COMPILING, Display
+from proxfield.compiled.simd_choice import choose
 from proxfield.inference.curvature import Curvature
 from proxfield.io import format_model
 from proxfield.rules.certified import damping_for
@@ -47,6 +50,40 @@ def test_compare_json(invoke: Callable[..., Any], models: Path) -> None:
     best = min(data["results"], key=lambda r: r["free_energy"])
     assert data["best"] == best["rule"]
     assert not list(Path().iterdir())
+
+
+def test_compare_takes_a_type_and_a_device(invoke: Callable[..., Any], models: Path) -> None:
+    args = ("compare", models / "grid.uai", "--rules", "fixed", "--no-plot", "--json")
+    single = json.loads(invoke(*args, "--dtype", "float32", "--device", "cpu").stdout)
+    double = json.loads(invoke(*args).stdout)
+    assert [single[k] for k in ("device", "kernels", "dtype")] == ["cpu", "cpu", "float32"]
+    assert [double[k] for k in ("device", "kernels", "dtype")] == ["cpu", "cpu", "float64"]
+    field = pf.read_uai(models / "grid.uai")
+    there = pf.infer(field, "fixed", dtype="float32")
+    assert single["results"][0]["free_energy"] == there.free_energy
+
+
+def leaves(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """The commands that do something."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from leaves(below, *path, name)
+
+
+@pytest.mark.parametrize(("path", "command"), list(leaves(cli)), ids=str)
+def test_json_means_the_same_everywhere(path: tuple[str, ...], command: click.Command) -> None:
+    options = {o: p for p in command.params for o in p.opts}
+    flag = options["--json"]
+    assert isinstance(flag, click.Option)
+    assert flag.is_flag and flag.help == "Print the summary as one JSON object; numbers that " + (
+        "aren't finite are null."
+    )
+    assert options.get("-o") is options.get("--output")
 
 
 def test_compare_takes_limits_evidence_and_stdin(invoke: Callable[..., Any], models: Path) -> None:
@@ -132,7 +169,7 @@ def test_compilation_is_announced_once_in_a_command(
 
 def test_info_of_a_grid(invoke: Callable[..., Any], models: Path) -> None:
     data = json.loads(invoke("info", models / "grid.uai", "--json").stdout)
-    assert (data["n_vars"], data["labels_min"], data["labels_max"]) == (20, 2, 2)
+    assert (data["n_vars"], data["n_labels_min"], data["n_labels_max"]) == (20, 2, 2)
     assert data["factors_by_arity"] == {"1": 20, "2": 31}
     assert data["structure"]["ising_edges"] == 31
     assert data["structure"]["diagonals"] == 2
@@ -161,7 +198,7 @@ def test_info_of_tables(invoke: Callable[..., Any], models: Path) -> None:
     data = json.loads(invoke("info", models / "triple.uai", "--json").stdout)
     assert data["structure"]["larger_tables_by_arity"] == {"3": 1}
     assert "tables over 3" in invoke("info", models / "triple.uai").stdout
-    Path("potts.uai").write_text(format_model(generate.grid(3, 3, labels=4)))
+    Path("potts.uai").write_text(format_model(generate.grid(3, 3, n_labels=4)))
     assert "Potts edges" in invoke("info", "potts.uai").stdout
 
 
@@ -199,8 +236,8 @@ def test_info_of_a_field_without_variables(invoke: Callable[..., Any]) -> None:
             generate.grid(3, 3, strength=2, wrap=True, seed=7),
         ),
         (
-            ("grid", "--rows", 2, "--cols", 3, "--labels", 3, "--attractive"),
-            generate.grid(2, 3, labels=3, sign="attractive"),
+            ("grid", "--rows", 2, "--cols", 3, "--n-labels", 3, "--attractive"),
+            generate.grid(2, 3, n_labels=3, sign="attractive"),
         ),
         (
             ("grid", "--rows", 2, "--cols", 3, "--repulsive"),
@@ -220,7 +257,15 @@ def test_make(invoke: Callable[..., Any], args: tuple[Any, ...], field: pf.Field
     result = invoke("make", *args)
     assert result.exit_code == 0
     assert result.stdout == format_model(field)
-    assert invoke("make", *args, "-o", "m.uai.xz").stdout == ""
+    said = invoke("make", *args, "-o", "m.uai.xz").stdout
+    assert said.splitlines()[0].split() == ["variables", str(field.n_vars)]
+    data = json.loads(invoke("make", *args, "-o", "m.uai.xz", "--json").stdout)
+    assert data == {
+        "n_vars": field.n_vars,
+        "n_labels": field.layout.common,
+        "terms": list(field.kinds),
+        "output": "m.uai.xz",
+    }
     read = pf.read_uai("m.uai.xz")
     rng = np.random.default_rng(0)
     for _ in range(5):
@@ -240,9 +285,10 @@ def test_doctor(invoke: Callable[..., Any]) -> None:
     assert data["versions"]["numba"]
     assert data["cores"] >= 1 and data["threads"] >= 1
     assert data["threading_layer"] in ("omp", "tbb", "workqueue", "unknown")
+    assert data["simd"] == str(choose())
     assert data["cache_writable"] is True and data["cache_bytes"] > 0
     text = invoke("doctor").stdout
-    assert "numba threading layer" in text
+    assert "numba threading layer" in text and f"SIMD {choose()}" in " ".join(text.split())
     assert text.rstrip().endswith("ok")
     assert {"torch", "triton"} <= set(data["versions"])
     assert bool(data["gpus"]) == (data["gpu_problem"] is None)

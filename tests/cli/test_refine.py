@@ -87,6 +87,22 @@ def test_one_image(work: Callable[..., Any]) -> None:
     assert (p.argmax(axis=-1) != labels).mean() > 0.1
 
 
+def test_compatibilities(work: Callable[..., Any], refuse: Callable[..., str]) -> None:
+    table = np.array([[0.0, 2.0, 1.0], [2.0, 0.0, 0.5], [1.0, 0.5, 0.3]])
+    np.save("table.npy", table)
+    image, p = scene(0)
+    for given, expected in (("potts", "potts"), ("table.npy", table)):
+        args = ("images/a.png", "--probs", "probs/a.npy", "--compatibility", given, "--force")
+        assert work(*args, "-o", "a.npz", "--output-kind", "probabilities").exit_code == 0
+        there = pf.DenseCRF(image, p.astype(np.float32), compatibility=expected).infer()
+        found = read_probabilities("a.npz")  # stored as float32
+        np.testing.assert_allclose(found, there.probabilities, rtol=1e-6)
+    Path("a.npz").unlink()
+    assert "expected .npy or .npz with a vector" in refuse(
+        *args[:-2], "images/a.png", "-o", "b.png"
+    )
+
+
 def test_options_reach_the_field(work: Callable[..., Any]) -> None:
     terms = ("--spatial-sigma", "2,3", "--spatial-weight", "0.5", "--bilateral-sigma", 40)
     more = ("--bilateral-color", "20,20,25", "--bilateral-weight", "0.8", "--spacing", "1,2")
@@ -153,7 +169,7 @@ def test_label_maps(work: Callable[..., Any]) -> None:
     image, p = scene(0)
     expected = pf.DenseCRF.from_labels(image, p.argmax(axis=-1), 4, confidence=0.6).infer()
     np.testing.assert_array_equal(labels, expected.labels)
-    assert json.loads(result.stdout)["files"][0]["labels"] == 4
+    assert json.loads(result.stdout)["files"][0]["n_labels"] == 4
     unsure = work("images/a.png", "--labels", "maps/a.png", "--unsure", 1, "-o", "u.png")
     assert unsure.exit_code == 0
     assert (read_labels("u.png")[0] != labels).any()
@@ -494,8 +510,8 @@ def test_memory_is_estimated_from_headers(work: Callable[..., Any]) -> None:
     assert stored_shape(Path("probs/a.npy")) == (20, 30, 3)
     assert stored_shape(Path("maps/a.png")) == (20, 30)
 
-    def needed(path: str, labels: int | None = None) -> int:
-        return bytes_needed(Pair(Path("images/a.png"), Path(path), ()), labels)
+    def needed(path: str, n_labels: int | None = None) -> int:
+        return bytes_needed(Pair(Path("images/a.png"), Path(path), ()), n_labels)
 
     base = needed("broken.npy")
     assert base > 100 * 2**20

@@ -212,12 +212,12 @@ def test_types_orders_and_shapes_make_no_difference(relaxed: dict[str, Any]) -> 
     np.testing.assert_array_equal(result(**relaxed), result())
 
 
-def test_grey_images_and_any_number_of_channels() -> None:
-    grey = IMAGE[..., 0]
-    np.testing.assert_array_equal(result(image=grey), result(image=grey[..., None]))
-    thrice = np.repeat(grey[..., None], 3, axis=2)
+def test_gray_images_and_any_number_of_channels() -> None:
+    gray = IMAGE[..., 0]
+    np.testing.assert_array_equal(result(image=gray), result(image=gray[..., None]))
+    thrice = np.repeat(gray[..., None], 3, axis=2)
     same = result(image=thrice, srgb=5 * np.sqrt(3))  # three channels alike: √3 times the distance
-    np.testing.assert_allclose(result(image=grey, srgb=5), same, atol=0.02)
+    np.testing.assert_allclose(result(image=gray, srgb=5), same, atol=0.02)
     assert np.abs(result(image=np.zeros((H, W, 7))) - result()).max() > 1e-3
 
 

@@ -128,7 +128,7 @@ def test_one_width_for_all() -> None:
 
 
 @pytest.mark.parametrize("schan", [5, (5,), [5.0]])
-def test_grey(schan: Any) -> None:
+def test_gray(schan: Any) -> None:
     image = np.arange(6).reshape(2, 3)
     found = utils.create_pairwise_bilateral((1, 1), schan, image)
     np.testing.assert_allclose(found[2], image.ravel() / 5, rtol=1e-6)

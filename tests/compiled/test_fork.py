@@ -32,7 +32,7 @@ def grid():
         np.stack([at[:-1].ravel(), at[1:].ravel()], axis=1),
     ])
     terms = [pf.Ising(edges, rng.normal(size=len(edges))), pf.Unary(rng.normal(size=(at.size, 2)))]
-    return pf.Field(at.size, labels=2, terms=terms)
+    return pf.Field(at.size, n_labels=2, terms=terms)
 
 def image():
     "A dense CRF: all of its kernels run over threads."

@@ -1,10 +1,10 @@
 """Which fields, rules, kernel sets and floating-point types the conformance tests put together.
 
 Every test runs on a covering (see `covering`) of its axes: the kernels of a field follow from the
-form that it is lowered to, so every variant of a rule meets every form, and every example meets
-every kernel set and floating-point type; an example needn't meet every variant. In Triton's
-interpreter rules meet forms where kernel sets are compared; elsewhere it is enough that every value
-occurs.
+form that it is lowered to, so every variant of a rule is paired with every form, and every example
+with every kernel set and floating-point type; an example needn't run with every variant. In
+Triton's interpreter rules are paired with forms where kernel sets are compared; elsewhere it is
+enough that every value occurs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def cases_over(
         group: Examples; None for a test that makes its own field.
         variants: Variants of rules.
         allowed: Whether a combination makes sense; those that rules refuse never do.
-        by: What has to meet every form and every kind of term: "rule" or "variant". With
+        by: What is paired with every form and every kind of term: "rule" or "variant". With
             "nothing" it is enough that every value of every axis occurs.
         **axes: Other axes.
     """

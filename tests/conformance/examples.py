@@ -61,20 +61,20 @@ def constant(rng: np.random.Generator) -> pf.Field:
 def unary(rng: np.random.Generator) -> pf.Field:
     rows = pf.Unary(rng.normal(size=(4, 3)))
     again = pf.Unary(rng.normal(size=(3, 3)), [2, 0, 2])
-    return pf.Field(4, labels=3, terms=[rows, again])
+    return pf.Field(4, n_labels=3, terms=[rows, again])
 
 
 @example(SOFT, "pairwise")
 def pairwise_own(rng: np.random.Generator) -> pf.Field:
     edges = [[0, 1], [2, 1], [3, 2], [0, 3], [1, 3]]
-    return pf.Field(4, labels=3, terms=[pf.Pairwise(edges, rng.normal(size=(5, 3, 3)))])
+    return pf.Field(4, n_labels=3, terms=[pf.Pairwise(edges, rng.normal(size=(5, 3, 3)))])
 
 
 @example(SOFT, "pairwise")
 def pairwise_shared(rng: np.random.Generator) -> pf.Field:
     edges = [[0, 1], [1, 2], [2, 3], [4, 3]]
     tables = pf.Pairwise(edges, rng.normal(size=(2, 3, 3)), [0, 1, 0, 0])
-    return pf.Field(5, labels=3, terms=[tables, pf.Unary(rng.normal(size=(5, 3)))])
+    return pf.Field(5, n_labels=3, terms=[tables, pf.Unary(rng.normal(size=(5, 3)))])
 
 
 @example(SOFT, "pairwise")
@@ -92,7 +92,7 @@ def pairwise_nonsquare(rng: np.random.Generator) -> pf.Field:
 @example(SOFT, "pairwise")
 def pairwise_binary(rng: np.random.Generator) -> pf.Field:
     edges = [[0, 1], [2, 1], [3, 2], [0, 3], [4, 1]]
-    return pf.Field(5, labels=2, terms=[pf.Pairwise(edges, rng.normal(size=(5, 2, 2)))])
+    return pf.Field(5, n_labels=2, terms=[pf.Pairwise(edges, rng.normal(size=(5, 2, 2)))])
 
 
 @example(SOFT, "potts")
@@ -107,26 +107,26 @@ def potts_mixed_cardinalities(rng: np.random.Generator) -> pf.Field:
 def potts_both_signs(rng: np.random.Generator) -> pf.Field:
     edges = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]]
     potts = pf.Potts(edges, rng.normal(size=5))
-    return pf.Field(4, labels=3, terms=[potts, pf.Unary(rng.normal(size=(4, 3)))])
+    return pf.Field(4, n_labels=3, terms=[potts, pf.Unary(rng.normal(size=(4, 3)))])
 
 
 @example(SOFT, "potts")
 def potts_binary(rng: np.random.Generator) -> pf.Field:
     potts = pf.Potts(grid_edges(2, 3), rng.normal(size=7))
-    return pf.Field(6, labels=2, terms=[potts, pf.Unary(rng.normal(size=(6, 2)))])
+    return pf.Field(6, n_labels=2, terms=[potts, pf.Unary(rng.normal(size=(6, 2)))])
 
 
 @example(SOFT, "ising")
 def ising_grid(rng: np.random.Generator) -> pf.Field:
     ising = pf.Ising(grid_edges(3, 3), rng.normal(scale=0.7, size=12))
-    return pf.Field(9, labels=2, terms=[ising, pf.Unary(rng.normal(size=(9, 2)))])
+    return pf.Field(9, n_labels=2, terms=[ising, pf.Unary(rng.normal(size=(9, 2)))])
 
 
 @example(SOFT, "ising")
 def ising_scattered(rng: np.random.Generator) -> pf.Field:
     """Edges of many distances: compressed rows instead of diagonals."""
     ising = pf.Ising([[0, 8], [3, 1], [7, 2], [4, 8]], rng.normal(size=4))
-    return pf.Field(9, labels=2, terms=[ising, pf.Unary(rng.normal(size=(9, 2)))])
+    return pf.Field(9, n_labels=2, terms=[ising, pf.Unary(rng.normal(size=(9, 2)))])
 
 
 @example(SOFT, "ising")
@@ -144,25 +144,25 @@ def strong_repulsion_binary(rng: np.random.Generator) -> pf.Field:
 @example(SOFT, "potts")
 def strong_repulsion(rng: np.random.Generator) -> pf.Field:
     potts = pf.Potts([[0, 1], [1, 2], [2, 0], [2, 3]], -9.0)
-    return pf.Field(4, labels=3, terms=[potts, pf.Unary(rng.normal(scale=0.5, size=(4, 3)))])
+    return pf.Field(4, n_labels=3, terms=[potts, pf.Unary(rng.normal(scale=0.5, size=(4, 3)))])
 
 
 @example(SOFT, "factor")
 def factor_arity_3(rng: np.random.Generator) -> pf.Field:
     scopes = [[0, 1, 2], [3, 1, 0], [2, 4, 3]]
-    return pf.Field(5, labels=2, terms=[pf.Factor(scopes, rng.normal(size=(3, 2, 2, 2)))])
+    return pf.Field(5, n_labels=2, terms=[pf.Factor(scopes, rng.normal(size=(3, 2, 2, 2)))])
 
 
 @example(SOFT, "factor")
 def factor_arity_4(rng: np.random.Generator) -> pf.Field:
     factor = pf.Factor([[0, 1, 2, 3], [4, 3, 2, 1]], rng.normal(size=(1, 2, 2, 2, 2)))
-    return pf.Field(5, labels=2, terms=[factor, pf.Unary(rng.normal(size=(5, 2)))])
+    return pf.Field(5, n_labels=2, terms=[factor, pf.Unary(rng.normal(size=(5, 2)))])
 
 
 @example(SOFT, "factor")
 def factor_arity_5(rng: np.random.Generator) -> pf.Field:
     factor = pf.Factor([[0, 1, 2, 3, 4], [5, 3, 1, 4, 2]], rng.normal(size=(2, *[2] * 5)))
-    return pf.Field(6, labels=2, terms=[factor])
+    return pf.Field(6, n_labels=2, terms=[factor])
 
 
 @example(SOFT, "factor")
@@ -183,13 +183,13 @@ def consistency(rng: np.random.Generator) -> pf.Field:
     """Segments that overlap, one of a single variable, with a weight per label."""
     segments = [[0, 1, 2], [3, 2], [4, 3, 1, 0], [4]]
     term = pf.Consistency(segments, rng.exponential(size=(4, 3)), tables=True)
-    return pf.Field(5, labels=3, terms=[term, pf.Unary(rng.normal(size=(5, 3)))])
+    return pf.Field(5, n_labels=3, terms=[term, pf.Unary(rng.normal(size=(5, 3)))])
 
 
 @example(SOFT, "consistency")
 def consistency_binary(rng: np.random.Generator) -> pf.Field:
     term = pf.Consistency([0, 1, 0, -1, 1, 0, 1], [1.7, 2.3])
-    return pf.Field(7, labels=2, terms=[term, pf.Unary(rng.normal(size=(7, 2)))])
+    return pf.Field(7, n_labels=2, terms=[term, pf.Unary(rng.normal(size=(7, 2)))])
 
 
 def class_presence(rng: np.random.Generator, *, tables: bool) -> pf.Field:
@@ -214,9 +214,9 @@ def cooccurrence_in_tables(rng: np.random.Generator) -> pf.Field:
     return class_presence(rng, tables=True)
 
 
-def gaussian_field(rng: np.random.Generator, labels: int, *kinds: dict[str, object]) -> pf.Field:
+def gaussian_field(rng: np.random.Generator, n_labels: int, *kinds: dict[str, object]) -> pf.Field:
     """Six points, seen by one Gaussian term or several."""
-    field = pf.Field(6, labels=labels).add(pf.Unary(rng.normal(size=(6, labels))))
+    field = pf.Field(6, n_labels=n_labels).add(pf.Unary(rng.normal(size=(6, n_labels))))
     for k, options in enumerate(kinds):
         field.add(pf.Gaussian(rng.normal(size=(6, 2 + 3 * k)), **options))
     return field
@@ -357,7 +357,7 @@ def inf_unary_binary(rng: np.random.Generator) -> pf.Field:
     rows = rng.normal(size=(5, 2))
     rows[1, 0] = rows[3, 1] = INF
     ising = pf.Ising([[0, 1], [1, 2], [2, 3], [3, 4]], rng.normal(size=4))
-    return pf.Field(5, labels=2, terms=[pf.Unary(rows), ising])
+    return pf.Field(5, n_labels=2, terms=[pf.Unary(rows), ising])
 
 
 @example(HARD_LABELS, "unary", "pairwise")
@@ -365,7 +365,7 @@ def inf_unary(rng: np.random.Generator) -> pf.Field:
     rows = rng.normal(size=(4, 3))
     rows[0, 1] = rows[2, 0] = rows[2, 2] = INF
     tables = pf.Pairwise([[0, 1], [1, 2], [3, 2]], rng.normal(size=(3, 3, 3)))
-    return pf.Field(4, labels=3, terms=[pf.Unary(rows), tables])
+    return pf.Field(4, n_labels=3, terms=[pf.Unary(rows), tables])
 
 
 @example(HARD_LABELS, *ALL_TERMS)
@@ -379,7 +379,7 @@ def inf_unary_consistency(rng: np.random.Generator) -> pf.Field:
     rows = rng.normal(size=(5, 3))
     rows[1, 2] = rows[4, 0] = INF
     term = pf.Consistency([[0, 1, 2, 3], [3, 4]], [1.5, 0.8])
-    return pf.Field(5, labels=3, terms=[pf.Unary(rows), term])
+    return pf.Field(5, n_labels=3, terms=[pf.Unary(rows), term])
 
 
 @example(HARD_LABELS, "unary", "cooccurrence")
@@ -394,14 +394,14 @@ def inf_pairwise_binary(rng: np.random.Generator) -> pf.Field:
     tables = rng.normal(size=(4, 2, 2))
     tables[[0, 2], [0, 1], [1, 1]] = INF
     pairs = pf.Pairwise([[0, 1], [1, 2], [3, 2], [0, 3]], tables)
-    return pf.Field(4, labels=2, terms=[pairs, pf.Unary(rng.normal(size=(4, 2)))])
+    return pf.Field(4, n_labels=2, terms=[pairs, pf.Unary(rng.normal(size=(4, 2)))])
 
 
 @example(HARD_TABLES, "pairwise")
 def inf_pairwise_coloring(rng: np.random.Generator) -> pf.Field:
     different = np.where(np.eye(3, dtype=bool), INF, 0.0)
     edges = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]]
-    field = pf.Field(4, labels=3, terms=[pf.Pairwise(edges, different)])
+    field = pf.Field(4, n_labels=3, terms=[pf.Pairwise(edges, different)])
     return field.add(pf.Unary(rng.normal(size=(4, 3))))
 
 
@@ -442,7 +442,7 @@ def inf_everywhere(rng: np.random.Generator) -> pf.Field:
 def inf_decides_all(rng: np.random.Generator) -> pf.Field:
     """Equality along a chain with one end fixed: propagation alone solves it."""
     same = np.where(np.eye(3, dtype=bool), 0.5, INF)
-    field = pf.Field(3, labels=3, terms=[pf.Pairwise([[0, 1], [2, 1]], same)])
+    field = pf.Field(3, n_labels=3, terms=[pf.Pairwise([[0, 1], [2, 1]], same)])
     return field.add(pf.Unary([[INF, 1.0, INF]], [0]))
 
 
@@ -466,12 +466,12 @@ def no_pair(rng: np.random.Generator) -> pf.Field:
 
 @example(CONTRADICTIONS, "factor")
 def no_table(rng: np.random.Generator) -> pf.Field:
-    return pf.Field(3, labels=2, terms=[pf.Factor([0, 1, 2], np.full((2, 2, 2), INF))])
+    return pf.Field(3, n_labels=2, terms=[pf.Factor([0, 1, 2], np.full((2, 2, 2), INF))])
 
 
 @example(CONTRADICTIONS, "unary")
 def no_evidence(rng: np.random.Generator) -> pf.Field:
-    return pf.Field(2, labels=2, terms=[pf.Unary([[0.0, INF], [0.0, 1.0]])]).condition({0: 1})
+    return pf.Field(2, n_labels=2, terms=[pf.Unary([[0.0, INF], [0.0, 1.0]])]).condition({0: 1})
 
 
 POSSIBLE = {**SOFT, **HARD_LABELS, **HARD_TABLES}

@@ -273,8 +273,8 @@ def assert_same_run(a: pf.Result, b: pf.Result, tolerance: float) -> None:
 def compared() -> list[Case]:
     """Runs to compare with the reference kernels in float64.
 
-    Every variant meets every form with each of the other kernel sets; the reference kernels in
-    float32 need less. Runs that start at their fixed point would show nothing. adam divides by
+    Every variant is paired with every form for each of the other kernel sets; the reference kernels
+    in float32 need less. Runs that start at their fixed point would show nothing. adam divides by
     small numbers, and by rounding where a variable starts at its fixed point: from starts other
     than the uniform one its runs can't be compared.
     """
@@ -298,6 +298,14 @@ def compared() -> list[Case]:
     return cases
 
 
+def assert_same_rounding(ours: pf.Result, theirs: pf.Result) -> None:
+    """The same energy; on a GPU, which visits variables in another order, what is promised."""
+    if ours.kernels != "cuda":
+        assert ours.map_energy == pytest.approx(theirs.map_energy, abs=1e-9)
+    elif np.isfinite(ours.free_energy) and not INTERPRETED:  # there, tests/gpu has a few
+        assert ours.map_energy <= ours.expected_energy + 1e-9 * scale_of(ours.field)
+
+
 @parametrized(compared())
 def test_runs_follow_the_reference(
     name: str, variant: str, init: str, kernels: str, dtype: str
@@ -312,7 +320,7 @@ def test_runs_follow_the_reference(
     if dtype == "float64":
         # where a set keeps θ in another form, rounding grows
         assert_same_run(ours, theirs, 1e-4 if adam and "cuda" in KERNELS else 1e-6)
-        assert ours.map_energy == pytest.approx(theirs.map_energy, abs=1e-9)
+        assert_same_rounding(ours, theirs)
     else:
         assert_same_run(ours, theirs, 2e-3 if adam else 2e-4)
 
@@ -325,7 +333,7 @@ def test_kernel_sets_agree_on_hard_tables(name: str, variant: str, kernels: str)
     )
     assert ours.free_energy == pytest.approx(theirs.free_energy, abs=1e-6)
     np.testing.assert_allclose(ours.q, theirs.q, atol=1e-5)
-    assert ours.map_energy == pytest.approx(theirs.map_energy)
+    assert_same_rounding(ours, theirs)
 
 
 WHOLE = {name: example for name, example in FINITE_TABLES.items() if is_refused(name, SINGLE[0])}
@@ -477,13 +485,13 @@ def test_every_pair_is_compared() -> None:
     cases = compared()
     for kernels in KERNELS[1:]:
         runs = [case for case in cases if case["kernels"] == kernels]
-        met = {(form_of(str(case["name"])), str(case["variant"])) for case in runs}
-        rules = {(form, VARIANTS[variant][0]) for form, variant in met}
+        paired = {(form_of(str(case["name"])), str(case["variant"])) for case in runs}
+        rules = {(form, VARIANTS[variant][0]) for form, variant in paired}
         moving = [name for name in FINITE_TABLES if form_of(name) != "nothing"]
         for name, variant in itertools.product(moving, VARIANTS):
             if not is_refused(name, variant):
                 assert (form_of(name), VARIANTS[variant][0]) in rules
-                assert INTERPRETED or (form_of(name), variant) in met
+                assert INTERPRETED or (form_of(name), variant) in paired
         for axis, values in (("name", moving), ("variant", VARIANTS), ("init", STARTS)):
             pairs = {(case[axis], case["dtype"]) for case in runs}
             assert pairs == set(itertools.product(values, DTYPES))

@@ -48,13 +48,13 @@ def test_forbidden_pairs_do_not_occur_and_the_others_do() -> None:
 
 
 def test_features_take_part_in_pairs() -> None:
-    """Ten fields of two kinds: each kind meets every rule, not each field."""
+    """Ten fields of two kinds: each kind is paired with every rule, not each field."""
     axes = {"field": list(range(10)), "rule": list(range(8))}
     features = {"kind": lambda case: case["field"] < 3}
     cases = cover(axes, features=features, apart=[("rule", "field")])
     assert {case["field"] for case in cases} == set(range(10))
-    met = {(features["kind"](case), case["rule"]) for case in cases}
-    assert met == set(itertools.product([True, False], range(8)))
+    paired = {(features["kind"](case), case["rule"]) for case in cases}
+    assert paired == set(itertools.product([True, False], range(8)))
     assert len(cases) == 16
     assert all(set(case) == {"field", "rule"} for case in cases)
 

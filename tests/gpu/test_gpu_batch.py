@@ -51,9 +51,9 @@ def test_each_field_as_if_alone(name: str, form: str, adaptive: bool) -> None:
     starts, plan = starts_of(fields), plan_of(fields, adaptive)
     batch = BatchProgram(fields, "float64", form=form)
     state = batch.start(starts)
-    rows = batch.advance(state, plan, 9, 0.2, True)
+    rows = batch.advance_each(state, plan, 9, 0.2, True)
     assert len({len(r) for r in rows}) > 1  # each stops by itself
-    q, f = batch.marginals(state), batch.free_energy(state)
+    q, f = batch.marginals_each(state), batch.free_energy_each(state)
     first = 0
     for k, low in enumerate(fields):
         mine = slice(first, first + low.layout.n_vars)
@@ -66,12 +66,12 @@ def test_each_field_as_if_alone(name: str, form: str, adaptive: bool) -> None:
         )
         alone = BatchProgram([low], "float64")
         there = alone.start([starts[k]])
-        expected = alone.advance(there, own, 9, 0.2, True)[0]
+        expected = alone.advance_each(there, own, 9, 0.2, True)[0]
         np.testing.assert_allclose(rows[k].free_energy, expected.free_energy, atol=1e-10)
         np.testing.assert_allclose(rows[k].change, expected.change, atol=1e-10)
         assert rows[k].period2 == pytest.approx(expected.period2, abs=1e-10)
-        np.testing.assert_allclose(q[k], alone.marginals(there)[0], atol=1e-10)
-        assert f[k] == pytest.approx(alone.free_energy(there)[0])
+        np.testing.assert_allclose(q[k], alone.marginals_each(there)[0], atol=1e-10)
+        assert f[k] == pytest.approx(alone.free_energy_each(there)[0])
 
 
 @direct
@@ -86,7 +86,7 @@ def test_states_do_not_share() -> None:
     ends = []
     for _ in range(3):
         state = batch.start(starts_of(fields))
-        rows = batch.advance(state, plan, 4, 0.0, True)
+        rows = batch.advance_each(state, plan, 4, 0.0, True)
         ends.append(np.concatenate([r.free_energy for r in rows]))
         del state
     assert len(batch._pool) == 1

@@ -107,7 +107,7 @@ def test_channels_do_not_mix(c: int) -> None:
 def test_long_lists_are_added_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many points at one vertex: pieces of pieces."""
     monkeypatch.setattr(segments, "PIECE", 4)
-    monkeypatch.setattr(lattice_build, "AT_ONCE", 40)
+    monkeypatch.setattr(lattice_build, "POINTS_PER_PASS", 40)
     features = cloud(90, 2, 0.02)
     features[50:] += 3.0
     expected = lattice_matrix(features)

@@ -46,21 +46,21 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def impossible() -> pf.Field:
-    field = pf.Field(3, labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))
+    field = pf.Field(3, n_labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))
     return field.add(pf.Unary([[0.0, INF]], [0])).add(pf.Unary([[INF, 0.0]], [0]))
 
 
 def forbidding() -> pf.Field:
-    return pf.Field(2, labels=2).add(pf.Pairwise([[0, 1]], [[0.0, INF], [INF, 0.5]]))
+    return pf.Field(2, n_labels=2).add(pf.Pairwise([[0, 1]], [[0.0, INF], [INF, 0.5]]))
 
 
 def observed() -> pf.Field:
     """All is known: nothing is left to infer."""
-    return pf.Field(2, labels=2).add(pf.Unary([[0.0, 1.0]], [1])).condition({0: 1, 1: 0})
+    return pf.Field(2, n_labels=2).add(pf.Unary([[0.0, 1.0]], [1])).condition({0: 1, 1: 0})
 
 
 def dense() -> pf.Field:
-    return pf.Field(4, labels=2).add(pf.Gaussian(np.arange(4.0)[:, None], weight=0.5))
+    return pf.Field(4, n_labels=2).add(pf.Gaussian(np.arange(4.0)[:, None], weight=0.5))
 
 
 def examples(*names: str) -> list[pf.Field]:
@@ -86,7 +86,7 @@ def test_as_alone(name: str, batches: list[int]) -> None:
     rule, params = RULES[name]
     fields = [
         *examples("ising-grid", "potts-mixed-cardinalities", "inf-unary-binary"),
-        pf.Field(2, labels=2).add(pf.Unary([[0.0, 1.0], [0.5, 0.0]])),  # done early
+        pf.Field(2, n_labels=2).add(pf.Unary([[0.0, 1.0], [0.5, 0.0]])),  # done early
         *examples("inf-unary"),
     ]
     options: dict[str, Any] = {"max_iters": 6, "tol": 1e-2, "dtype": "float64", "init": "random"}
@@ -170,9 +170,31 @@ def test_large_batches_are_cut(batches: list[int], monkeypatch: pytest.MonkeyPat
         assert_same(one, other, atol=2e-5)
 
 
+class Clock:
+    """In place of the module `time`: updates of batches take a millisecond."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from proxfield.backends.triton.batch import BatchProgram
+
+        self.now, advance = 0.0, BatchProgram.advance_each
+
+        def timed(*args: Any) -> Any:
+            rows = advance(*args)
+            self.now += 1e-3 * max(len(r) for r in rows)
+            return rows
+
+        monkeypatch.setattr(BatchProgram, "advance_each", timed)
+        monkeypatch.setattr("proxfield.inference.request.time", self)
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
 @direct
-def test_budget(batches: list[int]) -> None:
-    pair = pf.Field(2, labels=2).add(pf.Ising([[0, 1]], 3.0)).add(pf.Unary([[0.0, 0.1]], [0]))
+def test_budget(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    pair = pf.Field(2, n_labels=2).add(pf.Ising([[0, 1]], 3.0)).add(pf.Unary([[0.0, 0.1]], [0]))
     fields = [pf.Field(1, 2).add(pf.Unary([[0.0, 1.0]])), pair]  # it oscillates, always
     options: dict[str, Any] = {"init": "random", "seed": 1}
     quick, slow = pf.infer_many(fields, "full-parallel", device="cuda", budget=0.2, **options)
@@ -180,15 +202,16 @@ def test_budget(batches: list[int]) -> None:
     assert quick.status is pf.Status.CONVERGED
     assert slow.status is pf.Status.OSCILLATING  # at the end of its budget
     assert quick.iterations < slow.iterations == len(slow.trace) - 1
-    # it never converges and its iterations aren't limited: only the budget can have ended it
-    assert slow.trace.seconds[-1] <= slow.seconds
+    assert 180 <= slow.iterations <= 200
+    assert slow.trace.seconds[-1] <= slow.seconds <= 0.2
+    assert quick.seconds < 0.1
 
 
 @direct
 def test_ctrl_c(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     from proxfield.backends.triton.batch import BatchProgram
 
-    advance = BatchProgram.advance
+    advance = BatchProgram.advance_each
     calls: list[int] = []
 
     def hit(self: Any, *args: Any) -> Any:
@@ -197,7 +220,7 @@ def test_ctrl_c(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return advance(self, *args)
 
-    monkeypatch.setattr(BatchProgram, "advance", hit)
+    monkeypatch.setattr(BatchProgram, "advance_each", hit)
     done = pf.Field(1, 3).add(pf.Unary([[0.0, 1.0, 0.3]]))
     potts = pf.Field(2, 3).add(pf.Potts([[0, 1]], 1.0)).add(pf.Unary([[0.0, 1.0, 2.0]], [0]))
     fields = [dense(), potts, grid(2, 2), done]
@@ -216,7 +239,7 @@ def test_divergence_stays_with_its_field(
     """A field whose numbers run away ends at its best state, the others don't notice."""
     from proxfield.backends.triton.batch import BatchProgram
 
-    advance = BatchProgram.advance
+    advance = BatchProgram.advance_each
     calls: list[int] = []
 
     def spoiled(self: Any, *args: Any) -> Any:
@@ -226,7 +249,7 @@ def test_divergence_stays_with_its_field(
             rows[0].change[:] = rows[0].free_energy[1:] = np.nan
         return rows
 
-    monkeypatch.setattr(BatchProgram, "advance", spoiled)
+    monkeypatch.setattr(BatchProgram, "advance_each", spoiled)
     fields = [grid(3, 3, strength=4.0, seed=s) for s in range(2)]
     options: dict[str, Any] = {"max_iters": 12, "tol": 0, "dtype": "float64", "init": "random"}
     bad, good = pf.infer_many(fields, "momentum", device="cuda", **options)

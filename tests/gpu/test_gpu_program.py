@@ -257,7 +257,7 @@ def test_forbidden_configurations(name: str) -> None:
 @direct
 def test_a_symmetric_field_stays_at_its_saddle() -> None:
     ising = pf.Ising([[0, 1], [1, 2], [2, 3], [3, 0]], [1.5, -2.0, 0.7, 1.1])
-    lowered = pf.Field(4, labels=2, terms=[ising]).lower()
+    lowered = pf.Field(4, n_labels=2, terms=[ising]).lower()
     for form in ("small", "slices", "diagonals"):
         program = program_of(lowered, "float32", form)
         state = program.start(np.full(8, 0.5))
@@ -394,3 +394,26 @@ def test_warming_up_is_left_out_only_where_kernels_are_the_same(
 
     assert [kinds(4, True), kinds(4, False), kinds(20, True)] == [1, 2, 3]
     assert [kinds(4, True, seed=5), kinds(4, True, trace=False)] == [3, 4]
+
+
+@direct
+@pytest.mark.parametrize("name", ["ising-grid", "potts-mixed-cardinalities", "gaussian"])
+def test_labellings_are_found_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a result found there, with the promise that E doesn't rise."""
+    from proxfield.backends.triton.program import GpuProgram
+
+    asked: list[str] = []
+    for method in ("descend", "gradient"):
+        plain = getattr(GpuProgram, method)
+
+        def seen(*args: Any, plain: Any = plain, method: str = method) -> Any:
+            asked.append(method)
+            return plain(*args)
+
+        monkeypatch.setattr(GpuProgram, method, seen)
+    field = FINITE_TABLES[name].field()
+    result = pf.infer(field, "fixed", device="cuda", max_iters=2, init="random")
+    asked.clear()
+    assert result.map_energy <= result.expected_energy + 1e-9
+    assert asked[0] == ("gradient" if field.lower().extras else "descend")
+    assert result.map_energy == field.energy(result.map_labels)

@@ -153,16 +153,16 @@ def test_levels_keep_the_order() -> None:
     assert level_of(row, column, np.arange(42)).max() == 6 + 7 - 2
 
 
-def grid_field(rows: int, columns: int, labels: int = 2, scale: float = 1.0) -> pf.Field:
+def grid_field(rows: int, columns: int, n_labels: int = 2, scale: float = 1.0) -> pf.Field:
     rng = np.random.default_rng(5)
     edges = grid_edges(rows, columns)
     n = rows * columns
     return pf.Field(
         n,
-        labels=labels,
+        n_labels=n_labels,
         terms=[
             pf.Potts(edges, rng.normal(scale=scale, size=len(edges))),
-            pf.Unary(rng.normal(size=(n, labels))),
+            pf.Unary(rng.normal(size=(n, n_labels))),
         ],
     )
 
@@ -212,7 +212,7 @@ def test_no_possible_label_keeps_q() -> None:
     """Two variables that a forbidden pair leaves nothing, given the third."""
     table = np.full((2, 2), np.inf)
     table[1, 1] = 0.0
-    lowered = pf.Field(3, labels=2, terms=[pf.Pairwise([[0, 1], [1, 2]], table)]).lower()
+    lowered = pf.Field(3, n_labels=2, terms=[pf.Pairwise([[0, 1], [1, 2]], table)]).lower()
     if lowered.layout.n_vars < 3:  # propagation has solved it: by hand, then
         lowered = unpropagated(table)
     sweeper = sweeper_of(lowered)
@@ -273,7 +273,7 @@ def test_descent_by_colors_never_rises() -> None:
 
 @direct
 def test_descent_keeps_held_ties() -> None:
-    lowered = pf.Field(2, labels=3, terms=[pf.Unary([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0]])]).lower()
+    lowered = pf.Field(2, n_labels=3, terms=[pf.Unary([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0]])]).lower()
     sweeper = sweeper_of(lowered)
     q = tensor(sweeper, [0.0, 0.0, 1.0, 0.2, 0.3, 0.5])
     assert numpy(sweeper.descend(q, 5)).tolist() == [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
@@ -307,14 +307,14 @@ def test_uniforms_are_the_same_numbers() -> None:
     """A chain that draws from its start shows them: label k of many equally likely ones."""
     from proxfield.backends.triton.sweeps.chains import explore
 
-    n, labels = 3, 1024
-    lowered = pf.Field(n, labels=labels, terms=[]).lower()
+    n, n_labels = 3, 1024
+    lowered = pf.Field(n, n_labels=n_labels, terms=[]).lower()
     seeds = [0, 1, 2**64 - 1, 0x9E3779B97F4A7C15]
-    starts = np.full((4, n * labels), 1 / labels)
+    starts = np.full((4, n * n_labels), 1 / n_labels)
     chains = Chains.make(starts, seeds=np.array(seeds, dtype=np.uint64), drawn=True, polish=0)
-    q = explore(sweeper_of(lowered), chains).q.reshape(4, n, labels)
+    q = explore(sweeper_of(lowered), chains).q.reshape(4, n, n_labels)
     for b, seed in enumerate(seeds):
-        expected = np.floor(uniforms(seed, np.arange(n)) * labels)
+        expected = np.floor(uniforms(seed, np.arange(n)) * n_labels)
         assert q[b].argmax(axis=1).tolist() == expected.tolist()
 
 
@@ -372,7 +372,7 @@ def test_pieces_of_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     lowered = grid_field(3, 3).lower()
     chains, sweeper = many_chains(lowered), sweeper_of(lowered)
     whole = module.explore(sweeper, chains)
-    monkeypatch.setattr(module, "MOST_CHAINS", 2)
+    monkeypatch.setattr(module, "MAX_CHAINS", 2)
     parts = module.explore(sweeper, chains)
     np.testing.assert_array_equal(parts.q, whole.q)
     np.testing.assert_array_equal(parts.free_energy, whole.free_energy)
@@ -423,7 +423,7 @@ def test_bad_input_is_named() -> None:
         with pytest.raises(InputError, match="8 entries"):
             sweeper.descend(torch.zeros(shape, dtype=kind, device=sweeper.device)[::every], 1)
     term = pf.Consistency([[0, 1, 2]], [1.0])
-    lowered = pf.Field(3, labels=2, terms=[term]).lower()
+    lowered = pf.Field(3, n_labels=2, terms=[term]).lower()
     assert lowered.extras
     with pytest.raises(UnsupportedError, match="sweep"):
         sweeper_of(lowered)

@@ -71,7 +71,7 @@ def check(
     slow = [ReferenceProgram(low, dtype) for low in fields]
     theirs = [p.start(q) for p, q in zip(slow, starts, strict=True)]
     for plan in plans:
-        found = batch.advance(state, plan, updates, tol, trace)
+        found = batch.advance_each(state, plan, updates, tol, trace)
         for k in range(len(fields)):
             a, b = batch.joined.bounds[k : k + 2]
             own = steps_of(plan, slice(a, b))
@@ -81,7 +81,7 @@ def check(
             else:
                 assert_same(found[k].change, expected.change, EXACT[dtype])
                 assert np.isnan(found[k].free_energy).all()
-    q: list[NDArray[np.float64]] = batch.marginals(state)
+    q: list[NDArray[np.float64]] = batch.marginals_each(state)
     for k, low in enumerate(fields):
         assert low.layout.size == len(q[k])
         assert_same(q[k], slow[k].marginals(theirs[k]), EXACT[dtype])
@@ -123,22 +123,22 @@ def test_each_field_stops_by_itself() -> None:
     plan = plan_of(Kind.PROXIMAL, 81 + 9 + 36)
     batch = batch_of(fields)
     state = batch.start([marginals_of(low, k) for k, low in enumerate(fields)])
-    counts = [len(rows) for rows in batch.advance(state, plan, 30, 0.05, True)]
+    counts = [len(rows) for rows in batch.advance_each(state, plan, 30, 0.05, True)]
     assert len(set(counts)) > 1 and max(counts) < 30
     check(fields, plan, updates=30, tol=0.05)
 
 
 @direct
 def test_some_fields_stay_and_some_are_empty() -> None:
-    empty = pf.Field(0, labels=2).lower()
+    empty = pf.Field(0, n_labels=2).lower()
     fields = [*grids(9), empty, *grids(7), empty]
     batch = batch_of(fields)
     starts = [marginals_of(low, k) for k, low in enumerate(fields)]
     state = batch.start(starts)
     plan = plan_of(Kind.PROXIMAL, 81 + 49)
-    rows = batch.advance(state, plan, 7, -1.0, True, np.array([True, True, False, True]))
+    rows = batch.advance_each(state, plan, 7, -1.0, True, np.array([True, True, False, True]))
     assert [len(r) for r in rows][0::2] == [7, 0]
-    q = batch.marginals(state)
+    q = batch.marginals_each(state)
     np.testing.assert_allclose(q[2], starts[2], atol=1e-12)
     slow = ReferenceProgram(fields[0], "float64")
     there = slow.start(starts[0])
@@ -159,9 +159,9 @@ def test_many_updates_in_several_launches_and_a_slot_used_again(
     found = []
     for _ in range(2):
         state = batch.start(starts)
-        rows = batch.advance(state, plan, 8, -1.0, True)
+        rows = batch.advance_each(state, plan, 8, -1.0, True)
         assert [len(r) for r in rows] == [8, 8]
-        found.append([*batch.marginals(state), rows[0].free_energy, rows[1].change])
+        found.append([*batch.marginals_each(state), rows[0].free_energy, rows[1].change])
         del state
     for a, b in zip(*found, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -204,9 +204,9 @@ def test_thousands_of_updates_with_others_on_the_device(kind: Kind, part: int) -
     for size in (8192, part, part):
         batch = batch_of(fields, "float64", size)
         state = batch.start([marginals_of(low, k) for k, low in enumerate(fields)])
-        rows = batch.advance(state, plan, updates, -1.0, True)
+        rows = batch.advance_each(state, plan, updates, -1.0, True)
         assert [len(r) for r in rows] == [updates] * 4
-        found.append([np.concatenate([r.free_energy for r in rows]), *batch.marginals(state)])
+        found.append([np.concatenate([r.free_energy for r in rows]), *batch.marginals_each(state)])
     for one, team, again in zip(*found, strict=True):
         np.testing.assert_allclose(team, one, rtol=0, atol=1e-7 * (1 + np.abs(one).max()))
         np.testing.assert_array_equal(team, again)

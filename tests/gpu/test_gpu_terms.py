@@ -107,10 +107,10 @@ def test_gaussian_by_tiles(
     assert isinstance(made.plan, PlainPlan)
 
 
-@pytest.mark.parametrize("labels", [1, 2, 21, 33])
-def test_gaussian_with_other_numbers_of_labels(labels: int) -> None:
+@pytest.mark.parametrize("n_labels", [1, 2, 21, 33])
+def test_gaussian_with_other_numbers_of_labels(n_labels: int) -> None:
     term = pf.Gaussian(features(9, 3), 2.0, filter="exact")
-    check(term, Layout(np.full(9, labels)), "float64", 1e-12)
+    check(term, Layout(np.full(9, n_labels)), "float64", 1e-12)
 
 
 def test_gaussian_of_one_point_and_of_none() -> None:
@@ -142,7 +142,7 @@ def test_operate_is_that_of_the_host(kind: str) -> None:
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("self_message", [False, True])
 def test_the_host_sees_the_operator_of_the_device(self_message: bool, normalization: str) -> None:
-    field = pf.Field(9, labels=3)
+    field = pf.Field(9, n_labels=3)
     given = pf.Gaussian(
         features(9, 1),
         2.0,
@@ -170,7 +170,7 @@ def test_the_host_sees_the_operator_of_the_device(self_message: bool, normalizat
 def test_both_types_share_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     """F of a float32 iteration, evaluated in float64, is that of the same operator."""
     monkeypatch.setattr(plans, "MATRIX_POINTS", 0)
-    field = pf.Field(140, labels=3).add(pf.Gaussian(features(140), filter="exact"))
+    field = pf.Field(140, n_labels=3).add(pf.Gaussian(features(140), filter="exact"))
     lowered = attach(field.lower(), "float32", DEVICE)
     assert attach(lowered, "float64", DEVICE).extras == lowered.extras
     made = check(lowered.extras[0], lowered.layout, "float64", 5e-4)
@@ -227,14 +227,14 @@ def statistics(m: int, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 6.0])
-@pytest.mark.parametrize("labels", [2, 5, 9])
-def test_cooccurrence(labels: int, scale: float) -> None:
+@pytest.mark.parametrize("n_labels", [2, 5, 9])
+def test_cooccurrence(n_labels: int, scale: float) -> None:
     """From all classes undecided to all decided."""
     n = 20
     term = pf.Cooccurrence(
-        statistics(labels), pixels=n, first=1, kappa=scale, beta=2.0 * scale, always=(1,)
+        statistics(n_labels), pixels=n, first=1, kappa=scale, beta=2.0 * scale, always=(1,)
     )
-    layout = Layout(np.array([2] + [labels] * (n + 1)))
+    layout = Layout(np.array([2] + [n_labels] * (n + 1)))
     for seed in range(3):
         made = check(term, layout, "float64", 1e-11, marginals(layout, seed))
     assert made.capturable == KERNELS
@@ -242,10 +242,10 @@ def test_cooccurrence(labels: int, scale: float) -> None:
 
 
 def test_cooccurrence_of_many_undecided_classes() -> None:
-    labels, n = 14, 12
-    layout = Layout(np.full(n, labels))
+    n_labels, n = 14, 12
+    layout = Layout(np.full(n, n_labels))
     for beta in (0.3,) if INTERPRETED else (0.3, 4.0):
-        term = pf.Cooccurrence(statistics(labels), pixels=n, kappa=1.0, beta=beta)
+        term = pf.Cooccurrence(statistics(n_labels), pixels=n, kappa=1.0, beta=beta)
         check(term, layout, "float64", 1e-10)
 
 
@@ -255,9 +255,9 @@ def test_cooccurrence_of_classes_that_are_always_there() -> None:
 
 
 def test_cooccurrence_with_variables() -> None:
-    n, labels = 11, 4
-    term = pf.Cooccurrence(statistics(labels), pixels=n, latent="variables", kappa=2.0, beta=3.0)
-    layout = Layout(np.array([labels] * n + [2] * 3 + [5]))
+    n, n_labels = 11, 4
+    term = pf.Cooccurrence(statistics(n_labels), pixels=n, latent="variables", kappa=2.0, beta=3.0)
+    layout = Layout(np.array([n_labels] * n + [2] * 3 + [5]))
     assert check(term, layout, "float64", 1e-12).capturable
     check(term, layout, "float32", 1e-5)
 
@@ -327,14 +327,14 @@ def test_other_terms_run_on_the_host(dtype: str) -> None:
 
 @needs_device
 def test_terms_are_recorded_and_replayed() -> None:
-    n, labels = 5000, 21
+    n, n_labels = 5000, 21
     f = np.random.default_rng(0).normal(size=(n, 5)) * 2
-    layout = Layout(np.full(n, labels))
+    layout = Layout(np.full(n, n_labels))
     for term in (
         pf.Gaussian(f, self_message=True, filter="exact"),
         pf.Gaussian(f, self_message=True, filter="lattice"),
-        pf.Gaussian(f, 1.0, -np.eye(labels), filter="exact", normalization="after"),
-        pf.Cooccurrence(statistics(labels), pixels=n),
+        pf.Gaussian(f, 1.0, -np.eye(n_labels), filter="exact", normalization="after"),
+        pf.Cooccurrence(statistics(n_labels), pixels=n),
         pf.Consistency(np.arange(n) // 50, 2.0),
     ):
         made = on_device(term, layout, "float32", DEVICE)

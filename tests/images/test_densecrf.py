@@ -14,13 +14,13 @@ from proxfield.images.cooccurrence import CooccurrenceStatistics
 SIZE = (21, 24)
 
 
-def scene(size: tuple[int, ...] = SIZE, labels: int = 3, seed: int = 0) -> tuple[Any, Any]:
+def scene(size: tuple[int, ...] = SIZE, n_labels: int = 3, seed: int = 0) -> tuple[Any, Any]:
     """An image of stripes, 8-bit RGB, and noisy probabilities of its stripes.  # (*size, L)"""
     rng = np.random.default_rng(seed)
-    truth = np.broadcast_to(np.arange(size[-1]) * labels // size[-1], size)
-    colors = rng.integers(0, 255, size=(labels, 3))
+    truth = np.broadcast_to(np.arange(size[-1]) * n_labels // size[-1], size)
+    colors = rng.integers(0, 255, size=(n_labels, 3))
     image = np.clip(colors[truth] + rng.normal(0, 8, size=(*size, 3)), 0, 255).astype(np.uint8)
-    scores = 1.5 * np.eye(labels)[truth] + rng.normal(0, 1, size=(*size, labels))
+    scores = 1.5 * np.eye(n_labels)[truth] + rng.normal(0, 1, size=(*size, n_labels))
     p = np.exp(scores)
     return image, p / p.sum(axis=-1, keepdims=True)
 
@@ -63,7 +63,7 @@ def test_equals_a_field_built_by_hand(softly: Any) -> None:
     image, p = scene()
     places = np.stack(np.mgrid[: SIZE[0], : SIZE[1]], axis=-1).reshape(-1, 2)
     seen = np.concatenate([places / 80, image.reshape(-1, 3) / 13], axis=1)
-    field = pf.Field(len(places), labels=3)
+    field = pf.Field(len(places), n_labels=3)
     field.add(pf.Unary(-np.log(p.reshape(-1, 3))))
     field.add(pf.Gaussian(places / 3, 0.5, self_message=True))
     field.add(pf.Gaussian(seen, 0.9, self_message=True))
@@ -159,11 +159,11 @@ def test_labels_and_channels_first_or_last(softly: Any) -> None:
         np.testing.assert_array_equal(first.probabilities, softly.probabilities.transpose(2, 0, 1))
 
 
-def test_grey_is_one_channel() -> None:
+def test_gray_is_one_channel() -> None:
     image, p = scene()
-    grey = image[..., 0]
-    plain = soft(grey, p)
-    for other in (grey[..., None], grey[None]):
+    gray = image[..., 0]
+    plain = soft(gray, p)
+    for other in (gray[..., None], gray[None]):
         np.testing.assert_array_equal(soft(other, p).probabilities, plain.probabilities)
 
 
@@ -187,7 +187,7 @@ def test_many_channels_can_only_be_pixels() -> None:
 
 
 def test_labels_of_a_field_without_image_sum_to_one() -> None:
-    _, p = scene(labels=4)
+    _, p = scene(n_labels=4)
     assert pf.DenseCRF(None, p).labels_axis == 2
     crf = pf.DenseCRF(None, p.transpose(2, 0, 1))
     assert (crf.labels_axis, crf.pixels) == (0, SIZE)
@@ -212,8 +212,8 @@ def test_volumes_and_signals() -> None:
     image, p = scene((4, 5, 18))
     result = pf.DenseCRF(image, p).infer()
     assert result.labels.shape == (4, 5, 18)
-    grey = pf.DenseCRF(image[..., 0], p.transpose(3, 0, 1, 2)).infer(max_iters=2)
-    assert grey.probabilities.shape == (3, 4, 5, 18)
+    gray = pf.DenseCRF(image[..., 0], p.transpose(3, 0, 1, 2)).infer(max_iters=2)
+    assert gray.probabilities.shape == (3, 4, 5, 18)
     signal, p = scene((40,))
     assert pf.DenseCRF(signal[:, 0], p).infer(max_iters=2).labels.shape == (40,)
 
@@ -320,7 +320,7 @@ def test_points() -> None:
     crf = pf.DenseCRF.from_features(
         [points / 0.5, np.hstack([points, normals])], p, weights=[0.5, 0.8]
     )
-    field = pf.Field(50, labels=4).add(pf.Unary(-np.log(p)))
+    field = pf.Field(50, n_labels=4).add(pf.Unary(-np.log(p)))
     field.add(pf.Gaussian(points / 0.5, 0.5, self_message=True))
     field.add(pf.Gaussian(np.hstack([points, normals]), 0.8, self_message=True))
     by_hand = pf.infer(field, "fixed", init="unary", max_iters=10)
@@ -343,7 +343,7 @@ def test_cooccurrence(tmp_path: Path) -> None:
     first, second = crf.infer(), by_name.infer()
     np.testing.assert_array_equal(first.probabilities, second.probabilities)
     assert (np.diff(first.trace.free_energy) <= 1e-3).all()
-    assert "4, but the statistics count 3" in error(*scene(labels=4), cooccurrence=seen)
+    assert "4, but the statistics count 3" in error(*scene(n_labels=4), cooccurrence=seen)
     assert "missing.json" in error(image, p, cooccurrence="missing.json")
 
 
@@ -481,3 +481,22 @@ def test_labels_out_of_range() -> None:
     assert "confidence=0" in error(image, labels, confidence=0, call=make)
     assert "n_labels=0" in error(image, labels, 0, call=make)
     assert "(20, 24, 3)" in error(image[:-1], labels, call=make)
+
+
+def test_weight_0_omits_terms_everywhere() -> None:
+    image, p = scene()
+    without = pf.DenseCRF(None, p, spatial_weight=0).infer()
+    for crf in (
+        pf.DenseCRF(image, p, spatial_weight=0, bilateral_weight=0),
+        pf.DenseCRF.from_features(np.zeros((p[..., 0].size, 2)), p, weights=0.0),
+        pf.DenseCRF.from_features([np.zeros((p[..., 0].size, 2))] * 2, p, weights=[0, 0]),
+    ):
+        assert list(crf.kinds) == ["unary"]
+        np.testing.assert_array_equal(crf.infer().q, without.q)
+
+
+def test_potts_has_a_name() -> None:
+    image, p = scene()
+    assert pf.DenseCRF(image, p, compatibility="potts") == pf.DenseCRF(image, p)
+    assert pf.DenseCRF(image, p, compatibility=None) == pf.DenseCRF(image, p)
+    assert "expected potts" in error(image, p, compatibility="ising")

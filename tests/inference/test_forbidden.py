@@ -13,8 +13,8 @@ import proxfield as pf
 from clock import CountedClock
 from helpers import VARIANTS, energies, exact_free_energy, exact_log_z, grid_edges, infer
 from proxfield.inference import forbidden as hard
-from proxfield.inference.infer import Request
 from proxfield.inference.loop import Loop
+from proxfield.inference.request import Request
 from proxfield.inference.session import Session
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import one_hot
@@ -25,7 +25,7 @@ DIFFERENT = {c: np.where(np.eye(c, dtype=bool), INF, 0.0) for c in (2, 3, 4)}
 
 
 def coloring(edges: object, n: int, colors: int) -> pf.Field:
-    return pf.Field(n, labels=colors, terms=[pf.Pairwise(edges, DIFFERENT[colors])])
+    return pf.Field(n, n_labels=colors, terms=[pf.Pairwise(edges, DIFFERENT[colors])])
 
 
 def complete(n: int, colors: int) -> pf.Field:
@@ -33,11 +33,13 @@ def complete(n: int, colors: int) -> pf.Field:
 
 
 def parity(n: int, checks: int, seed: int) -> pf.Field:
-    """Random checks x_i + x_j + x_k = 0 (mod 2), which x = 0 always meets, and random unaries."""
+    """Random unaries and checks x_i + x_j + x_k = 0 (mod 2), which x = 0 satisfies."""
     rng = np.random.default_rng(seed)
     even = np.where(np.indices((2, 2, 2)).sum(axis=0) % 2, INF, 0.0)
     scopes = np.stack([rng.choice(n, size=3, replace=False) for _ in range(checks)])
-    return pf.Field(n, labels=2, terms=[pf.Factor(scopes, even), pf.Unary(rng.normal(size=(n, 2)))])
+    return pf.Field(
+        n, n_labels=2, terms=[pf.Factor(scopes, even), pf.Unary(rng.normal(size=(n, 2)))]
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -146,7 +148,7 @@ def test_hard_fields_follow_the_seed() -> None:
 
 
 def test_evidence_can_make_tables_soft() -> None:
-    field = pf.Field(3, labels=2, terms=[pf.Pairwise([[0, 1]], [[0.0, INF], [1.0, 2.0]])])
+    field = pf.Field(3, n_labels=2, terms=[pf.Pairwise([[0, 1]], [[0.0, INF], [1.0, 2.0]])])
     assert field.lower().hard
     assert not field.condition({0: 1}).lower().hard
     decided = pf.infer(field.condition({0: 0}))
@@ -166,7 +168,7 @@ def session_of(field: pf.Field) -> Session:
 
 
 def watch(lowered: Lowered) -> hard.Watch:
-    loop = Loop(lowered, 1000, 1e-6, None, None, True)
+    loop = Loop(1000)
     return hard.Watch(loop, np.zeros(lowered.layout.size))
 
 
@@ -259,14 +261,14 @@ def test_a_callback_stops_the_search() -> None:
     assert 0.3 < seen[-1].seconds < 0.5
 
 
-@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "better_order"])
+@pytest.mark.parametrize("stage", ["penalize", "round", "backtrack", "in_order"])
 def test_ctrl_c_in_every_stage(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     target = hard.Finder if stage == "round" else hard
     monkeypatch.setattr(target, stage, interrupt)
-    field = coloring(grid_edges(4, 4), 16, 2) if stage == "better_order" else complete(4, 3)
+    field = coloring(grid_edges(4, 4), 16, 2) if stage == "in_order" else complete(4, 3)
     assert pf.infer(field, "fixed").status is pf.Status.INTERRUPTED
 
 

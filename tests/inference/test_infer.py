@@ -34,7 +34,7 @@ PARALLEL = [v for v in VARIANTS if not v.startswith(("sweep", "colored"))]
 
 def mixed_field(seed: int = 5) -> pf.Field:
     """Five variables, every kind of term, more than two labels."""
-    return random_field(np.random.default_rng(seed), labels=(2, 3), n_vars=(5, 5))
+    return random_field(np.random.default_rng(seed), n_labels=(2, 3), n_vars=(5, 5))
 
 
 FIELDS: dict[str, Callable[[], pf.Field]] = {
@@ -141,7 +141,7 @@ def test_budget_leaves_compiling_out(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_bad_options_get_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(pf.InputError) as caught:
-        pf.infer(pf.Field(2, labels=2), **options)
+        pf.infer(pf.Field(2, n_labels=2), **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -205,7 +205,7 @@ def test_warm_start_of_a_converged_result_ends_at_once() -> None:
 
 def test_warm_start_from_a_sharp_result() -> None:
     """Probabilities far below rounding of 1 survive: the continuation is at the same point."""
-    field = pf.Field(2, labels=2, terms=[pf.Unary([[0.0, 60.0], [80.0, 0.0]])])
+    field = pf.Field(2, n_labels=2, terms=[pf.Unary([[0.0, 60.0], [80.0, 0.0]])])
     first = pf.infer(field, "fixed")
     assert first.q[1] == pytest.approx(np.exp(-60), rel=1e-9)
     assert pf.infer(field, "fixed", init=first).iterations == 1
@@ -450,7 +450,7 @@ def large_binary(seed: int = 0) -> pf.Field:
     """Large enough for threads: the edges' ends alone are."""
     rng, edges = np.random.default_rng(seed), grid_edges(100, 100)
     terms = [pf.Unary(rng.normal(size=(10_000, 2))), pf.Ising(edges, rng.normal(size=len(edges)))]
-    return pf.Field(10_000, labels=2, terms=terms)
+    return pf.Field(10_000, n_labels=2, terms=terms)
 
 
 def large_general(seed: int = 0) -> pf.Field:
@@ -459,7 +459,7 @@ def large_general(seed: int = 0) -> pf.Field:
     scopes = rng.permutation(65 * 65)[:390].reshape(-1, 3)
     return pf.Field(
         65 * 65,
-        labels=3,
+        n_labels=3,
         terms=[
             pf.Unary(rng.normal(size=(65 * 65, 3))),
             pf.Potts(edges, rng.normal(size=len(edges))),
@@ -525,7 +525,7 @@ def test_parallel_path_does_what_reference_does(
         rows = rng.normal(size=(900, 3))
         if kind == "impossible-labels":
             rows[::7, 1] = np.inf
-        field = pf.Field(900, labels=3, terms=[pf.Unary(rows)])
+        field = pf.Field(900, n_labels=3, terms=[pf.Unary(rows)])
         field.add(pf.Potts(grid_edges(30, 30), -1.0))
         field.add(pf.Factor(np.arange(900).reshape(-1, 3)[:200], rng.normal(size=(200, 3, 3, 3))))
     options: dict[str, Any] = {"max_iters": 6, "tol": 0.0, "seed": 2}
@@ -544,19 +544,19 @@ def test_parallel_path_does_what_reference_does(
 # ---- terms of one's own ----
 
 
-def chain_field(term: pf.Term, labels: int = 3, n: int = 6) -> pf.Field:
-    unary = pf.Unary(np.random.default_rng(7).normal(size=(n, labels)))
-    return pf.Field(n, labels=labels, terms=[unary, term])
+def chain_field(term: pf.Term, n_labels: int = 3, n: int = 6) -> pf.Field:
+    unary = pf.Unary(np.random.default_rng(7).normal(size=(n, n_labels)))
+    return pf.Field(n, n_labels=n_labels, terms=[unary, term])
 
 
-@pytest.mark.parametrize("labels", [2, 3])
+@pytest.mark.parametrize("n_labels", [2, 3])
 @pytest.mark.parametrize("variant", PARALLEL)
 def test_terms_without_lower_work_with_parallel_rules(
-    variant: str, labels: int, kernels: str
+    variant: str, n_labels: int, kernels: str
 ) -> None:
     own = CurvedChain(-1.2)
-    ours = chain_field(own, labels)
-    lowered = chain_field(own.as_potts(6), labels)
+    ours = chain_field(own, n_labels)
+    lowered = chain_field(own.as_potts(6), n_labels)
     options: dict[str, Any] = {"max_iters": 15, "tol": 0.0, "kernels": kernels}
     if "certified" in str(VARIANTS[variant]) or variant in ("fixed", "adaptive", "fixed-lipschitz"):
         assert (
@@ -623,7 +623,7 @@ def test_a_term_that_is_not_multilinear(kernels: str) -> None:
         def energy(self, layout: Any, q: Array) -> float:
             return float((q[layout.offsets[:-1]] ** 2).sum())
 
-    field = pf.Field(2, labels=2, terms=[Square(1.0)])
+    field = pf.Field(2, n_labels=2, terms=[Square(1.0)])
     result = pf.infer(field, "fixed", step=0.5, tol=1e-10, kernels=kernels)
     m = result.q[0]
     assert np.log((1 - m) / m) == pytest.approx(2 * m, abs=1e-8)
@@ -643,7 +643,7 @@ def test_float32_bounds_are_bounds(rule: str) -> None:
     """F is that of the marginals returned, in float64, whatever was iterated with."""
     for seed in range(3):
         u = 5 * np.random.default_rng(seed).normal(size=(200, 3))
-        field = pf.Field(200, labels=3).add(pf.Unary(u))
+        field = pf.Field(200, n_labels=3).add(pf.Unary(u))
         result = pf.infer(field, rule, dtype="float32", max_iters=50)
         exact = float(np.log(np.exp(-u).sum(axis=1)).sum())
         assert result.log_z_bound <= exact + 1e-10 * abs(exact)
@@ -665,7 +665,7 @@ def test_terms_with_nothing_optional_still_run(rule: str) -> None:
         def add_gradient(self, layout: Any, q: Any, out: Any) -> None:
             out[layout.offsets[:-1]] += 1
 
-    result = pf.infer(pf.Field(4, labels=2).add(Zero()), rule)
+    result = pf.infer(pf.Field(4, n_labels=2).add(Zero()), rule)
     assert result.free_energy == pytest.approx(-4 * np.log(1 + np.exp(-1)), abs=1e-6)
     assert result.trace.free_energy[-1] == pytest.approx(result.free_energy)
 

@@ -12,26 +12,26 @@ import pytest
 import proxfield as pf
 from helpers import repulsive_grid
 from proxfield.generate import grid
-from proxfield.inference.infer import Request
+from proxfield.inference.request import Request
 
 INF = np.inf
 
 
 def impossible() -> pf.Field:
     """A variable without a possible label."""
-    return pf.Field(1, labels=2).add(pf.Unary([[0.0, INF]])).add(pf.Unary([[INF, 0.0]]))
+    return pf.Field(1, n_labels=2).add(pf.Unary([[0.0, INF]])).add(pf.Unary([[INF, 0.0]]))
 
 
 def forbidding() -> pf.Field:
     """Two variables that must agree."""
-    return pf.Field(2, labels=2).add(pf.Pairwise([[0, 1]], [[0.0, INF], [INF, 0.5]]))
+    return pf.Field(2, n_labels=2).add(pf.Pairwise([[0, 1]], [[0.0, INF], [INF, 0.5]]))
 
 
 def some_fields() -> list[pf.Field]:
     """Of several kinds and sizes."""
     potts = pf.Field([2, 3, 3]).add(pf.Potts([[0, 1], [1, 2]], 0.7))
-    dense = pf.Field(4, labels=2).add(pf.Gaussian(np.arange(4.0)[:, None], weight=0.5))
-    fixed = pf.Field(2, labels=2).add(pf.Unary([[0.0, 1.0]], [1])).condition({0: 1, 1: 0})
+    dense = pf.Field(4, n_labels=2).add(pf.Gaussian(np.arange(4.0)[:, None], weight=0.5))
+    fixed = pf.Field(2, n_labels=2).add(pf.Unary([[0.0, 1.0]], [1])).condition({0: 1, 1: 0})
     return [grid(4, 5, seed=2), impossible(), potts, forbidding(), dense, fixed, repulsive_grid()]
 
 

@@ -64,11 +64,11 @@ def test_a_failed_test_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -
     at: list[int] = []
     field, start = saturated()
 
-    def never(program: Any, state: Any, tol: float) -> bool:
+    def never(program: Any, state: Any, tol: float) -> list[bool]:
         at.append(1)
-        return False
+        return [False]
 
-    monkeypatch.setattr("proxfield.inference.loop.is_fixed_point", never)
+    monkeypatch.setattr("proxfield.inference.loop.fixed_points", never)
     result = pf.infer(field, "fixed", init=start, max_iters=200)
     assert result.status is pf.Status.MAX_ITERS
     assert result.iterations == 200
@@ -415,6 +415,7 @@ def test_no_test_after_a_limit_while_q_still_moves(monkeypatch: pytest.MonkeyPat
         raise AssertionError("tested although the last update changed q")
 
     monkeypatch.setattr("proxfield.inference.loop.Loop.is_fixed_point", never)
+    monkeypatch.setattr("proxfield.inference.loop.fixed_points", never)
     result = pf.infer(symmetric_grid(), "auto", max_iters=8, init="random")
     assert result.status is pf.Status.MAX_ITERS
 

@@ -56,21 +56,21 @@ def test_jpeg(tmp_path: Path) -> None:
     assert np.abs(found.astype(int) - smooth).max() < 12
 
 
-def test_grey_of_all_depths(tmp_path: Path) -> None:
-    grey = RGB[..., 0]
+def test_gray_of_all_depths(tmp_path: Path) -> None:
+    gray = RGB[..., 0]
     for values, name in (
-        (grey, "8.png"),
-        (grey.astype(np.uint16) * 200, "16.png"),
-        (grey.astype(np.uint16) * 200, "16.tif"),
-        (grey.astype(np.float32) / 7, "float.tif"),
-        (grey.astype(np.int32) - 100, "32.tif"),
+        (gray, "8.png"),
+        (gray.astype(np.uint16) * 200, "16.png"),
+        (gray.astype(np.uint16) * 200, "16.tif"),
+        (gray.astype(np.float32) / 7, "float.tif"),
+        (gray.astype(np.int32) - 100, "32.tif"),
     ):
         Image.fromarray(values).save(tmp_path / name)
         found = read_image(tmp_path / name)
         assert found.dtype == values.dtype, name
         np.testing.assert_array_equal(found, values)
-    Image.fromarray(grey > 100).save(tmp_path / "1.png")
-    np.testing.assert_array_equal(read_image(tmp_path / "1.png"), (grey > 100) * 255)
+    Image.fromarray(gray > 100).save(tmp_path / "1.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "1.png"), (gray > 100) * 255)
 
 
 def test_alpha_is_dropped_and_noted(tmp_path: Path) -> None:
@@ -339,8 +339,8 @@ def test_overlays(tmp_path: Path) -> None:
     np.testing.assert_allclose(blend[2, 3], near_border, atol=1)
     np.testing.assert_array_equal(overlay(None, labels)[0, 0], label_colors(3)[0])
     np.testing.assert_array_equal(overlay(RGB.transpose(2, 0, 1), labels), overlay(RGB, labels))
-    grey = overlay(RGB[..., 0], labels, opacity=0)
-    np.testing.assert_array_equal(grey, np.repeat(RGB[..., :1], 3, axis=2))
+    gray = overlay(RGB[..., 0], labels, opacity=0)
+    np.testing.assert_array_equal(gray, np.repeat(RGB[..., :1], 3, axis=2))
     deep = overlay(RGB[..., 0].astype(np.uint16) * 200, labels, opacity=0)
     assert deep.min() == 0 and deep.max() == 255
     flat = overlay(np.full((7, 9), 3.0), labels, opacity=0)

@@ -44,7 +44,7 @@ def test_exact_on_every_labelling(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60, 100))
 def test_exact_with_impossible_labels_and_tables(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    field = random_field(rng, labels=(2, 3))
+    field = random_field(rng, n_labels=(2, 3))
     for v, c in enumerate(field.cardinalities):
         row = np.where(rng.random(c) < 0.2, INF, 0.0)
         row[rng.integers(c)] = 0.0
@@ -64,7 +64,7 @@ def test_softening_changes_only_what_is_forbidden(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = np.where(rng.random((3, 3)) < 0.3, INF, rng.normal(size=(3, 3)))
     table[0] = table[:, 0] = 0.0
-    field = pf.Field(2, labels=3, terms=[pf.Pairwise([[0, 1]], table), pf.Constant(2.0)])
+    field = pf.Field(2, n_labels=3, terms=[pf.Pairwise([[0, 1]], table), pf.Constant(2.0)])
     lowered = field.lower()
     soft = lowered.soften(10.0)
     assert lowered.hard == bool(np.isinf(table).any())
@@ -79,7 +79,7 @@ def test_softening_changes_only_what_is_forbidden(seed: int) -> None:
 
 
 def test_unaries_merge() -> None:
-    field = pf.Field(2, labels=3, terms=[pf.Unary(np.ones((2, 3))), pf.Unary([[1, 2, 3]], [1])])
+    field = pf.Field(2, n_labels=3, terms=[pf.Unary(np.ones((2, 3))), pf.Unary([[1, 2, 3]], [1])])
     lowered = field.add(pf.Factor([[0]], [[5.0, 0.0, 0.0]])).lower()
     assert lowered.unary.tolist() == [6, 1, 1, 2, 3, 4]
     assert list(lowered.terms) == []
@@ -87,7 +87,7 @@ def test_unaries_merge() -> None:
 
 def test_binary_tables_become_ising() -> None:
     tables = np.random.default_rng(0).normal(size=(2, 2, 2))
-    field = pf.Field(3, labels=2, terms=[pf.Pairwise([[0, 1], [2, 1]], tables)])
+    field = pf.Field(3, n_labels=2, terms=[pf.Pairwise([[0, 1], [2, 1]], tables)])
     lowered = field.lower()
     assert lowered.factors == ()
     assert lowered.potts is None
@@ -99,7 +99,7 @@ def test_binary_tables_become_ising() -> None:
 
 def test_symmetric_tables_leave_no_bias() -> None:
     """So that a start at a symmetric saddle stays there, bit for bit."""
-    field = pf.Field(2, labels=2, terms=[pf.Pairwise([[0, 1]], [[0.1, 0.7], [0.7, 0.1]])])
+    field = pf.Field(2, n_labels=2, terms=[pf.Pairwise([[0, 1]], [[0.1, 0.7], [0.7, 0.1]])])
     assert (field.lower().unary == 0.0).all()
     assert (pf.infer(field, "fixed").q == 0.5).all()
 
@@ -109,7 +109,7 @@ def test_potts_tables_are_recognized() -> None:
     unlike = like.copy()
     unlike[2, 1] += 1e-9
     edges = [[0, 1], [2, 1], [2, 3]]
-    field = pf.Field(4, labels=3, terms=[pf.Pairwise(edges, [like, unlike, like])])
+    field = pf.Field(4, n_labels=3, terms=[pf.Pairwise(edges, [like, unlike, like])])
     lowered = field.lower()
     assert lowered.potts.edges.tolist() == [[0, 1], [2, 3]]
     np.testing.assert_allclose(lowered.potts.weights, 1.7)
@@ -118,9 +118,9 @@ def test_potts_tables_are_recognized() -> None:
 
 
 def test_tables_with_inf_stay_tables() -> None:
-    for labels in (2, 3):
-        same = np.where(np.eye(labels, dtype=bool), 0.0, INF)
-        lowered = pf.Field(2, labels=labels, terms=[pf.Pairwise([[0, 1]], same)]).lower()
+    for n_labels in (2, 3):
+        same = np.where(np.eye(n_labels, dtype=bool), 0.0, INF)
+        lowered = pf.Field(2, n_labels=n_labels, terms=[pf.Pairwise([[0, 1]], same)]).lower()
         assert lowered.hard
         assert lowered.ising is None
         assert lowered.potts is None
@@ -138,7 +138,7 @@ def test_potts_between_binary_variables_becomes_ising() -> None:
 def test_parallel_edges_merge() -> None:
     field = pf.Field(
         2,
-        labels=2,
+        n_labels=2,
         terms=[
             pf.Ising([[0, 1], [1, 0]], [1.0, 0.5]),
             pf.Potts([[0, 1]], [2.0]),
@@ -152,20 +152,20 @@ def test_parallel_edges_merge() -> None:
 
 
 def test_edges_that_cancel_are_dropped() -> None:
-    field = pf.Field(2, labels=3, terms=[pf.Potts([[0, 1], [1, 0]], [2.0, -2.0])])
+    field = pf.Field(2, n_labels=3, terms=[pf.Potts([[0, 1], [1, 0]], [2.0, -2.0])])
     assert field.lower().potts is None
 
 
 def test_repeated_scopes_of_tables_merge() -> None:
     rng = np.random.default_rng(1)
     tables = rng.normal(size=(3, 3, 3))
-    field = pf.Field(3, labels=3, terms=[pf.Pairwise([[0, 1], [1, 0], [1, 2]], tables)])
+    field = pf.Field(3, n_labels=3, terms=[pf.Pairwise([[0, 1], [1, 0], [1, 2]], tables)])
     (factor,) = field.lower().factors
     assert sorted(factor.scopes.tolist()) == [[0, 1], [1, 2]]
     row = factor.scopes.tolist().index([0, 1])
     np.testing.assert_allclose(factor.tables[factor.index[row]], tables[0] + tables[1].T)
     cube = rng.normal(size=(2, 2, 2, 2))
-    field = pf.Field(3, labels=2, terms=[pf.Factor([[0, 1, 2], [0, 1, 2]], cube)])
+    field = pf.Field(3, n_labels=2, terms=[pf.Factor([[0, 1, 2], [0, 1, 2]], cube)])
     (factor,) = field.lower().factors
     np.testing.assert_allclose(factor.tables, cube.sum(axis=0)[None])
 
@@ -173,11 +173,11 @@ def test_repeated_scopes_of_tables_merge() -> None:
 def test_equal_tables_are_stored_once() -> None:
     table = np.random.default_rng(2).normal(size=(3, 3))
     edges = np.stack([np.arange(50), np.arange(1, 51)], axis=1)
-    field = pf.Field(51, labels=3, terms=[pf.Pairwise(edges, np.repeat(table[None], 50, axis=0))])
+    field = pf.Field(51, n_labels=3, terms=[pf.Pairwise(edges, np.repeat(table[None], 50, axis=0))])
     (factor,) = field.lower().factors
     assert factor.tables.shape == (1, 3, 3)
     assert len(factor.scopes) == 50
-    shared = pf.Field(51, labels=3, terms=[pf.Pairwise(edges, table)])
+    shared = pf.Field(51, n_labels=3, terms=[pf.Pairwise(edges, table)])
     np.testing.assert_array_equal(shared.lower().factors[0].tables, factor.tables)
 
 
@@ -225,7 +225,7 @@ def test_evidence_takes_variables_out() -> None:
 
 def test_labels_only_a_unary_forbids_stay() -> None:
     """A uniform start is over all labels, as in the paper."""
-    field = pf.Field(2, labels=3, terms=[pf.Unary([[0, INF, 0], [0, 0, 0]])])
+    field = pf.Field(2, n_labels=3, terms=[pf.Unary([[0, INF, 0], [0, 0, 0]])])
     lowered = field.lower()
     assert lowered.layout.size == 6
     assert lowered.unary[1] == INF
@@ -235,7 +235,7 @@ def test_labels_only_a_unary_forbids_stay() -> None:
 def test_hard_tables_take_impossible_labels_out() -> None:
     """Propagation: x0 = x1 and x1 can't be 2, so x0 can't be 2 either."""
     same = np.where(np.eye(3, dtype=bool), 0.0, INF)
-    field = pf.Field(2, labels=3, terms=[pf.Pairwise([[0, 1]], same)])
+    field = pf.Field(2, n_labels=3, terms=[pf.Pairwise([[0, 1]], same)])
     field.add(pf.Unary([[0, 0, INF]], [1]))
     assert field.lower().layout.cardinalities.tolist() == [2, 2]
     assert_exact(field)
@@ -245,7 +245,7 @@ def test_hard_tables_take_impossible_labels_out() -> None:
 
 
 def test_terms_without_lower_keep_every_variable() -> None:
-    field = pf.Field(4, labels=2, terms=[Chain(1.0), pf.Unary(np.ones((4, 2)))])
+    field = pf.Field(4, n_labels=2, terms=[Chain(1.0), pf.Unary(np.ones((4, 2)))])
     lowered = field.condition({1: 0}).lower()
     assert [type(t) for t in lowered.extras] == [Chain]
     assert lowered.layout.n_vars == 4
@@ -317,7 +317,7 @@ def chain_edges(n: int) -> np.ndarray:
     ],
 )
 def test_energies_that_could_overflow_are_refused(terms: list[pf.Term]) -> None:
-    field = pf.Field(3, labels=2, terms=terms)
+    field = pf.Field(3, n_labels=2, terms=terms)
     with pytest.raises(pf.InputError, match=r"in size, expected at most 1e\+300") as caught:
         pf.infer(field)
     assert len(str(caught.value)) < 200
@@ -328,7 +328,7 @@ def test_energies_that_could_overflow_are_refused(terms: list[pf.Term]) -> None:
 def test_energies_below_the_limit_give_finite_bounds(rule: str) -> None:
     edges = chain_edges(80)
     weights = 1e297 * np.linspace(-1, 1, 79)
-    field = pf.Field(80, labels=2, terms=[pf.Ising(edges, weights), pf.Unary([[0, INF]], [3])])
+    field = pf.Field(80, n_labels=2, terms=[pf.Ising(edges, weights), pf.Unary([[0, INF]], [3])])
     result = pf.infer(field, rule, max_iters=30, init="random")
     assert np.isfinite(result.free_energy)
     assert result.log_z_bound < 1e299
@@ -336,13 +336,13 @@ def test_energies_below_the_limit_give_finite_bounds(rule: str) -> None:
 
 def test_infinite_energies_do_not_count() -> None:
     table = np.where(np.eye(2, dtype=bool), 0.0, INF)
-    field = pf.Field(2, labels=2, terms=[pf.Pairwise([[0, 1]], table), pf.Unary([[0, INF]], [0])])
+    field = pf.Field(2, n_labels=2, terms=[pf.Pairwise([[0, 1]], table), pf.Unary([[0, INF]], [0])])
     assert field.lower().magnitude == 0.0
-    assert pf.Field(1, labels=2, terms=[pf.Constant(INF)]).lower().infeasible
+    assert pf.Field(1, n_labels=2, terms=[pf.Constant(INF)]).lower().infeasible
 
 
 def test_single_precision_has_a_limit_of_its_own() -> None:
-    field = pf.Field(2, labels=2, terms=[pf.Ising([[0, 1]], 2e37)])
+    field = pf.Field(2, n_labels=2, terms=[pf.Ising([[0, 1]], 2e37)])
     assert np.isfinite(pf.infer(field, "sweep").free_energy)
     with pytest.raises(pf.InputError, match=r"2e\+37 in size, expected at most 1e\+37 for dtype"):
         pf.infer(field, "sweep", dtype="float32")
@@ -354,9 +354,9 @@ def test_single_precision_has_a_limit_of_its_own() -> None:
 def test_unary_energies_are_shared_only_as_float64() -> None:
     energies = np.array([[0.1, 0.2], [0.3, 0.4]])
     term = pf.Unary(energies)
-    assert np.shares_memory(pf.Field(2, labels=2, terms=[term]).lower().unary, term.energies)
-    single = pf.Field(2, labels=2, terms=[pf.Unary(energies.astype(np.float32))]).lower().unary
+    assert np.shares_memory(pf.Field(2, n_labels=2, terms=[term]).lower().unary, term.energies)
+    single = pf.Field(2, n_labels=2, terms=[pf.Unary(energies.astype(np.float32))]).lower().unary
     assert single.dtype == np.float64
-    both = pf.Field(2, labels=2, terms=[term, term]).lower().unary
+    both = pf.Field(2, n_labels=2, terms=[term, term]).lower().unary
     np.testing.assert_array_equal(both, 2 * energies.ravel())
     np.testing.assert_array_equal(term.energies, energies)

@@ -30,46 +30,46 @@ def chain(n: int) -> np.ndarray:
 
 def ising_grid(s: int) -> pf.Field:
     n, edges = (20 * s) ** 2, grid_edges(20 * s, 20 * s)
-    return pf.Field(n, labels=2, terms=[pf.Ising(edges, draw(len(edges))), pf.Unary(draw(n, 2))])
+    return pf.Field(n, n_labels=2, terms=[pf.Ising(edges, draw(len(edges))), pf.Unary(draw(n, 2))])
 
 
 def complete(s: int) -> pf.Field:
     edges = np.stack(np.triu_indices(40 * s, 1), axis=1)
-    return pf.Field(40 * s, labels=2, terms=[pf.Ising(edges, draw(len(edges)))])
+    return pf.Field(40 * s, n_labels=2, terms=[pf.Ising(edges, draw(len(edges)))])
 
 
 def potts_grid(s: int) -> pf.Field:
     n, edges = (12 * s) ** 2, grid_edges(12 * s, 12 * s)
-    return pf.Field(n, labels=5, terms=[pf.Potts(edges, draw(len(edges))), pf.Unary(draw(n, 5))])
+    return pf.Field(n, n_labels=5, terms=[pf.Potts(edges, draw(len(edges))), pf.Unary(draw(n, 5))])
 
 
-def tables(n: int, m: int, k: int, labels: int) -> pf.Field:
-    field = pf.Field(n, labels=labels)
-    return field.add(pf.Factor(random_scopes(n, m, k), draw(m, *(labels,) * k)))
+def tables(n: int, m: int, k: int, n_labels: int) -> pf.Field:
+    field = pf.Field(n, n_labels=n_labels)
+    return field.add(pf.Factor(random_scopes(n, m, k), draw(m, *(n_labels,) * k)))
 
 
 def hard(s: int) -> pf.Field:
     table = draw(500 * s, 3, 3)
     table[np.random.default_rng(2).random(table.shape) < 0.1] = np.inf
     table[:, 0] = table[:, :, 0] = 0.0
-    return pf.Field(500 * s, labels=3).add(pf.Pairwise(random_scopes(500 * s, 500 * s, 2), table))
+    return pf.Field(500 * s, n_labels=3).add(pf.Pairwise(random_scopes(500 * s, 500 * s, 2), table))
 
 
 def observed(s: int) -> pf.Field:
-    field = pf.Field(1000 * s, labels=3, terms=[pf.Potts(chain(1000 * s), 0.5)])
+    field = pf.Field(1000 * s, n_labels=3, terms=[pf.Potts(chain(1000 * s), 0.5)])
     return field.add(pf.Unary(draw(1000 * s, 3))).condition(dict.fromkeys(range(0, 1000 * s, 9), 1))
 
 
 def gaussian(s: int) -> pf.Field:
     n = 1000 * s
     features = 8 * np.random.default_rng(3).random((n, 5))
-    return pf.Field(n, labels=3).add(pf.Unary(draw(n, 3))).add(pf.Gaussian(features, 2.0))
+    return pf.Field(n, n_labels=3).add(pf.Unary(draw(n, 3))).add(pf.Gaussian(features, 2.0))
 
 
 def consistency(s: int) -> pf.Field:
     n = 2000 * s
     segments = pf.Consistency(np.arange(n) // 20, 1.5)
-    return pf.Field(n, labels=3, terms=[pf.Unary(draw(n, 3)), segments])
+    return pf.Field(n, n_labels=3, terms=[pf.Unary(draw(n, 3)), segments])
 
 
 FIELDS: dict[str, Callable[[int], pf.Field]] = {
@@ -84,7 +84,7 @@ FIELDS: dict[str, Callable[[int], pf.Field]] = {
     "observed": observed,
     "gaussian": gaussian,
     "consistency": consistency,
-    "unary": lambda s: pf.Field(2000 * s, labels=4).add(pf.Unary(draw(2000 * s, 4))),
+    "unary": lambda s: pf.Field(2000 * s, n_labels=4).add(pf.Unary(draw(2000 * s, 4))),
 }
 RULES = ["fixed", "adaptive", "adam", "sweep", "colored", "anneal", "restarts", "portfolio", "auto"]
 
@@ -133,7 +133,7 @@ def test_building_a_grid_is_lean() -> None:
 
     compile_program(ising_grid(1).lower())
     tracemalloc.start()
-    field = pf.Field(n, labels=2, terms=[pf.Ising(edges, weights), pf.Unary(energies)])
+    field = pf.Field(n, n_labels=2, terms=[pf.Ising(edges, weights), pf.Unary(energies)])
     compile_program(field.lower())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

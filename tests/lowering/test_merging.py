@@ -54,14 +54,14 @@ def test_edges_in_order_are_not_copied() -> None:
     assert found[0] is edges
     assert found[1] is weights
     term = pf.Ising(edges, weights)
-    lowered = pf.Field(52, labels=2, terms=[term]).lower()
+    lowered = pf.Field(52, n_labels=2, terms=[term]).lower()
     assert lowered.ising is not None
     assert lowered.ising.edges is term.edges
 
 
 def test_a_term_keeps_arrays_of_its_own() -> None:
     edges, weights = np.array([[0, 1]]), np.array([2.0])
-    field = pf.Field(2, labels=2, terms=[pf.Ising(edges, weights), pf.Unary(np.zeros((2, 2)))])
+    field = pf.Field(2, n_labels=2, terms=[pf.Ising(edges, weights), pf.Unary(np.zeros((2, 2)))])
     field.lower()
     edges[:], weights[:] = 7, 9.0
     assert field.energy([1, 1]) == 2.0

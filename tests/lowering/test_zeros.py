@@ -72,22 +72,22 @@ def test_same_fixed_point_as_the_plain_way(
     assert cleared > 500
 
 
-def equality_chain(n: int, labels: int = 2) -> pf.Field:
+def equality_chain(n: int, n_labels: int = 2) -> pf.Field:
     edges = np.stack([np.arange(n - 1), np.arange(1, n)], axis=1)
-    same = np.where(np.eye(labels, dtype=bool), 0.0, INF)
-    return pf.Field(n, labels=labels).add(pf.Pairwise(edges, same))
+    same = np.where(np.eye(n_labels, dtype=bool), 0.0, INF)
+    return pf.Field(n, n_labels=n_labels).add(pf.Pairwise(edges, same))
 
 
-@pytest.mark.parametrize(("n", "labels"), [(5000, 2), (500, 30), (20, 100)])
-def test_long_chains_are_decided(n: int, labels: int) -> None:
-    lowered = equality_chain(n, labels).condition({0: 1}).lower()
+@pytest.mark.parametrize(("n", "n_labels"), [(5000, 2), (500, 30), (20, 100)])
+def test_long_chains_are_decided(n: int, n_labels: int) -> None:
+    lowered = equality_chain(n, n_labels).condition({0: 1}).lower()
     assert lowered.layout.n_vars == 0
     assert (lowered.reduction.expand_labels(np.zeros(0, dtype=np.int64)) == 1).all()
 
 
-@pytest.mark.parametrize(("n", "labels", "seen"), [(500, 2, 250), (500, 2, 0), (100, 30, 99)])
+@pytest.mark.parametrize(("n", "n_labels", "seen"), [(500, 2, 250), (500, 2, 0), (100, 30, 99)])
 def test_each_scope_is_looked_at_a_few_times(
-    n: int, labels: int, seen: int, monkeypatch: pytest.MonkeyPatch
+    n: int, n_labels: int, seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that long chains take linear time."""
     looks = 0
@@ -99,7 +99,7 @@ def test_each_scope_is_looked_at_a_few_times(
         return plain(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(zeros.Propagation, "_lost", count)
-    field = equality_chain(n, labels).condition({seen: 0})
+    field = equality_chain(n, n_labels).condition({seen: 0})
     assert possible(field.layout, field.terms, field.evidence).sum() == n
     assert n - 10 < looks < 2.2 * n
 
@@ -130,7 +130,7 @@ class Forbid(pf.Term):
 def test_a_term_of_a_users_own_takes_part() -> None:
     """Tables forbid x1 = 0, the term then x2 = 0, and tables again x3 = 0."""
     same = np.where(np.eye(2, dtype=bool), 0.0, INF)
-    field = pf.Field(4, labels=2, terms=[pf.Pairwise([[0, 1], [2, 3]], same), Forbid()])
+    field = pf.Field(4, n_labels=2, terms=[pf.Pairwise([[0, 1], [2, 3]], same), Forbid()])
     field = field.condition({0: 1})
     keep = possible(field.layout, field.terms, field.evidence)
     assert keep.reshape(4, 2).tolist() == [[False, True]] * 4

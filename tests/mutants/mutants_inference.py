@@ -118,8 +118,8 @@ BOUNDS = [
     Mutant(
         "lanczos-rounded-down",
         "inference/curvature.py",
-        "return top + MARGIN * abs(top)",
-        "return top - MARGIN * abs(top)",
+        "return top + LANCZOS_MARGIN * abs(top)",
+        "return top - LANCZOS_MARGIN * abs(top)",
         "properties/test_curvature.py::test_large_pairwise_curvature_is_close",
     ),
     Mutant(
@@ -192,15 +192,15 @@ STOPPING = [
     Mutant(
         "fixed-point-test-dropped",
         "inference/stationarity.py",
-        "return residual <= tol + rounding",
-        "return residual <= 1.0 + rounding",
+        "np.asarray(residual <= tol + rounding)",
+        "np.asarray(residual <= 1.0 + rounding)",
         "inference/test_stationarity.py::test_a_saturated_start_is_left[reference-fixed] "
         "inference/test_stationarity.py::test_a_saturated_start_is_left[reference-adhoc]",
     ),
     Mutant(
         "failed-tests-do-not-wait",
         "inference/loop.py",
-        "waiting = max(1, 2 * waiting)",
+        "waiting = max(1, 2 * self.waiting)",
         "waiting = 1",
         "inference/test_stationarity.py::test_a_failed_test_waits_longer_each_time",
     ),
@@ -220,9 +220,9 @@ STOPPING = [
     ),
     Mutant(
         "trace-one-update-late",
-        "inference/loop.py",
-        "                f[1:],\n",
-        "                f[:-1],\n",
+        "inference/history.py",
+        "seconds, f[1:], change",
+        "seconds, f[:-1], change",
         "inference/test_infer.py::test_row_t_is_the_state_after_t_updates",
     ),
     Mutant(
@@ -234,16 +234,16 @@ STOPPING = [
     ),
     Mutant(
         "earlier-stages-forgotten",
-        "inference/loop.py",
+        "inference/history.py",
         "        self.set_aside(self.best)\n",
         "",
         "inference/test_loop.py::test_the_best_state_of_earlier_stages_is_kept",
     ),
     Mutant(
         "callback-cannot-stop",
-        "inference/loop.py",
-        "            if self.callback(progress):\n",
-        "            if self.callback(progress) is None:\n",
+        "inference/history.py",
+        "return bool(self.callback(self._progress(f, change, marginals)))",
+        "return self.callback(self._progress(f, change, marginals)) is None",
         "inference/test_infer.py::test_callback_sees_progress_and_stops[reference]",
     ),
 ]
@@ -273,8 +273,8 @@ BUDGETS = [
     Mutant(
         "unused-orders-not-given-back",
         "inference/pace.py",
-        "and shuffle and len(rows) < n:",
-        "and shuffle and len(rows) > n:",
+        "and shuffle and made < n:",
+        "and shuffle and made > n:",
         "inference/test_stationarity.py::test_random_orders_do_not_depend_on_the_looks_at_the_clock",
     ),
     Mutant(
@@ -286,7 +286,7 @@ BUDGETS = [
     ),
     Mutant(
         "f-told-for-equal-arrays",
-        "inference/loop.py",
+        "inference/history.py",
         "if known is q)",
         "if np.array_equal(known, q))",
         "inference/test_pace.py::test_f_is_not_evaluated_again_where_it_was_told",
@@ -318,8 +318,8 @@ SEARCH = [
     Mutant(
         "minima-called-too-early",
         "inference/stationarity.py",
-        "made >= least and rho - CAUTION * error > -1.0",
-        "made >= 1 and rho + CAUTION * error > -1.0",
+        "made >= least and rho - RESIDUAL_FACTOR * error > -1.0",
+        "made >= 1 and rho + RESIDUAL_FACTOR * error > -1.0",
         "inference/test_stationarity.py::test_a_saddle_that_concerns_few_of_many_variables",
     ),
     Mutant(

@@ -185,8 +185,8 @@ FILES = [
     Mutant(
         "one-label-too-many",
         "io/evidence.py",
-        "top = labels[variables] - 1",
-        "top = labels[variables]",
+        "top = counts[variables] - 1",
+        "top = counts[variables]",
         "io/test_io_evidence.py::test_mistakes",
     ),
     Mutant(

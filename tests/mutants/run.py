@@ -36,7 +36,7 @@ KERNELS = ("compiled/", "filters/numba/", "backends/numba/", "rules/plan.py")
 """Files whose faults must not get into the kernels that others use."""
 TEST_SECONDS = 900.0
 """Time limit of the tests of one mutant."""
-ENOUGH = 58
+MIN_CAUGHT = 58
 """Mutants that have to be caught where all are run."""
 PASSED, FAILED, TOO_LONG = 0, 1, -1
 """Exit codes of pytest, and what a worker says of tests that don't end."""
@@ -237,7 +237,7 @@ def main() -> int:
     verdicts = [outcome.verdict for outcome in outcomes]
     counts = {kind: verdicts.count(kind) for kind in ("caught", "survived", "skipped", "error")}
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    enough = counts["survived"] == 0 if args.names else counts["caught"] >= ENOUGH
+    enough = counts["survived"] == 0 if args.names else counts["caught"] >= MIN_CAUGHT
     return 0 if enough and not counts["error"] else 1
 
 

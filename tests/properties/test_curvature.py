@@ -18,7 +18,7 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-from proxfield.inference.curvature import DENSE, Curvature
+from proxfield.inference.curvature import MAX_DENSE_SIZE, Curvature
 from proxfield.rules.certified import damping_for
 from proxfield.terms.factor import small_block_norms, spectral_norms
 
@@ -43,9 +43,9 @@ def large_pairwise(seed: int, sign: float) -> pf.Field:
     """Above the size up to which operators are diagonalized directly."""
     rng = np.random.default_rng(seed)
     edges = grid_edges(6, 7)
-    field = pf.Field(42, labels=3, terms=[pf.Potts(edges, sign * rng.uniform(0, 2, len(edges)))])
+    field = pf.Field(42, n_labels=3, terms=[pf.Potts(edges, sign * rng.uniform(0, 2, len(edges)))])
     field.add(pf.Pairwise(edges[::3], rng.normal(size=(len(edges[::3]), 3, 3))))
-    assert field.layout.size > DENSE
+    assert field.layout.size > MAX_DENSE_SIZE
     return field
 
 
@@ -73,7 +73,7 @@ def test_large_pairwise_curvature_is_close(seed: int, sign: float) -> None:
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("seed", range(200, 230))
 def test_pairwise_lipschitz_is_the_spectral_norm(seed: int, kernels: str) -> None:
-    field = random_field(np.random.default_rng(seed), labels=(2, 3, 4), arity=2, n_vars=(2, 6))
+    field = random_field(np.random.default_rng(seed), n_labels=(2, 3, 4), arity=2, n_vars=(2, 6))
     assert_tight(curvature_of(field, kernels).lipschitz, np.linalg.norm(exact_hessian(field), 2))
 
 
@@ -89,7 +89,7 @@ def test_larger_factors_are_bounded(seed: int) -> None:
     rng = np.random.default_rng(seed)
     field = random_field(rng, n_vars=(3, 5))
     curvature = curvature_of(field)
-    wide = random_field(np.random.default_rng(seed), labels=(2, 3), n_vars=(3, 5))
+    wide = random_field(np.random.default_rng(seed), n_labels=(2, 3), n_vars=(3, 5))
     lipschitz = curvature_of(wide).lipschitz
     for _ in range(8):
         small, big = ends(field, random_marginals(field.layout, rng))
@@ -105,7 +105,7 @@ def test_fields_without_pairs(n: int, kernels: str) -> None:
     """Tables over three variables alone: the pairwise operator is 0, at any size."""
     scopes = np.random.default_rng(n).permutation(n).reshape(-1, 3)
     tables = np.random.default_rng(n).normal(size=(len(scopes), 2, 2, 2))
-    field = pf.Field(n, labels=2, terms=[pf.Factor(scopes, tables)])
+    field = pf.Field(n, n_labels=2, terms=[pf.Factor(scopes, tables)])
     curvature = curvature_of(field, kernels)
     assert 0 < curvature.largest <= curvature.local.max()
     assert curvature.lipschitz > 0
@@ -116,7 +116,7 @@ def test_fields_without_pairs(n: int, kernels: str) -> None:
 def test_local_bounds_dominate_the_hessian(seed: int) -> None:
     """|ΔᵀHΔ| ≤ Σ λ_i ‖Δ_i‖² for centered Δ, at any q; so max λ_i ≥ λ."""
     rng = np.random.default_rng(seed)
-    field = random_field(rng, labels=(2, 3, 4))
+    field = random_field(rng, n_labels=(2, 3, 4))
     curvature = curvature_of(field)
     local = np.diag(curvature.local[field.layout.owner])
     for _ in range(5):
@@ -130,16 +130,16 @@ def test_evidence_takes_curvature_away() -> None:
     field = repulsive_grid(4)
     seen = field.condition(dict.fromkeys(range(8), 0))
     assert curvature_of(seen).largest < curvature_of(field).largest
-    rest = pf.Field(8, labels=2, terms=[pf.Potts(grid_edges(2, 4), -3.0)])
+    rest = pf.Field(8, n_labels=2, terms=[pf.Potts(grid_edges(2, 4), -3.0)])
     assert_tight(curvature_of(seen).largest, ends(rest)[1])
 
 
 def test_attractive_dense_field_needs_no_damping() -> None:
     edges = list(itertools.combinations(range(12), 2))
     weights = np.random.default_rng(0).uniform(0.1, 0.3, len(edges))
-    field = pf.Field(12, labels=4, terms=[pf.Potts(edges, weights)])
+    field = pf.Field(12, n_labels=4, terms=[pf.Potts(edges, weights)])
     assert (curvature_of(field).steps("certified") == 1.0).all()
-    repelled = pf.Field(12, labels=4, terms=[pf.Potts(edges, -weights)])
+    repelled = pf.Field(12, n_labels=4, terms=[pf.Potts(edges, -weights)])
     assert (curvature_of(repelled).steps("certified") < 1.0).all()
 
 
@@ -184,7 +184,7 @@ def test_norms_of_small_blocks(shape: tuple[int, ...]) -> None:
 def test_norms_that_come_too_late_are_bounds() -> None:
     rng = np.random.default_rng(2)
     scopes = np.array([[0, 1, 2], [2, 3, 4]])
-    field = pf.Field(5, labels=5, terms=[pf.Factor(scopes, rng.normal(size=(2, 5, 5, 5)))])
+    field = pf.Field(5, n_labels=5, terms=[pf.Factor(scopes, rng.normal(size=(2, 5, 5, 5)))])
     exact = Curvature(field.lower()).local
     late = Curvature(field.lower(), seconds=0.0).local
     assert (late > exact).all()

@@ -66,14 +66,14 @@ def test_promises_on_random_fields(batch: int) -> None:
 
 
 @pytest.mark.parametrize("sign", [-1.0, 0.0, 1.0], ids=["repulsive", "mixed", "attractive"])
-@pytest.mark.parametrize("labels", [(2,), (3,), (2, 3, 4)], ids=str)
-def test_promises_on_larger_fields(sign: float, labels: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("n_labels", [(2,), (3,), (2, 3, 4)], ids=str)
+def test_promises_on_larger_fields(sign: float, n_labels: tuple[int, ...]) -> None:
     """Ten variables, many couplings; log Z by enumeration only where that is cheap."""
     for seed in range(10_000, 10_010):
         rng = np.random.default_rng(seed)
-        field = random_field(rng, labels=labels, n_vars=(10, 10), arity=3, sign=sign)
+        field = random_field(rng, n_labels=n_labels, n_vars=(10, 10), arity=3, sign=sign)
         log_z = np.inf
-        if labels == (2,):
+        if n_labels == (2,):
             log_z = log_sum_exp(-energy_tensor(field).ravel())
         assert_promises(field, log_z, f"seed {seed}", init="uniform")
 
@@ -83,8 +83,8 @@ def test_promises_with_impossible_labels(batch: int) -> None:
     """Unary energies of +inf: row 0 of a uniform start is infinite, and F falls from then on."""
     for seed in range(20_000 + batch * BATCH, 20_000 + (batch + 1) * BATCH):
         rng = np.random.default_rng(seed)
-        labels = (2,) if seed % 3 == 0 else (2, 3, 4)
-        field = random_field(rng, labels=labels, arity=2 if seed % 3 == 0 else 4)
+        n_labels = (2,) if seed % 3 == 0 else (2, 3, 4)
+        field = random_field(rng, n_labels=n_labels, arity=2 if seed % 3 == 0 else 4)
         for v, c in enumerate(field.cardinalities):
             if rng.random() < 0.4:
                 row = np.zeros(c)

@@ -128,15 +128,15 @@ def any_scale(seed: int) -> int:
 def warm_starts(seed: int) -> int:
     """Continue from a result after the unary energies have changed."""
     rng = np.random.default_rng([seed, 2])
-    n, labels = int(rng.integers(2, 30)), int(rng.integers(2, 5))
+    n, n_labels = int(rng.integers(2, 30)), int(rng.integers(2, 5))
     edges = np.sort(rng.integers(n, size=(2 * n, 2)), axis=1)
     edges = edges[edges[:, 0] < edges[:, 1]]
     scale = float(10 ** rng.uniform(-1, 2))
     weights = scale * rng.normal(size=len(edges))
 
     def field() -> pf.Field:
-        unary = pf.Unary(scale * rng.normal(size=(n, labels)))
-        return pf.Field(n, labels).add(unary).add(pf.Potts(edges, weights))
+        unary = pf.Unary(scale * rng.normal(size=(n, n_labels)))
+        return pf.Field(n, n_labels).add(unary).add(pf.Potts(edges, weights))
 
     made = 0
     before, after = field(), field()
@@ -203,10 +203,10 @@ def minima(seed: int) -> int:
 
 def symmetric_field(rng: np.random.Generator, scale: float) -> pf.Field:
     """Without unary energies: uniform marginals are a fixed point, often a saddle."""
-    n, labels = int(rng.integers(2, 25)), int(rng.integers(2, 4))
+    n, n_labels = int(rng.integers(2, 25)), int(rng.integers(2, 4))
     edges = np.sort(rng.integers(n, size=(2 * n, 2)), axis=1)
     edges = np.unique(edges[edges[:, 0] < edges[:, 1]], axis=0)
-    field = pf.Field(n, labels)
+    field = pf.Field(n, n_labels)
     if rng.random() < 0.3:
         points = rng.normal(size=(n, 2))
         field.add(pf.Gaussian(points, scale * float(rng.normal())))

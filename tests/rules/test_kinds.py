@@ -191,10 +191,6 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from proxfield.compiled import math
-if sys.argv[1] == "cpu":  # the kernels as Python: what they compute, without compiling them
-    math.as_bits = lambda x: int(np.float64(x).view(np.int64))
-    math._as_float = lambda x: float(np.int64(x).view(np.float64))
 if sys.argv[1] == "cuda":
     sys.path.append(sys.argv[2])
     from gpu_cases import mend_interpreter

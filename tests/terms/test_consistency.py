@@ -51,19 +51,19 @@ def members(name: str) -> list[list[int]]:
     return [[i for i, c in enumerate(rows) if c == s] for s in range(max(rows) + 1)]
 
 
-def weights_of(name: str, kind: str, labels: int) -> Any:
+def weights_of(name: str, kind: str, n_labels: int) -> Any:
     rng = np.random.default_rng(5)
     count = n_segments(name)
-    shape = {"one": (), "per-segment": (count,), "per-label": (count, labels)}[kind]
+    shape = {"one": (), "per-segment": (count,), "per-label": (count, n_labels)}[kind]
     return 2.0 * rng.random(size=shape) + 0.1
 
 
 def make(
-    name: str = "overlapping", kind: str = "per-label", labels: int = 3, **options: Any
+    name: str = "overlapping", kind: str = "per-label", n_labels: int = 3, **options: Any
 ) -> pf.Field:
-    term = pf.Consistency(SEGMENTS[name], weights_of(name, kind, labels), **options)
-    unary = pf.Unary(np.random.default_rng(1).normal(size=(6, labels)))
-    return pf.Field(6, labels=labels, terms=[term, unary])
+    term = pf.Consistency(SEGMENTS[name], weights_of(name, kind, n_labels), **options)
+    unary = pf.Unary(np.random.default_rng(1).normal(size=(6, n_labels)))
+    return pf.Field(6, n_labels=n_labels, terms=[term, unary])
 
 
 def only(field: pf.Field) -> pf.Field:
@@ -77,13 +77,13 @@ every_case = pytest.mark.parametrize(
 
 def edgy_marginals(field: pf.Field, rng: np.random.Generator) -> Array:
     """Some rows in the middle, some next to a corner, some in one."""
-    labels = field.layout.common
-    assert labels is not None
+    n_labels = field.layout.common
+    assert n_labels is not None
     rows = []
     for _ in range(field.n_vars):
         spread = rng.choice([1.0, 0.05, 0.0])
-        corner = np.eye(labels)[rng.integers(labels)]
-        rows.append(corner if spread == 0.0 else rng.dirichlet(np.full(labels, spread)))
+        corner = np.eye(n_labels)[rng.integers(n_labels)]
+        rows.append(corner if spread == 0.0 else rng.dirichlet(np.full(n_labels, spread)))
     return np.concatenate(rows)
 
 
@@ -138,7 +138,7 @@ def test_gradient(name: str, kind: str, dtype: str) -> None:
 def test_gradient_where_products_vanish() -> None:
     """Zeros, and products far below the smallest number, among a thousand variables."""
     n = 1000
-    field = pf.Field(n, labels=3, terms=[pf.Consistency(np.zeros(n, dtype=int), 2.0)])
+    field = pf.Field(n, n_labels=3, terms=[pf.Consistency(np.zeros(n, dtype=int), 2.0)])
     q = np.tile([1.0, 1e-3, 0.0], n).reshape(n, 3)
     q[7] = [0.0, 1.0, 0.0]  # alone lacks label 0: it alone is pulled there
     out = np.zeros(3 * n)
@@ -158,7 +158,7 @@ def test_gradient_where_products_vanish() -> None:
 def test_many_segments_are_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     segments = rng.integers(-1, 40, size=500)
-    field = pf.Field(500, labels=4, terms=[pf.Consistency(segments, rng.random(40))])
+    field = pf.Field(500, n_labels=4, terms=[pf.Consistency(segments, rng.random(40))])
     q = random_marginals(field.layout, rng)
     values = []
     for chunk in (1 << 18, 100, 1):
@@ -219,7 +219,7 @@ def test_tables_say_the_same(name: str, kind: str) -> None:
 
 
 def test_tables_that_would_be_huge_are_refused() -> None:
-    field = pf.Field(40, labels=3, terms=[pf.Consistency(np.zeros(40, dtype=int), tables=True)])
+    field = pf.Field(40, n_labels=3, terms=[pf.Consistency(np.zeros(40, dtype=int), tables=True)])
     with pytest.raises(pf.InputError, match="segment of 40 variables with 3 labels"):
         pf.infer(field, "sweep")
 
@@ -235,9 +235,9 @@ def test_evidence_and_impossible_labels() -> None:
 # ---- curvature ----
 
 
-def complete(n: int, labels: int, weight: Any) -> tuple[pf.Field, pf.Consistency]:
+def complete(n: int, n_labels: int, weight: Any) -> tuple[pf.Field, pf.Consistency]:
     term = pf.Consistency([list(range(n))], weight)
-    return pf.Field(n, labels=labels, terms=[term]), term
+    return pf.Field(n, n_labels=n_labels, terms=[term]), term
 
 
 def without_constants(field: pf.Field) -> pf.Field:
@@ -263,11 +263,11 @@ def assert_bounds(field: pf.Field, term: pf.Consistency, q: Array) -> Array:
     return ends
 
 
-@pytest.mark.parametrize("labels", [1, 2, 3, 4])
+@pytest.mark.parametrize("n_labels", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_bounds_hold_at_every_labelling(n: int, labels: int) -> None:
+def test_bounds_hold_at_every_labelling(n: int, n_labels: int) -> None:
     """Where the eigenvalues are largest; and from four variables on the bounds are attained."""
-    field, term = complete(n, labels, 1.7)
+    field, term = complete(n, n_labels, 1.7)
     ends = np.array([assert_bounds(field, term, corner(field, x)) for x in labellings(field)])
     if n >= 4:
         assert term.spectrum(field.layout) == pytest.approx((ends.min(), ends.max()), abs=1e-9)
@@ -280,9 +280,9 @@ def corner(field: pf.Field, x: Array) -> Array:
 
 
 @every_case
-@pytest.mark.parametrize("labels", [2, 3])
-def test_bounds_hold_anywhere(name: str, kind: str, labels: int) -> None:
-    field = only(make(name, kind, labels))
+@pytest.mark.parametrize("n_labels", [2, 3])
+def test_bounds_hold_anywhere(name: str, kind: str, n_labels: int) -> None:
+    field = only(make(name, kind, n_labels))
     term = field.terms[0]
     assert isinstance(term, pf.Consistency)
     rng = np.random.default_rng(7)
@@ -304,7 +304,7 @@ def test_certified_steps_never_raise_f(step: str, seed: int, kernels: str, dtype
     segments = rng.integers(-1, 4, size=60)
     term = pf.Consistency(segments, rng.exponential(5.0, size=(4, 3)))
     pull = np.where(rng.random((60, 1)) < 0.1, 6.0, 1.0)  # some variables stand against the rest
-    field = pf.Field(60, labels=3, terms=[term, pf.Unary(pull * rng.normal(size=(60, 3)))])
+    field = pf.Field(60, n_labels=3, terms=[term, pf.Unary(pull * rng.normal(size=(60, 3)))])
     for init in ("unary", "random"):
         result = pf.infer(
             field, "fixed", step=step, init=init, kernels=kernels, dtype=dtype, max_iters=300
@@ -328,9 +328,9 @@ def test_agreement_spreads() -> None:
     """A noisy variable follows its segment where Potts edges alone would not reach it."""
     rows = np.tile([0.0, 1.0], (8, 1))
     rows[3] = [1.5, 0.0]
-    alone = pf.Field(8, labels=2, terms=[pf.Unary(rows)])
+    alone = pf.Field(8, n_labels=2, terms=[pf.Unary(rows)])
     assert pf.infer(alone, "fixed").labels.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
-    joined = pf.Field(8, labels=2, terms=[pf.Unary(rows), pf.Consistency(np.zeros(8, int), 9.0)])
+    joined = pf.Field(8, n_labels=2, terms=[pf.Unary(rows), pf.Consistency(np.zeros(8, int), 9.0)])
     assert pf.infer(joined, "fixed", init="unary").labels.tolist() == [0] * 8
 
 
@@ -387,3 +387,10 @@ def test_fields_that_do_not_fit(cards: Any, segments: Any, weights: Any, words: 
     with pytest.raises(pf.InputError) as caught:
         pf.Field(cards, terms=[pf.Consistency(segments, weights)])
     assert words in str(caught.value)
+
+
+def test_weight_0_omits_the_term() -> None:
+    field = pf.Field(5, n_labels=2).add(pf.Consistency([0, 0, 0, 1, 1], 0.0))
+    assert field.lower().extras == ()
+    one = pf.Field(5, n_labels=2).add(pf.Consistency([0, 0, 0, 1, 1], [0.0, 1.0]))
+    assert len(one.lower().extras) == 1

@@ -37,28 +37,28 @@ TOGETHER = [v for v in VARIANTS if not v.startswith(("sweep", "colored"))]
 """Variants that move all variables at once: all that a term without tables allows."""
 
 
-def counts(labels: int, seed: int = 0) -> Counts:
+def counts(n_labels: int, seed: int = 0) -> Counts:
     rng = np.random.default_rng(seed)
-    maps = [rng.choice(labels, size=3) for _ in range(20)]
-    return Counts.from_label_maps(maps, labels)
+    maps = [rng.choice(n_labels, size=3) for _ in range(20)]
+    return Counts.from_label_maps(maps, n_labels)
 
 
 def make(
-    latent: str, *, pixels: int = 3, labels: int = 4, seed: int = 0, **options: Any
+    latent: str, *, pixels: int = 3, n_labels: int = 4, seed: int = 0, **options: Any
 ) -> pf.Field:
     """A stranger, the pixels in a chain, a stranger, and the presences if they are variables."""
     options = {"kappa": 1.7, "beta": 1.3, "first": 1, **options}
     if latent == "variables":
         options["presence"] = pixels + 2
-    term = pf.Cooccurrence(counts(labels, seed), pixels=pixels, latent=latent, **options)
+    term = pf.Cooccurrence(counts(n_labels, seed), pixels=pixels, latent=latent, **options)
     rng = np.random.default_rng(seed)
     last = [2] * len(term.classes) if latent == "variables" else []
     edges = [[i, i + 1] for i in range(pixels + 1)]
     return pf.Field(
-        [2, *[labels] * pixels, 3, *last],
+        [2, *[n_labels] * pixels, 3, *last],
         terms=[
             term,
-            pf.Unary(rng.normal(size=(pixels, labels)), np.arange(1, pixels + 1)),
+            pf.Unary(rng.normal(size=(pixels, n_labels)), np.arange(1, pixels + 1)),
             pf.Potts(edges, rng.normal(size=len(edges))),
         ],
     )
@@ -85,7 +85,7 @@ def brute_energy(term: pf.Cooccurrence, x: Array, y: Array) -> float:
 def test_counting_label_maps() -> None:
     maps = [[[0, 0, 1], [255, 1, 1]], [[2, 2]], [[0, 2, 1, 1]], np.zeros((0, 3), dtype=int)]
     found = Counts.from_label_maps(maps, 4)
-    assert (found.images, found.labels, found.min_pixels) == (4, 4, 1)
+    assert (found.images, found.n_labels, found.min_pixels) == (4, 4, 1)
     assert found.presence.tolist() == [2, 2, 2, 0]
     assert found.pairs.tolist() == [[2, 2, 1, 0], [2, 2, 1, 0], [1, 1, 2, 0], [0, 0, 0, 0]]
     assert Counts.from_label_maps(maps, 4, min_pixels=2).presence.tolist() == [1, 2, 1, 0]
@@ -93,8 +93,8 @@ def test_counting_label_maps() -> None:
 
 def test_counting_finds_the_labels() -> None:
     maps = [np.array([[3, -1]], dtype=np.int16), np.array([[7]], dtype=np.uint8)]
-    assert Counts.from_label_maps(maps, ignore=(-1, 7)).labels == 4
-    assert Counts.from_label_maps((m for m in maps), ignore=[-1]).labels == 8
+    assert Counts.from_label_maps(maps, ignore=(-1, 7)).n_labels == 4
+    assert Counts.from_label_maps((m for m in maps), ignore=[-1]).n_labels == 8
 
 
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "int64", "int32"])
@@ -233,10 +233,12 @@ def test_missing_file(tmp_path: Path) -> None:
 )
 def test_published_counts() -> None:
     found = Counts.load(CAMVID / "cooccurrence.json")
-    assert (found.labels, found.images, found.min_pixels) == (11, 367, 1)
+    assert (found.n_labels, found.images, found.min_pixels) == (11, 367, 1)
     assert Counts.load(CAMVID / "cooccurrence.json", min_pixels=100).presence[10] == 141
     term = pf.Cooccurrence(found, pixels=100, latent="implicit", always=())
-    assert term.weights[7, 10] > term.weights[8, 10]  # fences and cyclists meet less than cars do
+    assert (
+        term.weights[7, 10] > term.weights[8, 10]
+    )  # fences occur with cyclists less often than cars do
 
 
 # ---- both forms ----
@@ -283,7 +285,7 @@ def test_implicit_is_the_least_over_all_distributions() -> None:
 @pytest.mark.parametrize("pixels", [0, 1, 63, 64, 65, 200])
 def test_gradient(latent: str, pixels: int, dtype: str) -> None:
     """Against differences of the energy, for blocks that numpy passes divide in any way."""
-    field = only(make(latent, pixels=pixels, labels=3, kappa=0.05))
+    field = only(make(latent, pixels=pixels, n_labels=3, kappa=0.05))
     term, layout = field.terms[0], field.layout
     q = random_marginals(layout, np.random.default_rng(2)).astype(dtype)
     out = np.full(layout.size, 3.0, dtype=dtype)
@@ -417,7 +419,7 @@ def test_implicit_spectrum_is_attained() -> None:
     apart = [[2 * half, half, half], [half, half, 0], [half, 0, half]]
     never = Counts(2 * half, [2 * half, half, half], apart)
     term = pf.Cooccurrence(never, pixels=4, kappa=20.0, beta=50.0)
-    field = pf.Field(4, labels=3, terms=[term])
+    field = pf.Field(4, n_labels=3, terms=[term])
     q = np.tile([0.0, 0.5, 0.5], 4)
     ends = np.linalg.eigvalsh(projected(field.layout, implicit_hessian(field, q)))
     assert ends[0] == pytest.approx(term.spectrum(field.layout)[0], rel=1e-3)
@@ -435,7 +437,7 @@ def assert_descends(result: pf.Result, dtype: str = "float64") -> None:
 def test_certified_local_steps_never_raise_f(
     latent: str, scale: float, seed: int, kernels: str, dtype: str
 ) -> None:
-    field = make(latent, pixels=30, labels=5, seed=seed, kappa=scale, beta=3.0)
+    field = make(latent, pixels=30, n_labels=5, seed=seed, kappa=scale, beta=3.0)
     result = pf.infer(
         field, "fixed", step="certified-local", kernels=kernels, dtype=dtype, max_iters=200
     )
@@ -449,7 +451,7 @@ def test_full_steps_never_raise_f_of_the_implicit_form(
 ) -> None:
     term = pf.Cooccurrence(counts(5, seed), pixels=30, kappa=scale, beta=3.0)
     noise = np.random.default_rng(seed).normal(scale=3.0, size=(30, 5))
-    field = pf.Field(30, labels=5, terms=[term, pf.Unary(noise)])
+    field = pf.Field(30, n_labels=5, terms=[term, pf.Unary(noise)])
     result = pf.infer(field, "full-parallel", kernels=kernels, dtype=dtype)
     assert_descends(result, dtype)
     assert result.converged
@@ -459,7 +461,7 @@ def test_full_steps_never_raise_f_of_the_implicit_form(
 
 def test_full_steps_can_raise_f_of_the_other_form() -> None:
     """Else the damping of the presences would be for nothing."""
-    field = make("variables", pixels=30, labels=5, kappa=20.0, beta=3.0)
+    field = make("variables", pixels=30, n_labels=5, kappa=20.0, beta=3.0)
     f = pf.infer(field, "full-parallel", max_iters=50, init="random").trace.free_energy
     assert np.diff(f).max() > 0.1
 
@@ -492,7 +494,7 @@ def test_deciding_classes_changes_nothing(
 ) -> None:
     absent, weights = random_costs(m, scale, m)
     e, off = module.envelope(absent, weights)
-    monkeypatch.setattr(module, "SATURATION", np.inf)
+    monkeypatch.setattr(module, "SATURATION_ENERGY", np.inf)
     plain, probabilities = module.envelope(absent, weights)
     assert e == pytest.approx(plain, rel=1e-12, abs=1e-12)
     np.testing.assert_allclose(off, probabilities, atol=1e-9)
@@ -517,7 +519,7 @@ def test_many_undecided_classes_give_an_upper_bound(
         absent, weights = random_costs(m, scale, seed)
         bound, off = module.envelope(absent, weights)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "EXACT", m)
+            patch.setattr(module, "MAX_EXACT_CLASSES", m)
             exact, _ = module.envelope(absent, weights)
         assert exact - 1e-9 <= bound
         worst = max(worst, bound - exact)
@@ -531,9 +533,9 @@ def test_both_starts_are_needed(many: float, apart: float, monkeypatch: pytest.M
     absent = np.array([50.0, many, many, many])
     weights = np.zeros((4, 4))
     weights[0, 1:] = weights[1:, 0] = apart
-    monkeypatch.setattr(module, "SATURATION", np.inf)
+    monkeypatch.setattr(module, "SATURATION_ENERGY", np.inf)
     exact = module.envelope(absent, weights)[0]
-    monkeypatch.setattr(module, "EXACT", 0)
+    monkeypatch.setattr(module, "MAX_EXACT_CLASSES", 0)
     assert module.envelope(absent, weights)[0] == pytest.approx(exact, abs=0.05)
 
 
@@ -541,7 +543,7 @@ def test_many_classes_bound_log_z(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer states to sum stand for many classes: F bounds log Z, its gradient is its slope."""
     field = make("implicit", pixels=4)
     exact = exact_log_z(field)
-    monkeypatch.setattr(module, "EXACT", 0)
+    monkeypatch.setattr(module, "MAX_EXACT_CLASSES", 0)
     for seed in range(20):
         q = random_marginals(field.layout, np.random.default_rng(seed))
         assert field.free_energy(q) >= -exact - 1e-9
@@ -559,7 +561,7 @@ def test_many_classes_bound_log_z(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_defaults_are_the_papers() -> None:
     found = counts(4)
-    term = pf.Cooccurrence(found, pixels=1000, labels=4)
+    term = pf.Cooccurrence(found, pixels=1000, n_labels=4)
     assert (term.kappa, term.classes.tolist(), term.presence) == (20.0, [1, 2, 3], 1000)
     expected = -0.005 * 1000 * np.log(found.pair_probability()[1, 2])
     assert term.weights[0, 1] == term.weights[1, 0] == pytest.approx(expected)
@@ -585,7 +587,7 @@ def test_small_fields_can_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"labels": 3}, "labels=3, but the statistics count 4 classes"),
+        ({"n_labels": 3}, "n_labels=3, but the statistics count 4 classes"),
         ({"latent": "maybe"}, "latent='maybe', expected implicit or variables"),
         ({"latent": ["variables"]}, "expected implicit or variables"),
         ({"tables": True}, 'tables=True needs latent="variables"'),
@@ -632,22 +634,22 @@ def test_fields_that_do_not_fit(cards: list[int], options: dict[str, Any], words
 def test_presences_may_not_be_pixels() -> None:
     term = pf.Cooccurrence(counts(2), pixels=3, latent="variables", presence=2)
     with pytest.raises(pf.InputError, match=r"variables 2 to 2.* overlap the pixels"):
-        pf.Field(4, labels=2, terms=[term])
+        pf.Field(4, n_labels=2, terms=[term])
 
 
 def test_full_parallel_oscillates_on_variables_and_not_on_the_implicit_form() -> None:
     """As in the paper: undamped presences flip for ever; summed out, full steps are certified."""
     rng = np.random.default_rng(0)
-    n, labels = 60, 5
-    pairs = np.full((labels, labels), 1)
+    n, n_labels = 60, 5
+    pairs = np.full((n_labels, n_labels), 1)
     np.fill_diagonal(pairs, 10)
-    counts = pf.CooccurrenceStatistics(20, np.full(labels, 10), pairs)
-    unary = rng.normal(size=(n, labels))
+    counts = pf.CooccurrenceStatistics(20, np.full(n_labels, 10), pairs)
+    unary = rng.normal(size=(n, n_labels))
     chain = pf.Potts(np.stack([np.arange(n - 1), np.arange(1, n)], axis=1), 0.5)
-    explicit = pf.Field(np.append(np.full(n, labels), np.full(labels - 1, 2)))
+    explicit = pf.Field(np.append(np.full(n, n_labels), np.full(n_labels - 1, 2)))
     explicit.add(pf.Unary(unary, np.arange(n))).add(chain)
     explicit.add(pf.Cooccurrence(counts, pixels=n, latent="variables"))
-    implicit = pf.Field(n, labels=labels, terms=[pf.Unary(unary), chain])
+    implicit = pf.Field(n, n_labels=n_labels, terms=[pf.Unary(unary), chain])
     implicit.add(pf.Cooccurrence(counts, pixels=n))
     flipping = pf.infer(explicit, "full-parallel", max_iters=200)
     assert flipping.status is pf.Status.OSCILLATING
@@ -656,3 +658,10 @@ def test_full_parallel_oscillates_on_variables_and_not_on_the_implicit_form() ->
         assert result.converged
         assert np.diff(result.trace.free_energy).max() < 1e-9
         assert result.free_energy < flipping.free_energy
+
+
+def test_files_keep_the_former_name_of_the_number_of_labels() -> None:
+    term = pf.Cooccurrence(counts(4), pixels=2)
+    arrays = {key: np.asarray(part) for key, part in term.to_arrays().items()}
+    assert list(arrays)[:2] == ["pixels", "labels"]
+    assert pf.Cooccurrence.from_arrays(arrays).n_labels == 4

@@ -68,10 +68,10 @@ def weights_of(term: pf.Gaussian) -> Array:
     return 0.5 * (k / total[:, None] + k / total)  # the symmetric part of both
 
 
-def mu_of(term: pf.Gaussian, labels: int, given: Any) -> Array:
+def mu_of(term: pf.Gaussian, n_labels: int, given: Any) -> Array:
     """weight · μ by its definition, with the constant of Potts."""
     if given is None:
-        return term.weight * (1 - np.eye(labels))
+        return term.weight * (1 - np.eye(n_labels))
     table = np.asarray(given, dtype=float)
     table = np.diag(table) if table.ndim == 1 else table
     return term.weight * (table + table.T) / 2
@@ -91,7 +91,7 @@ def test_energy_of_labellings_is_the_sum_over_pairs(
 ) -> None:
     term = make(normalization, compatibility, filter, self_message)
     a, mu = weights_of(term), mu_of(term, LABELS, COMPATIBILITY[compatibility])
-    field = pf.Field(N, labels=LABELS, terms=[term])
+    field = pf.Field(N, n_labels=LABELS, terms=[term])
     for x in np.random.default_rng(1).integers(0, LABELS, size=(10, N)):
         pairs = itertools.combinations(range(N), 2)
         expected = sum(a[i, j] * mu[x[i], x[j]] for i, j in pairs)
@@ -139,7 +139,7 @@ def test_gradient_by_its_definition(
 @filters
 def test_tables_say_the_same(normalization: str, compatibility: str, filter: str) -> None:
     term = make(normalization, compatibility, filter, False)
-    field = pf.Field(N + 2, labels=LABELS)
+    field = pf.Field(N + 2, n_labels=LABELS)
     field.add(term)
     tables = list(explicit_tables(field))
     assert len(tables) == N * (N - 1) // 2
@@ -200,7 +200,7 @@ def test_bounds_say_something(filter: str, self_message: bool) -> None:
 
 def test_hessian_of_the_tables_is_that_of_the_gradient() -> None:
     """The curvature that a field reports, from terms and from tables."""
-    field = pf.Field(N, labels=LABELS, terms=[make("none", "full", "exact", False)])
+    field = pf.Field(N, n_labels=LABELS, terms=[make("none", "full", "exact", False)])
     values = np.linalg.eigvalsh(projected(field.layout, exact_hessian(field)))
     info = Curvature(field.lower(), field)
     assert info.largest >= values[-1] - 1e-9
@@ -243,8 +243,8 @@ def test_several_terms_add_up() -> None:
     terms: list[pf.Term] = [pf.Unary(rng.normal(size=(N, LABELS)))]
     terms += [make("symmetric", "potts", "exact", False), make("none", "full", "lattice", True)]
     terms += [make("before", "diagonal", "lattice", False)]
-    field = pf.Field(N, labels=LABELS, terms=terms)
-    parts = [pf.Field(N, labels=LABELS, terms=[t]) for t in terms]
+    field = pf.Field(N, n_labels=LABELS, terms=terms)
+    parts = [pf.Field(N, n_labels=LABELS, terms=[t]) for t in terms]
     x = rng.integers(0, LABELS, size=N)
     assert field.energy(x) == pytest.approx(sum(p.energy(x) for p in parts))
     q = random_marginals(field.layout, rng)
@@ -261,18 +261,18 @@ def test_before_and_after_are_the_same() -> None:
 def test_wrong_variables() -> None:
     rows = np.zeros((4, 2))
     with pytest.raises(InputError, match=r"variables 0 to 3 needs as many rows.*field has 3"):
-        pf.Field(3, labels=2).add(pf.Gaussian(rows))
+        pf.Field(3, n_labels=2).add(pf.Gaussian(rows))
     with pytest.raises(InputError, match=r"variables 2 to 5 needs as many rows.*field has 5"):
-        pf.Field(5, labels=2).add(pf.Gaussian(rows, first=2))
+        pf.Field(5, n_labels=2).add(pf.Gaussian(rows, first=2))
     with pytest.raises(InputError, match="variables -1 to 2"):
-        pf.Field(5, labels=2).add(pf.Gaussian(rows, first=-1))
+        pf.Field(5, n_labels=2).add(pf.Gaussian(rows, first=-1))
     with pytest.raises(InputError, match="equal numbers of labels"):
         pf.Field([2, 2, 3, 2]).add(pf.Gaussian(rows))
     pf.Field([2, 2, 2, 2, 3]).add(pf.Gaussian(rows))
     with pytest.raises(InputError, match="compatibility for 3 labels, but the variables have 2"):
-        pf.Field(4, labels=2).add(pf.Gaussian(rows, 1.0, np.zeros(3)))
+        pf.Field(4, n_labels=2).add(pf.Gaussian(rows, 1.0, np.zeros(3)))
     with pytest.raises(InputError, match="compatibility for 3 labels, but the variables have 4"):
-        pf.Field(4, labels=4).add(pf.Gaussian(rows, 1.0, np.zeros((3, 3))))
+        pf.Field(4, n_labels=4).add(pf.Gaussian(rows, 1.0, np.zeros((3, 3))))
 
 
 @pytest.mark.parametrize(
@@ -326,13 +326,13 @@ def test_no_points(filter: str) -> None:
 
 def random_dense_field(rng: np.random.Generator, filter: str, self_message: bool) -> pf.Field:
     """Few points, one or two terms, weights from 0.3 to 30 of both signs."""
-    n, labels = int(rng.integers(2, 13)), int(rng.integers(2, 5))
-    field = pf.Field(n, labels=labels)
-    field.add(pf.Unary(rng.normal(scale=rng.choice([0.01, 1.0, 3.0]), size=(n, labels))))
+    n, n_labels = int(rng.integers(2, 13)), int(rng.integers(2, 5))
+    field = pf.Field(n, n_labels=n_labels)
+    field.add(pf.Unary(rng.normal(scale=rng.choice([0.01, 1.0, 3.0]), size=(n, n_labels))))
     for _ in range(int(rng.integers(1, 3))):
-        table = rng.normal(size=(labels, labels))
+        table = rng.normal(size=(n_labels, n_labels))
         scale = 10 ** rng.uniform(-0.5, 1.5)
-        choice = [None, None, rng.normal(size=labels), table][int(rng.integers(4))]
+        choice = [None, None, rng.normal(size=n_labels), table][int(rng.integers(4))]
         features = rng.normal(size=(n, int(rng.integers(1, 5)))) * 10 ** rng.uniform(-1, 0.7)
         field.add(
             pf.Gaussian(
@@ -390,7 +390,7 @@ def test_repulsion_flips_for_ever_under_full_steps(filter: str, self_message: bo
         normalization="none", filter=filter, self_message=self_message,
     )  # fmt: skip
     unary = np.tile([0.0, 1e-3], (n, 1))
-    field = pf.Field(n, labels=2, terms=[pf.Unary(unary), term])
+    field = pf.Field(n, n_labels=2, terms=[pf.Unary(unary), term])
     full = pf.infer(field, "full-parallel", max_iters=200)
     assert full.status is pf.Status.OSCILLATING
     one_more = pf.infer(field, "full-parallel", max_iters=1, tol=0.0, init=full)
@@ -404,7 +404,7 @@ def test_repulsion_flips_for_ever_under_full_steps(filter: str, self_message: bo
 @pytest.mark.parametrize("compatibility", [None, [1.0, -2.0], [[0.0, 1.0], [1.0, 0.5]]])
 def test_tables_with_the_self_message(compatibility: object) -> None:
     term = pf.Gaussian([[0.0], [0.5], [2.0]], 1.3, compatibility, self_message=True, filter="exact")
-    field, tables = pf.Field(3, labels=2).add(term), pf.Field(3, labels=2)
+    field, tables = pf.Field(3, n_labels=2).add(term), pf.Field(3, n_labels=2)
     for scopes, energies, _ in term.as_tables(field.layout):
         one = scopes.shape[1] == 1
         tables.add(pf.Unary(energies, scopes[:, 0]) if one else pf.Pairwise(scopes, energies))
@@ -414,9 +414,61 @@ def test_tables_with_the_self_message(compatibility: object) -> None:
 
 def test_a_bound_only_where_it_is_certain() -> None:
     points = [[0.0], [9.0], [18.0]]
-    attract = pf.Field(3, labels=2).add(pf.Gaussian(points, 6.0, self_message=True))
-    repel = pf.Field(3, labels=2).add(pf.Gaussian(points, 6.0, [1.0, 1.0], self_message=True))
-    without = pf.Field(3, labels=2).add(pf.Gaussian(points, 6.0, [1.0, 1.0]))
+    attract = pf.Field(3, n_labels=2).add(pf.Gaussian(points, 6.0, self_message=True))
+    repel = pf.Field(3, n_labels=2).add(pf.Gaussian(points, 6.0, [1.0, 1.0], self_message=True))
+    without = pf.Field(3, n_labels=2).add(pf.Gaussian(points, 6.0, [1.0, 1.0]))
     assert pf.infer(attract, "fixed").log_z_bound <= np.log(8)
     assert pf.infer(repel, "fixed").log_z_bound == -np.inf
     assert pf.infer(without, "fixed").log_z_bound == pytest.approx(np.log(8), abs=1e-6)
+
+
+# ---- weight 0, and the name of Potts ----
+
+
+@pytest.mark.parametrize("rule", ["auto", "fixed", "sweep"])
+@pytest.mark.parametrize("compatibility", ["potts", [1.0, -2.0, 0.5]])
+def test_weight_0_omits_the_term(
+    rule: str, compatibility: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a filter was built")
+
+    monkeypatch.setattr("proxfield.terms.gaussian.make_filter", refuse)
+    rng = np.random.default_rng(4)
+    terms = [pf.Unary(rng.normal(size=(8, 3))), pf.Potts([[i, i + 1] for i in range(7)], -0.8)]
+    none = pf.Gaussian(rng.normal(size=(8, 2)), 0.0, compatibility, self_message=True)
+    without, field = (pf.Field(8, n_labels=3, terms=t) for t in (terms, [*terms, none]))
+    labels = rng.integers(0, 3, 8)
+    assert len(field.terms) == 3
+    assert field.energy(labels) == without.energy(labels)
+    assert field.memory_estimate() == without.memory_estimate()
+    assert field.lower().extras == ()
+    ours, theirs = (pf.infer(f, rule, kernels="reference", max_iters=20) for f in (field, without))
+    assert ours.status is theirs.status
+    assert (ours.q == theirs.q).all()
+    assert ours.free_energy == theirs.free_energy
+    assert ours.log_z_bound == theirs.log_z_bound
+    assert pf.Curvature(field.lower(), field).lipschitz == pf.Curvature(
+        without.lower(), without
+    ).lipschitz  # fmt: skip
+
+
+def test_a_subclass_of_another_energy_is_not_omitted() -> None:
+    class Biased(pf.Gaussian):
+        def add_gradient(self, layout: pf.Layout, q: Array, out: Array) -> None:
+            out += 1.0
+
+    assert not Biased(np.zeros((2, 1)), 0.0).omitted
+    assert pf.Gaussian(np.zeros((2, 1)), 0.0).omitted
+    assert pf.Gaussian(np.zeros((2, 1)), 1.0, np.zeros((2, 2))).omitted
+
+
+def test_potts_has_a_name() -> None:
+    points = features_of(6, seed=1)
+    plain, named, none = (
+        pf.Field(6, n_labels=3).add(pf.Gaussian(points, 1.5, *given))
+        for given in ((), ("potts",), (None,))
+    )
+    assert plain == named == none
+    with pytest.raises(pf.InputError, match="compatibility='pots', expected potts, a vector or"):
+        pf.Gaussian(points, 1.5, "pots")

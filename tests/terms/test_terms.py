@@ -25,7 +25,7 @@ def test_labelling_energy_is_what_the_tables_say(seed: int) -> None:
 def test_energy_is_expected_energy(seed: int) -> None:
     """Term by term: E_t(q) = Σ_x Q(x) E_t(x), and ⟨q, gradient⟩ / degree where there is one."""
     rng = np.random.default_rng(seed)
-    field = random_field(rng, labels=(2, 3))
+    field = random_field(rng, n_labels=(2, 3))
     layout = field.layout
     q = random_marginals(layout, rng)
     labels = list(itertools.product(*map(range, field.cardinalities)))
@@ -132,7 +132,7 @@ def test_terms_that_do_not_fit(term: pf.Term, message: str) -> None:
     ids=lambda t: t.name,
 )
 def test_terms_over_nothing(term: pf.Term, kernels: str) -> None:
-    field = pf.Field(3, labels=2, terms=[term, pf.Constant(1.0)])
+    field = pf.Field(3, n_labels=2, terms=[term, pf.Constant(1.0)])
     assert field.energy([0, 1, 0]) == 1.0
     result = pf.infer(field, kernels=kernels)
     assert result.free_energy == pytest.approx(1.0 - 3 * np.log(2))
@@ -160,7 +160,7 @@ def test_registry_names_are_the_terms_names() -> None:
 def test_optional_methods() -> None:
     assert offers(pf.Constant(0.0), "lower")
     assert not offers(Chain(1.0), "lower")
-    layout = pf.Field(3, labels=2).layout
+    layout = pf.Field(3, n_labels=2).layout
     for method in ("curvature", "lipschitz", "neighbors"):
         with pytest.raises(TypeError, match=f"Chain has no method '{method}'"):
             getattr(Chain(1.0), method)(layout)
@@ -172,7 +172,7 @@ def test_a_term_without_degree_must_give_its_energy() -> None:
         degree = None
 
     with pytest.raises(TypeError, match="Odd has no method 'energy'"):
-        Odd(1.0).energy(pf.Field(3, labels=2).layout, np.full(6, 0.5))
+        Odd(1.0).energy(pf.Field(3, n_labels=2).layout, np.full(6, 0.5))
 
 
 def test_expectation_treats_zero_times_infinity_as_zero() -> None:

@@ -58,15 +58,15 @@ def test_large_energies_do_not_overflow() -> None:
 
 def test_a_term_without_tables_is_enumerated_too() -> None:
     chain = Chain(1.3)
-    field = pf.Field(4, labels=3, terms=[chain])
-    known = pf.Field(4, labels=3, terms=[chain.as_potts(4)])
+    field = pf.Field(4, n_labels=3, terms=[chain])
+    known = pf.Field(4, n_labels=3, terms=[chain.as_potts(4)])
     x = labellings(field)
     np.testing.assert_allclose(labelling_energies(field, x), labelling_energies(known, x))
 
 
 def test_too_many_labellings_are_refused() -> None:
     with pytest.raises(pf.InputError, match=r"1.07e\+09 labellings are too many"):
-        enumerate_field(pf.Field(30, labels=2))
+        enumerate_field(pf.Field(30, n_labels=2))
 
 
 # ---- the residual ----
@@ -117,16 +117,16 @@ def test_residual_of_a_converged_result_is_small() -> None:
 
 
 def test_residual_with_evidence_and_impossible_labels() -> None:
-    field = pf.Field(3, labels=2, terms=[pf.Unary([[0, 0], [0, np.inf], [0, 0]])])
+    field = pf.Field(3, n_labels=2, terms=[pf.Unary([[0, 0], [0, np.inf], [0, 0]])])
     field = field.condition({2: 1})
     fixed = np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0]])
     assert fixed_point_residual(field, fixed) == 0.0
     assert fixed_point_residual(field, np.full((3, 2), 0.5)) == 0.5
-    assert fixed_point_residual(pf.Field(0, labels=2), np.zeros((0, 2))) == 0.0
+    assert fixed_point_residual(pf.Field(0, n_labels=2), np.zeros((0, 2))) == 0.0
 
 
 def test_residual_where_nothing_is_possible() -> None:
-    field = pf.Field(2, labels=2, terms=[pf.Unary([[np.inf, np.inf], [0, np.inf]])])
+    field = pf.Field(2, n_labels=2, terms=[pf.Unary([[np.inf, np.inf], [0, np.inf]])])
     assert fixed_point_residual(field, np.full((2, 2), 0.5)) == np.inf
-    other = pf.Field(1, labels=2, terms=[pf.Unary([[0, np.inf]])]).condition({0: 1})
+    other = pf.Field(1, n_labels=2, terms=[pf.Unary([[0, np.inf]])]).condition({0: 1})
     assert fixed_point_residual(other, np.array([[0.0, 1.0]])) == np.inf

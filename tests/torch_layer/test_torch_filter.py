@@ -32,7 +32,7 @@ def kernel(features: Any) -> Any:
 @pytest.mark.parametrize("blocked", [False, True])
 def test_values(device: str, own: int, images: int, blocked: bool, monkeypatch: Any) -> None:
     if blocked:
-        monkeypatch.setattr(plans, "STORED", 0)
+        monkeypatch.setattr(plans, "MAX_STORED_WEIGHTS", 0)
         monkeypatch.setattr(plans, "BLOCK", 40)
     f, v = points(device, own, images)
     assert torch.allclose(pt.gaussian_filter(f, v), kernel(f) @ v, atol=1e-12)
@@ -46,7 +46,7 @@ def test_values(device: str, own: int, images: int, blocked: bool, monkeypatch: 
 @pytest.mark.parametrize("blocked", [False, True])
 def test_gradients(device: str, own: int, images: int, blocked: bool, monkeypatch: Any) -> None:
     if blocked:
-        monkeypatch.setattr(plans, "STORED", 0)
+        monkeypatch.setattr(plans, "MAX_STORED_WEIGHTS", 0)
         monkeypatch.setattr(plans, "BLOCK", 40)
     f, v = points(device, own, images, n=5)
     inputs = (f.requires_grad_(), v.requires_grad_())

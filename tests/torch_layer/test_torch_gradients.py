@@ -69,12 +69,12 @@ def plain_updates(
     return theta
 
 
-def draw(device: str, labels: int = 3, strength: float = 2.0) -> list[Any]:
+def draw(device: str, n_labels: int = 3, strength: float = 2.0) -> list[Any]:
     """Unaries, features of two terms (one shared by all images), tables."""
     make = {"dtype": torch.float64, "device": device}
-    tables = strength * torch.randn(2, labels, labels, **make)
+    tables = strength * torch.randn(2, n_labels, n_labels, **make)
     inputs = [
-        torch.randn(2, 7, labels, **make), torch.randn(1, 7, 2, **make),
+        torch.randn(2, 7, n_labels, **make), torch.randn(1, 7, 2, **make),
         torch.randn(2, 7, 3, **make), 0.5 * (tables + tables.mT),
     ]  # fmt: skip
     return [x.requires_grad_() for x in inputs]
@@ -104,7 +104,7 @@ def test_equals_autograd_through_plain_updates(
     expected = gradients(plain_updates(u, [f, g], m, updates, step, **kind), inputs)
     for keep_every in (1, 4):
         theta, _ = dense_energies(
-            u, [f, g], m, iterations=updates, tol=0, step=step, keep_every=keep_every, **kind
+            u, [f, g], m, max_iters=updates, tol=0, step=step, keep_every=keep_every, **kind
         )
         for mine, recorded in zip(gradients(theta, inputs), expected, strict=True):
             assert torch.allclose(mine, recorded, rtol=1e-7, atol=1e-10)
@@ -113,7 +113,7 @@ def test_equals_autograd_through_plain_updates(
 def test_the_certified_step_is_damped_and_differentiated(device: str) -> None:
     u, f, g, m = draw(device, strength=6.0)
     assert float(certified([f, g], m, True).detach().max()) < 0.8
-    theta, _ = dense_energies(u, [f, g], m, iterations=3, tol=0)
+    theta, _ = dense_energies(u, [f, g], m, max_iters=3, tol=0)
     (through_step,) = gradients(theta, [m])
     step = certified([f, g], m, True).detach()
     held = plain_updates(u, [f, g], m, 3, step, normalization="symmetric", self_message=True)
@@ -122,17 +122,17 @@ def test_the_certified_step_is_damped_and_differentiated(device: str) -> None:
 
 @any_updates
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("labels", [2, 3, 5])
-def test_gradcheck_of_the_layer(device: str, updates: int, weights: str, labels: int) -> None:
+@pytest.mark.parametrize("n_labels", [2, 3, 5])
+def test_gradcheck_of_the_layer(device: str, updates: int, weights: str, n_labels: int) -> None:
     make = {"dtype": torch.float64, "device": device}
-    image, logits = torch.rand(2, 3, 2, 3, **make), torch.randn(2, labels, 2, 3, **make)
+    image, logits = torch.rand(2, 3, 2, 3, **make), torch.randn(2, n_labels, 2, 3, **make)
     spatial, bilateral = WEIGHTS[weights]
     layer = pt.DenseCRF(
-        labels, compatibility="diagonal", spatial_weight=spatial, bilateral_weight=bilateral,
-        bilateral_color=0.5, bilateral_sigma=2.0, spatial_sigma=(1.0, 2.0), iterations=updates,
+        n_labels, compatibility="diagonal", spatial_weight=spatial, bilateral_weight=bilateral,
+        bilateral_color=0.5, bilateral_sigma=2.0, spatial_sigma=(1.0, 2.0), max_iters=updates,
         tol=0,
     ).double().to(device)  # fmt: skip
-    start = -1 - torch.rand(labels, **make)  # unequal: eigenvalues that cross have no derivative
+    start = -1 - torch.rand(n_labels, **make)  # unequal: eigenvalues that cross have no derivative
     names = [name for name, _ in layer.named_parameters()]
     values = {**dict(layer.named_parameters()), "compatibility": start}
 
@@ -153,7 +153,7 @@ def test_the_default_is_right_before_convergence(device: str) -> None:
         3, bilateral_color=0.3, bilateral_sigma=4.0, spatial_weight=1.0, bilateral_weight=1.6
     ).double()
     layer = layer.to(device)
-    assert layer.iterations == 10
+    assert layer.max_iters == 10
     inputs = [logits, layer.weights, layer.log_spatial_sigma, layer.log_bilateral_color]
     found = torch.autograd.grad(layer(image, logits)[:, 0].square().sum(), inputs)
     unary = -logits.flatten(2).transpose(1, 2)
@@ -167,7 +167,7 @@ def test_the_default_is_right_before_convergence(device: str) -> None:
 
 def test_early_stopping_gives_the_gradient_of_the_updates_made(device: str) -> None:
     u, f, g, m = inputs = draw(device, strength=0.7)
-    theta, facts = dense_energies(u, [f, g], m, iterations=100, tol=0.02)
+    theta, facts = dense_energies(u, [f, g], m, max_iters=100, tol=0.02)
     made = int(facts[0])
     assert 2 < made < 20
     kind = {"normalization": "symmetric", "self_message": True}
@@ -180,7 +180,7 @@ def test_early_stopping_gives_the_gradient_of_the_updates_made(device: str) -> N
 
 def test_no_updates(device: str) -> None:
     u, f, g, m = inputs = draw(device)
-    theta, _ = dense_energies(u, [f, g], m, iterations=0)
+    theta, _ = dense_energies(u, [f, g], m, max_iters=0)
     grads = torch.autograd.grad(theta.square().sum(), inputs)
     assert torch.equal(grads[0], 2 * u)
     assert all((g == 0).all() for g in grads[1:])
@@ -226,7 +226,7 @@ def test_memory_is_that_of_the_inputs_and_one_theta_per_update(keep_every: int) 
     for updates in (1, 10, 40):
         found = saved_bytes(
             lambda n=updates: dense_energies(
-                u, [f, g], m, iterations=n, tol=0, step=0.5, keep_every=keep_every
+                u, [f, g], m, max_iters=n, tol=0, step=0.5, keep_every=keep_every
             )
         )
         # also the step and two numbers
@@ -237,7 +237,7 @@ def test_memory_of_the_layer() -> None:
     image, logits = torch.rand(2, 3, 6, 6), torch.randn(2, 3, 6, 6)
 
     def saved(gradient: str, iterations: int) -> int:
-        layer = pt.DenseCRF(3, gradient=gradient, iterations=iterations, tol=0)
+        layer = pt.DenseCRF(3, gradient=gradient, max_iters=iterations, tol=0)
         return saved_bytes(lambda: layer(image, logits))
 
     size = logits.numel() * logits.element_size()
@@ -246,7 +246,7 @@ def test_memory_of_the_layer() -> None:
     assert saved("unrolled", 40) > 5 * saved("unrolled", 4)
 
 
-def test_nothing_is_kept_where_nothing_is_learnt(monkeypatch: Any) -> None:
+def test_nothing_is_kept_where_nothing_is_learned(monkeypatch: Any) -> None:
     from proxfield.torch import dense
 
     kept = []
@@ -270,7 +270,7 @@ def test_implicit_falls_back_with_one_warning(device: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for kind in ("exact", "implicit", "implicit"):
-            theta, _ = dense_energies(u, [f, g], m, iterations=4, tol=0, gradient=kind)
+            theta, _ = dense_energies(u, [f, g], m, max_iters=4, tol=0, gradient=kind)
             found[kind] = gradients(theta, inputs)
     assert [w.category for w in caught] == [GradientWarning]
     text = str(caught[0].message)
@@ -288,7 +288,7 @@ def test_implicit_falls_back_at_a_saddle(device: str) -> None:
     weigh = torch.randn(1, 6, 2, **make)
     found = []
     for kind in ("implicit", "exact"):
-        theta, _ = dense_energies(u, [points], table, iterations=3, gradient=kind, tol=0)
+        theta, _ = dense_energies(u, [points], table, max_iters=3, gradient=kind, tol=0)
         loss = (theta * weigh).sum()
         if kind == "implicit":
             with pytest.warns(GradientWarning, match="minimum of F"):
@@ -305,7 +305,7 @@ def test_implicit_is_right_and_silent_at_convergence(device: str, strength: floa
     found = []
     for kind in ("implicit", "exact"):
         theta, facts = dense_energies(
-            u, [f, g], m, iterations=3000, tol=1e-11, gradient=kind, keep_every=50
+            u, [f, g], m, max_iters=3000, tol=1e-11, gradient=kind, keep_every=50
         )
         assert facts[0] < 3000
         found.append(gradients(theta, inputs))
@@ -318,9 +318,9 @@ def test_implicit_is_right_and_silent_at_convergence(device: str, strength: floa
 EDGES = [[i, i + 1] for i in range(6) if i != 2 and i < 5] + [[i, i + 3] for i in range(3)]
 
 
-def potts(labels: int = 3) -> pf.Field:
+def potts(n_labels: int = 3) -> pf.Field:
     weights = np.random.default_rng(5).normal(scale=2.0, size=len(EDGES))
-    return pf.Field(6, labels=labels).add(pf.Potts(EDGES, weights))
+    return pf.Field(6, n_labels=n_labels).add(pf.Potts(EDGES, weights))
 
 
 def energies(field: pf.Field, device: str) -> Any:
@@ -358,8 +358,8 @@ def test_gradcheck_of_infer(rule: str, updates: int, device: str) -> None:
 @any_updates
 @pytest.mark.parametrize("kind", [pf.Potts, pf.Ising])
 def test_gradcheck_of_infer_with_weights(kind: Any, updates: int, device: str) -> None:
-    labels = 2 if kind is pf.Ising else 3
-    field = pf.Field(6, labels=labels).add(pf.Pairwise([[0, 5]], np.eye(labels)))
+    n_labels = 2 if kind is pf.Ising else 3
+    field = pf.Field(6, n_labels=n_labels).add(pf.Pairwise([[0, 5]], np.eye(n_labels)))
     field = field.add(kind(EDGES, 1.0))
     weights = torch.randn(len(EDGES), dtype=torch.float64, device=device).requires_grad_()
 
@@ -403,7 +403,7 @@ def test_infer_keeps_what_it_says(device: str) -> None:
 
 
 def test_infer_implicit_falls_back_with_one_warning(device: str) -> None:
-    field = pf.Field(6, labels=3).add(pf.Potts(EDGES, 0.3))  # one minimum: no saddles
+    field = pf.Field(6, n_labels=3).add(pf.Potts(EDGES, 0.3))  # one minimum: no saddles
     unary = energies(field, device)
     found = {}
     with warnings.catch_warnings(record=True) as caught:
@@ -419,7 +419,7 @@ def test_infer_implicit_falls_back_with_one_warning(device: str) -> None:
 
 
 def test_adam_with_variables_that_do_not_move(device: str) -> None:
-    field = pf.Field(7, labels=3).add(pf.Potts(EDGES, 0.3))
+    field = pf.Field(7, n_labels=3).add(pf.Potts(EDGES, 0.3))
     unary = torch.randn(7, 3, dtype=torch.float64, device=device)
     unary[6] = 0.0
     unary.requires_grad_()
@@ -428,7 +428,7 @@ def test_adam_with_variables_that_do_not_move(device: str) -> None:
 
 
 def test_infer_stops_early_with_the_gradient_of_the_updates_made(device: str) -> None:
-    field = pf.Field(6, labels=3).add(pf.Potts(EDGES, 0.4))
+    field = pf.Field(6, n_labels=3).add(pf.Potts(EDGES, 0.4))
     unary = energies(field, device)
     q = pt.infer(field, unary, tol=1e-2)
     (found,) = torch.autograd.grad(q.square().sum(), unary)

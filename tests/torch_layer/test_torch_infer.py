@@ -27,24 +27,24 @@ def fields() -> dict[str, pf.Field]:
     mixed.add(pf.Potts(GRID, rng.normal(size=len(GRID))))
     mixed.add(pf.Factor([1, 3], rng.normal(size=(3, 4))))
     mixed.add(pf.Factor([0, 2, 5], rng.normal(size=(2, 2, 2))))
-    own = pf.Field(6, labels=3).add(pf.Unary(rng.normal(size=(6, 3))))
+    own = pf.Field(6, n_labels=3).add(pf.Unary(rng.normal(size=(6, 3))))
     own.add(pf.Pairwise(GRID, rng.normal(size=(len(GRID), 3, 3))))
     return {
-        "ising": pf.Field(6, labels=2).add(pf.Ising(GRID, rng.normal(size=len(GRID)))),
-        "potts": pf.Field(6, labels=3).add(pf.Potts(GRID, rng.normal(size=len(GRID)))),
+        "ising": pf.Field(6, n_labels=2).add(pf.Ising(GRID, rng.normal(size=len(GRID)))),
+        "potts": pf.Field(6, n_labels=3).add(pf.Potts(GRID, rng.normal(size=len(GRID)))),
         "tables": own,
-        "shared": pf.Field(6, labels=3).add(pf.Pairwise(GRID, rng.normal(size=(3, 3)))),
-        "k-ary": pf.Field(6, labels=2).add(
+        "shared": pf.Field(6, n_labels=3).add(pf.Pairwise(GRID, rng.normal(size=(3, 3)))),
+        "k-ary": pf.Field(6, n_labels=2).add(
             pf.Factor([[0, 1, 2, 3], [2, 3, 4, 5]], rng.normal(size=(2, 2, 2, 2)))
         ),
         "mixed": mixed,
         "observed": mixed.condition({1: 2, 5: 0}),
-        "dense": pf.Field(6, labels=3)
+        "dense": pf.Field(6, n_labels=3)
         .add(pf.Gaussian(points, 0.7))
         .add(pf.Potts(GRID, 0.3))
         .add(pf.Gaussian(points[1:5], 0.5, -np.eye(3), normalization="none", first=1)),
         "unaries": pf.Field([2, 3]).add(pf.Unary([[0.0, 1.0]], [0])),
-        "hub": pf.Field(8, labels=2).add(pf.Ising([[0, i] for i in range(1, 8)], -0.3)),
+        "hub": pf.Field(8, n_labels=2).add(pf.Ising([[0, i] for i in range(1, 8)], -0.3)),
     }
 
 
@@ -92,8 +92,8 @@ def test_gradcheck_at_convergence(name: str, gradient: str, device: str) -> None
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("gradient", ["exact", "implicit"])
 def test_gradients_of_weights(kind: Any, batched: bool, gradient: str, device: str) -> None:
-    labels = 2 if kind is pf.Ising else 3
-    field = pf.Field(6, labels=labels).add(pf.Pairwise([[0, 5]], np.eye(labels)))
+    n_labels = 2 if kind is pf.Ising else 3
+    field = pf.Field(6, n_labels=n_labels).add(pf.Pairwise([[0, 5]], np.eye(n_labels)))
     field = field.add(kind(GRID, 1.0))
     unary = extra(field, device, 2).requires_grad_()
     size = (2, len(GRID)) if batched else (len(GRID),)
@@ -104,7 +104,7 @@ def test_gradients_of_weights(kind: Any, batched: bool, gradient: str, device: s
 
     assert torch.autograd.gradcheck(run, (unary, weights), fast_mode=True, atol=1e-6)
     row = weights[0] if batched else weights
-    other = pf.Field(6, labels=labels).add(pf.Pairwise([[0, 5]], np.eye(labels)))
+    other = pf.Field(6, n_labels=n_labels).add(pf.Pairwise([[0, 5]], np.eye(n_labels)))
     other = other.add(kind(GRID, row.detach().cpu().numpy()))
     expected = pt.infer(other, unary[0], tol=1e-12)
     assert torch.allclose(run(unary, weights)[0], expected, atol=1e-8)
@@ -124,7 +124,7 @@ def test_unrolled_equals_implicit(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("rule", ["adaptive", "full-parallel", "momentum", "sweep", "colored"])
 def test_gradients_do_not_depend_on_the_rule(rule: str, device: str) -> None:
-    field = pf.Field(6, labels=3).add(pf.Potts(GRID, 0.4))
+    field = pf.Field(6, n_labels=3).add(pf.Potts(GRID, 0.4))
     unary = extra(field, device, None).requires_grad_()
     grads = []
     for name in ("fixed", rule):

@@ -19,10 +19,10 @@ from proxfield.torch.dense import curvature, dense_energies, unrolled_energies  
 TABLE = [[0.0, 2.0, 1.0], [2.0, 0.5, -1.0], [1.0, -1.0, 0.0]]
 
 
-def scene(device: str = "cpu", shape: tuple[int, ...] = (5, 6), labels: int = 3) -> Any:
+def scene(device: str = "cpu", shape: tuple[int, ...] = (5, 6), n_labels: int = 3) -> Any:
     """Two images (floats, 0 to 1) and logits, in float64."""
     make = {"dtype": torch.float64, "device": device}
-    return torch.rand(2, 3, *shape, **make), torch.randn(2, labels, *shape, **make)
+    return torch.rand(2, 3, *shape, **make), torch.randn(2, n_labels, *shape, **make)
 
 
 @pytest.mark.parametrize("normalization", ["none", "before", "after", "symmetric"])
@@ -87,7 +87,7 @@ def test_bound_on_the_curvature_is_that_of_the_term(
     expected = []
     for mine in points:
         term = pf.Gaussian(mine, 5.0, table, filter="exact", **kind)
-        expected.append(term.spectrum(pf.Field(30, labels=3).layout)[1])
+        expected.append(term.spectrum(pf.Field(30, n_labels=3).layout)[1])
     operator = PlannedOperator(torch.tensor(points, device=device), normalization, self_message)
     matrix = -np.eye(3) if table is None else np.array(table)
     tables = torch.tensor(5.0 * matrix, device=device)[None]
@@ -101,15 +101,41 @@ def test_compatibilities_are_symmetrized(device: str) -> None:
     image, logits = scene(device)
     given = torch.tensor([[0.0, 2.0, 1.0], [0.0, 0.0, 1.0], [-1.0, 0.5, 0.0]])
     out = [
-        pt.DenseCRF(3, compatibility=c, bilateral_weight=None).to(device)(image, logits)
+        pt.DenseCRF(3, compatibility=c, bilateral_weight=0).to(device)(image, logits)
         for c in (given, 0.5 * (given + given.T))
     ]
     assert torch.equal(*out)
 
 
+@pytest.mark.parametrize("gradient", ["exact", "implicit", "unrolled"])
+def test_weight_0_omits_a_term(device: str, gradient: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, logits = scene(device)
+    kind = {"gradient": gradient, "bilateral_color": 0.3, "max_iters": 4}
+    alone = pt.DenseCRF(3, bilateral_weight=0, **kind).to(device)
+    assert alone.terms == ["spatial"]
+    assert alone.log_bilateral_color is None
+    assert torch.equal(alone(None, logits), alone(image, logits))  # the image isn't looked at
+    none = pt.DenseCRF(3, spatial_weight=0.0, bilateral_weight=0.0, **kind).to(device)
+    monkeypatch.setattr("proxfield.torch.dense.PlannedOperator", None)  # nothing to filter
+    given = logits.clone().requires_grad_()
+    out = none(None, given)
+    assert torch.allclose(out, torch.softmax(logits, dim=1))
+    out[:, 0].sum().backward()
+    assert given.grad.abs().max() > 0
+
+
+def test_potts_has_a_name(device: str) -> None:
+    image, logits = scene(device)
+    outs = [
+        pt.DenseCRF(3, compatibility=c, bilateral_color=0.3, max_iters=3).to(device)(image, logits)
+        for c in ("potts", None)
+    ]
+    assert torch.equal(*outs)
+
+
 def test_volumes(device: str) -> None:
     image, logits = scene(device, (3, 4, 5))
-    layer = pt.DenseCRF(3, dimensions=3, bilateral_color=0.3, iterations=5).to(device)
+    layer = pt.DenseCRF(3, dimensions=3, bilateral_color=0.3, max_iters=5).to(device)
     out = layer(image, logits)
     assert out.shape == logits.shape
     assert torch.allclose(out.sum(1), torch.ones_like(out[:, 0]))
@@ -136,11 +162,11 @@ def test_implicit_equals_unrolled_at_convergence(
         table = 0.3 * (inputs[3] + inputs[3].mT)
         if implicit:
             theta, facts = dense_energies(
-                u, [f, g], table, iterations=500, tol=1e-13, gradient="implicit", **kind
+                u, [f, g], table, max_iters=500, tol=1e-13, gradient="implicit", **kind
             )
             assert facts[0] < 500
         else:
-            theta = unrolled_energies(u, [f, g], table, iterations=int(facts[0]) + 20, **kind)
+            theta = unrolled_energies(u, [f, g], table, max_iters=int(facts[0]) + 20, **kind)
         grads.append(torch.autograd.grad((theta * weigh).sum(), inputs))
     for mine, recorded in zip(*grads, strict=True):
         assert torch.allclose(mine, recorded, atol=1e-8)
@@ -152,7 +178,7 @@ def test_gradcheck(device: str, compatibility: str) -> None:
     layer = pt.DenseCRF(
         3, compatibility=compatibility, spatial_weight=0.5, bilateral_weight=0.6,
         bilateral_color=(0.4, 0.5, 0.6), bilateral_sigma=2.0, spatial_sigma=(1.0, 2.0),
-        embedding_weight=0.4, embedding_sigma=3.0, iterations=300, tol=1e-13,
+        embedding_weight=0.4, embedding_sigma=3.0, max_iters=300, tol=1e-13,
     ).double().to(device)  # fmt: skip
     embeddings = torch.randn(2, 2, 2, 3, dtype=torch.float64, device=device)
     names = [name for name, _ in layer.named_parameters()]
@@ -208,14 +234,14 @@ def test_marginals_do_not_depend_on_the_gradient(device: str) -> None:
 
 def test_repulsive_weights_converge(device: str) -> None:
     image, logits = scene(device)
-    kind = {"spatial_weight": -30.0, "bilateral_weight": None}
-    undamped = pt.DenseCRF(3, step=1.0, iterations=200, **kind).to(device)
-    certified = pt.DenseCRF(3, iterations=200, **kind).to(device)
+    kind = {"spatial_weight": -30.0, "bilateral_weight": 0}
+    undamped = pt.DenseCRF(3, step=1.0, max_iters=200, **kind).to(device)
+    certified = pt.DenseCRF(3, max_iters=200, **kind).to(device)
 
     def still_moves(layer: Any) -> float:
         with torch.no_grad():
             before = layer(image, logits)
-            layer.iterations += 1
+            layer.max_iters += 1
             return float((layer(image, logits) - before).abs().max())
 
     assert still_moves(undamped) > 0.1  # oscillates
@@ -229,7 +255,7 @@ def test_impossible_labels(device: str, gradient: str) -> None:
     energies[0, 1, :, 2:] = torch.inf
     energies.requires_grad_()
     layer = pt.DenseCRF(
-        3, gradient=gradient, bilateral_color=0.3, compatibility=TABLE, iterations=600, tol=0,
+        3, gradient=gradient, bilateral_color=0.3, compatibility=TABLE, max_iters=600, tol=0,
         spatial_weight=0.5, bilateral_weight=0.5,
     ).to(device)  # fmt: skip
     out = layer(image, energies=energies)
@@ -258,7 +284,7 @@ def test_operator_is_well_formed(device: str) -> None:
 def test_compiles_whole(device: str, gradient: str, tol: float) -> None:
     image, logits = scene(device)
     layer = pt.DenseCRF(
-        3, gradient=gradient, bilateral_color=0.3, iterations=400 if gradient == "implicit" else 6,
+        3, gradient=gradient, bilateral_color=0.3, max_iters=400 if gradient == "implicit" else 6,
         spatial_weight=-2.5, bilateral_weight=0.5, tol=min(tol, 1e-9) if gradient == "implicit"
         else tol,
     ).to(device)  # fmt: skip
@@ -292,7 +318,7 @@ def test_plans_are_made_once_a_step(device: str, gradient: str, monkeypatch: Any
     pt.clear_plans()
     image, logits = scene(device)
     layer = pt.DenseCRF(
-        3, gradient=gradient, bilateral_color=0.3, iterations=4, spatial_weight=0.5,
+        3, gradient=gradient, bilateral_color=0.3, max_iters=4, spatial_weight=0.5,
         bilateral_weight=0.5,
     ).to(device)  # fmt: skip
     for _ in range(2):
@@ -313,8 +339,11 @@ def test_plans_are_made_once_a_step(device: str, gradient: str, monkeypatch: Any
         ({"spatial_sigma": -1.0}, "spatial_sigma"),
         ({"compatibility": [1.0, 2.0]}, "compatibility"),
         ({"compatibility": "none"}, "compatibility"),
-        ({"iterations": -1}, "iterations"),
+        ({"max_iters": -1}, "max_iters"),
         ({"keep_every": 0}, "keep_every"),
+        ({"spatial_weight": None}, "spatial_weight=None, expected a number; 0 omits the term"),
+        ({"iterations": 5}, "no argument 'iterations'; it is called max_iters"),
+        ({"adjoint_iterations": 5}, "it is called adjoint_max_iters"),
     ],
 )
 def test_arguments_are_checked(kwargs: dict[str, Any], what: str) -> None:

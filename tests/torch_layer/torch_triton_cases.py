@@ -52,7 +52,7 @@ def main() -> None:
     for kind, iterations in (("exact", 6), ("implicit", 60)):
         layer = pt.DenseCRF(
             3, bilateral_color=0.3, spatial_weight=0.7, bilateral_weight=0.8, gradient=kind,
-            iterations=iterations,
+            max_iters=iterations,
         )  # fmt: skip
         found = []
         for on_triton in (lambda f: True, lambda f: False):
@@ -67,7 +67,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     edges = [[i, i + 1] for i in range(5)]
     fields = {
-        "potts": pf.Field(6, labels=3).add(pf.Potts(edges, rng.normal(size=5))),
+        "potts": pf.Field(6, n_labels=3).add(pf.Potts(edges, rng.normal(size=5))),
         "mixed": pf.Field([2, 3, 2, 3, 2, 2])
         .add(pf.Potts(edges, 0.5))
         .add(pf.Pairwise([[0, 4]], [[0.0, 1.0], [2.0, 0.0]])),

@@ -1,33 +1,40 @@
-"""What every kernel set offers: a program per field that advances a state by a plan.
+"""What every kernel set offers: programs that advance states by plans.
 
-Plans say how the state moves (`proxfield.rules.plan`). `infer` knows plans and rows, never kernels.
+Plans say how a state moves (`proxfield.rules.plan`). The loop (`inference.loop`) drives a `Batch`:
+one field or several that iterate together. A `Program` is the batch of one field, with more that
+can be asked of it. Neither the loop nor `infer` knows kernels.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.arrays import Array
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Explored, Plan
-from proxfield.terms.base import Floats, Ints, Layout, missing, offers
+from proxfield.terms.base import Doubles, Floats, Ints, Layout, missing, offers
 
-WARM: set[Any] = set()
+WARM: set[Hashable] = set()
 """What has run in this process and needn't be compiled or loaded any more."""
 WARM_UP_SECONDS = 0.005
 """Time for a few trial evaluations before the clock starts."""
-WARM_UP_LOOKS = 20
+WARM_UP_EVALUATIONS = 20
 """Maximum number of trial evaluations."""
 WARM_UP_SWEEPS = 3
 """Sweeps of a trial chain."""
+
+
+LARGE_SIZE = 10_000
+"""Entries of a field above which iterations are made one at a time at first."""
 
 
 @dataclass
@@ -69,34 +76,114 @@ class Tangent:
         to_host: The other way.
     """
 
-    q: Any
-    gradient: Callable[[Any], Any]
-    sums: Callable[[Any], Any]
-    where: Callable[[Any, Any, Any], Any]
-    from_host: Callable[[Any], Any]
-    to_host: Callable[[Any], Any]
+    q: Array
+    gradient: Callable[[Array], Array]
+    sums: Callable[[Array], Array]
+    where: Callable[[Array, Array, float], Array]
+    from_host: Callable[[Doubles], Array]
+    to_host: Callable[[Array], Doubles]
 
 
-class Program(ABC):
+P = TypeVar("P", contravariant=True)
+"""How states of a batch move: a `Plan`, or some kind of it."""
+S = TypeVar("S")
+"""States of a batch."""
+
+
+class Updates(ABC, Generic[P, S]):
+    """Fields whose states can be updated together: the least that the loop drives."""
+
+    fields: int = 1
+    """How many."""
+    cuts_sweeps: ClassVar[bool] = False
+    """Whether an `Order` may visit some of the variables only."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether iterations are made one at a time at first, since each may take long."""
+        return False
+
+    @abstractmethod
+    def advance_each(
+        self, state: S, plan: P, n: int, tol: float, trace: bool, wanted: NDArray[np.bool_]
+    ) -> list[Rows]:
+        """Up to ``n`` updates of each field; each stops after one that changed less than ``tol``.
+
+        Args:
+            state: Where the fields stand; changed in place.
+            plan: How they move.
+            n: Maximum number of updates.
+            tol: Largest change of q, over the step, at which a field is done.
+            trace: Is F of every state wanted?
+            wanted: Which fields to move; the others stay, and have no rows.  # (fields,)
+        """
+
+
+class Batch(Updates[P, S]):
+    """Fields that iterate together, each as if it were alone."""
+
+    @abstractmethod
+    def free_energy_each(self, state: S) -> NDArray[np.float64]:
+        """F of each field.  # (fields,)"""
+
+    @abstractmethod
+    def marginals_each(self, state: S) -> list[NDArray[np.float64]]:
+        """A copy of each field's marginals."""
+
+    @abstractmethod
+    def residual_each(self, state: S) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """max |softmax(−g(q)) − q| of each field, and how much of it rounding alone may cause."""
+
+    @abstractmethod
+    def copy(self, state: S) -> S:
+        """A state that moves on its own from here."""
+
+    @abstractmethod
+    def warm_up(self, plan: P, state: S, trace: bool) -> None:
+        """Compile or load what advancing needs; the state stays as it is."""
+
+
+class Program(Batch[Plan, State]):
     """A lowered field, packed for one kernel set and one floating-point type."""
 
     lowered: Lowered
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.floating]
     threads: int = 1
     sums_in_double: ClassVar[bool] = False
-    """Is F as good from float32 marginals as from the same in float64?"""
-    cuts_sweeps: ClassVar[bool] = False
-    """May an `Order` visit some of the variables only?"""
+    """Whether F of float32 marginals is as accurate as F of the same marginals in float64."""
+
+    # ---- the batch of one field ----
+
+    @property
+    def slow(self) -> bool:
+        return self.lowered.layout.size > LARGE_SIZE or bool(self.lowered.extras)
+
+    def advance_each(
+        self, state: State, plan: Plan, n: int, tol: float, trace: bool, wanted: NDArray[np.bool_]
+    ) -> list[Rows]:
+        return [self.advance(state, plan, n, tol, trace)]
+
+    def free_energy_each(self, state: State) -> NDArray[np.float64]:
+        return np.array([self.free_energy(state)])
+
+    def marginals_each(self, state: State) -> list[NDArray[np.float64]]:
+        return [self.marginals(state)]
+
+    def residual_each(self, state: State) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        residual, rounding = self.residual(state)
+        return np.array([residual]), np.array([rounding])
+
+    # ---- states ----
 
     @abstractmethod
     def start(self, q: Floats) -> State:
         """A state at the given marginals of the lowered field.  # (layout.size,)"""
 
-    def take(self, q: NDArray[Any]) -> State:
+    def take(self, q: Floats) -> State:
         """A state that may work in this very array of marginals, to save memory.  # (1, size)"""
         return self.start(q[0])
 
-    def view(self, state: State) -> NDArray[Any]:
+    def view(self, state: State) -> Floats:
         """The state's marginals without copying, if that can be.  # (layout.size,)"""
         return self.marginals(state)
 
@@ -124,10 +211,10 @@ class Program(ABC):
         return residual_of(self.lowered.layout, q, g, self.lowered.unary), rounding
 
     def tangent(self, state: State) -> Tangent:
-        """The state as the second-order test sees it."""
+        """The state as the second-order test uses it."""
         layout = self.lowered.layout
 
-        def sums(flat: NDArray[Any]) -> NDArray[np.float64]:
+        def sums(flat: Floats) -> NDArray[np.float64]:
             total = layout.sum_by_variable(flat)
             if layout.common is not None:
                 return np.repeat(total, layout.common)
@@ -151,7 +238,7 @@ class Program(ABC):
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
         """Run independent cooling chains, each polished into a local minimum of F."""
 
-    def kernel_key(self) -> tuple[Any, ...]:
+    def kernel_key(self) -> tuple[Hashable, ...]:
         """What programs have in common that run the same compiled kernels."""
         pack = getattr(self, "pack", ())
         arrays = [a for a in pack if isinstance(a, np.ndarray)]
@@ -159,7 +246,7 @@ class Program(ABC):
         extras = tuple(type(t) for t in self.lowered.extras)  # these may bring kernels of their own
         return (type(self), self.dtype.name, self.parallel, extras, types)
 
-    def build_for(self, plan: Plan | None) -> None:  # noqa: B027 (a hook)
+    def build_for(self, plan: Plan | None) -> None:
         """Pack what a plan (or, with None, chains) will need and isn't packed yet."""
 
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
@@ -197,7 +284,7 @@ class Program(ABC):
         self.free_energy(self.start(start))
         begun = before = time.perf_counter()
         look = np.inf
-        for count in range(1, WARM_UP_LOOKS + 1):
+        for count in range(1, WARM_UP_EVALUATIONS + 1):
             self.free_energy(self.start(start))
             now = time.perf_counter()
             look, before = min(look, now - before), now  # the others waited for the machine
@@ -214,7 +301,7 @@ class Program(ABC):
 
     @property
     def sweepable(self) -> bool:
-        """Can single variables be visited? Not while a term is only iterated as a whole."""
+        """Whether single variables can be visited; not if a term is only iterated as a whole."""
         return not self.lowered.extras
 
     def need_sweeps(self) -> None:
@@ -227,7 +314,7 @@ class Program(ABC):
 
     @property
     def parallel(self) -> bool:
-        """Does one iteration spread over threads?"""
+        """Whether one iteration uses several threads."""
         return False
 
 
@@ -263,7 +350,7 @@ def residual_of(layout: Layout, q: Floats, g: Floats, unary: Floats) -> float:
     return float(np.abs(softmax(layout.owner, layout.offsets, g) - q).max(initial=0.0))
 
 
-def rounding_of(q: Floats, g: Floats, unary: Floats, dtype: np.dtype[Any]) -> float:
+def rounding_of(q: Floats, g: Floats, unary: Floats, dtype: np.dtype[np.floating]) -> float:
     """How much of a residual the rounding of energies in this type may cause."""
     size = np.where(np.isfinite(g), np.abs(g), 0.0)
     size = np.maximum(size, np.where(np.isfinite(unary), np.abs(unary), 0.0))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, slack, softmax
+from proxfield.common.arrays import Array
 from proxfield.compiled.random import uniforms
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Kind, Order, Plan, Update
@@ -200,9 +201,17 @@ class ReferenceProgram(Program):
         return s.q, chains.polish
 
 
+class Moments(Protocol):
+    """A state with room for the moments of a rule."""
+
+    u: Array
+    v: Array
+
+
 def moved(
-    s: Any, plan: Update, theta: Any, target: Any, step: Any, center: Callable[[Any], Any]
-) -> Any:
+    s: Moments, plan: Update, theta: Array, target: Array, step: Array,
+    center: Callable[[Array], Array],
+) -> Array:  # fmt: skip
     """New natural parameters: the formula of every `Kind`, for numpy and for torch.
 
     Args:

@@ -5,34 +5,99 @@ A new set is one module and one entry here; nothing is imported before it is ask
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from proxfield.devices.base import Device
+from proxfield.devices.registry import DEVICES, find
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
     from proxfield.backends.base import Program
     from proxfield.lowering.lowered import Lowered
 
-KERNELS: dict[str, tuple[str, str]] = {
-    "reference": ("proxfield.backends.reference", "ReferenceProgram"),
-    "cpu": ("proxfield.backends.numba.programs", "compile_cpu"),
-    "cuda": ("proxfield.backends.triton.program", "compile_cuda"),
-    "torch": ("proxfield.backends.torch.program", "compile_torch"),
+
+@dataclass(frozen=True)
+class KernelSet:
+    """Where the programs of a kernel set are, and what they run on.
+
+    Args:
+        module: The module that makes them.
+        maker: Its function, of (lowered, dtype, threads) and, of torch, the device.
+        torch: Whether it computes with torch, on a device that it is told.
+        anywhere: Whether it runs on every device of torch.
+        triton: Whether the field's filters move to the device too, and batches iterate there.
+    """
+
+    module: str
+    maker: str
+    torch: bool = False
+    anywhere: bool = False
+    triton: bool = False
+
+
+KERNELS: dict[str, KernelSet] = {
+    "reference": KernelSet("proxfield.backends.reference", "ReferenceProgram"),
+    "cpu": KernelSet("proxfield.backends.numba.programs", "compile_cpu"),
+    "cuda": KernelSet("proxfield.backends.triton.program", "compile_cuda", torch=True, triton=True),
+    "torch": KernelSet(
+        "proxfield.backends.torch.program", "compile_torch", torch=True, anywhere=True
+    ),
 }
 MAX_SINGLE_ENERGY = 1e37
 """Sum of the sizes of all energies above which float32 is refused: it holds up to 3.4e38."""
-ON_DEVICES = ("cuda",)
-"""Sets whose name may be followed by the number of a device."""
+
+
+class Placement(NamedTuple):
+    """A kernel set and the device that it runs on."""
+
+    name: str
+    device: Device
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The set of this name."""
+        return KERNELS[self.name]
+
+    def __str__(self) -> str:
+        """As `placed` reads it: "cpu", "cuda:1", "torch", "torch:mps"."""
+        device = self.device
+        if self.name == device.kind:
+            return device.name
+        return f"{self.name}:{device.name}" if device.separate else self.name
+
+
+def placed(kernels: str) -> Placement:
+    """A kernel set by name, and its device.
+
+    Args:
+        kernels: "cpu", "reference", "cuda", "cuda:1", "torch", "torch:mps" and the like: a set that
+            is named after a device runs there, others on the host unless a device follows.
+
+    Example:
+        >>> placed("reference")
+        Placement(name='reference', device=CpuDevice('cpu'))
+    """
+    name, colon, rest = kernels.partition(":")
+    if name not in KERNELS or (colon and not KERNELS[name].torch):
+        raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(KERNELS)}")
+    if name in DEVICES:
+        return Placement(name, find(kernels))
+    device = find(rest if colon else "cpu", any_of_torch=KERNELS[name].anywhere)
+    if name not in device.kernel_sets:
+        raise InputError(f"kernels={name!r} don't run on device {device.name!r}")
+    return Placement(name, device)
 
 
 def compile_program(
     lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
 ) -> Program:
-    """Pack a lowered field for a kernel set by name; "cuda:1" and the like name a device too."""
-    name, _, index = kernels.partition(":")
-    if name not in KERNELS or (index and name not in ON_DEVICES):
-        raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(KERNELS)}")
+    """Pack a lowered field for a kernel set by name; "cuda:1" and "torch:mps" name a device too.
+
+    On a device without float64, programs of that type run on the host.
+    """
+    place = placed(kernels)
     if dtype not in ("float32", "float64"):
         raise InputError(f"unknown dtype {dtype!r}, expected float32 or float64")
     if dtype == "float32" and lowered.magnitude > MAX_SINGLE_ENERGY:
@@ -40,7 +105,10 @@ def compile_program(
             f"the energies add up to as much as {lowered.magnitude:.3g} in size, expected at most "
             f"{MAX_SINGLE_ENERGY:g} for dtype float32 (float64 holds more)"
         )
-    module, maker = KERNELS[name]
-    where = {"device": kernels} if name in ON_DEVICES else {}
-    program: Program = getattr(import_module(module), maker)(lowered, dtype, threads, **where)
+    if dtype == "float64" and not place.device.has_double:
+        place = placed("cpu")
+    found = place.kernels
+    where = {"device": place.device.handle()} if found.torch else {}
+    make = getattr(import_module(found.module), found.maker)
+    program: Program = make(lowered, dtype, threads, **where)
     return program

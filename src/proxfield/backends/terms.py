@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 
 from proxfield.backends.registry import KERNELS
 from proxfield.errors import InputError, InputTypeError, shown
-from proxfield.terms.base import Term, lowers
+from proxfield.terms.base import Term, describes
 from proxfield.terms.consistency import Consistency
 from proxfield.terms.cooccurrence import Cooccurrence, LatentCooccurrence
 from proxfield.terms.gaussian import Gaussian
@@ -87,7 +87,7 @@ def register(
     - "cuda" (`DeviceTerm`): the same with tensors on the device; the energy is a float64 tensor
       without dimensions. ``capturable = True`` says that it can be recorded in a CUDA graph.
     - "torch" (`TorchTerm`): ``gradient(q)``, dE/dq of a batch in operations that autograd can
-      differentiate, 0 for other variables.  # (B, n_vars, most labels)
+      differentiate, 0 for other variables.  # (B, n_vars, largest n_labels)
       Where ``degree`` is None also ``energy(q)``, in float64.  # (B,)
 
     If it has a static method ``accepts(term)``, a term for which that is False is computed as if
@@ -124,7 +124,7 @@ def register(
         raise InputError(
             f"can't register for the kernels {shown(kernels)}, expected one of: {', '.join(SETS)}"
         )
-    if lowers(term):
+    if describes(term, "lower"):
         raise InputError(
             f"{term.__name__} offers lower(), so that its energy joins that of other terms; "
             "an implementation would never be asked"
@@ -178,7 +178,7 @@ def implementation(term: Term, kernels: str) -> Maker | None:
 
 
 def overrides(kind: type, base: type, name: str) -> bool:
-    """Is an attribute of a class another one than that of its base?"""
+    """Whether a class overrides an attribute of its base."""
     return getattr_static(kind, name) is not getattr_static(base, name)
 
 

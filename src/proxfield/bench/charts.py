@@ -18,7 +18,7 @@ from proxfield.viz.style import rule_style
 
 Chart = dict[str, Any]
 
-FINEST = 1e-5
+LINEAR_SHARE = 1e-5
 """Gaps below this share of the largest one aren't told apart."""
 
 
@@ -101,8 +101,8 @@ def gap_range(curves: Curves) -> tuple[float, float]:
     if top <= 0:
         return 0.1, 1.0
     ends = [fs[-1] - low for *_, fs in curves.rows.values() if fs and fs[-1] is not None]
-    finest = min((e for e in ends if e > FINEST * top), default=FINEST * top)
-    return max(finest / 5, FINEST * top), top
+    finest = min((e for e in ends if e > LINEAR_SHARE * top), default=LINEAR_SHARE * top)
+    return max(finest / 5, LINEAR_SHARE * top), top
 
 
 def sensitivity_charts(figure: Sensitivity, suite: str) -> list[tuple[str, Chart]]:

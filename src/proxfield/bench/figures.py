@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from proxfield.bench.charts import Curves, damping_marks, sensitivity_range
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.table import budget_name
+from proxfield.common.records import Record
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import display_name
 from proxfield.viz.style import rule_style
@@ -59,7 +60,7 @@ def convergence(curves: Curves) -> Figure:
     from proxfield.result import Trace
     from proxfield.viz import convergence_figure
 
-    results: dict[str, Any] = {}
+    results: Record = {}
     for rule, (iteration, seconds, f) in curves.rows.items():
         values = np.array([math.inf if v is None else v for v in f])
         trace = Trace(np.array(iteration), np.array(seconds), values, np.full(len(f), np.nan))

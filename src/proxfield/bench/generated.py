@@ -2,7 +2,7 @@
 
 Sizes, names, weights and ranges of parameters follow the paper's own instances; the numbers
 are random. Only the GRID family has the very same distribution: the paper's SEG and DBN models
-were learnt from pictures, which a generator can't repeat.
+were learned from pictures, which a generator can't repeat.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def network(hidden: int, *, spins: bool, seed: int) -> Field:
     Args:
         hidden: Units of the first hidden layer: 20, 50 or 100.
         spins: Energies b·s and w·s·t with s, t = ±1; otherwise b·x and w·x·y with x, y = 0 or 1.
-        seed: Of the random numbers; the weights are the same in both forms.
+        seed: Random seed; the weights are the same in both forms.
     """
     rng = np.random.default_rng(seed)
     sizes = (PIXELS * PIXELS, hidden, 2 * hidden, 10)
@@ -117,7 +117,7 @@ def network(hidden: int, *, spins: bool, seed: int) -> Field:
         ]
     )
     pairs, w = np.concatenate(edges), np.concatenate(weights)
-    field = Field(int(starts[-1]), labels=2)
+    field = Field(int(starts[-1]), n_labels=2)
     if spins:
         return field.add(Unary(np.stack([-bias, bias], axis=1))).add(Ising(pairs, w))
     tables = np.zeros((len(w), 2, 2))
@@ -144,6 +144,6 @@ def superpixels(*, seed: int) -> Field:
     view = unary.energies[:, 1] - unary.energies[:, 0]
     view = 1.56 * (view / view.std()) + rng.normal(0.4, 0.6)
     weights = np.clip(rng.normal(1.215, 0.1, len(potts.edges)), 0.99, 1.45)
-    field = Field(picture.n_vars, labels=2)
+    field = Field(picture.n_vars, n_labels=2)
     field.add(Unary(np.stack([np.maximum(-view, 0), np.maximum(view, 0)], axis=1)))
     return field.add(Potts(potts.edges, weights))

@@ -9,14 +9,14 @@ import sys
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from proxfield._version import __version__
+from proxfield.common.records import Record
 
 PACKAGES = ("numpy", "scipy", "numba")
 
 
-def metadata(data: str | None, threads: int) -> dict[str, Any]:
+def metadata(data: str | None, threads: int) -> Record:
     """What the first line of a results file says.
 
     Args:

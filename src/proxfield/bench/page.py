@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import import_module
-from typing import Any
 
+from proxfield.common.records import Record
 from proxfield.errors import MissingDependencyError
 from proxfield.viz.style import rule_style
 
@@ -166,7 +166,7 @@ def plotly_script() -> str:
     return str(offline.get_plotlyjs())
 
 
-def whole_page(title: str, body: str, charts: Sequence[dict[str, Any]]) -> str:
+def whole_page(title: str, body: str, charts: Sequence[Record]) -> str:
     """The page; plotly.js comes with it only if there is something to draw."""
     scripts = ""
     if charts:

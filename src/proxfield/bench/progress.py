@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichBar
+    from rich.progress import TaskID
+
     from proxfield.bench.runner import Task
     from proxfield.bench.suites import Instance
 
@@ -36,8 +39,8 @@ class Bar(Watcher):
     """A bar on stderr with the time left; silent when stderr isn't a terminal."""
 
     def __init__(self) -> None:
-        self._bar: Any = None
-        self._task: Any = None
+        self._bar: RichBar | None = None
+        self._task: TaskID
 
     def __enter__(self) -> Bar:
         if sys.stderr is not None and sys.stderr.isatty():

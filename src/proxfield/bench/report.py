@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
 
 from proxfield.bench.charts import Curves, convergence_charts, sensitivity_charts
 from proxfield.bench.exact import Gaps
@@ -65,7 +64,7 @@ def write_report(path: str, data: ReportData) -> None:
 
 def make_report(data: ReportData) -> str:
     """The report as HTML."""
-    charts: list[dict[str, Any]] = []
+    charts: list[Record] = []
     sections = [_what(data)]
     if data.table is not None:
         sections.append(_table_section(data, data.table))
@@ -159,7 +158,7 @@ def _table_section(data: ReportData, table: Table) -> str:
     return out + "</section>"
 
 
-def _convergence_section(curves: Sequence[Curves], charts: list[dict[str, Any]]) -> str:
+def _convergence_section(curves: Sequence[Curves], charts: list[Record]) -> str:
     """F against time and iterations, for one instance of each suite."""
     rules = list(dict.fromkeys(rule for c in curves for rule in c.rows))
     out = '<section><h2 id="convergence">How F falls</h2>' + paragraphs(
@@ -185,7 +184,7 @@ def _convergence_section(curves: Sequence[Curves], charts: list[dict[str, Any]])
     return out + "</section>"
 
 
-def _sensitivity_section(figure: Sensitivity, charts: list[dict[str, Any]]) -> str:
+def _sensitivity_section(figure: Sensitivity, charts: list[Record]) -> str:
     out = '<section><h2 id="sensitivity">How much the damping matters</h2>' + paragraphs(
         "Three rules have a damping parameter η = 1/(1 + d): at η = 1 they take full steps, with "
         "smaller η they move more carefully. A flat curve means that the parameter needs no "
@@ -241,7 +240,7 @@ def _origin_section(data: ReportData) -> str:
     out += "\n".join(escape(c) for c in commands) + "</code></pre>"
     out += paragraphs(
         "Finished runs are kept in the results file and aren’t repeated; name a new file with "
-        "--json to start afresh. Timings are worth most on a machine that does nothing else."
+        "--output to start afresh. Timings are worth most on a machine that does nothing else."
     )
     if data.figures is not None:
         folder, names = data.figures

@@ -17,6 +17,8 @@ from proxfield.errors import ProxfieldError
 from proxfield.inference import infer as inference
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from proxfield.bench.progress import Watcher
     from proxfield.field import Field
     from proxfield.result import Result, Trace
@@ -95,7 +97,7 @@ class Failure:
 def run_tasks(
     tasks: Sequence[Task], store: Store, settings: Settings, watcher: Watcher
 ) -> list[Failure]:
-    """Do what isn't stored yet, instance by instance.
+    """Run the tasks that aren't stored yet, instance by instance.
 
     Args:
         tasks: The tasks; those of one instance should follow each other.
@@ -132,7 +134,7 @@ def run_tasks(
 
 
 def _is_stores_own(error: BaseException, store: Store) -> bool:
-    """Is it the results file that failed? Then going on would lose everything that follows."""
+    """Whether the results file failed: continuing would lose all further results."""
     from proxfield.io.files import display_name
 
     return getattr(error, "path", None) == display_name(store.path)
@@ -199,7 +201,7 @@ def _do_trace(task: Task, field: Field, settings: Settings) -> Record:
     }
 
 
-def thin_out(trace: Trace) -> Any:
+def thin_out(trace: Trace) -> NDArray[np.int64]:
     """Rows to keep: the start, and states spread evenly over a logarithmic axis."""
     if len(trace) <= TRACE_POINTS:
         return np.arange(len(trace))

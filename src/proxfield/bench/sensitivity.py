@@ -34,6 +34,15 @@ class Sensitivity:
     lipschitz: dict[str, float]
     certified: dict[str, float]
 
+    def data(self) -> dict[str, object]:
+        """For ``--json``: the points of all curves, and the marks."""
+        points = [
+            {"suite": suite, "rule": rule, "budget": budget, "eta": eta, "free_energy": value}
+            for (suite, rule, budget), curve in self.curves.items()
+            for eta, value in curve
+        ]
+        return {"points": points, "lipschitz": self.lipschitz, "certified": self.certified}
+
     @property
     def suites(self) -> list[str]:
         """The suites, in order."""

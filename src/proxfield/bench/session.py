@@ -6,15 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxfield.bench.published import PAPER_RULES
+from proxfield.common.records import Record
 from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
 
 if TYPE_CHECKING:
     from proxfield.bench.charts import Curves
     from proxfield.bench.report import ReportData
     from proxfield.bench.runner import Failure, Settings, Task
+    from proxfield.bench.sensitivity import Sensitivity
     from proxfield.bench.store import Store
     from proxfield.bench.suites import Instance
     from proxfield.rules.base import Rule
@@ -172,7 +174,7 @@ def _relative(folder: str, report: str | None) -> str:
     return folder
 
 
-def load_sensitivity(path: str) -> tuple[list[dict[str, Any]], Any]:
+def load_sensitivity(path: str) -> tuple[list[Record], Sensitivity]:
     """Where the results of ``bench sensitivity`` come from, and its figure."""
     from proxfield.bench.sensitivity import make_sensitivity
     from proxfield.bench.store import read_records

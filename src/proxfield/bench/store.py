@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
+from proxfield.common.records import Record as Record
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write, display_name
-
-Record = dict[str, Any]
 
 FORMAT = "proxfield-bench-1"
 IDENTITY = (
@@ -180,7 +179,7 @@ class Store:
         elif self.metas[-1].get("machine") != self.meta.get("machine"):
             self.notes.append(
                 f"{name}: begun on another machine; its results are used, so timings are mixed "
-                "(--json NEW starts afresh)"
+                "(--output NEW starts afresh)"
             )
 
     def _lock(self) -> None:
@@ -195,7 +194,7 @@ class Store:
         except BlockingIOError:
             self.close()
             raise InputError(
-                "another benchmark is writing to it, expected a file of its own (--json FILE)",
+                "another benchmark is writing to it, expected a file of its own (--output FILE)",
                 path=display_name(self.path),
             ) from None
         except OSError:  # a file system without locks

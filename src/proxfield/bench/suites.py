@@ -242,7 +242,7 @@ def suite_digest(instances: Iterable[Instance]) -> str:
 
 
 def is_the_papers(suite: str, instances: Iterable[Instance]) -> bool:
-    """Are these the very instances of the paper?"""
+    """Whether these are the paper's own instances."""
     return suite_digest(instances) == DIGESTS.get(suite)
 
 

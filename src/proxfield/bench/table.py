@@ -13,7 +13,7 @@ from proxfield.bench.store import Record, Store, number_of
 from proxfield.bench.suites import Instance
 from proxfield.rules.base import Rule
 
-OVERRUN = 1.1
+OVERRUN_FACTOR = 1.1
 """A run that takes more than this many times its budget is worth mentioning."""
 
 
@@ -151,11 +151,11 @@ def overruns(tasks: Sequence[Task], store: Store, settings: Settings) -> str | N
         record = store.find(task.identity(settings))
         if record is not None and task.kind == "run" and task.budget is not None:
             ratios.append(float(record["seconds"]) / task.budget)
-    late = [r for r in ratios if r > OVERRUN]
+    late = [r for r in ratios if r > OVERRUN_FACTOR]
     if not late:
         return None
     return (
-        f"{len(late)} of {len(ratios)} timed runs took over {OVERRUN:g} times their budget "
+        f"{len(late)} of {len(ratios)} timed runs took over {OVERRUN_FACTOR:g} times their budget "
         f"(at most {max(late):.2g} times): on a busy machine, or where finding a certified step "
         "takes longer than that"
     )
@@ -178,7 +178,7 @@ def lowest(values: Sequence[float | None]) -> float | None:
 
 
 def is_lowest(value: float | None, low: float | None) -> bool:
-    """Does a value show as the lowest one? Ties to the digits shown are ties."""
+    """Whether a value is shown as the lowest one; equal digits are a tie."""
     return value is not None and low is not None and show(value) == show(low)
 
 
@@ -200,6 +200,24 @@ def budget_name(budget: float) -> str:
         ('0.05 s', '1 s')
     """
     return f"{budget:g} s"
+
+
+def table_data(table: Table) -> list[dict[str, object]]:
+    """For ``--json``: one object per suite, rule and budget."""
+    return [
+        {
+            "suite": suite,
+            "instances": table.counts[suite],
+            "rule": rule,
+            "budget": budget,
+            "free_energy": cell.value,
+            "best": cell.best,
+            "published": cell.published,
+            "iterations": cell.iterations,
+            "converged": cell.settled,
+        }
+        for (rule, suite, budget), cell in table.cells.items()
+    ]
 
 
 def text_blocks(table: Table) -> list[tuple[str, list[str], list[list[str]]]]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.options import CommandWithRules, F, stack
+from proxfield.cli.options import CommandWithRules, F, json_option, stack
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
+    from proxfield.bench.report import ReportData
     from proxfield.bench.runner import Failure, Settings, Task
+    from proxfield.bench.sensitivity import Sensitivity
     from proxfield.bench.session import Outputs
     from proxfield.bench.store import Store
+    from proxfield.bench.table import Table
 
-BUSY = 0.5
+BUSY_LOAD = 0.5
 """Load average per core above which timings are doubtful."""
 
 data_options = stack(
@@ -23,7 +28,9 @@ data_options = stack(
         metavar="DIR",
         help="A folder with DBN, GRID and SEG of UAI files; generated instances by default.",
     ),
-    click.option("--suite", metavar="A,B,…", help="Of DBN, GRID and SEG; all by default."),
+    click.option(
+        "--suite", metavar="A,B,…", help="Suites to run, of DBN, GRID and SEG; all by default."
+    ),
 )
 
 run_options = stack(
@@ -39,7 +46,7 @@ run_options = stack(
         type=float,
         default=1e-6,
         show_default=True,
-        help="Stop before the budget is used up when no marginal changes by more.",
+        help="Tolerance: stop early when no marginal changes by more.",
     ),
 )
 
@@ -48,20 +55,38 @@ def output_options(results: str) -> Callable[[F], F]:
     """Where things go."""
     return stack(
         click.option(
-            "--json",
+            "-o",
+            "--output",
             "results",
             metavar="FILE",
             default=results,
             show_default=True,
-            help="Results as JSON lines; what is in it already isn't run again.",
+            help="Results file (JSON lines); runs that it contains aren't repeated.",
         ),
-        click.option("--report", metavar="FILE.html", help="Write a report to read in a browser."),
+        click.option("--report", metavar="FILE.html", help="Write an HTML report."),
         click.option(
             "--figures",
             metavar="DIR",
-            help="Where pictures (.png, .svg) go; beside the report by default.",
+            help="Folder for pictures (.png, .svg); next to the report by default.",
         ),
+        json_option,
     )
+
+
+class BenchCommand(click.Command):
+    """A command whose ``--json`` used to take the name of the results file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for flag, after in pairwise(args):
+            if flag == "--json" and not after.startswith("-"):
+                raise click.UsageError(
+                    f"--json takes no file name, it prints the summary; -o {after} writes results"
+                )
+        return super().parse_args(ctx, args)
+
+
+class BenchCommandWithRules(BenchCommand, CommandWithRules):
+    """The same with the list of rules."""
 
 
 @click.group(no_args_is_help=False)
@@ -72,23 +97,25 @@ def command() -> None:
     """
 
 
-@command.command(cls=CommandWithRules)
+@command.command(cls=BenchCommandWithRules)
 @data_options
 @click.option(
     "--budgets",
     metavar="S,S,…",
     default="0.05,0.3,1",
     show_default=True,
-    help="Seconds of iterating.",
+    help="Time budgets in seconds.",
 )
-@click.option("--rules", metavar="A,B,…", help="The paper's seven and auto by default.")
+@click.option(
+    "--rules", metavar="A,B,…", help="Rules to run; the paper's seven and auto by default."
+)
 @click.option(
     "--repeats",
     metavar="R",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Runs of each kind; the median counts.",
+    help="Number of runs; the median is used.",
 )
 @run_options
 @output_options("bench-paper.jsonl")
@@ -100,7 +127,7 @@ def command() -> None:
 @click.option(
     "--sensitivity",
     metavar="FILE",
-    help="Results of bench sensitivity, to be shown in the report, too.",
+    help="Results file of bench sensitivity, to be included in the report.",
 )
 @click.pass_context
 def paper(ctx: click.Context, /, **options: Any) -> None:
@@ -132,7 +159,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     from proxfield.bench.report import ReportData
     from proxfield.bench.session import describe_failures, stored_curves, trace_tasks
     from proxfield.bench.store import merge_metas
-    from proxfield.bench.table import make_table, overruns, paper_tasks
+    from proxfield.bench.table import make_table, overruns, paper_tasks, table_data
 
     runs = paper_tasks(suites, rules, budgets, options["repeats"])
     drawn = outputs.report is not None or outputs.figures is not None
@@ -141,7 +168,10 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     with open_store(outputs, options["data"], settings) as store:
         failures = do(ctx, [*runs, *traces, *exact], store, settings)
         table = make_table(suites, rules, budgets, options["repeats"], store, settings)
-        print_blocks(table)
+        if options["as_json"]:
+            print_report({"cells": table_data(table)}, outputs, failures)
+        else:
+            print_blocks(table)
         found = [store.find(t.identity(settings)) for t in exact]
         data = ReportData(
             metas=merge_metas(store.metas, figure[0] if figure else []),
@@ -163,14 +193,14 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
         finish(outputs, data)
 
 
-@command.command()
+@command.command(cls=BenchCommand)
 @data_options
 @click.option(
     "--budgets",
     metavar="S,S,…",
     default="0.05,0.3",
     show_default=True,
-    help="Seconds of iterating.",
+    help="Time budgets in seconds.",
 )
 @click.option("--etas", metavar="X,X,…", help="Values of η; 13 from 0.001 to 1 by default.")
 @run_options
@@ -200,7 +230,10 @@ def sensitivity(ctx: click.Context, /, **options: Any) -> None:
         failures = do(ctx, tasks, store, settings)
         found = [store.find(t.identity(settings)) for t in tasks]
         figure = make_sensitivity([r for r in found if r is not None])
-        print_sensitivity(figure)
+        if options["as_json"]:
+            print_report(figure.data(), outputs, failures)
+        else:
+            print_sensitivity(figure)
         data = ReportData(
             metas=store.metas,
             command=this_command(),
@@ -212,7 +245,7 @@ def sensitivity(ctx: click.Context, /, **options: Any) -> None:
 
 
 def wanted_suites(given: str | None) -> list[str] | None:
-    """The suites that were asked for, in capitals; None for all."""
+    """The requested suites, in capitals; None for all."""
     from proxfield.bench.session import split_names
 
     if given is None:
@@ -220,7 +253,7 @@ def wanted_suites(given: str | None) -> list[str] | None:
     return list(dict.fromkeys(name.upper() for name in split_names(given, "--suite")))
 
 
-def make_settings(options: dict[str, Any]) -> Settings:
+def make_settings(options: Record) -> Settings:
     """What all runs share, checked."""
     from proxfield.bench.runner import Settings, threads_of
     from proxfield.cli.running import check_limits
@@ -230,20 +263,20 @@ def make_settings(options: dict[str, Any]) -> Settings:
 
 
 def prepare_outputs(
-    options: dict[str, Any], inputs: dict[str, str | None], folders: dict[str, str | None]
+    options: Record, inputs: dict[str, str | None], folders: dict[str, str | None]
 ) -> Outputs:
     """Where things go; refuses targets that can't be written or that name an input."""
     from proxfield.bench.session import Outputs, check_outputs
     from proxfield.cli.shared import check_distinct, check_target
 
     outputs = Outputs(options["results"], options["report"], options["figures"])
-    check_target(outputs.results, "--json")
+    check_target(outputs.results, "-o")
     if outputs.report is not None:
         check_target(outputs.report, "--report")
     check_distinct(
         {
             "--data": options["data"],
-            "--json": outputs.results,
+            "-o": outputs.results,
             "--report": outputs.report,
             "--figures": outputs.figures,
             **inputs,
@@ -266,13 +299,13 @@ def open_store(outputs: Outputs, data: str | None, settings: Settings) -> Store:
     for line in store.notes:
         note(line)
     load, cores = meta["load_average"], os.cpu_count() or 1
-    if load is not None and load > BUSY * cores:
+    if load is not None and load > BUSY_LOAD * cores:
         note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
     return store
 
 
 def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) -> list[Failure]:
-    """Do what isn't stored yet; leaves with 130 on Ctrl-C."""
+    """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
     from proxfield.bench.progress import Bar
     from proxfield.bench.runner import run_tasks
     from proxfield.bench.session import describe_failures
@@ -296,7 +329,17 @@ def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) 
     return failures
 
 
-def print_blocks(table: Any) -> None:
+def print_report(data: Record, outputs: Outputs, failures: list[Failure]) -> None:
+    """The summary as JSON."""
+    from proxfield._version import __version__
+    from proxfield.bench.session import describe_failures
+    from proxfield.cli.shared import print_json
+
+    where = {"output": outputs.results, "report": outputs.report, "figures": outputs.pictures}
+    print_json({**data, **where, "failures": describe_failures(failures), "version": __version__})
+
+
+def print_blocks(table: Table) -> None:
     """Table 1 on stdout, a block for each suite."""
     from proxfield.bench.table import text_blocks
     from proxfield.cli.shared import print_table
@@ -309,7 +352,7 @@ def print_blocks(table: Any) -> None:
         print_table(header, rows, left=left)
 
 
-def print_sensitivity(figure: Any) -> None:
+def print_sensitivity(figure: Sensitivity) -> None:
     """Figure 2 as numbers on stdout."""
     from proxfield.bench.sensitivity import PARAMETER
     from proxfield.bench.table import budget_name, show
@@ -332,8 +375,8 @@ def print_sensitivity(figure: Any) -> None:
         print_table(header, rows, left=())
 
 
-def finish(outputs: Outputs, data: Any) -> None:
-    """Pictures and report, after everything else is safe."""
+def finish(outputs: Outputs, data: ReportData) -> None:
+    """Pictures and report, after all results are stored."""
     from proxfield.bench.session import write_outputs
 
     for line in write_outputs(outputs, data):

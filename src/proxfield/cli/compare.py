@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from proxfield.cli.options import CommandWithRules, json_option, limit_options, model_options
+from proxfield.cli.options import (
+    CommandWithRules,
+    device_option,
+    dtype_option,
+    json_option,
+    limit_options,
+    model_options,
+)
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
@@ -20,10 +28,12 @@ FORMATS = ("png", "svg", "pdf")
 @model_options
 @click.option("--rules", metavar="A,B,…", help="Rules to run; all of them by default.")
 @limit_options
+@device_option
+@dtype_option
 @click.option(
     "--plot",
     metavar="FILE",
-    help="Where the picture goes (.png, .svg or .pdf); MODEL-compare.png here by default.",
+    help="Picture file (.png, .svg or .pdf).  [default: MODEL-compare.png]",
 )
 @click.option("--no-plot", is_flag=True, help="Draw no picture.")
 @json_option
@@ -39,6 +49,8 @@ def command(
     budget: float | None,
     threads: int | None,
     seed: int,
+    device: str,
+    dtype: str | None,
     plot: str | None,
     no_plot: bool,
     as_json: bool,
@@ -50,19 +62,22 @@ def command(
     """
     from proxfield.cli.main import report
     from proxfield.cli.progress import Display
-    from proxfield.cli.running import check_limits, prepare_rule, run
+    from proxfield.cli.running import check_device, check_limits, prepare_rule, run
     from proxfield.cli.shared import load
 
     check_picture(plot, no_plot, model, evidence)
     chosen = [prepare_rule(name, {}) for name in rule_names(rules)]
     budget = check_limits(max_iters, tol, budget, threads)
-    limits = {
+    limits: Record = {
         "max_iters": max_iters,
         "tol": tol,
         "budget": budget,
         "seed": seed,
         "threads": threads,
+        "device": device,
+        "dtype": dtype,
     }
+    check_device(limits)
     results: dict[str, Result] = {}
     failures: dict[str, str] = {}
     interrupted = False
@@ -94,7 +109,7 @@ def command(
 
 
 def results_interrupted(results: dict[str, Result]) -> bool:
-    """Did Ctrl-C end the last inference?"""
+    """Whether Ctrl-C ended the last inference."""
     return any(r.status.name == "INTERRUPTED" for r in results.values())
 
 
@@ -125,7 +140,7 @@ def check_picture(plot: str | None, no_plot: bool, model: str, evidence: str | N
 
 
 def draw(loaded: Loaded, results: dict[str, Result], plot: str | None) -> int:
-    """Draw and save; returns the exit code. A picture nobody asked for by name may fail."""
+    """Draw and save; returns the exit code. A picture that wasn't requested by name may fail."""
     from proxfield.cli.main import report
     from proxfield.errors import ProxfieldError
 
@@ -187,7 +202,7 @@ def print_results(results: dict[str, Result]) -> None:
 
 
 def print_report(
-    loaded: Loaded, results: dict[str, Result], failures: dict[str, str], limits: dict[str, Any]
+    loaded: Loaded, results: dict[str, Result], failures: dict[str, str], limits: Record
 ) -> None:
     """The comparison as JSON."""
     from proxfield._version import __version__
@@ -206,7 +221,7 @@ def print_report(
             "n_observed": loaded.n_observed,
             "load_seconds": loaded.seconds,
             **limits,
-            "threads": threads_used(limits["threads"], "cpu"),
+            "threads": threads_used(limits["threads"], limits["kernels"]),
             "best": best_rule(results),
             "results": runs,
             "failures": failures,

@@ -6,11 +6,11 @@ import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from proxfield.cli.options import json_option
+from proxfield.common.records import Record
 
 PACKAGES = (
     *("numpy", "scipy", "numba", "llvmlite"),
@@ -55,7 +55,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of everything that matters; None for what isn't installed."""
+    """Versions of Python and of the packages used; None for missing ones."""
     from importlib.metadata import PackageNotFoundError, version
 
     from proxfield._version import __version__
@@ -70,11 +70,12 @@ def versions() -> dict[str, str | None]:
     return {**own, **{name: installed(name) for name in PACKAGES}}
 
 
-def processors() -> dict[str, Any]:
+def processors() -> Record:
     """Cores and threads. Call it after an inference: numba picks its threading layer late."""
     from numba.np.ufunc import parallel
 
     from proxfield.compiled.jit import max_threads
+    from proxfield.compiled.simd_choice import choose
 
     ask: Callable[[], str] = parallel.threading_layer
     try:
@@ -86,10 +87,11 @@ def processors() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": max_threads(),
         "threading_layer": layer,
+        "simd": str(choose()),
     }
 
 
-def cache() -> dict[str, Any]:
+def cache() -> Record:
     """Where compiled kernels are kept."""
     from proxfield.compiled.jit import cache_root, kernel_cache
 
@@ -117,26 +119,27 @@ def memory() -> int | None:
     return available_memory()
 
 
-def graphics() -> dict[str, Any]:
+def graphics() -> Record:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
+    from proxfield.devices.registry import DEVICES, kind_of
+
+    found = [list_devices(kind) for kind in DEVICES if kind_of(kind).separate]
+    gpus = [gpu for listed, _ in found for gpu in listed]
+    problems = "; ".join(problem for _, problem in found if problem)
+    return {"gpus": gpus, "gpu_problem": None if gpus else problems}
+
+
+def list_devices(kind: str) -> tuple[list[Record], str]:
+    """The devices of a kind, or why there is none."""
+    from proxfield.devices.registry import find
     from proxfield.errors import ProxfieldError
 
-    devices: list[dict[str, Any]] = []
-    problem = None
     try:
-        from proxfield.devices import cuda as backend
-
-        if backend.find_device("cuda").type == "cpu":
-            problem = "TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter"
-        else:
-            cuda = backend.torch.cuda
-            found = [cuda.get_device_properties(k) for k in range(cuda.device_count())]
-            devices = [{"name": p.name, "memory": int(p.total_memory)} for p in found]
+        return [found._asdict() for found in find(kind).list_all()], ""
     except ProxfieldError as error:
-        problem = str(error)
+        return [], str(error)
     except Exception as error:  # a broken torch must not hide what else there is to say
-        problem = " ".join(f"torch fails: {type(error).__name__}: {error}".split())
-    return {"gpus": devices, "gpu_problem": problem}
+        return [], " ".join(f"torch fails: {type(error).__name__}: {error}".split())
 
 
 def check_tiny_field() -> str | None:
@@ -167,7 +170,7 @@ def check_tiny_field() -> str | None:
     return None
 
 
-def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
+def describe(data: Record) -> list[tuple[str, str]]:
     """The same for people."""
     from proxfield.common.memory import human_bytes
 
@@ -184,6 +187,7 @@ def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("platform", data["platform"]),
         ("cores", str(data["cores"])),
         ("threads", f"{data['threads']} (numba threading layer: {data['threading_layer']})"),
+        ("SIMD", data["simd"]),
         ("cache", f"{data['cache_folder']}, {human_bytes(data['cache_bytes'])}, {writable}"),
         ("memory available", "unknown" if left is None else human_bytes(left)),
         ("GPU", "; ".join(gpus) if gpus else f"none: {data['gpu_problem']}"),

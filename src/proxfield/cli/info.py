@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from proxfield.cli.options import json_option, model_options
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from proxfield.cli.shared import Loaded
     from proxfield.field import Field
     from proxfield.lowering.lowered import Lowered
@@ -38,7 +42,7 @@ def command(model: str, evidence: str | None, evidence_base: str, as_json: bool)
         print_pairs(describe(data))
 
 
-def sizes(loaded: Loaded) -> dict[str, Any]:
+def sizes(loaded: Loaded) -> Record:
     """The model as it was given."""
     field = loaded.field
     cards = field.cardinalities
@@ -50,8 +54,8 @@ def sizes(loaded: Loaded) -> dict[str, Any]:
         "model": loaded.name,
         "n_vars": field.n_vars,
         "n_observed": loaded.n_observed,
-        "labels_min": int(cards.min(initial=0 if len(cards) == 0 else cards[0])),
-        "labels_max": int(cards.max(initial=0)),
+        "n_labels_min": int(cards.min(initial=0 if len(cards) == 0 else cards[0])),
+        "n_labels_max": int(cards.max(initial=0)),
         "n_factors": sum(scopes.values()),
         "factors_by_arity": {str(k): scopes[k] for k in sorted(scopes)},
         "model_bytes": sum(t.nbytes for t in field.terms),
@@ -60,7 +64,7 @@ def sizes(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def structure(lowered: Lowered) -> dict[str, Any]:
+def structure(lowered: Lowered) -> Record:
     """What lowering made of it."""
     import numpy as np
 
@@ -90,7 +94,7 @@ def structure(lowered: Lowered) -> dict[str, Any]:
     }
 
 
-def free_of_evidence(lowered: Lowered) -> Any:
+def free_of_evidence(lowered: Lowered) -> NDArray[np.bool_]:
     """Entries whose variables weren't decided altogether: a label gone there was impossible."""
     reduction = lowered.reduction
     return (reduction.counts > 1)[reduction.full.owner]
@@ -109,7 +113,7 @@ def diagonals(lowered: Lowered) -> int:
     return len(pack_binary(lowered, np.dtype(np.float64), rows_only=False).distance)
 
 
-def curvature(field: Field, lowered: Lowered) -> dict[str, Any] | None:
+def curvature(field: Field, lowered: Lowered) -> Record | None:
     """λ, μ, L and the steps they certify; None where no labelling is possible.
 
     Where tables forbid configurations the curvature is infinite and no step is certified.
@@ -135,12 +139,12 @@ def curvature(field: Field, lowered: Lowered) -> dict[str, Any] | None:
     }
 
 
-def describe(data: dict[str, Any]) -> list[tuple[str, str]]:
+def describe(data: Record) -> list[tuple[str, str]]:
     """The same for people: what is absent isn't mentioned."""
     from proxfield.cli.shared import number
     from proxfield.common.memory import human_bytes
 
-    low, high = data["labels_min"], data["labels_max"]
+    low, high = data["n_labels_min"], data["n_labels_max"]
     s, c = data["structure"], data["curvature"]
     observed = f", {data['n_observed']} observed" if data["n_observed"] else ""
     arities = ", ".join(f"{n} over {k}" for k, n in data["factors_by_arity"].items())

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             sys.exit(report_interrupt())
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Handle what click would handle in its own way."""
         try:
             result = super().invoke(ctx)
@@ -127,23 +127,24 @@ def report_interrupt() -> int:
 
 
 def report_bug(error: Exception) -> int:
-    """One line for a failure that nobody foresaw, or its traceback if that is asked for."""
+    """One line for an unexpected error, or its traceback if that is requested."""
     if os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
         import traceback
 
-        traceback.print_exception(type(error), error, error.__traceback__)
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        click.echo("".join(lines), err=True, nl=False)
         return BUG
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     report(f"{what}; this is a bug, please rerun with PROXFIELD_DEBUG=1 and report what it shows")
     return BUG
 
 
-def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Warnings in the same form as errors, on one line."""
     report(str(message), kind="warning: ")
 
 
-def silence(stream: Any) -> None:
+def silence(stream: TextIO) -> None:
     """Send what is still to be flushed nowhere: Python would complain about it at its exit."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)

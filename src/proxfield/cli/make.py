@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from proxfield.cli.options import stack
+from proxfield.cli.options import Decorator, json_option, stack
 
 if TYPE_CHECKING:
     from proxfield.field import Field
@@ -21,6 +20,7 @@ seed_and_output = stack(
         default="-",
         help="Where to write; .gz, .xz and .bz2 names are compressed. stdout by default.",
     ),
+    json_option,
 )
 
 
@@ -29,14 +29,14 @@ def command() -> None:
     """Make a seeded random model: the same options always give the same file."""
 
 
-def count(name: str, what: str, default: int) -> Callable[[Any], Any]:
+def count(name: str, what: str, default: int) -> Decorator:
     """An option that counts things."""
     return click.option(
         name, metavar="N", type=click.IntRange(min=1), default=default, show_default=True, help=what
     )
 
 
-def strength(default: float, what: str) -> Callable[[Any], Any]:
+def strength(default: float, what: str) -> Decorator:
     """The option for the size of couplings."""
     return click.option(
         "--strength", metavar="F", type=float, default=default, show_default=True, help=what
@@ -48,7 +48,7 @@ def strength(default: float, what: str) -> Callable[[Any], Any]:
 @count("--cols", "Columns.", 20)
 @strength(1.0, "Couplings are uniform in [-F, F].")
 @click.option(
-    "--labels",
+    "--n-labels",
     metavar="L",
     type=click.IntRange(min=2),
     default=2,
@@ -56,33 +56,38 @@ def strength(default: float, what: str) -> Callable[[Any], Any]:
     help="2 gives spins (Ising), more give Potts weights.",
 )
 @click.option("--wrap", is_flag=True, help="Join opposite borders.")
-@click.option("--attractive", "sign", flag_value="attractive", help="Neighbors want to agree.")
-@click.option("--repulsive", "sign", flag_value="repulsive", help="Neighbors want to differ.")
+@click.option(
+    "--attractive", "sign", flag_value="attractive", help="Neighbors prefer equal labels."
+)
+@click.option(
+    "--repulsive", "sign", flag_value="repulsive", help="Neighbors prefer different labels."
+)
 @seed_and_output
 def grid(
     rows: int,
     cols: int,
     strength: float,
-    labels: int,
+    n_labels: int,
     wrap: bool,
     sign: str | None,
     seed: int,
     output: str,
+    as_json: bool,
 ) -> None:
-    """A grid with random couplings, of both signs unless told otherwise."""
-    check(output)
+    """A grid with random couplings, of both signs by default."""
+    check(output, as_json)
     from proxfield import generate
 
     field = generate.grid(
         rows,
         cols,
         strength=strength,
-        labels=labels,
+        n_labels=n_labels,
         wrap=wrap,
         sign=sign or "mixed",
         seed=seed,
     )
-    write(field, output)
+    write(field, output, as_json)
 
 
 @command.command()
@@ -90,12 +95,12 @@ def grid(
 @count("--hidden", "Spins of the second layer.", 50)
 @strength(0.2, "Couplings are uniform in [-F, F].")
 @seed_and_output
-def rbm(visible: int, hidden: int, strength: float, seed: int, output: str) -> None:
+def rbm(visible: int, hidden: int, strength: float, seed: int, output: str, as_json: bool) -> None:
     """A restricted Boltzmann machine: two fully connected layers of spins."""
-    check(output)
+    check(output, as_json)
     from proxfield import generate
 
-    write(generate.rbm(visible, hidden, strength=strength, seed=seed), output)
+    write(generate.rbm(visible, hidden, strength=strength, seed=seed), output, as_json)
 
 
 @command.command()
@@ -110,27 +115,35 @@ def rbm(visible: int, hidden: int, strength: float, seed: int, output: str) -> N
     help="Standard deviation of the noise of the unary energies.",
 )
 @seed_and_output
-def segmentation(regions: int, strength: float, noise: float, seed: int, output: str) -> None:
+def segmentation(
+    regions: int, strength: float, noise: float, seed: int, output: str, as_json: bool
+) -> None:
     """Two regions of a synthetic picture, over superpixels."""
-    check(output)
+    check(output, as_json)
     from proxfield import generate
 
-    write(generate.segmentation(regions, strength=strength, noise=noise, seed=seed), output)
+    field = generate.segmentation(regions, strength=strength, noise=noise, seed=seed)
+    write(field, output, as_json)
 
 
-def check(output: str) -> None:
+def check(output: str, as_json: bool) -> None:
     """Refuse a target that can't be written before making the model."""
-    if output != "-":
-        from proxfield.cli.shared import check_target
+    from proxfield.cli.shared import check_summary, check_target
 
+    check_summary(as_json, output, "the model")
+    if output != "-":
         check_target(output, "-o")
 
 
-def write(field: Field, output: str) -> None:
-    """The model as text, to a file or to stdout."""
+def write(field: Field, output: str, as_json: bool) -> None:
+    """The model as text, to a file (then with a summary on stdout) or to stdout."""
+    from proxfield.cli.shared import show_summary
     from proxfield.io.uai_write import format_model, write_model
 
     if output == "-":
         click.echo(format_model(field), nl=False)
-    else:
-        write_model(field, output)
+        return
+    write_model(field, output)
+    count = int(field.cardinalities.max(initial=0))
+    made = {"n_vars": field.n_vars, "n_labels": count, "terms": list(field.kinds), "output": output}
+    show_summary(made, as_json)

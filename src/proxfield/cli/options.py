@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from proxfield.common.records import Record
+
+if TYPE_CHECKING:
+    from proxfield.rules.base import Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -14,7 +19,11 @@ TOL = 1e-6
 INITS = ("uniform", "possible", "unary", "random")
 
 
-def stack(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+Decorator = Callable[[Any], Any]
+"""Adds an option to the function of a command."""
+
+
+def stack(*decorators: Decorator) -> Callable[[F], F]:
     """Several decorators as one; help lists the options in this order."""
 
     def apply(function: F) -> F:
@@ -30,7 +39,9 @@ class ByteCount(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     name = "bytes"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
         if isinstance(value, int):
             return value
         scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(value[-1:].upper(), 1)
@@ -56,7 +67,7 @@ model_options = stack(
         type=click.Choice(["0", "1"]),
         default="0",
         show_default=True,
-        help="Does the evidence file count variables from 0 or from 1?",
+        help="Number of the first variable in the evidence file.",
     ),
     click.option(
         "--max-bytes",
@@ -83,7 +94,7 @@ limit_options = stack(
         type=float,
         default=TOL,
         show_default=True,
-        help="Stop at a fixed point: where softmax(-g(q)) differs from q by no more.",
+        help="Tolerance: stop where softmax(-g(q)) differs from q by no more.",
     ),
     click.option(
         "--budget",
@@ -115,11 +126,17 @@ device_option = click.option(
     help="Where to compute; a GPU needs the extra proxfield[gpu].",
 )
 
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    help="float32 takes half the memory.  [default: float64; float32 on a GPU]",
+)
+
 json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object instead; numbers that aren't finite are null.",
+    help="Print the summary as one JSON object; numbers that aren't finite are null.",
 )
 
 
@@ -137,7 +154,7 @@ class CommandWithRules(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-def _about(rule: Any) -> str:
+def _about(rule: type[Rule]) -> str:
     from dataclasses import fields
 
     keys = [f"{f.name}={f.default}" for f in fields(rule) if f.default is not None]
@@ -145,14 +162,14 @@ def _about(rule: Any) -> str:
     return f"{rule.summary} [{', '.join(keys)}]" if keys else str(rule.summary)
 
 
-def parse_settings(items: tuple[str, ...]) -> dict[str, Any]:
+def parse_settings(items: tuple[str, ...]) -> Record:
     """``key=value`` options as a dictionary: numbers where they read as numbers, else text.
 
     Example:
         >>> parse_settings(("gamma=0.9", "variant=printed"))
         {'gamma': 0.9, 'variant': 'printed'}
     """
-    settings: dict[str, Any] = {}
+    settings: Record = {}
     for item in items:
         key, equals, text = item.partition("=")
         key, text = key.strip().replace("-", "_"), text.strip()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from proxfield.inference.progress import detail, make_bar, share_done
 
 if TYPE_CHECKING:
-    from proxfield.inference.loop import Progress
+    from rich.progress import Progress as RichBar
+    from rich.progress import TaskID
+
+    from proxfield.inference.history import Progress
 
 __all__ = ["COMPILING", "Display", "make_bar"]
 
@@ -27,8 +30,8 @@ class Display:
     """
 
     def __init__(self) -> None:
-        self._bar: Any = None
-        self._task: Any = None
+        self._bar: RichBar | None = None
+        self._task: TaskID
         self._announced = False
 
     def __enter__(self) -> Display:

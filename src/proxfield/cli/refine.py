@@ -12,13 +12,18 @@ from proxfield.cli.options import (
     INITS,
     TOL,
     CommandWithRules,
+    Decorator,
     device_option,
     json_option,
     parse_settings,
     stack,
 )
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from proxfield.cli.refine_run import Work
 
 FAILED = 1
@@ -32,7 +37,7 @@ MAPS = ("n_labels", "confidence", "unsure")
 """Options that go to `DenseCRF.from_labels` as they are."""
 
 
-def numbers(_: click.Context, __: click.Parameter, text: str | None) -> Any:
+def numbers(_: click.Context, __: click.Parameter, text: str | None) -> float | list[float] | None:
     """A number, or several with commas between, all above 0."""
     if text is None:
         return None
@@ -65,7 +70,7 @@ input_options = stack(
         "--n-labels",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Labels there are.  [default: one more than the largest in each map]",
+        help="Number of labels.  [default: one more than the largest in each map]",
     ),
     click.option("--unsure", metavar="V", type=int, help="A label that stands for unknown."),
     click.option("--normalize", is_flag=True, help="Divide probabilities by their sum."),
@@ -74,14 +79,14 @@ input_options = stack(
         type=click.Choice(["auto", "first", "last"]),
         default="auto",
         show_default=True,
-        help="Which axis of the probabilities are the labels?",
+        help="Axis of the labels in the probabilities.",
     ),
     click.option(
         "--channel-axis",
         type=click.Choice(list(AXES)),
         default="auto",
         show_default=True,
-        help="Which axis of an image are the channels?",
+        help="Axis of the channels in an image.",
     ),
 )
 
@@ -91,7 +96,7 @@ output_options = stack(
         "--output",
         metavar="PATH",
         required=True,
-        help="A folder for the results (made if need be); for one image also a file.",
+        help="Folder for the results (created if needed), or a file for a single image.",
     ),
     click.option(
         "--output-kind",
@@ -107,18 +112,18 @@ output_options = stack(
         "--overlay", metavar="PATH", help="Also write pictures of the labels over the images."
     ),
     click.option("--names", metavar="A,B,…", help="Names of the labels, for the overlays' legend."),
-    click.option("--force", is_flag=True, help="Redo images whose results are there."),
+    click.option("--force", is_flag=True, help="Repeat images whose results exist."),
 )
 
 
-def length(name: str, unit: str, default: str | None, text: str) -> Any:
+def length(name: str, unit: str, default: str | None, text: str) -> Decorator:
     """An option that takes `numbers`."""
     return click.option(
         name, metavar=unit, default=default, show_default=True, help=text, callback=numbers
     )
 
 
-def weight(name: str, default: float) -> Any:
+def weight(name: str, default: float) -> Decorator:
     """An option for the weight of a term."""
     return click.option(
         name,
@@ -126,29 +131,43 @@ def weight(name: str, default: float) -> Any:
         type=float,
         default=default,
         show_default=True,
-        help="Its weight; 0 leaves it out.",
+        help="Its weight; 0 omits the term.",
     )
 
 
 term_options = stack(
-    length("--spatial-sigma", "PX", "3", "Reach of the spatial term; 3,3,1 is one for each axis."),
+    length(
+        "--spatial-sigma", "PX", "3", "Standard deviation of the spatial term; 3,3,1: one per axis."
+    ),
     weight("--spatial-weight", 3.0),
-    length("--bilateral-sigma", "PX", "80", "Reach of the bilateral term, likewise."),
+    length(
+        "--bilateral-sigma",
+        "PX",
+        "80",
+        "Standard deviation of the bilateral term's positions, likewise.",
+    ),
     length(
         "--bilateral-color",
         "X",
         None,
-        "How far its colors may be apart, in the image's own units.  [default: 13 of 255]",
+        "Standard deviation of its colors, in the image's units.  [default: 13 of 255]",
     ),
     weight("--bilateral-weight", 10.0),
-    length("--spacing", "X", "1", "Size of a pixel; 1,1,5 is one for each axis."),
+    length("--spacing", "X", "1", "Size of a pixel; 1,1,5: one per axis."),
+    click.option(
+        "--compatibility",
+        metavar="potts|FILE",
+        default="potts",
+        show_default=True,
+        help="What a pair of labels costs: Potts, or a vector or a matrix (.npy).",
+    ),
     click.option("--cooccurrence", metavar="FILE", help="Counts of classes that occur together."),
     click.option(
         "--filter",
         type=click.Choice(["auto", "exact", "lattice"]),
         default="auto",
         show_default=True,
-        help="How Gaussians are computed; auto is exact for tiny images.",
+        help="How Gaussian sums are computed; auto is exact for tiny images.",
     ),
 )
 
@@ -159,7 +178,7 @@ run_options = stack(
         metavar="NAME",
         default="fixed",
         show_default=True,
-        help="How the marginals move; see the list below.",
+        help="Update rule; see the list below.",
     ),
     click.option(
         "--set",
@@ -173,7 +192,7 @@ run_options = stack(
         type=click.Choice(INITS),
         default="unary",
         show_default=True,
-        help="Where to start.",
+        help="Initial marginals.",
     ),
     click.option(
         "--max-iters",
@@ -189,7 +208,7 @@ run_options = stack(
         type=float,
         default=TOL,
         show_default=True,
-        help="Stop when no probability changes by more, divided by the step.",
+        help="Tolerance: stop when no probability changes by more, divided by the step.",
     ),
     click.option(
         "--budget", metavar="SECONDS", type=float, help="Time budget in seconds per image."
@@ -208,7 +227,7 @@ run_options = stack(
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
-        help="Images at once, each in a process of its own; fewer if memory is short.",
+        help="Number of images to process in parallel; fewer if memory is short.",
     ),
     click.option(
         "--threads",
@@ -269,7 +288,7 @@ def command(
     check_packages(pairs, jobs)
     todo = [p for p in pairs if force or files.is_file_name(output) or not p.finished]
     start = time.perf_counter()
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     ending = ""
     try:  # from here on, an interrupted run says what is left of it
         for path, name in ((output, "-o"), (overlay, "--overlay")):
@@ -308,7 +327,7 @@ def command(
     finish(ctx, summary, failed, ending)
 
 
-def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
+def prepare(kind: str, options: Record) -> tuple[str, str, Work]:
     """What is known about pixels, the option that says so, and the work; all checked."""
     from proxfield.cli.refine_run import Work
     from proxfield.cli.running import check_device, check_limits, prepare_rule
@@ -326,11 +345,12 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
     threads = options["threads"]
     budget = check_limits(options["max_iters"], options["tol"], options["budget"], threads)
     check_device(dict(options))
-    build: dict[str, Any] = {name: options[name] for name in BUILD}
+    build: Record = {name: options[name] for name in BUILD}
     build["channel_axis"] = AXES[options["channel_axis"]]
     for name in ("spatial_weight", "bilateral_weight"):
         if not abs(build[name]) < float("inf"):
             raise click.UsageError(f"--{name.replace('_', '-')} {build[name]}, expected a number")
+    build["compatibility"] = read_compatibility(options["compatibility"])
     if options["cooccurrence"] is not None:
         from proxfield.images.cooccurrence import CooccurrenceStatistics
 
@@ -349,7 +369,16 @@ def prepare(kind: str, options: dict[str, Any]) -> tuple[str, str, Work]:
     return (labels, "--labels", work) if probs is None else (probs, "--probs", work)
 
 
-def report_all(summary: dict[str, Any], records: list[dict[str, Any]], as_json: bool) -> None:
+def read_compatibility(given: str) -> str | NDArray[np.float64]:
+    """Potts, or what a file holds."""
+    if given == "potts":
+        return given
+    from proxfield.io.images import read_array
+
+    return read_array(given, "a vector or a matrix of compatibilities")
+
+
+def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     """What was done, on stdout."""
     from proxfield.cli.main import report
     from proxfield.cli.shared import print_json, print_pairs
@@ -370,9 +399,7 @@ def report_all(summary: dict[str, Any], records: list[dict[str, Any]], as_json: 
     print_pairs([*rows, ("results", summary["output"])])
 
 
-def finish(
-    ctx: click.Context, summary: dict[str, Any], failed: list[dict[str, Any]], ending: str
-) -> None:
+def finish(ctx: click.Context, summary: Record, failed: list[Record], ending: str) -> None:
     """Leave with the right code, and the list of what failed."""
     from proxfield.cli.main import report
     from proxfield.cli.refine_files import some

@@ -16,7 +16,7 @@ from proxfield.io.images import ARRAYS, PICTURES
 LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS)
 SUFFIXES = {"labels": (".png", ".npy"), "probabilities": (".npz",)}
 """Names of results in a folder end in one of these (volumes don't fit a picture)."""
-NAMED = 5
+MAX_NAMED_FILES = 5
 """Files that a message about many of them names."""
 
 
@@ -32,7 +32,7 @@ class Pair:
 
     @property
     def finished(self) -> bool:
-        """Is everything there that would be written?"""
+        """Whether all files that would be written exist."""
         done = any(target.exists() for target in self.targets)
         return done and (self.overlay is None or self.overlay.exists())
 
@@ -107,8 +107,8 @@ def some(names: Sequence[str]) -> str:
         >>> some(["a", "b"]), some(list("abcdefg"))
         ('a, b', 'a, b, c, d, e and 2 more')
     """
-    more = len(names) - NAMED
-    first = ", ".join(display_name(name) for name in names[:NAMED])
+    more = len(names) - MAX_NAMED_FILES
+    first = ", ".join(display_name(name) for name in names[:MAX_NAMED_FILES])
     return f"{first} and {more} more" if more > 0 else first
 
 
@@ -139,7 +139,7 @@ def make_pairs(
 
 
 def is_file_name(given: str) -> bool:
-    """Does an output stand for one file, not for a folder?"""
+    """Whether an output names a file and not a folder."""
     return Path(given).suffix.lower() in (*PICTURES, *ARRAYS) and not Path(given).is_dir()
 
 

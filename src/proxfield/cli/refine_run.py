@@ -12,20 +12,23 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.progress import Display, make_bar
 from proxfield.cli.refine_files import Pair
 from proxfield.common.interrupts import deferred
+from proxfield.common.records import Record
 from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES, REMEDY, import_pillow
 
 if TYPE_CHECKING:
+    from proxfield.common.arrays import Pixels
     from proxfield.images.densecrf import DenseCRF
-    from proxfield.inference.loop import Callback, Progress
+    from proxfield.inference.history import Callback, Progress
 
-LOOKED_AT = 200
+SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
 ENTRY_BYTES = 60
 PIXEL_BYTES = 650
@@ -53,10 +56,10 @@ class Work:
 
     kind: str = "labels"
     """"labels" or "probabilities": the output."""
-    from_labels: dict[str, Any] | None = None
+    from_labels: Record | None = None
     """Options for label maps; None: the input is probabilities."""
-    build: dict[str, Any] = field(default_factory=dict)
-    run: dict[str, Any] = field(default_factory=dict)
+    build: Record = field(default_factory=dict)
+    run: Record = field(default_factory=dict)
     dtype: str = "float32"
     names: tuple[str, ...] | None = None
 
@@ -64,12 +67,12 @@ class Work:
 # ---- one image ----
 
 
-def refine_one(pair: Pair, work: Work, callback: Callback | None = None) -> dict[str, Any]:
+def refine_one(pair: Pair, work: Work, callback: Callback | None = None) -> Record:
     """Refine one image and write the result; a failure becomes an entry of the record."""
     from proxfield.cli.signals import interrupted
 
     name = display_name(pair.image)
-    record: dict[str, Any] = {"image": name, "error": None, "notes": []}
+    record: Record = {"image": name, "error": None, "notes": []}
     try:
         record.update(_refine(pair, work, callback, record["notes"]))
     except Exception as error:
@@ -80,7 +83,7 @@ def refine_one(pair: Pair, work: Work, callback: Callback | None = None) -> dict
 
 
 def _explain(error: Exception, name: str) -> str:
-    """Why an image failed, in one line; what nobody foresaw is raised for debugging."""
+    """Why an image failed, in one line; unexpected errors are raised for debugging."""
     from proxfield.cli.main import describe
 
     if isinstance(error, InputError):
@@ -94,7 +97,7 @@ def _explain(error: Exception, name: str) -> str:
     return f"{name}: {what}; this is a bug, PROXFIELD_DEBUG=1 shows more"
 
 
-def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str]) -> dict[str, Any]:
+def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str]) -> Record:
     from proxfield.io.images import read_image, write_labels, write_probabilities
     from proxfield.io.overlay import write_overlay
 
@@ -116,7 +119,7 @@ def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str])
         "output": str(target),
         "overlay": None if pair.overlay is None else str(pair.overlay),
         "pixels": list(crf.pixels),
-        "labels": crf.n_labels,
+        "n_labels": crf.n_labels,
         "status": result.status.label,
         "iterations": result.iterations,
         "free_energy": result.free_energy,
@@ -124,7 +127,7 @@ def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str])
     }
 
 
-def _build(pair: Pair, work: Work, image: Any) -> tuple[DenseCRF, list[int] | None]:
+def _build(pair: Pair, work: Work, image: Pixels) -> tuple[DenseCRF, list[int] | None]:
     """The field of one image, and the palette of its label map."""
     from proxfield.images.densecrf import DenseCRF
     from proxfield.io.images import read_labels, read_probabilities
@@ -179,7 +182,7 @@ def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) ->
     left = available_memory()
     if jobs == 1 or left is None:
         return jobs, ""
-    largest = sorted(pairs, key=lambda pair: pair.unary.stat().st_size)[-LOOKED_AT:]
+    largest = sorted(pairs, key=lambda pair: pair.unary.stat().st_size)[-SAMPLED_FILES:]
     worst = max(bytes_needed(pair, n_labels) for pair in largest)
     fitting = max(1, int(0.8 * left) // worst)
     if fitting >= jobs:
@@ -197,9 +200,7 @@ class LostWorkerError(Exception):
     """A process that refined an image was ended from outside."""
 
 
-def run_all(
-    pairs: Sequence[Pair], work: Work, jobs: int, display: Counter
-) -> Iterator[dict[str, Any]]:
+def run_all(pairs: Sequence[Pair], work: Work, jobs: int, display: Counter) -> Iterator[Record]:
     """The records of all images, as they are finished."""
     # the first image compiles what is missing: once, not in every process
     alone = len(pairs) if jobs == 1 else 1 if len(pairs) > jobs else 0
@@ -215,7 +216,7 @@ def run_all(
         yield from _run_in_processes(pairs[alone:], work, jobs)
 
 
-def _run_in_processes(pairs: Sequence[Pair], work: Work, jobs: int) -> Iterator[dict[str, Any]]:
+def _run_in_processes(pairs: Sequence[Pair], work: Work, jobs: int) -> Iterator[Record]:
     """The records of images that are refined in processes of their own.
 
     Ctrl-C reaches all processes of a terminal. Here it is only remembered and asked for between
@@ -228,7 +229,7 @@ def _run_in_processes(pairs: Sequence[Pair], work: Work, jobs: int) -> Iterator[
     env = {name: str(work.run["threads"]) for name in THREAD_VARIABLES}
     todo = iter(pairs)
     here = Path.cwd()
-    running: set[Future[dict[str, Any]]] = set()
+    running: set[Future[Record]] = set()
     with deferred():
         pool = ProcessPoolExecutor(jobs, initializer=_ignore_ctrl_c, env=env)
         if hasattr(signal, "pthread_sigmask"):
@@ -252,7 +253,7 @@ def _run_in_processes(pairs: Sequence[Pair], work: Work, jobs: int) -> Iterator[
             _shut_down(pool, running)
 
 
-def _shut_down(pool: Any, running: set[Future[dict[str, Any]]]) -> None:
+def _shut_down(pool: Any, running: set[Future[Record]]) -> None:
     """End the processes, by force if they are at work."""
     deadline = time.monotonic() + HANDOVER_SECONDS
     while any(not (x.running() or x.done()) for x in running) and time.monotonic() < deadline:
@@ -266,7 +267,7 @@ def _ignore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _in_worker(pair: Pair, work: Work, folder: Path) -> dict[str, Any]:
+def _in_worker(pair: Pair, work: Work, folder: Path) -> Record:
     """`refine_one` in a process of its own, which may have been started elsewhere."""
     os.chdir(folder)
     return refine_one(pair, work)
@@ -281,13 +282,14 @@ def check_packages(pairs: Sequence[Pair], jobs: int) -> None:
         import_pillow()
 
 
-def import_joblib() -> Any:
+def import_joblib() -> ModuleType:
     """joblib, or how to install it."""
     try:
         import joblib
     except ImportError:
         raise MissingDependencyError(f"several jobs need joblib: {REMEDY}") from None
-    return joblib
+    found: ModuleType = joblib
+    return found
 
 
 class Counter(Display):

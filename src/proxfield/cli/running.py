@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.progress import Display
 from proxfield.cli.signals import interrupted
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.field import Field
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 NOT_CONVERGED = 3
 
 
-def prepare_rule(name: str | None, settings: dict[str, Any]) -> Rule:
+def prepare_rule(name: str | None, settings: Record) -> Rule:
     """The rule by name (that of `proxfield.infer` by default), its parameters checked."""
     from proxfield.cli.options import default_rule
     from proxfield.rules.registry import make_rule
@@ -28,7 +29,7 @@ def check_limits(
     max_iters: int | None, tol: float, budget: float | None, threads: int | None
 ) -> float | None:
     """Refuse limits that make no sense before a model is read; returns the budget to use."""
-    from proxfield.inference.infer import check_limits as check
+    from proxfield.inference.request import check_limits as check
 
     check(max_iters, tol, budget, threads)
     return None if budget == float("inf") else budget  # no limit, said in another way
@@ -59,9 +60,9 @@ def threads_used(threads: int | None, kernels: str) -> int:
     return max_threads() if threads is None else min(threads, max_threads())
 
 
-def check_device(options: dict[str, Any]) -> None:
+def check_device(options: Record) -> None:
     """Refuse a device that isn't there before a file is read; names what defaults stand for."""
-    from proxfield.inference.infer import choose_kernels
+    from proxfield.inference.request import choose_kernels
 
     chosen = choose_kernels(options["device"], options.get("kernels"), options.get("dtype"))
     options["kernels"], options["dtype"] = chosen

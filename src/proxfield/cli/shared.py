@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from proxfield.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ REMEDIES = {
     "change --seed, or check the zeros of the model",
 }
 """The remedies of `Status` in the words of the command line."""
+WORDS = {"n_vars": "variables", "n_labels": "labels"}
+"""Keys of JSON objects in the words of summaries for people, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ def finite(value: Any) -> Any:
     return str(value)
 
 
-def print_json(data: dict[str, Any]) -> None:
+def print_json(data: Record) -> None:
     """One JSON object on one line."""
     # escaped to ASCII, so that it prints in every locale
     click.echo(json.dumps(finite(data), allow_nan=False))
@@ -144,6 +147,31 @@ def status_line(status: Status) -> str:
     if status.converged:
         return status.label
     return f"{status.label} ({REMEDIES.get(status.name, status.value)})"
+
+
+def check_summary(as_json: bool, output: str, what: str) -> None:
+    """Refuse ``--json`` where stdout is taken by what the command makes."""
+    if as_json and output == "-":
+        raise click.UsageError(f"--json and {what} both write to stdout; write {what} by -o FILE")
+
+
+def show_summary(data: Record, as_json: bool) -> None:
+    """A summary as JSON, or as two columns for people, without what is empty.
+
+    Example:
+        >>> show_summary({"n_labels": 3, "never_present": [], "terms": ["unary", "potts"]}, False)
+        labels  3
+        terms   unary, potts
+    """
+    if as_json:
+        print_json(data)
+        return
+    rows = []
+    for key, value in data.items():
+        name = WORDS.get(key, key.replace("_", " "))
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        rows += [(name, text)] if text else []
+    print_pairs(rows)
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:

@@ -80,7 +80,7 @@ def leave() -> NoReturn:
 
 
 def _flush() -> None:
-    """Write out what is buffered, if somebody still reads it."""
+    """Flush the standard streams, if they are still open."""
     for stream in (sys.stdout, sys.stderr):
         try:  # noqa: SIM105 (contextlib is one more import)
             stream.flush()

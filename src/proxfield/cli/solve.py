@@ -10,12 +10,14 @@ from proxfield.cli.options import (
     INITS,
     CommandWithRules,
     device_option,
+    dtype_option,
     json_option,
     limit_options,
     model_options,
     parse_settings,
     stack,
 )
+from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 TASKS = ("MAR", "MAP", "PR")
 
 rule_options = stack(
-    click.option("--rule", metavar="NAME", help="How the marginals move; see the list below."),
+    click.option("--rule", metavar="NAME", help="Update rule; see the list below."),
     click.option(
         "--set",
         "settings",
@@ -37,17 +39,13 @@ rule_options = stack(
         type=click.Choice(INITS),
         default="uniform",
         show_default=True,
-        help="Where to start.",
+        help="Initial marginals.",
     ),
 )
 
 engine_options = stack(
     device_option,
-    click.option(
-        "--dtype",
-        type=click.Choice(["float64", "float32"]),
-        help="float32 takes half the memory.  [default: float64; float32 on a GPU]",
-    ),
+    dtype_option,
     click.option(
         "--kernels",
         type=click.Choice(["cpu", "reference", "cuda", "torch"]),
@@ -58,7 +56,7 @@ engine_options = stack(
         type=click.Choice(["last", "best"]),
         default="last",
         show_default=True,
-        help="Return the last state, or the best one seen.",
+        help="Return the last state, or the one of lowest F.",
     ),
 )
 
@@ -69,7 +67,7 @@ output_options = stack(
         type=click.Choice(TASKS, case_sensitive=False),
         help="Write a UAI result file: marginals, a labelling, or log10 Z (here a lower bound).",
     ),
-    click.option("-o", "--output", metavar="FILE", help="Where --task goes; stdout by default."),
+    click.option("-o", "--output", metavar="FILE", help="File for --task; stdout by default."),
     click.option(
         "--trace",
         metavar="FILE",
@@ -197,7 +195,7 @@ def task_text(result: Result, task: str) -> str:
     return format_pr(result.log_z_bound)
 
 
-def print_report(loaded: Loaded, result: Result, options: dict[str, Any]) -> None:
+def print_report(loaded: Loaded, result: Result, options: Record) -> None:
     """The result as JSON."""
     from proxfield._version import __version__
     from proxfield.cli.running import threads_used

@@ -1,14 +1,26 @@
-"""Formulas written once for numpy arrays and torch tensors."""
+"""Names for the types of arrays, and formulas written once for numpy arrays and torch tensors."""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+"""Numbers in float32 or float64."""
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Pixels = NDArray[Any]
+"""Images and maps, whose numbers may have any type."""
+Arrays = dict[str, NDArray[Any]]
+"""Arrays of any types by name: what is stored in a file."""
+Array: TypeAlias = Any
+"""An array of numpy or a tensor of torch, which is optional: to the type checker anything."""
 
 
-def library_of(array: Any) -> ModuleType:
+def library_of(array: Array | float) -> ModuleType:
     """The library an array belongs to: numpy, or torch for its tensors.
 
     torch is imported only where it made the array, so it is loaded already.
@@ -24,13 +36,13 @@ def library_of(array: Any) -> ModuleType:
     return torch  # type: ignore[no-any-return,unused-ignore]
 
 
-def cast(array: Any, like: Any) -> Any:
+def cast(array: Array, like: Array) -> Array:
     """An array in the floating-point type of another of its library; itself where it has that."""
     if array.dtype == like.dtype:
         return array
     return array.astype(like.dtype) if isinstance(array, np.ndarray) else array.to(like.dtype)
 
 
-def rsqrt(array: Any) -> Any:
+def rsqrt(array: Array) -> Array:
     """1 / √x, entry by entry."""
     return 1.0 / np.sqrt(array) if isinstance(array, np.ndarray) else array.rsqrt()

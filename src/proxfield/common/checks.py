@@ -11,8 +11,8 @@ import numpy as np
 from proxfield.errors import InputError, shown
 
 
-def is_real(value: Any) -> bool:
-    """Is this a number that a float can hold? NaN is one, True, "1" and 10**400 aren't.
+def is_real(value: object) -> bool:
+    """Whether a value is a number that a float can hold: NaN is one, True, "1" and 10**400 aren't.
 
     Example:
         >>> is_real(1), is_real(float("nan")), is_real(True), is_real(10**400)
@@ -29,7 +29,7 @@ def is_real(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Is this a whole number? 3.0 is one, True isn't.
+    """Whether a value is a whole number: 3.0 is one, True isn't.
 
     Example:
         >>> is_whole(3), is_whole(3.0), is_whole(2.5), is_whole(float("inf"))

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def finish_first() -> Iterator[None]:
         return
     asked = False
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the second one is raised
@@ -58,7 +58,7 @@ def raised_again() -> Iterator[None]:
     before = sys.unraisablehook
     timers: list[threading.Timer] = []
 
-    def retry(args: Any) -> None:
+    def retry(args: sys.UnraisableHookArgs) -> None:
         if not issubclass(args.exc_type, KeyboardInterrupt):
             before(args)
             return
@@ -106,7 +106,7 @@ def deferred(*, block: bool = False) -> Iterator[Callable[[], bool]]:
     block = block and hasattr(signal, "pthread_sigmask")
     seen = False
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         nonlocal seen
         seen = True
 

@@ -72,7 +72,7 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Is ``pydensecrf`` proxfield's version now?"""
+    """Whether ``pydensecrf`` is proxfield's version now."""
     return sys.modules.get(NAME) is import_module(f"{__name__}.{NAME}")
 
 

@@ -31,6 +31,8 @@ import numba
 from numba.core import event
 from numba.np.ufunc import parallel as threading
 
+from proxfield.compiled import simd_choice
+
 PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""
 SOURCES = ("compiled", "filters/numba", "backends/numba")
@@ -42,7 +44,7 @@ FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 
 
 def cache_root() -> Path:
-    """The folder for everything proxfield caches; PROXFIELD_CACHE_DIR overrides it."""
+    """The folder of all of proxfield's caches; PROXFIELD_CACHE_DIR overrides it."""
     own = os.environ.get("PROXFIELD_CACHE_DIR")
     if own:
         return Path(own)
@@ -58,7 +60,7 @@ def cache_root() -> Path:
 @cache
 def kernel_cache() -> Path:
     """The folder of the kernels compiled from these very sources."""
-    digest = hashlib.sha256(numba.__version__.encode())
+    digest = hashlib.sha256(f"{numba.__version__} {simd_choice.choose().name}".encode())
     package = Path(__file__).parents[1]
     sources = [sorted((package / folder).glob("*.py")) for folder in SOURCES]
     for source in (*chain.from_iterable(sources), *(package / name for name in CONSTANTS)):
@@ -100,7 +102,7 @@ def _private_folder() -> Path:
 
 
 def _forget_old(root: Path) -> None:
-    """Remove kernels of other versions that nobody has added to for a month."""
+    """Remove kernels of other versions that haven't changed for a month."""
     for other in root.glob("kernels-*"):
         with suppress(OSError):
             newest = max(path.stat().st_mtime for path in [other, *other.rglob("*")])

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic, overload
+from numba import types
+from numba.extending import overload
 
 from proxfield.compiled.jit import exact, inlined
 
@@ -20,47 +19,28 @@ LN2_HIGH = 6.93147180369123816490e-01
 LN2_LOW = 1.90821492927058770002e-10
 FLOOR = -700.0
 """exp below this would be subnormal; such a probability is 0 for every purpose."""
-
-
-def _as_float_typed(typing_context: Any, x: Any) -> Any:
-    """Reinterpret 64 bits as a float."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), generate
-
-
-def _as_bits_typed(typing_context: Any, x: Any) -> Any:
-    """Reinterpret a float as 64 bits. Floats ≥ 0 keep their order as integers, whose maximum
-    vectorizes (that of floats doesn't, because of NaN). The sign is dropped, so that every
-    NaN is larger than every number."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[0], ir.IntType(64))
-        return builder.and_(bits, ir.Constant(ir.IntType(64), 2**63 - 1))
-
-    return types.int64(types.float64), generate
-
-
-def _as_single_typed(typing_context: Any, x: Any) -> Any:
-    """Reinterpret 32 bits as a float."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-_as_single: Any = intrinsic(_as_single_typed)
-_as_float: Any = intrinsic(_as_float_typed)
-as_bits: Any = intrinsic(_as_bits_typed)
+MAGNITUDE = 2**63 - 1
+"""All bits of a float but the sign."""
 
 
 @inlined
-def from_bits(x: int) -> Any:
-    """The inverse of `as_bits`."""
-    return _as_float(x)
+def _as_single(x: Any) -> Any:
+    """Reinterpret 32 bits as a float."""
+    return np.int32(x).view(np.float32)
+
+
+@inlined
+def from_bits(x: Any) -> Any:
+    """Reinterpret 64 bits as a float: the inverse of `as_bits`."""
+    return np.int64(x).view(np.float64)
+
+
+@inlined
+def as_bits(x: Any) -> Any:
+    """Reinterpret a float as 64 bits. Floats ≥ 0 keep their order as integers, whose maximum
+    vectorizes (that of floats doesn't, because of NaN). The sign is dropped, so that every
+    NaN is larger than every number."""
+    return np.float64(x).view(np.int64) & MAGNITUDE
 
 
 @exact
@@ -77,7 +57,7 @@ def exp_ratio(x: float) -> tuple[float, float]:
     rr = r * r
     even = (30.0 * rr + 3360.0) * rr + 30240.0
     odd = r * ((rr + 420.0) * rr + 15120.0)
-    scale = _as_float((np.int64(np.int32(k)) + 1023) << 52)
+    scale = from_bits((np.int64(np.int32(k)) + 1023) << 52)
     return (even + odd) * scale, even - odd
 
 

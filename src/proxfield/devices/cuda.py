@@ -1,16 +1,19 @@
-"""torch and Triton where they are installed, None where not, and the device to run on."""
+"""NVIDIA GPUs; torch and Triton where they are installed, None where not."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from proxfield.common.memory import human_bytes
+from proxfield.devices.base import Device, Found, unknown
+from proxfield.devices.tensors import Kernel, TorchDevice
 from proxfield.errors import InputError, MemoryLimitError, MissingDependencyError
 
 OLDEST_TORCH = (2, 4)
@@ -18,7 +21,7 @@ OLDEST_TORCH = (2, 4)
 REMEDY = 'pip install "proxfield[gpu]"'
 
 
-def _find(name: str) -> Any:
+def _find(name: str) -> ModuleType | None:
     try:
         return import_module(name)
     except ImportError:
@@ -59,7 +62,7 @@ def check_version(found: str) -> None:
         )
 
 
-def find_device(name: Any = "cuda") -> Any:
+def find_device(name: TorchDevice = "cuda") -> TorchDevice:
     """A device by name ("cuda", "cuda:1"), or one line that says why there is none.
 
     In Triton's interpreter every name stands for the CPU.
@@ -68,7 +71,7 @@ def find_device(name: Any = "cuda") -> Any:
     kind, _, index = text.partition(":")
     known = kind in ("cuda", "cpu") if interpreted() else kind == "cuda"
     if not known or (index and not index.isdecimal()) or text.endswith(":"):
-        raise InputError(f"unknown device {text!r}, expected cpu, cuda or cuda:N")
+        raise unknown(text)
     need("torch", "triton")
     if interpreted():
         return torch.device("cpu")
@@ -89,9 +92,36 @@ def find_device(name: Any = "cuda") -> Any:
     return torch.device(kind, int(index) if index else torch.cuda.current_device())
 
 
+class CudaDevice(Device):
+    """An NVIDIA GPU. In Triton's interpreter, the CPU in its place."""
+
+    kind = "cuda"
+    kernel_sets = ("cuda", "torch")
+
+    def handle(self) -> TorchDevice:
+        return find_device(self.name)
+
+    def memory(self) -> int | None:
+        device = self.handle()
+        if device.type != self.kind:  # in the interpreter
+            return None
+        return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+
+    def memory_errors(
+        self, what: str, per_variable: float, variables: int
+    ) -> AbstractContextManager[None]:
+        return memory_errors(what, per_variable, variables, self.handle())
+
+    def list_all(self) -> list[Found]:
+        if self.handle().type != self.kind:
+            raise InputError("TRITON_INTERPRET=1: what is for a GPU runs in Triton's interpreter")
+        found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        return [Found(p.name, int(p.total_memory)) for p in found]
+
+
 @contextmanager
 def memory_errors(
-    what: str, per_variable: float, variables: int, device: Any = None
+    what: str, per_variable: float, variables: int, device: TorchDevice = None
 ) -> Iterator[None]:
     """Turn torch's out-of-memory error into one line that says what would fit.
 
@@ -118,7 +148,7 @@ def memory_errors(
         ) from None
 
 
-def jit(function: Callable[..., Any]) -> Any:
+def jit(function: Callable[..., object]) -> Kernel:
     """``triton.jit``; without Triton the function as it is, so that modules import anywhere."""
     return function if triton is None else triton.jit(function)
 
@@ -130,7 +160,7 @@ def interpreted() -> bool:
 
 @cache
 def cooperative() -> bool:
-    """Can programs that wait for each other be launched? Triton before 3.3 may not know how."""
+    """Whether cooperative launches are available; Triton before 3.3 may not support them."""
     if interpreted():
         return True
     options = getattr(_find("triton.backends.nvidia.compiler"), "CUDAOptions", None)

@@ -6,6 +6,7 @@ from typing import Any
 
 from proxfield.devices import cuda
 from proxfield.devices.cuda import need, torch
+from proxfield.devices.tensors import TorchDevice, TorchDtype
 from proxfield.errors import MissingDependencyError
 
 Module: Any = object if torch is None else torch.nn.Module
@@ -13,7 +14,7 @@ Module: Any = object if torch is None else torch.nn.Module
 
 
 def _checked() -> Any:
-    """PyTorch if it will do, else None."""
+    """PyTorch if a supported version is installed, else None."""
     try:
         need("torch")
     except MissingDependencyError:
@@ -21,11 +22,20 @@ def _checked() -> Any:
     return torch
 
 
-GOOD: Any = _checked()
-"""A PyTorch found good once needn't be asked again, also because ``torch.compile`` can't follow."""
+SUPPORTED_TORCH: Any = _checked()
+"""Checked once, also because ``torch.compile`` can't trace the check; None if there is none."""
+
+
+def sum_type(device: TorchDevice) -> TorchDtype:
+    """The type of torch to sum a field's energies in: float64 where a device has it."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except Exception:  # of whatever kind: mps raises a TypeError
+        return torch.float32
+    return torch.float64
 
 
 def need_torch() -> None:
     """Raise, with the remedy, if PyTorch is missing or too old."""
-    if GOOD is None or cuda.torch is not GOOD:
+    if SUPPORTED_TORCH is None or cuda.torch is not SUPPORTED_TORCH:
         need("torch", who="proxfield.torch")

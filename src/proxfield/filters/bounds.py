@@ -5,14 +5,12 @@ The certified step rests on these; rules/certified.py turns them into a damping.
 
 from __future__ import annotations
 
-from typing import Any
-
-from proxfield.common.arrays import library_of
+from proxfield.common.arrays import Array, library_of
 
 
 def kernel_range(
-    normalization: str, mass: Any, row_sums: Any, self_weights: Any
-) -> tuple[Any, Any]:
+    normalization: str, mass: Array | None, row_sums: Array | None, self_weights: Array | None
+) -> tuple[Array, Array]:
     """Bounds on the eigenvalues of the normalized kernel A of a set of points.
 
     K has no negative eigenvalue; after symmetric normalization none is above 1, else none is
@@ -52,7 +50,7 @@ def kernel_range(
     return low - xp.amax(self_weights, -1), high - xp.amin(self_weights, -1)
 
 
-def product_range(low: Any, high: Any, table: Any) -> tuple[Any, Any]:
+def product_range(low: Array, high: Array, table: Array) -> tuple[Array, Array]:
     """Bounds on the eigenvalues of A ⊗ M on centered blocks, and 0.
 
     They are products of an eigenvalue of A, between ``low`` and ``high``, and one of the
@@ -73,8 +71,8 @@ def product_range(low: Any, high: Any, table: Any) -> tuple[Any, Any]:
         (-2.0, 0.0)
     """
     xp = library_of(table)
-    labels = table.shape[-1]
-    centering = xp.diag(xp.ones_like(table[0])) - 1.0 / labels
+    n_labels = table.shape[-1]
+    centering = xp.diag(xp.ones_like(table[0])) - 1.0 / n_labels
     values = xp.linalg.eigvalsh(centering @ table @ centering)
     ends = xp.stack([k * m for k in (low, high) for m in (values[0], values[-1])])
     return xp.amin(ends, 0).clip(None, 0.0), xp.amax(ends, 0).clip(0.0)

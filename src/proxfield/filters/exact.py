@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Floats
 from proxfield.filters.plan import HostPlan, check_features
 
 
@@ -14,7 +13,7 @@ class ExactFilter(HostPlan):
     """K itself, without approximation: n² weights for each application.
 
     Args:
-        features: One row a point, in units of standard deviations.  # (n, d)
+        features: One row per point, in units of standard deviations.  # (n, d)
 
     Example:
         >>> ExactFilter([[0.0], [1.0]]).apply(np.array([[1.0], [0.0]])).round(3)
@@ -28,7 +27,7 @@ class ExactFilter(HostPlan):
         self.features = check_features(features)
         self.n = len(self.features)
 
-    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+    def apply(self, values: Floats) -> Floats:
         from proxfield.compiled.jit import threads_for
         from proxfield.filters.numba.exact import exact_filter
 
@@ -37,7 +36,7 @@ class ExactFilter(HostPlan):
             exact_filter(self.features, np.ascontiguousarray(values), out)
         return out
 
-    def pull(self, a: NDArray[Any], b: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def pull(self, a: Floats, b: Floats) -> tuple[Floats, Floats]:
         # K of the values and of the values times each feature, all at once
         f = self.features.astype(np.float64)
         f -= f.mean(axis=0)  # differences are left as they are, rounding is less

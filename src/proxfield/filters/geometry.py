@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-SIDE = 0.2
+NEIGHBOR_SHARE = 0.2
 """Share that a vertex gives to each neighbor along an axis, in each of the two blurs."""
-BRIDGE = 2
+MIN_TOUCHED = 2
 """A vertex that no point touches is added if it has this many touched neighbors."""
 
 
-def axis_scales(d: int, side: float = SIDE) -> NDArray[np.float64]:
+def axis_scales(d: int, side: float = NEIGHBOR_SHARE) -> NDArray[np.float64]:
     """What each feature is multiplied with before it is put onto the lattice.  # (d,)
 
     In units of the lattice's spacing squared, (d + 1)², a blur along all axes has the variance
@@ -24,7 +24,7 @@ def axis_scales(d: int, side: float = SIDE) -> NDArray[np.float64]:
     return np.asarray((d + 1) * np.sqrt(4 * side + 1 / 6) / np.sqrt(k * (k + 1)))
 
 
-def peak(d: int, side: float = SIDE) -> float:
+def peak(d: int, side: float = NEIGHBOR_SHARE) -> float:
     """What makes the kernel's integral that of the Gaussian, (2π)^(d/2), instead of the volume of
     a lattice cell (in units of the features)."""
     return float((2 * np.pi * (4 * side + 1 / 6)) ** (d / 2) * np.sqrt(d + 1))

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Floats
 from proxfield.compiled.jit import max_threads, threads_for
 from proxfield.compiled.simd import LANES, padded
-from proxfield.filters.geometry import BRIDGE, SIDE, axis_scales, peak, vertex_codes
+from proxfield.filters.geometry import MIN_TOUCHED, NEIGHBOR_SHARE, axis_scales, peak, vertex_codes
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
-from proxfield.filters.numba.lattice import CACHED, CHUNK, FEW_VERTICES, Points, make_chunks
+from proxfield.filters.numba.lattice import CACHE_BYTES, CHUNK, FEW_VERTICES, Points, make_chunks
 from proxfield.filters.plan import HostPlan, check_features
 
 LONGEST_ROW = 2**16
@@ -34,7 +34,7 @@ CHANNELS = 32
 """Channels filtered together by `apply`."""
 
 
-def image_width(features: NDArray[Any]) -> int:
+def image_width(features: Floats) -> int:
     """Length of an image's rows, if the points look like its pixels in order; else 0.
 
     Some feature then rises (or falls) along a row and starts again with the next. Only the first
@@ -66,7 +66,7 @@ class LatticeFilter(HostPlan):
     """An approximate Gaussian filter over the permutohedral lattice.
 
     Args:
-        features: One row a point, in units of standard deviations.  # (n, d)
+        features: One row per point, in units of standard deviations.  # (n, d)
 
     Example:
         >>> grid = np.stack(np.mgrid[:20, :20], axis=-1).reshape(-1, 2) / 3.0
@@ -94,7 +94,7 @@ class LatticeFilter(HostPlan):
         with threads_for(10 * self.row.size):
             self._build(points)
 
-    def _build(self, features: NDArray[Any]) -> None:
+    def _build(self, features: Floats) -> None:
         n, d = features.shape
         factor = axis_scales(d)
         code, stride = vertex_codes(d)
@@ -122,7 +122,7 @@ class LatticeFilter(HostPlan):
         own = keys[:count]
         near = np.full((d + 1, count, 2), -1, dtype=np.int32)
         building.find_neighbors(table, own, stride, near)
-        added = building.bridges(*building.missing_neighbors(own, stride, near), BRIDGE)
+        added = building.bridges(*building.missing_neighbors(own, stride, near), MIN_TOUCHED)
         next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
         next_to[:, :count] = near
         building.join(table, own, building.table_of(added), added, stride, next_to)
@@ -157,7 +157,7 @@ class LatticeFilter(HostPlan):
         """What kernels read of it."""
         return Points(self.row, self.weight, self.chunk, self.chunks)
 
-    def blur(self, rows: NDArray[Any], table: NDArray[Any], spare: NDArray[Any]) -> None:
+    def blur(self, rows: Floats, table: Floats, spare: Floats) -> None:
         """Rows as splatted → rows to slice from, times a compatibility.
 
         Args:
@@ -170,23 +170,25 @@ class LatticeFilter(HostPlan):
         planes, there = spare[:groups], spare[groups : 2 * groups]
         spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
         kernels.collect(self.start, self.member, rows, planes)
-        together = groups if spare.nbytes <= CACHED else 1  # else one by one, to stay in cache
+        together = groups if spare.nbytes <= CACHE_BYTES else 1  # else one by one, to stay in cache
         for p in range(0, groups, together):
             some = slice(p, p + together)
-            kernels.blur_planes(self.next_to, self.there_and_back, SIDE, planes[some], there[some])
+            kernels.blur_planes(
+                self.next_to, self.there_and_back, NEIGHBOR_SHARE, planes[some], there[some]
+            )
         kernels.distribute(self.vertex, planes, number, rows)
         if len(table) > 1:
             kernels.mix_labels(rows, table)
 
-    def workspace(self, width: int, dtype: Any) -> NDArray[Any]:
+    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
         """What `blur` works in, for rows of ``width`` channels."""
         return np.empty((2 * width // LANES, self.n_vertices + 1, LANES), dtype=dtype)
 
-    def apply(self, values: NDArray[Any]) -> NDArray[Any]:
+    def apply(self, values: Floats) -> Floats:
         with threads_for(self.row.size * values.shape[1]):
             return self._apply_one(values) if values.shape[1] == 1 else self._apply(values)
 
-    def _apply_one(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _apply_one(self, values: Floats) -> Floats:
         rows = np.empty(self.n_rows, dtype=values.dtype)
         spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
         kernels.splat_one(self.points, values.reshape(-1), rows)
@@ -195,9 +197,7 @@ class LatticeFilter(HostPlan):
         kernels.slice_one(self.points, self.vertex, blurred, out.reshape(-1))
         return out
 
-    def blur_one(
-        self, rows: NDArray[Any], here: NDArray[Any], there: NDArray[Any], few: bool
-    ) -> NDArray[Any]:
+    def blur_one(self, rows: Floats, here: Floats, there: Floats, few: bool) -> Floats:
         """Rows of one channel as splatted → values at the vertices, in ``here``.
 
         few: by one thread (in the end; adding up rows takes all).
@@ -205,7 +205,7 @@ class LatticeFilter(HostPlan):
         here[self.n_vertices] = there[self.n_vertices] = 0.0
         kernels.collect_one(self.start, self.member, rows, here)
         blur = kernels.blur_few if few else kernels.blur_one
-        blur(self.next_to, self.there_and_back, SIDE, here, there)
+        blur(self.next_to, self.there_and_back, NEIGHBOR_SHARE, here, there)
         return here
 
     @cached_property
@@ -214,7 +214,7 @@ class LatticeFilter(HostPlan):
         axes = range(len(self.next_to))
         return np.array([*reversed(axes), *axes])
 
-    def _apply(self, values: NDArray[Any]) -> NDArray[Any]:
+    def _apply(self, values: Floats) -> Floats:
         n, c = values.shape
         out = np.empty((n, c), dtype=values.dtype)
         one, ones = np.ones((1, 1), dtype=values.dtype), np.ones(n, dtype=values.dtype)
@@ -236,5 +236,5 @@ class LatticeFilter(HostPlan):
     def _diagonal(self) -> NDArray[np.float64]:
         out = np.empty(len(self.row))
         with threads_for(100 * self.row.size):
-            kernels.self_weights(self.points, self.vertex, self.next_to, SIDE, out)
+            kernels.self_weights(self.points, self.vertex, self.next_to, NEIGHBOR_SHARE, out)
         return out

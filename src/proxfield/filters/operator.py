@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import Protocol
 
-from proxfield.common.arrays import cast, library_of, rsqrt
+from proxfield.common.arrays import Array, cast, library_of, rsqrt
 from proxfield.filters.bounds import kernel_range
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
@@ -16,16 +16,16 @@ class Products(Protocol):
 
     single: bool
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Array) -> Array:
         """K @ values."""
 
-    def diagonal(self) -> Any:
+    def diagonal(self) -> Array:
         """K_ii."""
 
-    def ones(self) -> Any:
+    def ones(self) -> Array:
         """One channel of ones."""
 
-    def mass(self) -> Any:
+    def mass(self) -> Array:
         """Total weights."""
 
 
@@ -52,25 +52,25 @@ class Operator:
     """
 
     def __init__(
-        self, plan: Products, normalization: str, self_message: bool, mass: Any = None
+        self, plan: Products, normalization: str, self_message: bool, mass: Array | None = None
     ) -> None:
         self.plan = plan
         self.normalization = normalization
         self.self_message = self_message
         self.pair = normalization in ("before", "after")
         """Whether A is the sum of two products: scaled after K, and before it."""
-        self.mass: Any = None
+        self.mass: Array | None = None
         """n_i; None without normalization.  # (..., n, 1)"""
-        self.scale: Any = None
+        self.scale: Array | None = None
         """What one side of each product is scaled by (both for "symmetric").  # (..., n, 1)"""
         if normalization != "none":
             self.mass = plan.mass() if mass is None else mass
             self.scale = 0.5 / self.mass if self.pair else rsqrt(self.mass)
-        self._own: Any = None
-        self._row_sums: Any = None
+        self._own: Array | None = None
+        self._row_sums: Array | None = None
 
     @property
-    def own(self) -> Any:
+    def own(self) -> Array:
         """a_ii, whether it is kept or not.  # (..., n, 1)"""
         if self._own is None:
             own = self.plan.diagonal()[..., None]
@@ -81,13 +81,13 @@ class Operator:
         return self._own
 
     @property
-    def row_sums(self) -> Any:
+    def row_sums(self) -> Array:
         """Σ_j a_ij over the pairs that count.  # (..., n)"""
         if self._row_sums is None:
             self._row_sums = self.apply(self.plan.ones())[..., 0]
         return self._row_sums
 
-    def spread(self, values: Any) -> Any:
+    def spread(self, values: Array) -> Array:
         """What K is applied to: values, scaled, or both side by side.  # (..., n, c or 2c)"""
         if self.scale is None:
             return values
@@ -96,7 +96,7 @@ class Operator:
             return scaled
         return library_of(values).concatenate([values, scaled], -1)
 
-    def gather(self, seen: Any) -> Any:
+    def gather(self, seen: Array) -> Array:
         """A @ values with the diagonal, from K @ `spread`.  # (..., n, c or 2c) -> (..., n, c)"""
         if self.scale is None:
             return seen
@@ -106,19 +106,19 @@ class Operator:
         half = seen.shape[-1] // 2
         return seen[..., :half] * scale + seen[..., half:]
 
-    def operate(self, values: Any) -> Any:
+    def operate(self, values: Array) -> Array:
         """A @ values, with the diagonal whether it is kept or not.  # (..., n, c)"""
         if self.pair and self.plan.single and values.shape[-1] == 1:
             scale = cast(self.scale, values)
             return self.plan.apply(values) * scale + self.plan.apply(values * scale)
         return self.gather(cast(self.plan.apply(self.spread(values)), values))
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Array) -> Array:
         """A @ values, for finite values.  # (..., n, c)"""
         out = self.operate(values)
         return out if self.self_message else out - cast(self.own, values) * values
 
-    def range(self) -> tuple[Any, Any]:
+    def range(self) -> tuple[Array, Array]:
         """Bounds on the eigenvalues of A, for each set of points; see `kernel_range`."""
         own = None if self.self_message else self.own[..., 0]
         sums = mass = None
@@ -129,7 +129,7 @@ class Operator:
         zero = 0.0 * self.plan.ones().sum((-2, -1))
         return low + zero, high + zero
 
-    def in_type_of(self, values: Any) -> Operator:
+    def in_type_of(self, values: Array) -> Operator:
         """The same operator with its scales in the type of ``values``, converted once."""
         out = copy.copy(self)
         out.scale = None if self.scale is None else cast(self.scale, values)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Array, Floats
 from proxfield.errors import InputError, UnsupportedError
 
 MAX_DIMENSIONS = 20
-"""Most features per point."""
+"""Maximum number of features per point."""
 MAX_SPAN = 1e8
-"""Most standard deviations between two points that the lattice's integers can number."""
+"""Maximum distance of two points, in standard deviations, for the integers of the lattice."""
 SMALLEST_MASS = 1e-20
 """Added to a point's total weight before dividing by it."""
 
@@ -32,15 +33,15 @@ class Plan(ABC):
     """Whether two applications to one channel are faster than one to two."""
 
     @abstractmethod
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Array) -> Array:
         """K @ values, in the values' floating-point type.  # (..., n, c) -> (..., n, c)"""
 
     @abstractmethod
-    def diagonal(self) -> Any:
+    def diagonal(self) -> Array:
         """K_ii, the weight of each point's message to itself.  # (..., n)"""
 
     @abstractmethod
-    def ones(self) -> Any:
+    def ones(self) -> Array:
         """A channel of ones, in the type in which total weights are computed.  # (..., n, 1)"""
 
     @property
@@ -48,7 +49,7 @@ class Plan(ABC):
     def nbytes(self) -> int:
         """Bytes of the arrays this plan holds."""
 
-    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
+    def pull(self, a: Array, b: Array) -> tuple[Array, Array]:
         """The gradient of Σ_ij k_ij a_i·b_j with respect to the features, and a by-product.
 
         Args:
@@ -66,7 +67,7 @@ class Plan(ABC):
             f'the "{self.name}" filter has no gradient with respect to features; use "exact"'
         )
 
-    def mass(self) -> Any:
+    def mass(self) -> Array:
         """Total weights n_i = Σ_j k_ij, a little above 0; a new array.  # (..., n, 1)"""
         return self.apply(self.ones()) + SMALLEST_MASS
 
@@ -87,8 +88,8 @@ class HostPlan(Plan):
         return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
 
 
-def check_features(features: Any) -> NDArray[Any]:
-    """Features as finite numbers (float32 as they are, else float64), one row a point.  # (n, d)"""
+def check_features(features: ArrayLike) -> Floats:
+    """Features as finite float32 or float64 numbers, one row per point.  # (n, d)"""
     try:
         out = np.asarray(features)
         if out.dtype.kind not in "fiub":

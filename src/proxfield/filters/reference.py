@@ -8,13 +8,16 @@ and those between them.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.filters.geometry import BRIDGE, SIDE, axis_scales, peak
+from proxfield.filters.geometry import MIN_TOUCHED, NEIGHBOR_SHARE, axis_scales, peak
 from proxfield.filters.plan import check_features
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 Vertex = tuple[int, ...]
 
@@ -31,7 +34,7 @@ def lattice_matrix(features: ArrayLike) -> NDArray[np.float64]:
     return np.asarray((half @ half.T).toarray())
 
 
-def lattice_factor(features: ArrayLike) -> Any:
+def lattice_factor(features: ArrayLike) -> csr_matrix:
     """S C, a sparse matrix with K = (S C)(S C)ᵀ.  # (n, n_vertices)"""
     from scipy import sparse
 
@@ -103,15 +106,17 @@ def bridges(touched: list[Vertex]) -> list[Vertex]:
         for side in (-1, 1)
         if (other := step(vertex, axis, side)) not in known
     )
-    return [vertex for vertex, count in near.items() if count >= BRIDGE]
+    return [vertex for vertex, count in near.items() if count >= MIN_TOUCHED]
 
 
-def axis_blur(number: dict[Vertex, int], axis: int) -> Any:
-    """B: a vertex keeps 1 − 2·`SIDE` and gives `SIDE` to each neighbor that is there."""
+def axis_blur(number: dict[Vertex, int], axis: int) -> csr_matrix:
+    """B: a vertex gives `NEIGHBOR_SHARE` to each neighbor that exists, and keeps 1 − 2 shares."""
     from scipy import sparse
 
     m = len(number)
     pairs = [(i, number.get(step(vertex, axis, 1), -1)) for vertex, i in number.items()]
     at = np.array([p for p in pairs if p[1] >= 0], dtype=np.int64).reshape(-1, 2)
-    there = sparse.csr_matrix((np.full(len(at), SIDE), (at[:, 0], at[:, 1])), shape=(m, m))
-    return (1 - 2 * SIDE) * sparse.identity(m, format="csr") + there + there.T
+    there = sparse.csr_matrix(
+        (np.full(len(at), NEIGHBOR_SHARE), (at[:, 0], at[:, 1])), shape=(m, m)
+    )
+    return (1 - 2 * NEIGHBOR_SHARE) * sparse.identity(m, format="csr") + there + there.T

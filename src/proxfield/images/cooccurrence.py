@@ -7,19 +7,19 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Pixels
 from proxfield.common.checks import whole_number
 from proxfield.errors import InputError
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.terms.base import Ints, as_indices
 
-SMALLEST = 1e-6
+MIN_PROBABILITY = 1e-6
 """Probabilities of a pair are cut off here, so that its energy stays finite."""
-MOST_LABELS = 10_000
+MAX_LABELS = 10_000
 """Labels above which a label map is taken for something else (pairs are counted in a square)."""
 SUFFIXES = (".png", ".npy")
 """Files that a folder of label maps is searched for."""
@@ -79,7 +79,7 @@ class CooccurrenceStatistics:
         object.__setattr__(self, "min_pixels", whole_number(min_pixels, "min_pixels", 1))
 
     @property
-    def labels(self) -> int:
+    def n_labels(self) -> int:
         """The number of classes L."""
         return len(self.presence)
 
@@ -93,7 +93,7 @@ class CooccurrenceStatistics:
         alone = self.presence + 1.0
         both = self.pairs + 1.0
         p = 1 - (1 - both / alone) * (1 - both / alone[:, None])
-        return np.asarray(np.clip(p, SMALLEST, 1.0))
+        return np.asarray(np.clip(p, MIN_PROBABILITY, 1.0))
 
     # ---- counting ----
 
@@ -122,7 +122,7 @@ class CooccurrenceStatistics:
             array([0, 1])
         """
         fewest = whole_number(min_pixels, "min_pixels", 1)
-        top = MOST_LABELS if n_labels is None else whole_number(n_labels, "n_labels", 1)
+        top = MAX_LABELS if n_labels is None else whole_number(n_labels, "n_labels", 1)
         skip = {whole_number(v, "ignore", None) for v in ignore}
         seen: list[Ints] = []
         largest = -1
@@ -243,7 +243,7 @@ def find_label_maps(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 def _histogram(values: ArrayLike, number: int) -> tuple[Ints, Ints]:
     """The different numbers of a map, and how often each occurs."""
     flat = np.asarray(values).ravel()
-    if flat.dtype.kind == "b":  # a picture of one bit a pixel
+    if flat.dtype.kind == "b":  # a picture of one bit per pixel
         flat = flat.astype(np.uint8)
     if flat.size and flat.dtype.kind not in "iu":
         raise InputError(f"label map {number} holds {flat.dtype}, expected whole numbers")
@@ -257,7 +257,7 @@ def _histogram(values: ArrayLike, number: int) -> tuple[Ints, Ints]:
     return np.unique(flat, return_counts=True)
 
 
-def _rectangle(values: ArrayLike, what: str) -> NDArray[Any]:
+def _rectangle(values: ArrayLike, what: str) -> Pixels:
     """Nested lists as an array."""
     try:
         return np.asarray(values)

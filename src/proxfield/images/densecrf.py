@@ -1,4 +1,4 @@
-"""Dense CRFs: every pixel is coupled to every other one, weighted by place and color.
+"""Dense CRFs: every pixel is coupled to every other one, weighted by position and color.
 
 A dense CRF is a `Field` whose couplings are `Gaussian` terms, so every rule, trace and result
 of the engine serves it; this module knows images: axes, channels, probabilities, label maps.
@@ -14,8 +14,9 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from proxfield.common.arrays import Floats
 from proxfield.errors import InputError, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.images.pixels import (
@@ -47,10 +48,10 @@ class DenseCRF(Field):
     """A field over the pixels of an image: unaries, a spatial and a bilateral Gaussian term.
 
     E(x) = Σ_i −log p_i(x_i) + Σ_{i<j} (w_s k_s(i, j) + w_b k_b(i, j)) μ(x_i, x_j), where
-    k_s = exp(−½‖s_i − s_j‖² / spatial_sigma²) sees places and
+    k_s = exp(−½‖s_i − s_j‖² / spatial_sigma²) compares positions and
     k_b = exp(−½‖s_i − s_j‖² / bilateral_sigma² − ½‖c_i − c_j‖² / bilateral_color²) also colors,
     both normalized. Images may have any number of dimensions. `add` takes further terms, and
-    ``proxfield.infer(crf, …)`` works as for any field, with maps as rows, one a pixel.
+    ``proxfield.infer(crf, …)`` works as for any field, with one row per pixel.
 
     Args:
         image: Pixels, with or without channels; None for the spatial term alone.
@@ -63,17 +64,17 @@ class DenseCRF(Field):
             these leave it open, by looking along which axis probabilities sum to 1.
         channel_axis: Where the channels are: 0, -1, None (no channels) or "auto".
         spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
-        spatial_weight: Its weight; 0 leaves the term out.
-        bilateral_sigma: Standard deviation of the bilateral term's places in pixels; likewise.
+        spatial_weight: Its weight; 0 omits the term.
+        bilateral_sigma: Standard deviation of the bilateral term's positions in pixels; likewise.
         bilateral_color: Standard deviation of its colors in the image's own units; one number, or
             one per channel. By default 13 for 8-bit images and others whose values lie within 0 and
-            255, and 13/255 for bool and floats within 0 and 1; anything else has to be told.
-        bilateral_weight: Its weight; 0 leaves the term out.
+            255, and 13/255 for bool and floats within 0 and 1; required for any other image.
+        bilateral_weight: Its weight; 0 omits the term.
         spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
             in the same unit.
         cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
             a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
-        compatibility: μ, see `Gaussian`; Potts by default.
+        compatibility: μ: "potts", a vector or a matrix, see `Gaussian`.
         normalization: See `Gaussian`.
         self_message: See `Gaussian`; by default kept, as in the published dense CRFs.
         filter: See `Gaussian`.
@@ -108,7 +109,7 @@ class DenseCRF(Field):
         bilateral_weight: float = 10.0,
         spacing: float | Sequence[float] = 1.0,
         cooccurrence: CooccurrenceStatistics | str | PathLike[str] | None = None,
-        compatibility: ArrayLike | None = None,
+        compatibility: ArrayLike | str | None = "potts",
         normalization: str = "symmetric",
         self_message: bool = True,
         filter: str = "auto",
@@ -128,7 +129,7 @@ class DenseCRF(Field):
         table = rows(unary, axes.labels, fresh=energies is None)  # (n, labels)
         if energies is None:
             into_energies(table, self.pixels, clip, normalize)
-        super().__init__(len(table), labels=table.shape[1])
+        super().__init__(len(table), n_labels=table.shape[1])
         self.add(Unary(table))
         shared: dict[str, Any] = {
             "compatibility": compatibility,
@@ -169,7 +170,7 @@ class DenseCRF(Field):
         Args:
             image: As for `DenseCRF`.
             labels: A label for each pixel, 0 to n_labels − 1.  # (*pixels)
-            n_labels: How many labels there are; by default one more than the largest in the map.
+            n_labels: Number of labels; by default one more than the largest in the map.
             confidence: Probability that a label is right; the others share the rest.
             unsure: A value that stands for "not known" (0 or 255, say): all labels as probable.
             clip: As for `DenseCRF`.
@@ -209,12 +210,12 @@ class DenseCRF(Field):
     @classmethod
     def from_features(
         cls,
-        features: ArrayLike | Sequence[NDArray[Any]],
+        features: ArrayLike | Sequence[Floats],
         probabilities: ArrayLike | None = None,
         *,
         weights: float | Sequence[float] = 1.0,
         energies: ArrayLike | None = None,
-        compatibility: ArrayLike | None = None,
+        compatibility: ArrayLike | str | None = "potts",
         normalization: str = "symmetric",
         self_message: bool = True,
         filter: str = "auto",
@@ -223,11 +224,11 @@ class DenseCRF(Field):
         """A dense CRF over points of any kind, one Gaussian term for each array of features.
 
         Args:
-            features: In units of standard deviations; an array, or several in a list.  # (n, d)
-            probabilities: For each point they sum to 1.  # (n, labels)
-            weights: The weight of each term.
+            features: In units of standard deviations; an array, or a list of arrays.  # (n, d)
+            probabilities: Probabilities of each point; they sum to 1.  # (n, labels)
+            weights: The weight of each term; 0 omits it.
             energies: Unary energies in place of probabilities.
-            compatibility: And what follows: as for `DenseCRF`.
+            compatibility: This and all further options: as for `DenseCRF`.
 
         Example:
             >>> import numpy as np
@@ -245,6 +246,8 @@ class DenseCRF(Field):
         ):
             if len(np.atleast_1d(array)) != crf.n_vars:
                 raise InputError(f"{len(array)} rows of features for {crf.n_vars} points")
+            if weight == 0:
+                continue
             crf.add(
                 Gaussian(
                     array,
@@ -307,7 +310,7 @@ class DenseResult(Result):
     field: DenseCRF
 
     @property
-    def probabilities(self) -> NDArray[Any]:
+    def probabilities(self) -> Floats:
         """Marginals in the shape and the order of axes that the probabilities had."""
         maps = self.q.reshape(*self.field.pixels, self.field.n_labels)
         return np.moveaxis(maps, -1, self.field.labels_axis)
@@ -328,13 +331,13 @@ class DenseResult(Result):
 
 
 def _cooccurrence_term(
-    given: CooccurrenceStatistics | str | PathLike[str], pixels: int, labels: int
+    given: CooccurrenceStatistics | str | PathLike[str], pixels: int, n_labels: int
 ) -> Term:
     from proxfield.images.cooccurrence import CooccurrenceStatistics
     from proxfield.terms.cooccurrence import Cooccurrence
 
     statistics = CooccurrenceStatistics.load(given) if isinstance(given, str | PathLike) else given
-    return Cooccurrence(statistics, pixels=pixels, labels=labels)
+    return Cooccurrence(statistics, pixels=pixels, n_labels=n_labels)
 
 
 def refine_batch(

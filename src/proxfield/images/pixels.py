@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, shown
 from proxfield.filters.plan import MAX_DIMENSIONS
 
 TOLERANCE = 1e-3
 """How far the probabilities of a pixel may be from summing to 1."""
-LEVELS = 13.0
-"""Standard deviation of colors, of 255 levels, unless told."""
+COLOR_SIGMA = 13.0
+"""Default standard deviation of colors, of 255 levels."""
 
 
-def numbers(values: ArrayLike, what: str) -> NDArray[Any]:
+def numbers(values: ArrayLike, what: str) -> Pixels:
     """An array of real numbers that isn't empty."""
     try:
         out = np.asarray(values)
@@ -35,12 +35,12 @@ def check_size(shape: tuple[int, ...], what: str) -> None:
         raise InputError(f"{what} of shape {shape}, expected at least one pixel")
 
 
-def place(shape: tuple[int, ...], flat: int | np.integer[Any]) -> tuple[int, ...]:
+def place(shape: tuple[int, ...], flat: int | np.integer) -> tuple[int, ...]:
     """A pixel's indices from its number."""
     return tuple(int(i) for i in np.unravel_index(int(flat), shape))
 
 
-def each(values: Any, count: int, what: str, of: str) -> NDArray[np.float64]:
+def each(values: ArrayLike, count: int, what: str, of: str) -> NDArray[np.float64]:
     """One number for all, or one for each, as one for each.  # (count,)"""
     try:
         out = np.asarray(values, dtype=np.float64)
@@ -55,7 +55,7 @@ def each(values: Any, count: int, what: str, of: str) -> NDArray[np.float64]:
     return np.broadcast_to(out, (count,))
 
 
-def widths(values: Any, count: int, what: str, of: str) -> NDArray[np.float64]:
+def widths(values: ArrayLike, count: int, what: str, of: str) -> NDArray[np.float64]:
     """Like `each`, for lengths: all above 0.  # (count,)"""
     out = each(values, count, what, of)
     if (out <= 0).any():
@@ -82,8 +82,8 @@ class Axes:
 
 
 def find_axes(
-    image: NDArray[Any] | None,
-    unary: NDArray[Any],
+    image: Pixels | None,
+    unary: Pixels,
     what: str,
     labels_axis: int | str,
     channel_axis: int | str | None,
@@ -148,7 +148,7 @@ def _candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
     return [int(axis) % ndim]
 
 
-def _sums_to_one(values: NDArray[Any], axis: int) -> bool:
+def _sums_to_one(values: Pixels, axis: int) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         sums = values.sum(axis=axis, dtype=np.float64)
         return bool((np.abs(sums - 1) <= TOLERANCE).all())
@@ -157,8 +157,8 @@ def _sums_to_one(values: NDArray[Any], axis: int) -> bool:
 # ---- unaries ----
 
 
-def rows(values: NDArray[Any], axis: int, *, fresh: bool = False) -> NDArray[np.float32]:
-    """Maps as rows, one a pixel; a copy where that is needed or asked for.  # (n, labels)"""
+def rows(values: Pixels, axis: int, *, fresh: bool = False) -> NDArray[np.float32]:
+    """Maps with one row per pixel; a copy if needed or requested.  # (n, labels)"""
     moved = np.moveaxis(values, axis, -1)
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found later
         if fresh:
@@ -174,7 +174,7 @@ def into_energies(
     """Check probabilities and turn them into energies −log p, in place.
 
     Args:
-        p: One row a pixel; a fresh array.  # (n, labels)
+        p: One row per pixel; a new array.  # (n, labels)
         pixels: Shape of the image, for messages.
         clip: The least probability.
         normalize: Divide by the sums.
@@ -212,7 +212,7 @@ def into_energies(
 # ---- features ----
 
 
-def channels_last(image: NDArray[Any], axes: Axes) -> NDArray[Any]:
+def channels_last(image: Pixels, axes: Axes) -> Pixels:
     """The image with its channels last, checked to be finite.  # (*pixels, channels)"""
     out = image[..., None] if axes.channels is None else np.moveaxis(image, axes.channels, -1)
     if image.dtype.kind == "f" and not (np.isfinite(image.min()) and np.isfinite(image.max())):
@@ -227,7 +227,7 @@ def channels_last(image: NDArray[Any], axes: Axes) -> NDArray[Any]:
     return out
 
 
-def color_bandwidth(image: NDArray[Any]) -> float:
+def color_bandwidth(image: Pixels) -> float:
     """The bandwidth of colors where none is given: 13 levels of 255.
 
     Example:
@@ -235,12 +235,12 @@ def color_bandwidth(image: NDArray[Any]) -> float:
         13.0
     """
     if image.dtype == np.uint8:
-        return LEVELS
+        return COLOR_SIGMA
     low, high = image.min(), image.max()
     if low >= 0 and high <= 1 and image.dtype.kind in "fb":
-        return LEVELS / 255
+        return COLOR_SIGMA / 255
     if low >= 0 and high <= 255:
-        return LEVELS
+        return COLOR_SIGMA
     raise InputError(
         f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
         "colors are; pass bilateral_color, a standard deviation in these units"
@@ -250,10 +250,10 @@ def color_bandwidth(image: NDArray[Any]) -> float:
 def pixel_features(
     pixels: tuple[int, ...],
     scale: NDArray[np.float64],
-    channels: NDArray[Any] | None = None,
+    channels: Pixels | None = None,
     color: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Places times ``scale`` and channels over ``color``, one row a pixel.  # (n, d)
+    """Positions times ``scale`` and channels over ``color``, one row per pixel.  # (n, d)
 
     Example:
         >>> pixel_features((2, 2), np.array([0.5, 1.0])).tolist()

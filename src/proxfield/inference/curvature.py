@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from dataclasses import field as field_of
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,23 +22,23 @@ from proxfield.backends.cache import program_for
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered, lower
 from proxfield.rules.certified import damping_for
-from proxfield.terms.base import Floats, Term, offers
+from proxfield.terms.base import Floats, Term, missing, offers
 from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
     from proxfield.field import Field
 
-MARGIN = 1e-3
+LANCZOS_MARGIN = 1e-3
 """Lanczos approaches eigenvalues from inside; what it finds is enlarged by this share."""
 LANCZOS_PRODUCTS = 25
 """Products that Lanczos takes at least; where there is no time for them it isn't begun."""
-DENSE = 64
+MAX_DENSE_SIZE = 64
 """Operators up to this size are diagonalized directly."""
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """Curvature of one field, each number computed when it is first asked for.
+    """Curvature of one field, each number computed when first used.
 
     Args:
         lowered: The lowered field.
@@ -45,15 +46,17 @@ class Curvature:
         kernels: The kernel set to multiply with.
         seconds: Maximum seconds to spend on an eigenvalue, or on the norms of all tables;
             after that a bound from the tables serves, which is certified too.
+        now: The clock.
     """
 
     lowered: Lowered
     field: Field | None = None
     kernels: str = "cpu"
     seconds: float = np.inf
+    now: Callable[[], float] = field_of(default_factory=lambda: time.perf_counter)
 
     def prepare(self) -> None:
-        """Do what belongs to building the field, so that asking for the numbers can be timed.
+        """Do the part that counts as building the field, so that the rest can be timed.
 
         Imports and compiles what they need, and takes the bounds from the tables.
         """
@@ -63,9 +66,9 @@ class Curvature:
             _ = self.local
         if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
             apply, size = self._projected
-            begun = time.perf_counter()
+            begun = self.now()
             apply(np.zeros(size))
-            self.__dict__["product_seconds"] = time.perf_counter() - begun
+            self.__dict__["product_seconds"] = self.now() - begun
 
     @cached_property
     def product_seconds(self) -> float:
@@ -79,13 +82,20 @@ class Curvature:
 
     def _local_of(self, terms: list) -> NDArray[np.float64]:  # type: ignore[type-arg]
         total = np.zeros(self.lowered.layout.n_vars)
-        deadline = time.perf_counter() + self.seconds
+        late = self._late()
         for term in terms:
+            if not offers(term, "curvature"):
+                raise missing(term, "curvature", "a certified step")
             if isinstance(term, Factor):  # many norms: after the deadline, bounds on them
-                total += term.curvature(self.lowered.layout, deadline)
+                total += term.curvature(self.lowered.layout, late)
             else:
                 total += term.curvature(self.lowered.layout)
         return total
+
+    def _late(self) -> Callable[[], bool]:
+        """Tells, from now on, whether the time is over."""
+        deadline = self.now() + self.seconds
+        return lambda: self.now() >= deadline
 
     @cached_property
     def largest(self) -> float:
@@ -117,7 +127,7 @@ class Curvature:
         if LANCZOS_PRODUCTS * self.product_seconds > self.seconds:
             return closed + bound
         apply, size = self._projected
-        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self.seconds)
+        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self._late())
         return min(closed + bound, max(0.0, top) + rest)
 
     @cached_property
@@ -126,9 +136,10 @@ class Curvature:
         low = self.lowered
         if not (low.potts or low.factors or low.extras) and low.ising is not None:
             # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
-            program: Any = program_for(low, self.kernels)
-            if hasattr(program, "couple"):
-                return lambda v: 0.5 * program.couple(v), low.layout.n_vars
+            program = program_for(low, self.kernels)
+            couple: Callable[[Floats], Floats] | None = getattr(program, "couple", None)
+            if couple is not None:
+                return lambda v: 0.5 * couple(v), low.layout.n_vars
         center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
         return lambda v: center(apply(center(v))), low.layout.size
@@ -144,14 +155,17 @@ class Curvature:
         raw = lower(self.field.layout, self.field.terms, self.field.evidence, plain=True)
         pairs = [t for t in raw.terms if by_lanczos(t)]
         larger = [t for t in raw.terms if not by_lanczos(t)]
+        for term in raw.terms:
+            if not offers(term, "lipschitz"):
+                raise missing(term, "lipschitz", 'step="lipschitz"')
         bound = sum(t.lipschitz(raw.layout) for t in pairs)
         rest = sum(t.lipschitz(raw.layout) for t in larger)
         if bound == 0.0 or not np.isfinite(bound + rest):
             return float(bound + rest)
         apply = pairwise_operator(raw, self.kernels)
         size = raw.layout.size
-        up = largest_eigenvalue(apply, size, bound, self.seconds)
-        down = largest_eigenvalue(lambda v: -apply(v), size, bound, self.seconds)
+        up = largest_eigenvalue(apply, size, bound, self._late())
+        down = largest_eigenvalue(lambda v: -apply(v), size, bound, self._late())
         return float(min(bound, max(up, down)) + rest)
 
     def steps(self, step: float | str) -> NDArray[np.float64]:
@@ -173,7 +187,7 @@ class Curvature:
 
 
 def by_lanczos(term: Term) -> bool:
-    """Is the term's H constant, and its spectrum not known in closed form?"""
+    """Whether the term's H is constant, and its spectrum not known in closed form."""
     return term.degree == 2 and not offers(term, "spectrum")
 
 
@@ -205,7 +219,10 @@ class _OutOfTimeError(Exception):
 
 
 def largest_eigenvalue(
-    apply: Callable[[Floats], Floats], size: int, bound: float, seconds: float = np.inf
+    apply: Callable[[Floats], Floats],
+    size: int,
+    bound: float,
+    late: Callable[[], bool] = lambda: False,
 ) -> float:
     """The largest eigenvalue of a symmetric operator, rounded up.
 
@@ -213,18 +230,16 @@ def largest_eigenvalue(
         apply: The operator.
         size: Its dimension.
         bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge in time.
-        seconds: The time it has.
+        late: Is its time over?
     """
-    if size <= DENSE:
+    if size <= MAX_DENSE_SIZE:
         dense = np.stack([apply(e) for e in np.eye(size)])
         top = float(np.linalg.eigvalsh((dense + dense.T) / 2)[-1])
         return top + 1e-12 * abs(top)
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-    deadline = time.perf_counter() + seconds
-
     def timed(v: Floats) -> Floats:
-        if time.perf_counter() > deadline:
+        if late():
             raise _OutOfTimeError
         return apply(v)
 
@@ -232,8 +247,15 @@ def largest_eigenvalue(
     start = np.random.default_rng(0).normal(size=size)
     try:
         top = float(
-            eigsh(operator, k=1, which="LA", v0=start, tol=MARGIN / 2, return_eigenvectors=False)[0]
+            eigsh(
+                operator,
+                k=1,
+                which="LA",
+                v0=start,
+                tol=LANCZOS_MARGIN / 2,
+                return_eigenvectors=False,
+            )[0]
         )
     except (ArpackError, _OutOfTimeError):  # not converged, an operator that is 0, or too slow
         return bound
-    return top + MARGIN * abs(top)
+    return top + LANCZOS_MARGIN * abs(top)

@@ -10,22 +10,19 @@ Every stage counts as time of inference and keeps to the budget, the callback an
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends import compile_program
 from proxfield.backends.base import Program
-from proxfield.common.interrupts import finish_first
 from proxfield.inference.curvature import Curvature
-from proxfield.inference.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop
+from proxfield.inference.loop import Loop
 from proxfield.inference.pace import LOOK_SECONDS
 from proxfield.inference.session import Session
-from proxfield.inference.stationarity import is_fixed_point
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status, one_hot
 from proxfield.rules.base import Rule
@@ -48,7 +45,7 @@ SEARCH_SECONDS = 5.0
 """Maximum time of the search where there is no budget."""
 GRACE_SECONDS = 0.005
 """Time of the search where nothing is left of the budget."""
-STEEP = 1e6
+ROUNDING_PENALTY = 1e6
 """Penalty for rounding: no saving elsewhere makes up for a violation."""
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
 LIMITS = (*HALTED, Status.MAX_ITERS, Status.BUDGET)
@@ -86,13 +83,13 @@ def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
     while penalty <= LAST_PENALTY:
         if build_seconds > loop.seconds_left():
             return Status.BUDGET
-        begun = time.perf_counter()
+        begun = loop.now()
         with nullcontext() if penalty == FIRST_PENALTY else loop.clock():
             soft = problem.lowered.soften(penalty)
             program = session.compile(soft)
             seconds = problem.curvature.seconds
-            curvature = Curvature(soft, None, session.kernels, seconds)
-        build_seconds = time.perf_counter() - begun
+            curvature = Curvature(soft, None, session.kernels, seconds, loop.now)
+        build_seconds = loop.now() - begun
         rule.prepare(Problem(soft, curvature, problem.seed))
         with loop.clock():
             plan = rule.plan(Problem(soft, curvature, problem.seed))
@@ -123,11 +120,12 @@ class Finder:
         self.q: NDArray[np.float64] = self.session.start
         self.labels: Ints | None = None
         self.energy = np.inf
-        self.steep: Program = compile_program(lowered.soften(STEEP), kernels)
+        self.steep: Program = compile_program(lowered.soften(ROUNDING_PENALTY), kernels)
         self.steep.descend(self.q, 0)  # compile outside the clock
-        begun = time.perf_counter()
+        now = self.session.loop.now
+        begun = now()
         self.take(self.steep.descend(self.q, 1))
-        self.sweep_seconds = time.perf_counter() - begun
+        self.sweep_seconds = now() - begun
 
     def round(self, q: Floats, spent: float = 0.0) -> bool:
         """Round under a steep penalty, if there is time; is the result feasible?
@@ -180,8 +178,8 @@ class Watch:
     """The limits of an inference, for work that isn't made of iterations."""
 
     def __init__(self, loop: Loop, q: NDArray[np.float64]) -> None:
-        self.loop, self.q = loop, q
-        self.begun = self.looked = time.perf_counter()
+        self.loop, self.q, self.now = loop, q, loop.now
+        self.begun = self.looked = self.now()
         self.base = loop.elapsed
         self.seconds = SEARCH_SECONDS
         if loop.budget is not None:
@@ -193,21 +191,21 @@ class Watch:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """A step whose duration counts."""
-        begun = time.perf_counter()
+        begun = self.now()
         yield
-        self.longest = max(self.longest, time.perf_counter() - begun)
+        self.longest = max(self.longest, self.now() - begun)
 
     def seconds_since(self) -> float:
         """Seconds since the watch began."""
-        return time.perf_counter() - self.begun
+        return self.now() - self.begun
 
     def left(self) -> float:
         """Seconds until the end."""
         return self.seconds - self.seconds_since()
 
     def over(self) -> bool:
-        """Is it time to stop? Asks the callback every now and then."""
-        now = time.perf_counter()
+        """Whether it is time to stop; calls the callback from time to time."""
+        now = self.now()
         if self.status is None and now - self.looked > LOOK_SECONDS:
             self.looked = now
             if self.loop.report(np.inf, self.q, seconds=self.base + now - self.begun):
@@ -280,12 +278,12 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
         state = program.start(start)
         loop.warm_up(program, natural, state)
         with loop.clock():
-            overtime = OVERTIME_SHARE * (loop.budget or 0.0) + OVERTIME_SECONDS
-            late = 2 * finder.sweep_seconds > max(0.0, loop.seconds_left()) + overtime
+            late = 2 * finder.sweep_seconds > max(0.0, loop.seconds_left()) + loop.overtime
             if stopped is Status.INTERRUPTED or late:
                 return Outcome(start, finder.energy, stopped, labels)  # no entropy: F is E
-            program.advance(state, natural, 1, loop.tol, True)
-            return Outcome(program.marginals(state), program.free_energy(state), stopped, labels)
+            once = replace(loop.aside(1), budget=None)
+            once.run(program, natural, state, first=finder.energy)
+            return Outcome(program.marginals(state), once.last, stopped, labels)
     best = session.run_plan(Sweep(), natural, start)
     rng = np.random.default_rng(session.problem.seed)
     most = loop.max_iters - loop.iterations  # sweeps in other orders; not in the trace
@@ -294,38 +292,32 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
             if best.status in LIMITS or loop.spent is not None or most <= 0:
                 break
             order = Order(rng.permutation(layout.n_vars))
-            best, made = better_order(session, order, start, best, min(ORDER_SWEEPS, most))
+            other, made = in_order(session, order, start, finder.energy, min(ORDER_SWEEPS, most))
             most -= made
+            if other.free_energy < best.free_energy:
+                best = other
+            elif other.status is Status.INTERRUPTED:
+                best.status = other.status
     except KeyboardInterrupt:
         best.status = Status.INTERRUPTED
     best.labels = labels
     return best
 
 
-def better_order(
-    session: Session, order: Order, start: NDArray[np.float64], best: Outcome, most: int
+def in_order(
+    session: Session, order: Order, start: NDArray[np.float64], first: float, most: int
 ) -> tuple[Outcome, int]:
-    """Sweep in another order within the limits.
+    """Where sweeps in some order lead, within the limits, and how many were made.
 
-    Returns:
-        The better of its end and ``best``, and the number of sweeps made.
+    Args:
+        session: The inference; its trace doesn't show these sweeps.
+        order: The order.
+        start: Where to start.
+        first: F there.
+        most: Maximum number of sweeps.
     """
-    program, loop = session.program, session.loop
-    made, changed = 0, True
-    with loop.clock():
+    program, loop = session.program, session.loop.aside(most)
+    with session.loop.clock():
         state = program.start(start)
-        begun, left = time.perf_counter(), loop.seconds_left()
-        each = loop.costs.evaluation
-        while changed and made < most and time.perf_counter() - begun + 2 * each < left:
-            with finish_first():
-                since = time.perf_counter()
-                rows = program.advance(state, order, 1, loop.tol, True)
-                changed = bool(rows.change[-1] > loop.tol)
-                made += 1
-                each = time.perf_counter() - since
-        f = program.free_energy(state)
-        if f < best.free_energy:
-            ended = not changed and is_fixed_point(program, state, loop.tol)
-            status = Status.CONVERGED if ended else loop.spent or Status.MAX_ITERS
-            best = Outcome(program.marginals(state), f, status)
-    return best, made
+        status = loop.run(program, order, state, first=first)
+        return Outcome(program.marginals(state), loop.last, status), loop.iterations

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxfield.backends.base import softmax
 from proxfield.backends.cache import program_for
-from proxfield.common.checks import is_real, is_whole
 from proxfield.common.logs import log
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
-from proxfield.inference.curvature import Curvature
-from proxfield.inference.loop import Callback, Loop
+from proxfield.inference.history import Callback
 from proxfield.inference.progress import watching
+from proxfield.inference.request import Request, device_memory
 from proxfield.inference.session import Session
+from proxfield.inference.starts import Start
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status
 from proxfield.rules.base import Rule
-from proxfield.rules.registry import make_rule
-from proxfield.rules.session import Outcome, Problem
-from proxfield.terms.base import Layout
+from proxfield.rules.session import Outcome
 
-UNLIMITED = 2**62
-MAX_THREADS = 2**15
-DOUBLE_CHECKED = 2**20
+MAX_DOUBLE_CHECK = 2**20
 """Entries up to which F of a float32 result is evaluated again in float64."""
-INITS = "expected uniform, possible, unary, random, marginals or a Result"
-CURVATURE_SHARE = 0.2
-"""Of the budget, for finding λ; where that isn't enough the bound from the tables serves."""
 
 
 def infer(
     field: Field,
     rule: str | Rule | type[Rule] = "auto",
     *,
-    init: str | Result | Any = "uniform",
+    init: Start = "uniform",
     max_iters: int | None = None,
     tol: float = 1e-6,
     budget: float | None = None,
@@ -74,7 +63,8 @@ def infer(
             true stops the inference.
         seed: Random seed.
         threads: Maximum number of threads; all cores by default. Small fields use one.
-        device: "cpu", "cuda" or "cuda:1" (with the extra ``gpu``).
+        device: "cpu", "cuda" or "cuda:1" (with the extra ``gpu``); for the kernels "torch", any
+            device of torch ("mps").
         kernels: "cpu" (numba), "reference" (numpy), "cuda" (Triton) or "torch" (plain torch);
             by default what suits the device.
         dtype: "float64" or "float32" (half the memory, float64 sums); by default float64 on the
@@ -91,7 +81,7 @@ def infer(
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(4, labels=2).add(pf.Unary([[0, 1.0]] * 4))
+        >>> field = pf.Field(4, n_labels=2).add(pf.Unary([[0, 1.0]] * 4))
         >>> field = field.add(pf.Potts([[0, 1], [1, 2], [2, 3], [3, 0]], -2.0))
         >>> result = pf.infer(field, "fixed", init="random")
         >>> result.converged, result.map_labels.sum()
@@ -119,95 +109,11 @@ def infer(
         raise InputError(f"progress={shown(progress)}, expected True or False")
     field = field.snapshot()  # a callback may add terms to the user's
     with watching(bool(progress), request.rule.name, callback) as showing:
-        begun = time.perf_counter()
+        begun = request.now()
         request = replace(request, callback=showing)
         result = infer_one(field, request, request.open(field))
-        result.setup_seconds = max(0.0, time.perf_counter() - begun - result.seconds)
+        result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
     return result
-
-
-@dataclass(frozen=True)
-class Request:
-    """What `infer` was asked for, checked; the same for many fields. Arguments as there."""
-
-    rule: Rule
-    init: Any
-    max_iters: int | None
-    tol: float
-    budget: float | None
-    callback: Callback | None
-    seed: int
-    threads: int | None
-    kernels: str
-    dtype: str
-    keep: str
-    trace: bool
-
-    @classmethod
-    def make(
-        cls,
-        rule: str | Rule | type[Rule],
-        params: dict[str, Any],
-        device: Any,
-        *,
-        kernels: str | None,
-        dtype: Any,
-        **rest: Any,
-    ) -> Request:
-        """A request, or an `InputError` that says what makes no sense."""
-        chosen = make_rule(rule, params)
-        seed, keep, trace = rest["seed"], rest["keep"], rest["trace"]
-        check_limits(rest["max_iters"], rest["tol"], rest["budget"], rest["threads"])
-        rest.update(
-            max_iters=as_int(rest["max_iters"], UNLIMITED),
-            threads=as_int(rest["threads"], MAX_THREADS),
-            tol=float(rest["tol"]),
-            budget=as_budget(rest["budget"]),
-        )
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise InputError(f"seed={shown(seed)}, expected a whole number, 0 or more")
-        if not isinstance(trace, (bool, np.bool_)):
-            raise InputError(f"trace={shown(trace)}, expected True or False")
-        if rest["callback"] is not None and not callable(rest["callback"]):
-            raise InputError(f"callback={shown(rest['callback'])}, expected a function")
-        kernels, dtype = choose_kernels(device, kernels, dtype)
-        if not isinstance(keep, str) or keep not in ("last", "best"):
-            raise InputError(f"keep={shown(keep)}, expected last or best")
-        rest.update(seed=int(seed), trace=bool(trace))
-        log.debug("%r on kernels %s in %s, seed %d", chosen, kernels, dtype, rest["seed"])
-        return cls(chosen, kernels=kernels, dtype=dtype, **rest)
-
-    def open(self, field: Field, init: Any = None) -> Session:
-        """The session of one field; where no labelling is possible, it starts uniform.
-
-        Args:
-            field: The field.
-            init: Instead of the request's.
-        """
-        lowered = field.lower()
-        if on_gpu(self.kernels):
-            lowered = moved(lowered, self.kernels, self.dtype)
-        hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
-        host = "cpu" if on_gpu(self.kernels) else self.kernels  # λ is found on the host
-        problem = Problem(lowered, Curvature(lowered, field, host, hurry), self.seed)
-        max_iters = self.max_iters
-        if max_iters is None:
-            unlimited = self.budget is not None
-            max_iters = UNLIMITED if unlimited else self.rule.default_iterations(problem)
-        init = self.init if init is None else init
-        if lowered.infeasible:
-            init = "uniform"
-        start = starting_point(field, lowered, init, self.seed, full=lowered.infeasible)
-        return Session(
-            problem=problem,
-            loop=Loop(lowered, max_iters, self.tol, self.budget, self.callback, self.trace),
-            start=start,
-            kernels=self.kernels,
-            dtype=self.dtype,
-            threads=self.threads,
-            keep=self.keep,
-            limited=self.max_iters is not None or self.budget is not None,
-        )
 
 
 def infer_one(field: Field, request: Request, session: Session) -> Result:
@@ -231,7 +137,7 @@ def infer_one(field: Field, request: Request, session: Session) -> Result:
 def completed(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:
     """The result of an outcome; of small fields in float32, with F in float64."""
     lowered = session.problem.lowered
-    rough = lowered.layout.size <= DOUBLE_CHECKED and not session.program.sums_in_double
+    rough = lowered.layout.size <= MAX_DOUBLE_CHECK and not session.program.sums_in_double
     if request.dtype == "float32" and rough and np.isfinite(outcome.free_energy):
         outcome = in_double(outcome, lowered, request.kernels)
     return finish(field, request, session, outcome)
@@ -265,69 +171,6 @@ def solve(session: Session, rule: Rule) -> Outcome:
     return rule.solve(session)
 
 
-def on_gpu(kernels: str) -> bool:
-    """Is this the kernel set of a GPU?"""
-    return kernels.partition(":")[0] == "cuda"
-
-
-def choose_kernels(device: Any, kernels: str | None, dtype: Any) -> tuple[str, str]:
-    """Names of the kernel set and the floating-point type for a device.
-
-    Example:
-        >>> choose_kernels("cpu", None, None)
-        ('cpu', 'float64')
-    """
-    if type(device).__module__ == "torch":  # a torch.device, known without importing torch
-        device = str(device)
-    if not isinstance(device, str):
-        raise InputError(f"device={shown(device)}, expected cpu, cuda or cuda:1 and the like")
-    if not (kernels is None or isinstance(kernels, str)):
-        raise InputError(f"kernels={shown(kernels)}, expected reference, cpu, cuda or torch")
-    if device != "cpu":
-        from proxfield.devices.cuda import find_device
-
-        find_device(device)
-        if kernels is not None and not on_gpu(kernels):
-            raise InputError(
-                f"kernels={kernels!r} don't run on device {device!r}; leave them out, or use "
-                "device cpu"
-            )
-        kernels = device
-    elif kernels is not None and on_gpu(kernels):
-        from proxfield.devices.cuda import find_device
-
-        find_device(kernels)
-    kernels = "cpu" if kernels is None else kernels
-    if dtype is None:
-        return kernels, "float32" if on_gpu(kernels) else "float64"
-    try:
-        return kernels, dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except Exception:  # numpy raises several kinds, and whatever the repr of a value raises
-        raise InputError(f"dtype={shown(dtype)}, expected float32 or float64") from None
-
-
-def moved(lowered: Lowered, kernels: str, dtype: str) -> Lowered:
-    """The field with its filters on a GPU, so that λ and F are those of what iterates there."""
-    from proxfield.backends.triton.attach import attach
-    from proxfield.devices.cuda import find_device
-
-    with device_memory(kernels, lowered):
-        return attach(lowered, dtype, find_device(kernels))
-
-
-def device_memory(kernels: str, *lowereds: Lowered) -> AbstractContextManager[None]:
-    """On a GPU, a context that says what would fit when its memory runs out."""
-    if not on_gpu(kernels):
-        return nullcontext()
-    from proxfield.devices.cuda import find_device, memory_errors
-
-    n = sum(low.layout.n_vars for low in lowereds)
-    held = sum(term.nbytes for low in lowereds for term in low.terms)
-    held += 40 * sum(low.layout.size for low in lowereds)
-    what = "the field" if len(lowereds) == 1 else f"a batch of {len(lowereds)} fields"
-    return memory_errors(what, held / max(1, n), n, find_device(kernels))
-
-
 def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
     """The same marginals, normalized in float64, and F of exactly these: a bound must be one."""
     q = lowered.layout.normalize(np.asarray(outcome.q, dtype=np.float64))
@@ -350,85 +193,7 @@ def finish(field: Field, request: Request, session: Session, outcome: Outcome) -
         params=request.rule.params,
         trace=loop.make_trace(),
         feasible=outcome.labels,
+        kernels=request.kernels,
     )
     log.debug("%r", result)
     return result
-
-
-def softmax_of(layout: Layout, energies: NDArray[Any]) -> NDArray[Any]:
-    """q_i = softmax(−energies_i), in the energies' type where all variables are alike."""
-    if layout.common is None or layout.common == 1 or layout.size < 2**16:
-        return softmax(layout.owner, layout.offsets, energies)
-    from proxfield.backends.numba.dense import softmax_rows
-    from proxfield.compiled.simd import padded
-
-    out = np.zeros_like(energies)
-    softmax_rows(energies, layout.common, padded(layout.common), out)
-    return out
-
-
-def check_limits(max_iters: Any, tol: Any, budget: Any, threads: Any) -> None:
-    """Raise `InputError` for limits that make no sense."""
-    if max_iters is not None and not (is_whole(max_iters) and max_iters >= 0):
-        raise InputError(f"max_iters={shown(max_iters)}, expected a whole number, 0 or more")
-    if not is_real(tol) or not tol >= 0:
-        raise InputError(f"tol={shown(tol)}, expected a number, 0 or more")
-    if budget is not None and not (is_real(budget) and budget > 0):
-        raise InputError(f"budget={shown(budget)}, expected seconds above 0")
-    if threads is not None and not (is_whole(threads) and threads >= 1):
-        raise InputError(f"threads={shown(threads)}, expected a whole number, 1 or more")
-
-
-def as_int(value: Any, most: int) -> int | None:
-    """A whole number as an int, cut to ``most``; None as it is."""
-    return None if value is None else min(int(value), most)
-
-
-def as_budget(value: Any) -> float | None:
-    """Seconds as a float; an infinite budget is none."""
-    return None if value is None or value == np.inf else float(value)
-
-
-def starting_point(
-    field: Field, lowered: Lowered, init: Any, seed: int, *, full: bool = False
-) -> NDArray[np.float64]:
-    """Marginals to start from, over the lowered field (or the whole one).  # (size,)"""
-    layout = field.layout if full else lowered.layout
-    q = named_start(layout, lowered, init, seed) if isinstance(init, str) else None
-    if q is None:
-        q = lowered.reduction.restrict(given_start(field, init))
-    seen = np.flatnonzero(field.evidence >= 0)
-    if layout.size == field.layout.size and len(seen):  # nothing was taken out
-        q = np.array(q, dtype=np.float64)
-        q[np.isin(layout.owner, seen)] = 0.0
-        q[layout.offsets[seen] + field.evidence[seen]] = 1.0
-    return q
-
-
-def given_start(field: Field, init: Any) -> NDArray[np.float64]:
-    """Marginals that the user gave, checked.  # (field.layout.size,)"""
-    if isinstance(init, Result):
-        if not np.array_equal(init.field.cardinalities, field.cardinalities):
-            raise InputError("init is a result for variables with other numbers of labels")
-        return init.q
-    try:
-        return field.flatten(init)
-    except InputError:
-        raise
-    except (TypeError, ValueError):
-        raise InputError(f"init={shown(init)}, {INITS}") from None
-
-
-def named_start(layout: Layout, lowered: Lowered, init: str, seed: int) -> NDArray[np.float64]:
-    """Marginals by one of the words that `infer` knows.  # (layout.size,)"""
-    if init == "uniform":
-        return np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
-    if init == "possible":
-        weight = np.isfinite(lowered.unary).astype(np.float64)
-        return layout.normalize(weight)
-    if init == "unary":
-        return softmax_of(layout, lowered.unary)
-    if init == "random":
-        noise = np.random.default_rng(seed).exponential(size=layout.size)
-        return layout.normalize(noise)
-    raise InputError(f"init={shown(init)}, {INITS}")

@@ -1,119 +1,44 @@
-"""The one iteration loop: advance by a plan, look at the clock, keep the trace, stop."""
+"""The one iteration loop: advance by a plan, look at the clock, keep the trace, stop.
+
+Everything that iterates goes through it: one field (`Loop.run`), fields that iterate together
+(`run_together`), and updates alone, as a differentiable layer makes them (`Loop.update`).
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from copy import Error as CopyError
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import Program, Rows, State
+from proxfield.backends.base import Batch, Program, Rows, State, Updates
 from proxfield.common.interrupts import finish_first
-from proxfield.inference.pace import (
-    FIRST_CHUNK,
-    SHORT_EVALUATION,
-    Costs,
-    Pace,
-    advance,
-    advance_in_parts,
-    sweep_parts,
-)
-from proxfield.inference.stationarity import is_fixed_point
-from proxfield.lowering.lowered import Lowered
-from proxfield.result import Status, Trace
-from proxfield.rules.plan import Order, Plan
+from proxfield.inference.history import History, Seen
+from proxfield.inference.pace import FIRST_CHUNK, Pace, advance, advance_in_parts, sweep_parts
+from proxfield.inference.stationarity import fixed_points, is_fixed_point
+from proxfield.result import Status
+from proxfield.rules.plan import Order
 
-LARGE = 10_000
-"""Entries of a field above which iterations are made one at a time at first."""
-OVERTIME_SHARE, OVERTIME_SECONDS = 0.04, 0.005
-"""Time beyond the budget that tests of the result may take."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A state seen on the way.
-
-    Attributes:
-        free_energy: F, as it was traced.
-        recover: Gives F and the marginals of that state.
-    """
-
-    free_energy: float
-    recover: Callable[[], tuple[float, NDArray[np.float64]]]
-
-    @classmethod
-    def at(cls, f: float, q: NDArray[np.float64]) -> Seen:
-        """A state whose F and marginals are at hand."""
-        return cls(f, lambda: (f, q))
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a callback sees.
-
-    Attributes:
-        iteration: Updates made so far.
-        seconds: Seconds so far.
-        free_energy: The last F known (of the state before the last update).
-        change: The last change of q over the step.
-        max_iters: The limit on iterations.
-        budget: The limit on seconds, or None.
-        marginals: Call it for a copy of the marginals in the user's numbering, flat.
-    """
-
-    iteration: int
-    seconds: float
-    free_energy: float
-    change: float
-    max_iters: int
-    budget: float | None
-    marginals: Callable[[], NDArray[np.float64]]
-
-
-Callback = Callable[[Progress], Any]
+P = TypeVar("P")
+S = TypeVar("S")
 
 
 @dataclass
-class Loop:
-    """Limits, clock and trace of one inference; stages of it may share one loop."""
+class Loop(History):
+    """Iterates one field within limits that all its runs share, and keeps their history."""
 
-    lowered: Lowered
-    max_iters: int
-    tol: float
-    budget: float | None
-    callback: Callback | None
-    trace: bool
-    member: str = ""
-    """Which member of a portfolio is running ("" outside of one)."""
-    pieces: list[Trace] = field(default_factory=list)
-    iterations: int = 0
-    elapsed: float = 0.0
-    best: Seen | None = None
-    """The state of lowest F seen by the present plan, where it isn't sure to be the last one."""
-    earlier: Seen | None = None
-    """The state of lowest F of the stages before the present plan."""
-    period2: float = np.inf
-    """Difference of the last state from the one two updates before it."""
-    last: float = np.inf
-    """F of the state in which the last run ended."""
-    known: State | None = None
-    """The state whose F that is."""
     live: tuple[Program, State] | None = None
     """Where the present run stands, if its F is the user's."""
-    costs: Costs = field(default_factory=Costs)
-    told: list[tuple[NDArray[Any], float]] = field(default_factory=list)
-    """Marginals (these very arrays) and their F."""
 
     def run(
         self,
-        program: Program,
-        plan: Plan,
-        state: State,
+        program: Batch[P, S],
+        plan: P,
+        state: S,
         *,
         limit: int | None = None,
         visible: bool = True,
@@ -138,288 +63,328 @@ class Loop:
             until: Seconds (of the whole inference) at which this call ends.
             first: F of the state, where it is known.
         """
-        self.live = (program, state) if visible else None
+        self.live = None
+        if visible and isinstance(program, Program):
+            self.live = program, cast(State, state)
         self.warm_up(program, plan, state)
         if first is not None:
             self.last, self.known = first, state
         elif self.budget is not None and self.iterations == 0 and self.known is not state:
             self.measure(program, state)
-        tol = self.tol if tol is None else tol
-        budget = min(x for x in (self.budget, until, np.inf) if x is not None)
-        end = self.max_iters if limit is None else min(self.max_iters, self.iterations + limit)
-        lowered = program.lowered
-        slow = lowered.layout.size > LARGE or bool(lowered.extras)
-        pace = Pace(1 if slow else FIRST_CHUNK)
-        if budget < np.inf:
-            pace.per_iteration, pace.ending = self.costs.iteration(plan), self.costs.evaluation
-        parts = sweep_parts(plan) if slow and budget < np.inf and program.cuts_sweeps else []
-        before_run, base, start = self.iterations, self.elapsed, time.perf_counter()
-        batches: list[Rows] = []
-        moments: list[NDArray[np.float64]] = []
-        waiting, test_at = 0, 0  # iterations to wait after a failed test; when the next may be
-        try:
-            while self.iterations < end:
-                left = budget - self.elapsed
-                if pace.too_late(left, 1 / len(parts) if parts else 1.0):
-                    return Status.BUDGET
-                quiet = self.iterations < test_at
-                most = (test_at if quiet else end) - self.iterations
-                n = pace.next(budget - self.elapsed, min(most, end - self.iterations))
-                with finish_first():
-                    before = self._snapshot(program, state, n) if keep_best else None
-                    n = 1 if isinstance(before, np.ndarray) else n
-                    begun, cut = self.elapsed, False
-                    if parts and pace.until_end(left) < 2 * pace.per_iteration:
-                        deadline = start + pace.until_end(budget - base)
-                        rows, cut = advance_in_parts(program, state, parts, self.trace, deadline)
-                    else:
-                        rows = advance(program, state, plan, n, -1.0 if quiet else tol, self.trace)
-                    self.elapsed = base + time.perf_counter() - start
-                    batches.append(rows)
-                    moments.append(spread(begun, self.elapsed, len(rows)))
-                    self.iterations += len(rows)
-                    if before is not None:
-                        self._remember(program, plan, before, rows)
-                stop = Status.BUDGET if cut else ending(rows, tol)
-                if stop is Status.CONVERGED:
-                    if self.iterations < min(test_at, end):  # looks must not show in the result
-                        stop = None
-                    elif not self.may_test(budget - self.elapsed):
-                        stop = Status.BUDGET
-                    elif not self.is_fixed_point(program, state, tol):
-                        waiting = max(1, 2 * waiting)
-                        test_at, stop = self.iterations + waiting, None
-                stop = stop or self._asked_to_stop(rows, program, state)
-                if stop is not None:
-                    return stop
-                pace.learn(len(rows), self.elapsed - begun)
-                self.costs.iterations[type(plan)] = pace.per_iteration
-        except KeyboardInterrupt:
-            return Status.INTERRUPTED
-        finally:
-            self.period2 = batches[-1].period2 if batches else np.inf
-            if batches or self.known is not state:  # stages that had no time keep what they know
-                self.last, self.known = program.free_energy(state), state
-            self.append(before_run, moments, batches, self.last, visible)
-            self.elapsed = base + time.perf_counter() - start
-        return Status.MAX_ITERS
+        run = Run(
+            self,
+            self.tol if tol is None else tol,
+            min(x for x in (self.budget, until, np.inf) if x is not None),
+            self.max_iters if limit is None else min(self.max_iters, self.iterations + limit),
+        )
+        drive = Drive(program, plan, state, [run], keep_best=keep_best, visible=visible)
+        return drive.to_the_end()[0]
 
-    def measure(self, program: Program, state: State) -> float:
+    def update(self, program: Updates[P, S], plan: P, state: S) -> Status:
+        """Nothing but updates: no F, no test for a fixed point, no look at the clock.
+
+        A change of q below ``tol`` is enough to stop, and Ctrl-C is raised.
+        """
+        run = Run(self, self.tol, np.inf, self.max_iters)
+        return Drive(cast("Batch[P, S]", program), plan, state, [run], bare=True).to_the_end()[0]
+
+    def measure(self, program: Batch[P, S], state: S) -> float:
         """F of the start, timed, outside the clock: what comes after it is planned by that."""
-        self.last, self.known = self.costs.evaluate(program, state), state
+        self.last, self.known = float(self.costs.evaluate(program, state, self.now)[0]), state
         return self.last
 
-    def may_test(self, left: float) -> bool:
-        """Is there time for a fixed-point test with so many seconds left? Short ones always fit."""
-        if self.budget is None or self.costs.evaluation < SHORT_EVALUATION:
-            return True
-        overtime = OVERTIME_SHARE * self.budget + OVERTIME_SECONDS
-        return self.costs.test() <= max(0.0, left) + overtime
-
-    def is_fixed_point(self, program: Program, state: State, tol: float) -> bool:
+    def is_fixed_point(self, program: Program, state: State) -> bool:
         """As in `stationarity`, timed."""
-        begun = time.perf_counter()
-        answer = is_fixed_point(program, state, tol)
-        self.costs.residual = time.perf_counter() - begun
+        begun = self.now()
+        answer = is_fixed_point(program, state, self.tol)
+        self.costs.residual = self.now() - begun
         return answer
 
-    def tell(self, q: NDArray[Any], f: float) -> None:
-        """Keep F of some marginals, for a run that starts from them."""
-        self.told = [*self.told[-3:], (q, f)]
-
-    def known_at(self, q: NDArray[Any]) -> float | None:
-        """F of these marginals, if it was told."""
-        return next((f for known, f in reversed(self.told) if known is q), None)
-
-    @property
-    def standing(self) -> bool:
-        """Did the last run make no update, or one that hardly changed q?"""
-        change = self.pieces[-1].change
-        return len(change) == 0 or bool(change[-1] <= self.tol)
-
-    @property
-    def spent(self) -> Status | None:
-        """The limit that has been reached, if one has."""
-        if self.iterations >= self.max_iters:
-            return Status.MAX_ITERS
-        return Status.BUDGET if self.seconds_left() <= 0 else None
-
-    def seconds_left(self) -> float:
-        """What is left of the budget; infinite without one."""
-        return np.inf if self.budget is None else self.budget - self.elapsed
-
-    @contextmanager
-    def clock(self) -> Iterator[None]:
-        """Count what is done inside as seconds of inference."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.elapsed += time.perf_counter() - begun
-
-    def warm_up(self, program: Program, plan: Plan, state: State) -> None:
+    def warm_up(self, program: Batch[P, S], plan: P, state: S) -> None:
         """Compile (or load) what the plan needs, outside the clock."""
-        if isinstance(plan, Order):
-            plan = Order(plan.variables, plan.starts)  # don't draw from the generator
+        if isinstance(plan, Order):  # don't draw from the generator
+            plan = cast(P, Order(plan.variables, plan.starts))
         program.warm_up(plan, state, self.trace)
 
-    def remember(self, f: float, q: NDArray[np.float64]) -> None:
-        """Keep a state if it is the best so far."""
-        if np.isfinite(f) and (self.best is None or f < self.best.free_energy):
-            self.best = Seen.at(f, q)
+    def aside(self, max_iters: int) -> Loop:
+        """A loop for updates that the trace doesn't show, with what is left of the budget."""
+        left = None if self.budget is None else self.seconds_left()
+        return Loop(max_iters, self.tol, left, now=self.now, costs=self.costs)
 
-    def replace_best(self, f: float, q: NDArray[np.float64]) -> None:
-        """Keep this state, and forget the best one of the present plan."""
-        self.best = None
-        self.remember(f, q)
 
-    def begin_stage(self) -> None:
-        """Forget the best state of the last plan, but for Ctrl-C and ``keep="best"``."""
-        self.set_aside(self.best)
-        self.best = None
+def run_together(
+    loops: list[Loop], program: Batch[P, S], plan: P, state: S, keep_best: bool = False
+) -> list[Status]:
+    """Iterate fields together, each to its own end and within its own limits.
 
-    def set_aside(self, seen: Seen | None) -> None:
-        """Keep a state of an earlier stage if it is the best of these."""
-        if seen is None or not np.isfinite(seen.free_energy):
-            return
-        if self.earlier is None or seen.free_energy < self.earlier.free_energy:
-            self.earlier = seen
+    Args:
+        loops: Of each field; none of them has run yet, and all use the same clock.
+        program: The fields.
+        plan: How they move.
+        state: Where they are; changed in place.
+        keep_best: Remember the state of lowest F of each.
+    """
+    loops[0].warm_up(program, plan, state)
+    if loops[0].budget is not None:
+        first = loops[0].costs.evaluate(program, state, loops[0].now)
+        for loop, f in zip(loops, first, strict=True):
+            loop.last, loop.known = float(f), state
+            loop.costs.evaluation = loops[0].costs.evaluation
+    runs = [Run(x, x.tol, np.inf if x.budget is None else x.budget, x.max_iters) for x in loops]
+    return Drive(program, plan, state, runs, keep_best=keep_best).to_the_end()
 
-    def keep(self, f: float, q: NDArray[np.float64]) -> None:
-        """Keep a state of an earlier stage, by its F and marginals, if it is the best of these."""
-        self.set_aside(Seen.at(f, q))
 
-    def _snapshot(self, program: Program, state: State, n: int) -> State | NDArray[np.float64]:
-        """What is needed to make any of the next n states again, or the marginals alone."""
-        if n == 1:
-            return program.marginals(state)
-        try:
-            return program.copy(state)
-        except (TypeError, CopyError):
-            if not state.memory:
-                raise
-            return program.marginals(state)  # a custom rule's memory that can't be copied
+@dataclass
+class Run:
+    """One field's part in a call of the loop."""
 
-    def _remember(
-        self, program: Program, plan: Plan, before: State | NDArray[np.float64], rows: Rows
+    loop: Loop
+    tol: float
+    budget: float
+    """Seconds, of the whole inference, at which it ends."""
+    end: int
+    """Iteration at which it ends."""
+    status: Status | None = None
+    """Why it stopped, once it has."""
+    rows: list[Rows] = field(default_factory=list)
+    moments: list[NDArray[np.float64]] = field(default_factory=list)
+    waiting: int = 0
+    """Iterations to wait since the last test for a fixed point failed."""
+    test_at: int = 0
+    """The iteration from which on it may be tested again."""
+
+    def __post_init__(self) -> None:
+        self.first, self.base = self.loop.iterations, self.loop.elapsed
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it continues whatever the change of q."""
+        return self.loop.iterations < self.test_at
+
+    @property
+    def seconds_left(self) -> float:
+        return self.budget - self.loop.elapsed
+
+    def iterations_left(self) -> int:
+        """Until the next test, or the end."""
+        next_stop = min(self.test_at, self.end) if self.quiet else self.end
+        return next_stop - self.loop.iterations
+
+    def take(self, rows: Rows, seconds: float) -> None:
+        """Some updates were made, and so many seconds have passed since the run began."""
+        begun, self.loop.elapsed = self.loop.elapsed, self.base + seconds
+        self.rows.append(rows)
+        self.moments.append(np.linspace(begun, self.loop.elapsed, len(rows) + 1)[1:])
+        self.loop.iterations += len(rows)
+
+    def ending(self) -> Status | None:
+        """Why the last of the updates ends the run, if it does; a fixed point is yet to test."""
+        rows, loop = self.rows[-1], self.loop
+        change = float(rows.change[-1]) if len(rows) else 0.0
+        if change <= self.tol:
+            if loop.iterations < min(self.test_at, self.end):  # looks must not show in the result
+                return None
+            return Status.CONVERGED if loop.may_test(self.seconds_left) else Status.BUDGET
+        return Status.DIVERGED if np.isnan(change) else None
+
+    def go_on(self) -> None:
+        """It isn't at a fixed point yet, although q hardly moves."""
+        self.waiting = max(1, 2 * self.waiting)
+        self.test_at = self.loop.iterations + self.waiting
+
+
+@dataclass(frozen=True)
+class Before(Generic[S]):
+    """What was there before some updates: marginals of each field, or a copy of the state."""
+
+    marginals: list[NDArray[np.float64]]
+    state: S | None = None
+
+
+class Drive(Generic[P, S]):
+    """A state on its way: all fields of a program until each has stopped.
+
+    Args:
+        program: The fields; where ``bare``, it need only be `Updates`.
+        plan: How they move.
+        state: Where they are.
+        runs: Of each field.
+        keep_best: Remember the state of lowest F.
+        visible: Is the program's F the user's?
+        bare: See `Loop.update`.
+    """
+
+    def __init__(
+        self,
+        program: Batch[P, S],
+        plan: P,
+        state: S,
+        runs: list[Run],
+        *,
+        keep_best: bool = False,
+        visible: bool = True,
+        bare: bool = False,
     ) -> None:
+        self.program, self.plan, self.state, self.runs = program, plan, state, runs
+        self.keep_best, self.visible, self.bare = keep_best, visible, bare
+        lead = runs[0].loop
+        self.trace, self.now = lead.trace, lead.now
+        hurry = min(run.budget for run in runs) < np.inf
+        slow = program.slow
+        self.pace = Pace(max(1, runs[0].end) if self.bare else 1 if slow else FIRST_CHUNK)
+        if hurry:
+            self.pace.per_iteration = lead.costs.iteration(plan)
+            self.pace.ending = lead.costs.evaluation
+        self.parts = sweep_parts(plan) if slow and hurry and program.cuts_sweeps else []
+        self.begun = self.now()
+
+    def to_the_end(self) -> list[Status]:
+        """Why each field stopped."""
+        try:
+            while moving := self.moving():
+                quiet = [k for k in moving if self.runs[k].quiet]
+                for some in ([k for k in moving if k not in quiet], quiet):
+                    if some:
+                        self.advance(some)
+        except KeyboardInterrupt:
+            if self.bare:
+                raise
+            for run in self.runs:
+                run.status = run.status or Status.INTERRUPTED
+        finally:
+            self.finish()
+        return [run.status or Status.MAX_ITERS for run in self.runs]
+
+    def moving(self) -> list[int]:
+        """Fields that neither stopped nor reached a limit."""
+        part = 1 / len(self.parts) if self.parts else 1.0
+        seconds = 0.0 if self.bare else self.now() - self.begun
+        for run in self.runs:
+            if run.status is not None:
+                continue
+            run.loop.elapsed = run.base + seconds
+            if run.loop.iterations >= run.end:
+                run.status = Status.MAX_ITERS
+            elif self.pace.too_late(run.seconds_left, part):
+                run.status = Status.BUDGET
+        return [k for k, run in enumerate(self.runs) if run.status is None]
+
+    def advance(self, some: list[int]) -> None:
+        """Some updates of some fields, which are all quiet or all not; then look at them."""
+        runs, pace = [self.runs[k] for k in some], self.pace
+        left = min(run.seconds_left for run in runs)
+        n = pace.next(left, min(run.iterations_left() for run in runs))
+        tol = -1.0 if runs[0].quiet else runs[0].tol
+        since, cut = self.now() - self.begun, False
+        with nullcontext() if self.bare else finish_first():
+            before: Before[S] | None = None
+            if self.keep_best:
+                before, n = self.snapshot(n)
+            if self.parts and pace.until_end(left) < 2 * pace.per_iteration:
+                rows, cut = self.part_of_a_sweep(runs[0])
+                found = [rows]
+            else:
+                wanted = np.zeros(self.program.fields, dtype=bool)
+                wanted[some] = True
+                found = advance(self.program, self.state, self.plan, n, tol, self.trace, wanted)
+            seconds = self.now() - self.begun
+            for k in some:
+                self.runs[k].take(found[k], seconds)
+                if before is not None:
+                    self.remember(k, before, found[k])
+        self.look(some, cut)
+        still = [run for run in runs if run.status is None]
+        if still:
+            pace.learn(max(len(found[k]) for k in some), seconds - since)
+        for run in still:
+            run.loop.costs.iterations[type(self.plan)] = pace.per_iteration
+
+    def part_of_a_sweep(self, run: Run) -> tuple[Rows, bool]:
+        """One sweep, or as much of it as fits, of the only field."""
+
+        def advance_by(part: Order) -> Rows:
+            plan, wanted = cast(P, part), np.ones(1, dtype=bool)
+            return self.program.advance_each(self.state, plan, 1, -1.0, self.trace, wanted)[0]
+
+        deadline = self.begun + self.pace.until_end(run.budget - run.base)
+        return advance_in_parts(advance_by, self.parts, deadline, self.now)
+
+    def look(self, some: list[int], cut: bool) -> None:
+        """Stop what has converged, diverged or been asked to stop."""
+        runs = {k: self.runs[k] for k in some}
+        stops = {k: Status.BUDGET if cut else run.ending() for k, run in runs.items()}
+        test = [k for k in some if stops[k] is Status.CONVERGED and not self.bare]
+        if test:
+            begun = self.now()
+            reached = fixed_points(self.program, self.state, runs[test[0]].tol)
+            seconds = self.now() - begun
+            for k in test:
+                runs[k].loop.costs.residual = seconds
+                if not reached[k]:
+                    stops[k] = None
+                    runs[k].go_on()
+        for k, run in runs.items():
+            run.status = stops[k]
+            marginals = partial(self.marginals_of, k)
+            if run.status is None and run.loop.asked_to_stop(run.rows[-1], marginals):
+                run.status = Status.STOPPED
+
+    def marginals_of(self, which: int) -> NDArray[np.float64]:
+        """A copy of one field's marginals."""
+        return self.program.marginals_each(self.state)[which]
+
+    def finish(self) -> None:
+        """F of the last states, and the rows of all."""
+        wanted = [run.rows or run.loop.known is not self.state for run in self.runs]
+        f = np.zeros(0)
+        if any(wanted) and not self.bare:
+            f = self.program.free_energy_each(self.state)
+        seconds = self.now() - self.begun
+        for k, run in enumerate(self.runs):
+            loop = run.loop
+            loop.period2 = run.rows[-1].period2 if run.rows else np.inf
+            if self.bare:
+                loop.last = np.nan
+            elif wanted[k]:  # runs that had no time keep what they know
+                loop.last, loop.known = float(f[k]), self.state
+            loop.append(run.first, run.moments, run.rows, loop.last, self.visible)
+            if len(self.runs) == 1:  # of several, each has the time when it stopped
+                loop.elapsed = run.base + seconds
+
+    # ---- the best state seen ----
+
+    def snapshot(self, n: int) -> tuple[Before[S], int]:
+        """What is needed to find the best of the next states, and how many updates to make.
+
+        A copy of the state, to make any of the next n again. Of several fields the marginals
+        alone, since a copy would be kept as long as it holds the best state of one of them.
+        """
+        if n == 1 or self.program.fields > 1:
+            return Before(self.program.marginals_each(self.state)), n
+        try:
+            return Before([], self.program.copy(self.state)), n
+        except (TypeError, CopyError):
+            if not getattr(self.state, "memory", None):
+                raise
+            return Before(self.program.marginals_each(self.state)), 1  # a custom rule's memory
+
+    def remember(self, which: int, before: Before[S], rows: Rows) -> None:
         """Keep the state of lowest F among those that some updates started from."""
         if len(rows) == 0 or np.isnan(rows.free_energy).all():
             return
+        loop, program, plan, trace = self.runs[which].loop, self.program, self.plan, self.trace
+        kept = before.state
+        if kept is None:
+            loop.remember(float(rows.free_energy[0]), before.marginals[which])
+            return
         k = int(np.nanargmin(rows.free_energy))
         f = float(rows.free_energy[k])
-        if not np.isfinite(f) or (self.best is not None and f >= self.best.free_energy):
+        if not np.isfinite(f) or (loop.best is not None and f >= loop.best.free_energy):
             return
-        if isinstance(before, np.ndarray):
-            self.remember(f, before)
-            return
-        trace = self.trace
 
         def recover() -> tuple[float, NDArray[np.float64]]:
-            again = program.copy(before)
-            program.advance(again, plan, k, -1.0, trace)
-            return program.free_energy(again), program.marginals(again)
+            again = program.copy(kept)
+            program.advance_each(again, plan, k, -1.0, trace, np.ones(1, dtype=bool))
+            return float(program.free_energy_each(again)[0]), program.marginals_each(again)[0]
 
-        self.best = Seen(f, recover)
-
-    def append(
-        self,
-        first: int,
-        moments: list[NDArray[np.float64]],
-        batches: list[Rows],
-        last: float,
-        visible: bool,
-    ) -> None:
-        """Keep the rows of one run. A batch knows F *before* each update, a row F after it."""
-        f = np.concatenate([np.zeros(0), *(rows.free_energy for rows in batches), [last]])
-        if not visible:
-            f[:] = np.inf
-        change = np.concatenate([np.zeros(0), *(rows.change for rows in batches)])
-        seconds = np.concatenate([np.zeros(0), *moments])
-        if len(change) and np.isnan(change[-1]):  # updates that diverged leave no state
-            lost = np.isnan(change) | (np.isnan(f[1:]) & self.trace)
-            good = int(lost.argmax())
-            self.iterations -= len(change) - good
-            f, change, seconds = f[: good + 1], change[:good], seconds[:good]
-        if not self.pieces:
-            self._row(0, 0.0, float(f[0]), np.nan)
-        k = len(f) - 1
-        self.pieces.append(
-            Trace(
-                first + 1 + np.arange(k),
-                seconds,
-                f[1:],
-                change,
-                [self.member] * k,
-            )
-        )
-
-    def _row(self, iteration: int, seconds: float, free_energy: float, change: float) -> None:
-        s, f, c = (np.array([x], dtype=np.float64) for x in (seconds, free_energy, change))
-        self.pieces.append(Trace(np.array([iteration]), s, f, c, [self.member]))
-
-    def note(self, iterations: int, seconds: float, free_energy: float) -> None:
-        """One row for many iterations made elsewhere (in chains): the best F after them."""
-        self.iterations += iterations
-        self.elapsed = seconds
-        self._row(self.iterations, seconds, free_energy, np.nan)
-
-    def _asked_to_stop(self, rows: Rows, program: Program, state: State) -> Status | None:
-        if self.callback is not None:
-            progress = Progress(
-                iteration=self.iterations,
-                seconds=self.elapsed,
-                free_energy=float(rows.free_energy[-1]),
-                change=float(rows.change[-1]),
-                max_iters=self.max_iters,
-                budget=self.budget,
-                marginals=lambda: self.lowered.reduction.expand(program.marginals(state)),
-            )
-            if self.callback(progress):
-                return Status.STOPPED
-        return None
-
-    def report(
-        self, free_energy: float, q: NDArray[np.float64], seconds: float | None = None
-    ) -> bool:
-        """Tell the callback about progress made elsewhere; True if it asks to stop."""
-        if self.callback is None:
-            return False
-        return bool(
-            self.callback(
-                Progress(
-                    iteration=self.iterations,
-                    seconds=self.elapsed if seconds is None else seconds,
-                    free_energy=free_energy,
-                    change=np.nan,
-                    max_iters=self.max_iters,
-                    budget=self.budget,
-                    marginals=lambda: self.lowered.reduction.expand(q),
-                )
-            )
-        )
-
-    def make_trace(self) -> Trace:
-        """The rows of all runs."""
-        pieces = self.pieces or [Trace()]
-        members = [m for piece in pieces for m in piece.member or []]
-        return Trace(
-            np.concatenate([p.iteration for p in pieces]),
-            np.concatenate([p.seconds for p in pieces]),
-            np.concatenate([p.free_energy for p in pieces]),
-            np.concatenate([p.change for p in pieces]),
-            members if any(members) else None,
-        )
-
-
-def ending(rows: Rows, tol: float) -> Status | None:
-    """Why the last of some updates ends an inference, if it does."""
-    change = float(rows.change[-1]) if len(rows) else 0.0
-    if change <= tol:
-        return Status.CONVERGED
-    return Status.DIVERGED if np.isnan(change) else None
-
-
-def spread(begun: float, ended: float, count: int) -> NDArray[np.float64]:
-    """When each of some updates made at one go was done, interpolated.  # (count,)"""
-    return np.linspace(begun, ended, count + 1)[1:]
+        loop.best = Seen(f, recover)

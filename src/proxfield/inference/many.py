@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxfield.backends.base import Rows
 from proxfield.backends.cache import program_for
 from proxfield.backends.numba.pack import is_binary
-from proxfield.common.interrupts import finish_first
+from proxfield.backends.registry import placed
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
-from proxfield.inference.infer import Request, device_memory, finish, infer_one, on_gpu
-from proxfield.inference.loop import ending, spread
-from proxfield.inference.pace import Pace
+from proxfield.inference.infer import finish, infer_one
+from proxfield.inference.loop import run_together
+from proxfield.inference.request import Request, device_memory, on_gpu
 from proxfield.inference.session import Session, conclude
+from proxfield.inference.starts import Start
 from proxfield.inference.stationarity import judge
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status
@@ -29,11 +27,6 @@ from proxfield.rules.base import Rule
 from proxfield.rules.plan import Update
 from proxfield.rules.session import Outcome, Verdict
 
-if TYPE_CHECKING:
-    from proxfield.backends.triton.batch import BatchProgram
-    from proxfield.backends.triton.state import BatchState
-
-CONVERGED = Status.CONVERGED
 MIN_ENTRIES_ALONE = 1 << 20
 """Entries from which on a field fills a GPU by itself, so that it iterates alone."""
 MAX_ENTRIES_TEAM = 1 << 14
@@ -49,7 +42,7 @@ def infer_many(
     fields: Iterable[Field],
     rule: str | Rule | type[Rule] = "fixed",
     *,
-    init: str | Sequence[Any] = "uniform",
+    init: str | Sequence[Start] = "uniform",
     max_iters: int | None = None,
     tol: float = 1e-6,
     budget: float | None = None,
@@ -158,7 +151,7 @@ def _list_of(fields: Iterable[Field]) -> list[Field]:
     return found
 
 
-def _starts(init: str | Sequence[Any], count: int) -> list[Any]:
+def _starts(init: str | Sequence[Start], count: int) -> list[Start]:
     """The start of each field."""
     if isinstance(init, str):
         return [init] * count
@@ -183,33 +176,13 @@ class _Member:
     given: Field
     session: Session
     plan: Update
-    rows: list[Rows] = field(default_factory=list)
-    moments: list[NDArray[np.float64]] = field(default_factory=list)
-    status: Status | None = None
-    """Why it stopped, once it has."""
-    waiting: int = 0
-    """Iterations to wait since the last test for a fixed point failed."""
-    tested: bool = False
-    """Is it known to be at a fixed point?"""
-    test_at: int = 0
-    """The iteration from which on it may be tested again."""
-
-    @property
-    def quiet(self) -> bool:
-        """Does it move on whatever the change of q?"""
-        return self.session.loop.iterations < self.test_at
-
-    def go_on(self) -> None:
-        """It isn't at a fixed point yet, although q hardly moves."""
-        self.waiting = max(1, 2 * self.waiting)
-        self.test_at, self.status = self.session.loop.iterations + self.waiting, None
 
     @property
     def lowered(self) -> Lowered:
         return self.session.problem.lowered
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[float, ...]:
         """What fields have in common that iterate together."""
         p = self.plan
         moving = (p.kind, p.gamma1, p.gamma2, p.epsilon, p.adaptive, p.inverse_temperature)
@@ -217,34 +190,15 @@ class _Member:
 
     def judged(self, outcome: Outcome) -> Outcome:
         """The outcome with the result of the second-order test, made on the host."""
-        if outcome.status is not CONVERGED:
+        if outcome.status is not Status.CONVERGED:
             return outcome
         program = program_for(self.lowered)
         found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
         status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
         return replace(outcome, status=status, judgement=found)
 
-    def left(self) -> float:
-        """Seconds that its budget leaves."""
-        loop = self.session.loop
-        return np.inf if loop.budget is None else loop.budget - loop.elapsed
 
-    def note(self, rows: Rows, before: NDArray[np.float64] | None, seconds: float) -> None:
-        """Keep what some updates did, and what was there before them if that was good."""
-        loop = self.session.loop
-        begun, loop.elapsed = loop.elapsed, loop.elapsed + seconds
-        self.rows.append(rows)
-        self.moments.append(spread(begun, loop.elapsed, len(rows)))
-        loop.iterations += len(rows)
-        loop.period2 = rows.period2
-        if before is not None:
-            loop.remember(float(rows.free_energy[0]), before)
-        self.status = ending(rows, loop.tol)
-        if self.quiet:  # the change was looked at in the middle of the wait
-            self.status = None if self.status is CONVERGED else self.status
-
-
-def _batches(fields: list[Field], starts: list[Any], request: Request) -> Iterator[_Batch]:
+def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iterator[_Batch]:
     """Fields that can iterate together, as batches; the others are left out."""
     if not on_gpu(request.kernels) or type(request.rule).solve is not Rule.solve:
         return
@@ -296,94 +250,25 @@ class _Batch:
     def solve(self, request: Request) -> list[Result]:
         """Iterate all fields to their ends."""
         from proxfield.backends.triton.batch import BatchProgram
-        from proxfield.devices.cuda import find_device
 
         lowereds = [m.lowered for m in self.members]
+        starts = [m.session.start for m in self.members]
+        loops = [m.session.loop for m in self.members]
         with device_memory(request.kernels, *lowereds):
-            program = BatchProgram(lowereds, request.dtype, find_device(request.kernels))
-            starts = [m.session.start for m in self.members]
-            plan = self.plan
-            scratch = program.start(starts)  # compile outside the clock
-            at_start = program.free_energy(scratch)
-            program.advance(scratch, plan, 1, 0.0, request.trace)
-            del scratch
+            program = BatchProgram(lowereds, request.dtype, placed(request.kernels).device.handle())
             state = program.start(starts)
-            self._iterate(program, plan, state, request)
-            q, f = program.marginals(state), program.free_energy(state)
+            look_back = not request.rule.never_rises
+            ended = run_together(loops, program, self.plan, state, look_back)
+            q = program.marginals_each(state)
+            first = program.free_energy_each(program.start(starts))
         out = []
         for k, member in enumerate(self.members):
-            loop = member.session.loop
-            loop.append(0, member.moments, member.rows, float(f[k]), True)
-            assert member.status is not None
-            last = Outcome(q[k], float(f[k]), member.status)
-            outcome = conclude(loop, request.rule, last, partial(float, at_start[k]), starts[k])
+            last = Outcome(q[k], loops[k].last, ended[k])
+            f = partial(float, first[k])
+            outcome = conclude(loops[k], request.rule, last, f, starts[k])
             try:
                 outcome = member.judged(outcome)
             except KeyboardInterrupt:  # no more tests; a second one is raised
                 outcome = replace(outcome, status=Status.INTERRUPTED)
             out.append(finish(member.given, request, member.session, outcome))
         return out
-
-    def _iterate(
-        self, program: BatchProgram, plan: Update, state: BatchState, request: Request
-    ) -> None:
-        """Advance until each field has stopped; a look at clocks and Ctrl-C every now and then."""
-        look_back = not request.rule.never_rises
-        pace, now = Pace(), time.perf_counter()
-        try:
-            while True:
-                for m in self.members:
-                    m.status = m.status or _limit(m, pace)
-                active = [k for k, m in enumerate(self.members) if m.status is None]
-                if not active:
-                    return
-                before = program.marginals(state) if look_back else None
-                for quiet in (False, True):
-                    some = [k for k in active if self.members[k].quiet is quiet]
-                    if not some:
-                        continue
-                    moving = np.zeros(len(self.members), dtype=bool)
-                    moving[some] = True
-                    n = pace.next(*self._room(some, quiet))
-                    tol = -1.0 if quiet else request.tol
-                    with finish_first():
-                        rows = program.advance(state, plan, n, tol, request.trace, moving)
-                        begun, now = now, time.perf_counter()
-                        for k in some:
-                            earlier = None if before is None else before[k]
-                            self.members[k].note(rows[k], earlier, now - begun)
-                    pace.learn(max(len(rows[k]) for k in some), now - begun)
-                self._test(program, state, request.tol)
-        except KeyboardInterrupt:
-            for m in self.members:
-                untested = m.status is CONVERGED and not m.tested
-                m.status = Status.INTERRUPTED if untested else m.status or Status.INTERRUPTED
-
-    def _room(self, some: list[int], quiet: bool) -> tuple[float, int]:
-        """Seconds and iterations that the limits leave to some members."""
-        members = [self.members[k] for k in some]
-        left = min(m.left() for m in members)
-        ends = (m.test_at if quiet else m.session.loop.max_iters for m in members)
-        most = min(e - m.session.loop.iterations for e, m in zip(ends, members, strict=True))
-        limit = min(m.session.loop.max_iters - m.session.loop.iterations for m in members)
-        return left, min(most, limit)
-
-    def _test(self, program: BatchProgram, state: BatchState, tol: float) -> None:
-        """Let members go on whose q hardly moves but which aren't at a fixed point."""
-        new = [k for k, m in enumerate(self.members) if m.status is CONVERGED and not m.tested]
-        if not new:
-            return
-        residual, rounding = program.residual(state)
-        for k in new:
-            if residual[k] <= tol + rounding[k]:
-                self.members[k].tested = True
-            else:
-                self.members[k].go_on()
-
-
-def _limit(member: _Member, pace: Pace) -> Status | None:
-    """The limit that a field has reached, if it has."""
-    loop = member.session.loop
-    if loop.iterations >= loop.max_iters:
-        return Status.MAX_ITERS
-    return Status.BUDGET if pace.too_late(member.left()) else None

@@ -6,14 +6,21 @@ to end in time: an iteration and the evaluation of F after it, or a part of a sw
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from proxfield.backends.base import Program, Rows, State
-from proxfield.rules.plan import Custom, Order, Plan, Update
+from proxfield.backends.base import Batch, Rows
+from proxfield.rules.plan import Custom, Order, Update
+
+P = TypeVar("P")
+S = TypeVar("S")
+Clock = Callable[[], float]
+"""Gives the time in seconds, from any origin."""
 
 LOOK_SECONDS = 0.05
 """Aim of a look at the clock, the callback and Ctrl-C."""
@@ -54,20 +61,21 @@ class Costs:
     iterations: dict[type, float] = field(default_factory=dict)
     residual: float | None = None
 
-    def evaluate(self, program: Program, state: State) -> float:
-        """F of a state, timed; the shortest of a few evaluations counts."""
+    def evaluate(self, program: Batch[P, S], state: S, now: Clock) -> NDArray[np.float64]:
+        """F of each field, timed; the shortest of a few evaluations counts.  # (fields,)"""
         for _ in range(FIRST_EVALUATIONS):
-            begun = time.perf_counter()
-            f = program.free_energy(state)
-            seconds = time.perf_counter() - begun
+            begun = now()
+            f = program.free_energy_each(state)
+            seconds = now() - begun
             self.evaluation = min(self.evaluation or np.inf, seconds)
             if seconds > SHORT_EVALUATION:
                 break
         return f
 
-    def iteration(self, plan: Plan) -> float:
+    def iteration(self, plan: object) -> float:
         """Duration of an iteration: as measured last, or a guess."""
-        return self.iterations.get(type(plan), ITERATION_COST[type(plan)] * self.evaluation)
+        guess = ITERATION_COST.get(type(plan), 1.0) * self.evaluation
+        return self.iterations.get(type(plan), guess)
 
     def test(self) -> float:
         """Duration of a fixed-point test: as measured last, or a guess."""
@@ -114,19 +122,28 @@ class Pace:
         self.chunk = max(1, min(4 * self.chunk, aim))
 
 
-def advance(program: Program, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+def advance(
+    program: Batch[P, S],
+    state: S,
+    plan: P,
+    n: int,
+    tol: float,
+    trace: bool,
+    wanted: NDArray[np.bool_],
+) -> list[Rows]:
     """Up to n iterations; random orders that weren't used are given back to the generator."""
     shuffle = plan.shuffle if isinstance(plan, Order) else None
     drawn = shuffle.bit_generator.state if shuffle else {}
-    rows = program.advance(state, plan, n, tol, trace)
-    if isinstance(plan, Order) and shuffle and len(rows) < n:
+    rows = program.advance_each(state, plan, n, tol, trace, wanted)
+    made = max(len(r) for r in rows)
+    if isinstance(plan, Order) and shuffle and made < n:
         shuffle.bit_generator.state = drawn
-        for _ in range(len(rows)):
+        for _ in range(made):
             shuffle.permutation(plan.variables)
     return rows
 
 
-def sweep_parts(plan: Plan) -> list[Order]:
+def sweep_parts(plan: object) -> list[Order]:
     """A sweep as several sweeps over some of the variables, none for other plans.
 
     Example:
@@ -149,28 +166,27 @@ def sweep_parts(plan: Plan) -> list[Order]:
 
 
 def advance_in_parts(
-    program: Program, state: State, parts: list[Order], trace: bool, deadline: float
+    advance_by: Callable[[Order], Rows], parts: list[Order], deadline: float, now: Clock
 ) -> tuple[Rows, bool]:
     """One sweep, or as much of it as fits.
 
     Args:
-        program: What to iterate with.
-        state: Where it is; changed in place.
+        advance_by: Makes one iteration of an order.
         parts: The sweep.
-        trace: Keep F?
-        deadline: When to end, as `time.perf_counter` counts.
+        deadline: When to end, as the clock counts.
+        now: The clock.
 
     Returns:
         One row, and whether the sweep was cut short.
     """
     f, change, longest = np.nan, 0.0, 0.0
     for k, part in enumerate(parts):
-        begun = time.perf_counter()
-        rows = program.advance(state, part, 1, -1.0, trace)
-        now = time.perf_counter()
-        longest = max(longest, now - begun)
+        begun = now()
+        rows = advance_by(part)
+        ended = now()
+        longest = max(longest, ended - begun)
         f = rows.free_energy[0] if k == 0 else f
         change = max(change, float(rows.change[-1]))
-        if now + longest > deadline and k + 1 < len(parts):
+        if ended + longest > deadline and k + 1 < len(parts):
             return Rows(np.array([f]), np.array([change])), True
     return Rows(np.array([f]), np.array([change])), False

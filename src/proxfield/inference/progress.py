@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from proxfield.inference.loop import Callback, Progress
+    from proxfield.inference.history import Callback, Progress
 
 COMPILING = "compiling kernels, once"
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichBar
 
 
 class Bar(Protocol):
@@ -24,7 +27,7 @@ class Bar(Protocol):
         """Remove the bar."""
 
 
-def make_bar(*, time_left: bool = False) -> Any:
+def make_bar(*, time_left: bool = False) -> RichBar | None:
     """A started bar of rich on stderr, or None where stderr isn't a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
@@ -37,9 +40,9 @@ def make_bar(*, time_left: bool = False) -> Any:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
-    from rich.progress import Progress as RichBar
+    from rich.progress import Progress as RichProgress
 
-    bar = RichBar(
+    bar = RichProgress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
@@ -66,7 +69,7 @@ def detail(progress: Progress) -> str:
     """How far an inference is, in words.
 
     Example:
-        >>> from proxfield.inference.loop import Progress
+        >>> from proxfield.inference.history import Progress
         >>> detail(Progress(30, 0.1, -12.3456789, 1e-3, 100, None, list))
         'iteration 30  F -12.3457'
     """
@@ -77,7 +80,7 @@ def detail(progress: Progress) -> str:
 class TerminalBar:
     """A bar of rich."""
 
-    def __init__(self, bar: Any) -> None:
+    def __init__(self, bar: RichBar) -> None:
         self._bar = bar
         self._task = bar.add_task("", total=None, detail="")
 
@@ -89,6 +92,13 @@ class TerminalBar:
         self._bar.stop()
 
 
+class NotebookHandle(Protocol):
+    """What IPython's ``display`` returns: output that can be replaced."""
+
+    def update(self, shown: object) -> None:
+        """Replace it."""
+
+
 class NotebookBar:
     """A bar in the output of a notebook's cell: HTML, without widgets.
 
@@ -96,7 +106,7 @@ class NotebookBar:
         display: IPython's ``display``.
     """
 
-    def __init__(self, display: Callable[..., Any]) -> None:
+    def __init__(self, display: Callable[..., NotebookHandle]) -> None:
         self._handle = display(_Html(""), display_id=True)
 
     def update(self, done: float | None, label: str, detail: str) -> None:
@@ -121,7 +131,7 @@ class _Html:
         return self.text
 
 
-def notebook_display() -> Callable[..., Any] | None:
+def notebook_display() -> Callable[..., NotebookHandle] | None:
     """IPython's ``display`` if this is a notebook's kernel, else None; imports nothing anew."""
     if "IPython" not in sys.modules:
         return None
@@ -132,12 +142,12 @@ def notebook_display() -> Callable[..., Any] | None:
         return None
     from IPython.display import display
 
-    shown: Callable[..., Any] = display
+    shown: Callable[..., NotebookHandle] = display
     return shown
 
 
 def open_bar() -> Bar | None:
-    """A bar where somebody looks: in a notebook, else on a terminal; None elsewhere."""
+    """A bar in a notebook or on a terminal; None elsewhere."""
     display = notebook_display()
     if display is not None:
         return NotebookBar(display)
@@ -160,7 +170,7 @@ def watching(wanted: bool, name: str, callback: Callback | None) -> Iterator[Cal
         return
     from proxfield.compiled.jit import when_compiling
 
-    def show(progress: Progress) -> Any:
+    def show(progress: Progress) -> object:
         bar.update(share_done(progress), name, detail(progress))
         return None if callback is None else callback(progress)
 

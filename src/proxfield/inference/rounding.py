@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from proxfield.backends.base import Program
 from proxfield.backends.cache import program_for
+from proxfield.backends.registry import placed
+from proxfield.inference.request import moved, on_gpu
+from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats, Ints, expectation
 
 if TYPE_CHECKING:
     from proxfield.result import Result
 
-SWEEPS = 100
+MAX_SWEEPS = 100
 """Maximum number of rounds of greedy improvement; it usually ends after a handful."""
 GREEDY_TRIALS = 30
 """Maximum number of greedy improvements tried where variables can't be visited one by one."""
@@ -32,16 +35,24 @@ def round_marginals(result: Result) -> Ints:
     if lowered.infeasible:
         return result.labels
     reduction = lowered.reduction
-    program = program_for(lowered)
+    program = rounding_program(lowered, result.kernels)
+    lowered = program.lowered
     start = reduction.restrict(result.q)
     if program.sweepable:
-        found = [lowered.layout.best_labels(program.descend(start, SWEEPS))]
+        found = [lowered.layout.best_labels(program.descend(start, MAX_SWEEPS))]
     else:
         found = [Groups(program).round(start)]
     if result.feasible is not None:
         found.append(result.feasible)
     best = min(found, key=lowered.energy)
     return reduction.expand_labels(best)
+
+
+def rounding_program(lowered: Lowered, kernels: str) -> Program:
+    """The field in float64: where the result was found if that is a GPU, else on the CPU."""
+    if not (on_gpu(kernels) and placed(kernels).device.available):
+        return program_for(lowered)
+    return program_for(moved(lowered, kernels, "float64"), kernels)
 
 
 class Groups:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +13,8 @@ from proxfield.backends import compile_program
 from proxfield.backends.base import Program, State, slack
 from proxfield.backends.cache import program_for
 from proxfield.common.logs import log
-from proxfield.inference.loop import OVERTIME_SECONDS, OVERTIME_SHARE, Loop, Seen
+from proxfield.inference.history import Seen
+from proxfield.inference.loop import Loop
 from proxfield.inference.pace import SHORT_EVALUATION
 from proxfield.inference.stationarity import MAX_PRODUCTS, judge, nudged
 from proxfield.lowering.lowered import Lowered
@@ -23,7 +22,7 @@ from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Chains, Explored, Plan
 from proxfield.rules.session import Judgement, Outcome, Problem, Verdict
-from proxfield.terms.base import Layout, offers
+from proxfield.terms.base import Floats, Layout, offers
 
 MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
@@ -33,7 +32,7 @@ FEWEST_PRODUCTS = 24
 """Products with H that the second-order test may always make."""
 QUICK_TEST_SECONDS = 0.01
 """Duration of that many products up to which they are made whatever the budget."""
-THOROUGH = 10
+THOROUGH_FACTOR = 10
 """How many times more products the test may make where a rule promises a local minimum."""
 SADDLE_TESTS = 20
 """Fixed-point tests that take as long as leaving a saddle."""
@@ -52,11 +51,11 @@ class Session:
     threads: int | None = None
     keep: str = "last"
     limited: bool = True
-    """Did the user limit iterations or seconds?"""
+    """Whether the user limited iterations or seconds."""
 
     @cached_property
     def program(self) -> Program:
-        """The field, packed for the kernels asked for."""
+        """The field, packed for the requested kernels."""
         return program_for(self.problem.lowered, self.kernels, self.dtype, self.threads)
 
     @property
@@ -99,7 +98,7 @@ class Session:
         """Run independent cooling chains, each polished into a local minimum of F."""
         return self.program.explore(chains, threads)
 
-    def without_symmetry(self, q: NDArray[Any]) -> NDArray[np.float64]:
+    def without_symmetry(self, q: Floats) -> NDArray[np.float64]:
         """A start off the saddles that symmetries make, for runs too short to find them."""
         return nudged(self.problem.lowered.layout, q, self.problem.seed)
 
@@ -159,11 +158,11 @@ class Session:
         return outcome
 
     def _stands(self, state: State) -> bool:
-        """Is this known to be a fixed point? Not where the budget leaves no time to find out."""
+        """Whether this is known to be a fixed point; False if there is no time for the test."""
         loop = self.loop
         if not loop.may_test(loop.seconds_left()):
             return False
-        return loop.is_fixed_point(self.program, state, loop.tol)
+        return loop.is_fixed_point(self.program, state)
 
     def _judge(self, state: State, thorough: bool) -> Judgement:
         lowered, loop = self.problem.lowered, self.loop
@@ -172,23 +171,22 @@ class Session:
             lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
             if lowest > -2.0:
                 return Judgement(MINIMUM)
-        deadline = np.inf
+        deadline, now = np.inf, loop.now
         if loop.budget is not None:
-            grace = OVERTIME_SHARE * loop.budget + OVERTIME_SECONDS
-            left = max(0.0, loop.seconds_left()) + grace
+            left = max(0.0, loop.seconds_left()) + loop.overtime
             long = loop.costs.evaluation > SHORT_EVALUATION
             if long and FIRST_PRODUCTS * loop.costs.test() > left:
                 return Judgement(Verdict.UNDECIDED)
-            deadline = time.perf_counter() + left
+            deadline = now() + left
         products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
         quick = 2 * FEWEST_PRODUCTS * loop.costs.evaluation < QUICK_TEST_SECONDS
         return judge(
             self.program,
             state,
             seed=self.problem.seed,
-            max_products=THOROUGH * MAX_PRODUCTS if thorough else products,
+            max_products=THOROUGH_FACTOR * MAX_PRODUCTS if thorough else products,
             min_products=FEWEST_PRODUCTS if quick else 0,  # also on a machine that is busy
-            deadline=deadline,
+            late=lambda: now() > deadline,
         )
 
     def step_off(self, outcome: Outcome) -> Outcome:
@@ -284,7 +282,7 @@ class Stage:
 
 
 def is_uniform(layout: Layout, q: NDArray[np.float64]) -> bool:
-    """Are all labels of each variable equally probable?"""
+    """Whether all labels of each variable are equally probable."""
     if layout.common is not None:
         return bool((q == q[:1]).all())
     return bool((q == (1.0 / layout.cardinalities)[layout.owner]).all())

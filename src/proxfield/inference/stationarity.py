@@ -1,4 +1,4 @@
-"""Is a state a fixed point, and is that a minimum? The tests behind CONVERGED and SADDLE.
+"""The tests behind CONVERGED and SADDLE: is a state a fixed point, and is that a minimum?
 
 A fixed point satisfies q = softmax(−g(q)). A small change of q by an update is not enough: where
 q is close to a corner of the simplex, θ can be far from its target while q hardly moves.
@@ -12,17 +12,22 @@ products with H are differences of gradients.
 
 from __future__ import annotations
 
-import time
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import Program, State, Tangent
+from proxfield.backends.base import Batch, Program, State, Tangent
+from proxfield.common.arrays import Array, Floats
+from proxfield.lowering.lowered import Lowered
 from proxfield.rules.session import Judgement, Verdict
 from proxfield.terms.base import Layout
 
-CAUTION = 2.0
+P = TypeVar("P")
+S = TypeVar("S")
+
+RESIDUAL_FACTOR = 2.0
 """A Ritz value counts as the lowest if it is above −1 by so many times its residual."""
 MIN_PRODUCTS = 10
 """Products with H before a fixed point may be called a minimum, and half a product more for each
@@ -31,16 +36,21 @@ MAX_PRODUCTS = 60
 RELATIVE_STEP = 0.5
 """Largest relative change of a marginal in a difference of gradients."""
 EIGENVALUE_MARGIN = {"float64": 1e-7, "float32": 1e-2}
-NEGLIGIBLE = {"float64": 1e-10, "float32": 1e-4}
+MIN_MARGINAL = {"float64": 1e-10, "float32": 1e-4}
 """Marginals below this are left out of the second-order test."""
-NUDGE = 1e-2
+NOISE_SCALE = 1e-2
 """Standard deviation of the noise on θ that breaks what symmetries are left."""
 
 
+def fixed_points(program: Batch[P, S], state: S, tol: float) -> NDArray[np.bool_]:
+    """Whether softmax(−g(q)) of each field is within ``tol`` of q, up to rounding.  # (fields,)"""
+    residual, rounding = program.residual_each(state)
+    return np.asarray(residual <= tol + rounding)
+
+
 def is_fixed_point(program: Program, state: State, tol: float) -> bool:
-    """Is softmax(−g(q)) within ``tol`` of q, up to rounding of the program's type?"""
-    residual, rounding = program.residual(state)
-    return residual <= tol + rounding
+    """The same of one field."""
+    return bool(fixed_points(program, state, tol)[0])
 
 
 def judge(
@@ -50,7 +60,7 @@ def judge(
     seed: int = 0,
     max_products: int = MAX_PRODUCTS,
     min_products: int = 0,
-    deadline: float = np.inf,
+    late: Callable[[], bool] = lambda: False,
 ) -> Judgement:
     """Test whether a fixed point is a minimum of F.
 
@@ -59,8 +69,8 @@ def judge(
         state: A fixed point; not changed.
         seed: Random seed of the first direction.
         max_products: Maximum number of products with H.
-        min_products: Products that are made whatever the deadline.
-        deadline: When to give up, as `time.perf_counter` counts.
+        min_products: Products that are made even if it is late.
+        late: Is it time to give up?
 
     Returns:
         A saddle is only called so if a point of lower F was found.
@@ -68,11 +78,11 @@ def judge(
     if program.lowered.layout.size == 0 or not any(True for _ in program.lowered.terms):
         return Judgement(Verdict.MINIMUM)
     kind = program.dtype.name
-    space = Scaled(program.tangent(state), program.lowered, NEGLIGIBLE[kind])
+    space = Scaled(program.tangent(state), program.lowered, MIN_MARGINAL[kind])
     if not space.free:
         return Judgement(Verdict.MINIMUM)
     verdict, direction = lowest_curvature(
-        space, seed, EIGENVALUE_MARGIN[kind], (min_products, max_products), deadline
+        space, seed, EIGENVALUE_MARGIN[kind], (min_products, max_products), late
     )
     if direction is None:
         return Judgement(verdict)
@@ -83,7 +93,7 @@ def judge(
 class Scaled:
     """Rᵀ H R at a fixed point; see the module's text."""
 
-    def __init__(self, tangent: Tangent, lowered: Any, negligible: float) -> None:
+    def __init__(self, tangent: Tangent, lowered: Lowered, negligible: float) -> None:
         self.tangent = tangent
         q = tangent.q
         self.kept = q > negligible
@@ -93,16 +103,16 @@ class Scaled:
         self.free = bool((self.q * (1.0 - self.q)).max() > negligible)
         self.g = tangent.gradient(q) if self.quadratic else None
 
-    def project(self, v: Any) -> Any:
+    def project(self, v: Array) -> Array:
         """Take out what R maps to 0: each variable's multiple of √q."""
         return (v - self.root * self.tangent.sums(self.root * v)) * self.kept
 
-    def relative(self, v: Any) -> Any:
+    def relative(self, v: Array) -> Array:
         """R v divided by q: the relative change of each marginal."""
         safe = self.root + (1.0 - 1.0 * self.kept)
         return (v / safe - self.tangent.sums(self.root * v)) * self.kept
 
-    def apply(self, v: Any) -> Any:
+    def apply(self, v: Array) -> Array:
         """Rᵀ H R v."""
         q, w = self.tangent.q, self.relative(v)
         largest = float(abs(w).max())
@@ -120,8 +130,12 @@ class Scaled:
 
 
 def lowest_curvature(
-    space: Scaled, seed: int, margin: float, products: tuple[int, int], deadline: float
-) -> tuple[Verdict, Any]:
+    space: Scaled,
+    seed: int,
+    margin: float,
+    products: tuple[int, int],
+    late: Callable[[], bool],
+) -> tuple[Verdict, Array | None]:
     """Look for an eigenvalue of Rᵀ H R below −1, by locally optimal conjugate gradients.
 
     Keeps three vectors and their products, however many steps it takes. A Ritz value below
@@ -150,10 +164,9 @@ def lowest_curvature(
         if rho < -1.0 - margin:
             return Verdict.SADDLE, x
         small = error <= 1e-9 * (1.0 + abs(rho))
-        if small or (made >= least and rho - CAUTION * error > -1.0):
+        if small or (made >= least and rho - RESIDUAL_FACTOR * error > -1.0):
             return Verdict.MINIMUM, None
-        late = made >= min_products and time.perf_counter() > deadline
-        if made == max_products or late:
+        if made == max_products or (made >= min_products and late()):
             return Verdict.UNDECIDED, None
         w = space.project(r)
         w = w - dot(x, w) * x
@@ -183,12 +196,12 @@ def lowest_curvature(
     return Verdict.UNDECIDED, None
 
 
-def dot(a: Any, b: Any) -> float:
+def dot(a: Array, b: Array) -> float:
     """⟨a, b⟩ of arrays on any device."""
     return float((a * b).sum())
 
 
-def norm(a: Any) -> float:
+def norm(a: Array) -> float:
     """‖a‖₂ of an array on any device."""
     return float(dot(a, a) ** 0.5)
 
@@ -222,7 +235,7 @@ def descend_along(program: Program, state: State, relative: NDArray[np.float64])
     return Judgement(Verdict.SADDLE, point, low)
 
 
-def nudged(layout: Layout, q: NDArray[Any], seed: int, noise: float = NUDGE) -> NDArray[np.float64]:
+def nudged(layout: Layout, q: Floats, seed: int, noise: float = NOISE_SCALE) -> NDArray[np.float64]:
     """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
     rng = np.random.default_rng([seed, 0x0FF5E7])
     return layout.normalize(

@@ -10,7 +10,6 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from proxfield.common.memory import human_bytes
 from proxfield.errors import InputError
@@ -158,7 +157,7 @@ def _decompress(kind: str, data: bytes, read: Read, limit: _Limit) -> Iterator[b
             return  # as xz and bzip2 do, ignore what follows
 
 
-def _other(kind: str) -> Any:
+def _other(kind: str) -> lzma.LZMADecompressor | bz2.BZ2Decompressor:
     if kind == "xz":
         return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
     return bz2.BZ2Decompressor()

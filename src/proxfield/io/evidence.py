@@ -83,19 +83,19 @@ def parse_evidence(
     """
     if base not in (0, 1):
         raise InputError(f"base of the variable indices is {shown(base)}, expected 0 or 1")
-    labels = np.asarray(cardinalities, dtype=np.int64).reshape(-1)
+    counts = np.asarray(cardinalities, dtype=np.int64).reshape(-1)
     tokens = Tokens(data, name)
     if tokens.count == 0:
         return {}
     begin = _first_pair(tokens)
     places = np.arange(begin, tokens.count, 2)
     what = "an observed variable" + (" (counted from 1)" if base else "")
-    if places.size and labels.size == 0:
+    if places.size and counts.size == 0:
         raise tokens.error("a variable is observed, but the model has none, expected '0'", begin)
-    tokens.check_integers(tokens.numbers[places], places, what, base, base + labels.size - 1)
+    tokens.check_integers(tokens.numbers[places], places, what, base, base + counts.size - 1)
     variables = tokens.numbers[places].astype(np.int64) - base
     found = tokens.numbers[places + 1]
-    top = labels[variables] - 1
+    top = counts[variables] - 1
     good = (found >= 0) & (found <= top) & (found == np.floor(found))
     if not good.all():
         bad = int(np.argmin(good))

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, InputTypeError, shown
 from proxfield.terms import Constant, Factor, Ising, Pairwise, Potts, Unary
@@ -36,10 +36,17 @@ class Graph(Protocol):
         """Edges with their attributes."""
 
 
+class ModelFactor(Protocol):
+    """A factor of pgmpy: values over variables; it may name their states."""
+
+    variables: Sequence[Hashable]
+    values: ArrayLike
+
+
 class FactorModel(Protocol):
     """The part of pgmpy's models that is used; Bayesian networks have ``get_cpds`` instead."""
 
-    def get_factors(self) -> Iterable[Any]:
+    def get_factors(self) -> Iterable[ModelFactor]:
         """Factors with ``variables``, ``values`` and ``state_names``."""
 
 
@@ -118,7 +125,7 @@ def from_networkx(
     return field
 
 
-def _numbers(value: Any, what: str) -> NDArray[np.float64]:
+def _numbers(value: ArrayLike, what: str) -> NDArray[np.float64]:
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -156,7 +163,7 @@ def from_pgmpy(model: FactorModel) -> Field:
     return field
 
 
-def _factors(model: Any) -> list[Any]:
+def _factors(model: Any) -> list[ModelFactor]:
     """The factors of any kind of model; conditional distributions as factors."""
     if callable(getattr(model, "get_cpds", None)):
         return [cpd.to_factor() for cpd in model.get_cpds()]
@@ -167,9 +174,9 @@ def _factors(model: Any) -> list[Any]:
     )
 
 
-def _states(factors: Sequence[Any]) -> dict[Hashable, list[Any]]:
+def _states(factors: Sequence[ModelFactor]) -> dict[Hashable, list[Hashable]]:
     """States of each variable, in the order of the first factor that has it."""
-    out: dict[Hashable, list[Any]] = {}
+    out: dict[Hashable, list[Hashable]] = {}
     for factor in factors:
         named = getattr(factor, "state_names", None) or {}
         for variable, size in zip(factor.variables, np.shape(factor.values), strict=True):
@@ -177,7 +184,7 @@ def _states(factors: Sequence[Any]) -> dict[Hashable, list[Any]]:
     return out
 
 
-def _order(model: Any, states: Mapping[Hashable, Any]) -> list[Hashable]:
+def _order(model: object, states: Mapping[Hashable, object]) -> list[Hashable]:
     """Variables in the order of the model's nodes; all of them need a factor."""
     known = getattr(model, "nodes", None)
     nodes = list(known()) if callable(known) else list(states)
@@ -192,7 +199,11 @@ def _order(model: Any, states: Mapping[Hashable, Any]) -> list[Hashable]:
 
 
 def _aligned(
-    values: NDArray[np.float64], axis: int, variable: Hashable, factor: Any, states: list[Any]
+    values: NDArray[np.float64],
+    axis: int,
+    variable: Hashable,
+    factor: ModelFactor,
+    states: list[Hashable],
 ) -> NDArray[np.float64]:
     """Values with the states of one variable in the order that all factors share."""
     named = getattr(factor, "state_names", None) or {}

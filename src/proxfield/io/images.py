@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 
@@ -33,10 +34,10 @@ _BROKEN = (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, Typ
 """What Pillow and numpy raise for files that are damaged or something else altogether."""
 
 
-def read_image(path: Target, notes: list[str] | None = None) -> NDArray[Any]:
+def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
     """The pixels of an image.
 
-    Grey pictures come without a channel axis; 16-bit grey stays 16-bit (Pillow reads 16-bit color
+    Gray pictures come without a channel axis; 16-bit gray stays 16-bit (Pillow reads 16-bit color
     as 8-bit); palettes and other color spaces become RGB; alpha is dropped. A TIFF of several
     pages is a volume. The orientation that a camera noted isn't applied. Arrays come as stored.
 
@@ -64,7 +65,7 @@ def read_image(path: Target, notes: list[str] | None = None) -> NDArray[Any]:
     return pages[0] if len(pages) == 1 else _stack(pages, name)
 
 
-def read_probabilities(path: Target) -> NDArray[Any]:
+def read_probabilities(path: Target) -> Pixels:
     """Probabilities, stored as floats of any size or as whole numbers of 8 or 16 bits.
 
     Whole numbers stand for shares of 255 or 65535; they are taken for that only if they sum to
@@ -104,8 +105,20 @@ def read_probabilities(path: Target) -> NDArray[Any]:
     )
 
 
-def read_labels(path: Target) -> tuple[NDArray[Any], list[int] | None]:
-    """A label map: the numbers of a palette or grey picture, or an array of whole numbers.
+def read_array(path: Target, what: str) -> Pixels:
+    """The array of a ``.npy`` file, or the first one of a ``.npz`` file.
+
+    Raises:
+        InputError: If the file can't be read or holds no array; it says what was expected.
+    """
+    data, name = read_bytes(path)
+    if not is_array(data):
+        raise InputError(f"is no numpy array, expected .npy or .npz with {what}", path=name)
+    return _load_array(data, name, ())
+
+
+def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
+    """A label map: the numbers of a palette or gray picture, or an array of whole numbers.
 
     Returns:
         The labels, and the palette as Pillow lists it (r, g, b, r, …), None without one.
@@ -123,7 +136,7 @@ def read_labels(path: Target) -> tuple[NDArray[Any], list[int] | None]:
     for page in pages:
         if page.mode not in ("1", "L", "P", "I") and not page.mode.startswith("I;16"):
             raise InputError(
-                f"is a color picture ({page.mode}), expected label numbers: a palette or grey",
+                f"is a color picture ({page.mode}), expected label numbers: a palette or gray",
                 path=name,
             )
     palette = pages[0].getpalette() if pages[0].mode == "P" else None
@@ -227,7 +240,7 @@ def _decode(data: bytes, name: str) -> list[Image]:
     return pages
 
 
-def _pixels(page: Image, name: str, notes: list[str] | None) -> NDArray[Any]:
+def _pixels(page: Image, name: str, notes: list[str] | None) -> Pixels:
     """One page as an array."""
     mode = page.mode
     if mode.startswith("I;16"):
@@ -240,7 +253,7 @@ def _pixels(page: Image, name: str, notes: list[str] | None) -> NDArray[Any]:
     elif mode in ("P", "PA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"):
         page = page.convert("RGBA").convert("RGB") if alpha else page.convert("RGB")
     if page.mode not in _PLAIN:
-        raise InputError(f"has pixels of mode {mode}, expected grey or RGB", path=name)
+        raise InputError(f"has pixels of mode {mode}, expected gray or RGB", path=name)
     values = np.array(page)
     if mode == "1":
         return values.astype(np.uint8) * 255
@@ -249,7 +262,7 @@ def _pixels(page: Image, name: str, notes: list[str] | None) -> NDArray[Any]:
     return values.astype(_PLAIN[page.mode])
 
 
-def _stack(pages: list[NDArray[Any]], name: str) -> NDArray[Any]:
+def _stack(pages: list[Pixels], name: str) -> Pixels:
     """Pages as a volume."""
     shapes = {(page.shape, page.dtype) for page in pages}
     if len(shapes) > 1:
@@ -271,11 +284,11 @@ def png_bytes(picture: Image) -> bytes:
 
 
 def is_array(data: bytes) -> bool:
-    """Do these bytes begin like ``.npy`` or ``.npz``?"""
+    """Whether these bytes begin like ``.npy`` or ``.npz``."""
     return data.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> NDArray[Any]:
+def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
     """An array from ``.npy``, or the one from ``.npz`` that a key names, else the first."""
     try:
         stored = np.load(BytesIO(data), allow_pickle=False)
@@ -297,7 +310,7 @@ def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> NDArray[Any]:
     raise InputError("holds no array, expected .npz with at least one", path=name)
 
 
-def _array_bytes(values: NDArray[Any], suffix: str, key: str) -> bytes:
+def _array_bytes(values: Pixels, suffix: str, key: str) -> bytes:
     out = BytesIO()
     if suffix == ".npy":
         np.save(out, values, allow_pickle=False)

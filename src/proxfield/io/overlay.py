@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name
 from proxfield.io.images import import_pillow, png_bytes
@@ -56,7 +57,7 @@ def overlay(
             # (height, width), (height, width, channels) or (channels, height, width)
         labels: A label map.  # (height, width)
         palette: Colors as from `read_labels` (r, g, b, r, …).
-        opacity: Of the colors, 0 to 1.
+        opacity: Opacity of the colors, 0 to 1.
         names: Names of the labels, for a legend of those that occur, below the picture.
 
     Returns:
@@ -104,14 +105,14 @@ def _borders(x: NDArray[np.int64]) -> NDArray[np.bool_]:
     return out
 
 
-def _displayable(image: NDArray[Any], size: tuple[int, ...]) -> NDArray[np.float32]:
+def _displayable(image: Pixels, size: tuple[int, ...]) -> NDArray[np.float32]:
     """An image of any kind as RGB from 0 to 255: others than 8-bit are stretched."""
     if image.ndim == 3 and image.shape[:2] != size and image.shape[1:] == size:
         image = np.moveaxis(image, 0, -1)
     if image.shape[:2] != size or image.ndim > 3:
         raise InputError(f"labels of shape {size} over an image of shape {image.shape}")
     out = image.astype(np.float32)
-    if out.ndim == 2 or out.shape[2] < 3:  # grey, or two channels that no eye knows
+    if out.ndim == 2 or out.shape[2] < 3:  # gray, or two channels that no eye knows
         out = out if out.ndim == 2 else out.mean(axis=2)
         out = np.repeat(out[..., None], 3, axis=2)
     out = out[..., :3]

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield._version import __version__
+from proxfield.common.arrays import Arrays
 from proxfield.common.memory import check_memory
+from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.terms.base import as_indices
@@ -46,8 +48,6 @@ DAMAGE = (
     *(ValueError, OverflowError, RecursionError),
 )
 """What a header that isn't as it should be leads to."""
-
-Arrays = dict[str, NDArray[Any]]
 
 
 # ---- writing ----
@@ -86,7 +86,7 @@ def save_result(result: Result, path: Target) -> None:
     _write(path, type(result).__name__, {"field": field, "result": about}, arrays)
 
 
-def _describe_field(field: Field, arrays: Arrays) -> dict[str, Any]:
+def _describe_field(field: Field, arrays: Arrays) -> Record:
     """What the header says about a field; its arrays are added to those given."""
     kind = type(field).__name__
     if kind not in CLASSES or type(field) is not getattr(import_module("proxfield"), kind):
@@ -117,15 +117,15 @@ def _describe_field(field: Field, arrays: Arrays) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Numpy's numbers and arrays as Python's, for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no number, text or list")
 
 
-def _write(path: Target, kind: str, header: dict[str, Any], arrays: Arrays) -> None:
-    about: dict[str, Any] = {"format": FORMAT, "version": VERSION, "holds": kind}
+def _write(path: Target, kind: str, header: Record, arrays: Arrays) -> None:
+    about: Record = {"format": FORMAT, "version": VERSION, "holds": kind}
     about.update(library=__version__, arrays=list(arrays))
     try:
         text = json.dumps({**about, **header}, ensure_ascii=False, default=_plain)
@@ -187,11 +187,11 @@ def load_result(wanted: type[R], source: Source, max_bytes: int | None = None) -
         return result
 
 
-def _read_field(cls: type[F], header: dict[str, Any], archive: _Archive) -> F:
+def _read_field(cls: type[F], header: Record, archive: _Archive) -> F:
     from proxfield.field import Field
 
     out = cls.__new__(cls)  # not every class is made from variables
-    given: dict[str, Any] = {"names": header["names"], "label_names": header["label_names"]}
+    given: Record = {"names": header["names"], "label_names": header["label_names"]}
     n, common = header["n_vars"], header["n_labels"]
     if common is None:
         Field.__init__(out, archive["cardinalities"], **given)
@@ -211,12 +211,12 @@ def _read_field(cls: type[F], header: dict[str, Any], archive: _Archive) -> F:
     return out.condition(dict(zip(variables.tolist(), labels.tolist(), strict=True)))
 
 
-def _as_tuples(value: Any) -> Any:
+def _as_tuples(value: object) -> object:
     """Lists, as JSON has them, as tuples."""
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def _class(name: str, base: type[Any]) -> Any:
+def _class(name: str, base: type[Field | Result]) -> Any:
     if not isinstance(name, str) or name not in CLASSES:
         raise InputError(f"it holds a {shown(name)}, which isn't known here")
     cls = getattr(import_module("proxfield"), name)
@@ -258,8 +258,8 @@ class _Archive:
 
 @contextmanager
 def _opened(
-    wanted: type[Any], source: Source, max_bytes: int | None
-) -> Iterator[tuple[Any, dict[str, Any], _Archive]]:
+    wanted: type[Field | Result], source: Source, max_bytes: int | None
+) -> Iterator[tuple[Any, Record, _Archive]]:
     """The class that a file holds, its header and its arrays; problems become one line."""
     data, path = read_bytes(source, max_bytes)
     if not data.startswith(b"PK"):
@@ -279,7 +279,7 @@ def _opened(
         raise InputError(_damage(error), path=path) from None
 
 
-def _read_header(archive: _Archive, wanted: type[Any]) -> dict[str, Any]:
+def _read_header(archive: _Archive, wanted: type[Field | Result]) -> Record:
     if "header" not in archive:
         raise InputError(f"isn't a file that {wanted.__name__}.save wrote: it has no header")
     header = json.loads(archive["header"].tobytes().decode("utf-8", "surrogatepass"))

@@ -15,7 +15,7 @@ from proxfield.io.files import Source, open_source
 SPACES = b" \t\n\r\v\f"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """What some Windows editors put in front."""
-MOSTLY = 4
+BLANK_RATIO = 4
 """A piece with less than one solid byte in so many is mostly blank."""
 _RUN = re.compile(rb"[ \t\n\r\v\f]{16,}")
 
@@ -67,7 +67,7 @@ def squeeze(chunks: Iterable[bytes]) -> Text:
         if piece.endswith(b"\r") and not last:
             piece, held = piece[:-1], b"\r"
         solid = len(piece.translate(None, SPACES))
-        if MOSTLY * solid >= len(piece):
+        if BLANK_RATIO * solid >= len(piece):
             out.write(piece)
         else:
             done = 0

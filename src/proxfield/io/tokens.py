@@ -50,7 +50,7 @@ def _library(text: bytes, count: int) -> Floats:
     """Convert with numpy's own reader, which must find exactly ``count`` numbers."""
     try:
         with warnings.catch_warnings():
-            # Older versions of numpy only warn when they meet something that isn't a number.
+            # Older versions of numpy only warn about something that isn't a number.
             # The count alone wouldn't tell: numpy 1.24 makes [-1.0] of " x".
             warnings.simplefilter("error")
             found = np.fromstring(text, dtype=np.float64, sep=" ")

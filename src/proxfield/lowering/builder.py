@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,17 +33,17 @@ MAX_ENERGY = 1e300
 
 @dataclass
 class Builder:
-    """The words in which a term says its energy; everything in the user's numbering."""
+    """The interface through which terms pass their energies, in the user's numbering."""
 
     reduction: Reduction
     plain: bool = False
     """Keep every table as it was given: no Ising, no Potts."""
-    unary_dtype: np.dtype[Any] | None = None
+    unary_dtype: np.dtype[np.floating] | None = None
     """The type that unary energies must have to be shared; any by default."""
     constant: float = 0.0
     magnitude: float = 0.0
     """A bound on the size of the energy of any possible labelling."""
-    shared: NDArray[Any] | None = None
+    shared: Floats | None = None
     """Unary energies of all entries, still in the array that a term holds."""
     pairs: dict[tuple[int, int], list[Scoped]] = field(default_factory=dict)
     larger: dict[tuple[int, ...], list[Scoped]] = field(default_factory=dict)

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.lowering.builder import Builder
 from proxfield.lowering.reduction import Reduction, Untouched
 from proxfield.lowering.zeros import possible
-from proxfield.terms.base import Ints, Layout, Term, offers
+from proxfield.terms.base import Floats, Ints, Layout, Term, offers
 from proxfield.terms.factor import Factor
 from proxfield.terms.pairwise import Ising, Potts
 from proxfield.terms.unary import Unary
@@ -31,7 +29,7 @@ class Lowered:
 
     reduction: Reduction
     constant: float
-    unary: NDArray[Any]  # (layout.size,)
+    unary: Floats  # (layout.size,)
     ising: Ising | None = None
     potts: Potts | None = None
     factors: tuple[Factor, ...] = ()
@@ -54,17 +52,17 @@ class Lowered:
 
     @property
     def infeasible(self) -> bool:
-        """Is it proved that no labelling has positive probability?"""
+        """Whether it is proved that no labelling has positive probability."""
         return self.constant == np.inf or len(self.reduction.empty) > 0
 
     @cached_property
     def forbids(self) -> bool:
-        """Are labels impossible by their unary energy?"""
+        """Whether labels are impossible by their unary energy."""
         return bool(self.unary.max(initial=0.0) == np.inf)
 
     @property
     def hard(self) -> bool:
-        """Are configurations (not only labels) still forbidden?"""
+        """Whether configurations (not only labels) are still forbidden."""
         return any(f.hard for f in self.factors)
 
     def energy(self, labels: Ints) -> float:
@@ -103,7 +101,9 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
     tables forbid configurations, impossible labels are taken out everywhere, because that
     often makes the tables finite. A term that can't be lowered needs its variables as they
     are: then nothing is taken out, and what is impossible gets the energy +inf instead.
+    Terms of weight 0 are omitted.
     """
+    terms = [t for t in terms if not t.omitted]
     extras = [t for t in terms if not offers(t, "lower")]
     hard = any(isinstance(t, Factor) and t.hard for t in terms)
     observed = bool((evidence >= 0).any())
@@ -134,7 +134,7 @@ def lower(layout: Layout, terms: list[Term], evidence: Ints, *, plain: bool = Fa
 
 
 def stays_whole(layout: Layout, terms: list[Term]) -> bool:
-    """Does each variable stay, as far as its number of labels and the kinds of terms tell?"""
+    """Whether no variable can be removed, judging by numbers of labels and kinds of terms."""
     few = layout.cardinalities.min(initial=2) if layout.common is None else layout.common
     several = bool(few > 1)
     # what a user's own term takes out isn't known before it is asked
@@ -142,7 +142,7 @@ def stays_whole(layout: Layout, terms: list[Term]) -> bool:
 
 
 def lower_untouched(
-    layout: Layout, terms: list[Term], plain: bool, dtype: np.dtype[Any] | None = None
+    layout: Layout, terms: list[Term], plain: bool, dtype: np.dtype[np.floating] | None = None
 ) -> Lowered:
     """Lower a field of which nothing is taken out, lean enough for millions of variables.
 

@@ -28,7 +28,8 @@ REDUCTION_BYTES = 60
 
 
 def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains: int) -> int:
-    """An upper bound on the bytes that inference takes beside the field; see `Field`."""
+    """An upper bound on the bytes that inference takes in addition to the field; see `Field`."""
+    terms = [t for t in terms if not t.omitted]
     spins = layout.common == 2 and all(
         isinstance(t, (Constant, Unary, Ising, Potts))
         or (isinstance(t, Factor) and t.degree <= 2 and not t.hard)

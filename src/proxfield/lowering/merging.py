@@ -6,12 +6,14 @@ a plain case doesn't need, and nothing is copied where there is nothing to merge
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.terms.base import Floats, Ints
+
+V = TypeVar("V", bound=np.generic)
 
 DEDUPLICATE_LIMIT = 50_000_000
 """Table entries above which equal tables aren't searched for (sorting would dominate)."""
@@ -57,7 +59,9 @@ def compact_index(index: Ints, count: int) -> tuple[Ints | None, Ints]:
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[index]
 
 
-def group_positions(values: NDArray[np.integer[Any]], count: int) -> tuple[Ints, NDArray[Any]]:
+def group_positions(
+    values: Ints | NDArray[np.int32], count: int
+) -> tuple[Ints, Ints | NDArray[np.int32]]:
     """Positions of each value: a stable argsort in linear time.
 
     Args:
@@ -83,7 +87,7 @@ def group_positions(values: NDArray[np.integer[Any]], count: int) -> tuple[Ints,
     return by_value.indptr.astype(np.int64), by_value.indices
 
 
-def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint64]:
+def row_hashes(rows: Floats | Ints) -> NDArray[np.uint64]:
     """One 64-bit number per row; equal rows have equal numbers.  # (m, k) -> (m,)"""
     out = np.zeros(len(rows), dtype=np.uint64)
     block = max(1, HASH_BLOCK // max(1, rows.shape[1]))
@@ -98,7 +102,7 @@ def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint64]:
     return out
 
 
-def repeated(keys: NDArray[Any]) -> NDArray[np.bool_] | None:
+def repeated(keys: Ints | NDArray[np.uint64]) -> NDArray[np.bool_] | None:
     """Which keys occur more than once; None if all are different.  # (m,)"""
     ordered = np.sort(keys)
     again = ordered[1:] == ordered[:-1]
@@ -113,7 +117,7 @@ def merge_scopes(scopes: Ints, tables: Floats, index: Ints) -> Scoped:
     """Add up the tables of scopes that occur more than once."""
     n, k = int(scopes.max(initial=0)) + 1, scopes.shape[1]
     if n**k < LARGEST_KEY:
-        keys: NDArray[Any] = np.ravel_multi_index(tuple(scopes.T), (n,) * k)
+        keys: Ints | NDArray[np.uint64] = np.ravel_multi_index(tuple(scopes.T), (n,) * k)
     else:
         keys = row_hashes(scopes)
     candidates = repeated(keys)
@@ -205,8 +209,8 @@ def deduplicate(tables: Floats, index: Ints) -> tuple[Floats, Ints]:
 
 
 def compressed_rows(
-    n: int, ends: Ints, values: list[NDArray[np.generic]]
-) -> tuple[Ints, NDArray[np.int32], list[NDArray[np.generic]]]:
+    n: int, ends: Ints, values: list[NDArray[V]]
+) -> tuple[Ints, NDArray[np.int32], list[NDArray[V]]]:
     """Undirected edges as rows of both directions.
 
     Args:

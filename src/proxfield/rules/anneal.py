@@ -34,7 +34,7 @@ class Anneal(Rule):
     """
 
     name = "anneal"
-    summary = "cools down from a convex objective, around any rule; good minima, no randomness"
+    summary = "lowers the temperature from a convex objective, with any rule; no randomness"
     inner: str = "fixed"
     hot: float | None = None
     levels: int = 100

@@ -13,12 +13,10 @@ says CONVERGED, it is at a local minimum.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.common.logs import log
@@ -31,28 +29,29 @@ from proxfield.rules.polish import better_of, end_at_minimum, polish
 from proxfield.rules.portfolio import best_of, large_sweep_seconds, visits
 from proxfield.rules.schedules import Sweep
 from proxfield.rules.session import Outcome, Problem, Session
+from proxfield.terms.base import Doubles
 
-REHEAT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+REHEAT_SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Temperatures to reheat to, as shares of the field's own scale."""
-LENGTHS = (10, 30, 100, 300, 1000)
+CHAIN_SWEEPS = (10, 30, 100, 300, 1000)
 """Sweeps of a chain; the longer ones only while they leave room for others."""
 ROUND_SECONDS = 0.02
 GRACE_SECONDS = 0.002
-DRAWN = 0.9
+SAMPLING_SHARE = 0.9
 """Share of chains that sample labels; the others cool marginals."""
-PATIENCE = 5000
+STALL_SWEEPS = 5000
 """Sweeps without a better F after which a run without limits may end."""
-VISITS = 1e8
+DEFAULT_VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
-POLISH = 30
+POLISH_SWEEPS = 30
 """Maximum number of sweeps that end a chain."""
-LOOKS = 80
+MIN_EVALUATIONS = 80
 """Evaluations of F that must fit into a budget for exploring to pay (a sweep takes a few)."""
 EXPLORE_SWEEPS = 20
 """Sweeps that must fit too, on large fields."""
-LANES = 4
+CHAINS_PER_ROUND = 4
 """Chains of a round where only iterations are limited."""
-FEW_SWEEPS = 8
+MIN_SWEEPS = 8
 """With time for fewer sweeps than this, exploring is pointless."""
 HARD_SCALE = 10.0
 """Temperature scale where forbidden configurations leave the curvature infinite."""
@@ -63,14 +62,14 @@ class Auto(Rule):
     """Needs no parameter: uses its budget (or max_iters sweeps) and ends at a local minimum."""
 
     name = "auto"
-    summary = "the default: chooses for you, explores within the budget, ends at a local minimum"
+    summary = "the default: explores within the budget, ends at a local minimum"
 
     def plan(self, problem: Problem) -> Plan:
         return Sweep().plan(problem)
 
     def default_iterations(self, problem: Problem) -> int:
         """As many sweeps as take some tenths of a second."""
-        return int(np.clip(VISITS / max(1, visits(problem.lowered)), 200, 20_000))
+        return int(np.clip(DEFAULT_VISITS / max(1, visits(problem.lowered)), 200, 20_000))
 
     def solve(self, session: Session) -> Outcome:
         if not session.sweepable:
@@ -83,7 +82,7 @@ class Auto(Rule):
         ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
             log.debug("auto: F is convex (λ = %.3g); one descent", scale)
             return polish(session, session.start)
-        if session.loop.max_iters - session.loop.iterations < 4 * FEW_SWEEPS:
+        if session.loop.max_iters - session.loop.iterations < 4 * MIN_SWEEPS:
             return polish(session, session.without_symmetry(session.start))
         log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
         return Search(session, scale).run(session.start, np.inf)
@@ -91,7 +90,7 @@ class Auto(Rule):
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
         loop = session.loop
         loop.keep(outcome.free_energy, outcome.q)
-        if loop.max_iters - loop.iterations < 4 * FEW_SWEEPS:
+        if loop.max_iters - loop.iterations < 4 * MIN_SWEEPS:
             return end_at_minimum(session, outcome)
         found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
         return replace(better_of(session, outcome, found), labels=outcome.labels)
@@ -129,7 +128,7 @@ class Search:
             while (chains := self._next()) is not None:
                 self._round(chains)
                 quiet = loop.iterations - self.improved_at
-                if not session.limited and quiet > max(PATIENCE, 2 * self.improved_at):
+                if not session.limited and quiet > max(STALL_SWEEPS, 2 * self.improved_at):
                     break
                 if loop.report(self.best_f, self.best_q):
                     halted = Status.STOPPED
@@ -152,10 +151,10 @@ class Search:
     # ---- limits ----
 
     def _time_to_explore(self) -> bool:
-        """Does the budget leave time for enough sweeps?"""
+        """Whether the budget leaves time for enough sweeps."""
         loop = self.session.loop
         needed = EXPLORE_SWEEPS * large_sweep_seconds(self.session.problem.lowered)
-        return loop.seconds_left() >= max(LOOKS * loop.costs.evaluation, needed)
+        return loop.seconds_left() >= max(MIN_EVALUATIONS * loop.costs.evaluation, needed)
 
     def _threads(self) -> int:
         """One thread or all: whichever makes more sweeps a second here and now.
@@ -178,15 +177,15 @@ class Search:
         """
         loop = self.session.loop
         left = int(0.9 * loop.max_iters) - loop.iterations
-        lanes, count = LANES, LANES
+        lanes, count = CHAINS_PER_ROUND, CHAINS_PER_ROUND
         if loop.budget is not None:
             pace = self.pace.get(threads, self.pace[1])
-            seconds = 0.97 * (loop.budget - loop.elapsed) - POLISH / 2 / self.pace[1]
+            seconds = 0.97 * (loop.budget - loop.elapsed) - POLISH_SWEEPS / 2 / self.pace[1]
             left = min(left, int(seconds * pace))
             wanted = min(ROUND_SECONDS, loop.budget / 20) * pace
             lanes = threads
-            count = lanes * int(np.clip(wanted / (lanes * (40 + POLISH / 2)), 1, 16))
-        count = min(count, left // (FEW_SWEEPS + POLISH // 2))
+            count = lanes * int(np.clip(wanted / (lanes * (40 + POLISH_SWEEPS / 2)), 1, 16))
+        count = min(count, left // (MIN_SWEEPS + POLISH_SWEEPS // 2))
         return (count, left // max(lanes, count)) if count > 0 else (0, 0)
 
     # ---- chains ----
@@ -199,23 +198,24 @@ class Search:
         if count == 0:
             return None
         if self.rounds == 1:  # plain sweeps, a plain cooling and drawn ones, all from the start
-            number = np.arange(min(LANES, max(2, count)))
-            cooling = int(np.clip(0.2 * most, FEW_SWEEPS, LENGTHS[2]))
+            number = np.arange(min(CHAINS_PER_ROUND, max(2, count)))
+            cooling = int(np.clip(0.2 * most, MIN_SWEEPS, CHAIN_SWEEPS[2]))
             sweeps = np.where(number == 0, 0, cooling)
             starts = np.repeat(self.start[None], len(number), axis=0)
-            finish = max(1, min(POLISH, most - cooling))
+            finish = max(1, min(POLISH_SWEEPS, most - cooling))
             return self._chains(starts, self.scale / 3, sweeps, number > 1, finish)
-        fitting = [n for n in LENGTHS if n <= max(LENGTHS[0], most / 4)]
-        sweeps = np.minimum(self.rng.choice(fitting, size=count), max(1, most - POLISH // 2))
-        hot = self.scale * self.rng.choice(REHEAT, size=count)
-        drawn = self.rng.random(count) < DRAWN
+        fitting = [n for n in CHAIN_SWEEPS if n <= max(CHAIN_SWEEPS[0], most / 4)]
+        sweeps = np.minimum(self.rng.choice(fitting, size=count), max(1, most - POLISH_SWEEPS // 2))
+        hot = self.scale * self.rng.choice(REHEAT_SHARES, size=count)
+        drawn = self.rng.random(count) < SAMPLING_SHARE
         starts = np.repeat(self.best_q[None], count, axis=0)
-        finish = max(1, min(POLISH, most - int(sweeps.max())))
+        finish = max(1, min(POLISH_SWEEPS, most - int(sweeps.max())))
         return self._chains(starts, hot, sweeps, drawn, finish)
 
     def _chains(
-        self, starts: NDArray[np.float64], hot: Any, sweeps: Any, drawn: Any, finish: int
-    ) -> Chains:
+        self, starts: NDArray[np.float64], hot: float | Doubles, sweeps: ArrayLike,
+        drawn: ArrayLike, finish: int,
+    ) -> Chains:  # fmt: skip
         return Chains.make(
             starts,
             hot=np.maximum(1.0, hot),
@@ -232,10 +232,10 @@ class Search:
 
     def _round(self, chains: Chains) -> None:
         loop, threads = self.session.loop, self._threads()
-        begun, base = time.perf_counter(), loop.elapsed
+        begun, base = loop.now(), loop.elapsed
         with finish_first():
             ended = self.session.explore(chains, threads)
-            self._take(chains, ended, threads, base, time.perf_counter() - begun)
+            self._take(chains, ended, threads, base, loop.now() - begun)
 
     def _take(
         self, chains: Chains, ended: Explored, threads: int, base: float, spent: float

@@ -21,7 +21,7 @@ class Rule(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     monotone: ClassVar[bool] = False
-    """Is F certain never to rise (with the default parameters)?"""
+    """Whether it is proved that F never rises (with the default parameters)."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -34,7 +34,7 @@ class Rule(ABC):
         """How the state moves."""
 
     def prepare(self, problem: Problem) -> None:
-        """Do what `plan` needs and what belongs to building the field, so that it can be timed."""
+        """Do the part of `plan` that counts as building the field, and isn't timed."""
         step = getattr(self, "step", "certified")
         if step == "certified-local":
             _ = problem.curvature.local
@@ -58,7 +58,7 @@ class Rule(ABC):
 
     @property
     def never_rises(self) -> bool:
-        """Is F certain never to rise with these parameters?"""
+        """Whether it is proved that F never rises with these parameters."""
         return self.monotone
 
     @property

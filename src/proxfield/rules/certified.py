@@ -7,17 +7,19 @@ d ≥ max(0, λ/4 − ½) lowers F.
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.arrays import Array, Floats
+
 
 @overload
-def damping_for(curvature: NDArray[Any] | float) -> NDArray[np.float64]: ...
+def damping_for(curvature: Floats | float) -> NDArray[np.float64]: ...
 @overload
-def damping_for(curvature: Any) -> Any: ...
-def damping_for(curvature: Any) -> Any:
+def damping_for(curvature: Array) -> Array: ...
+def damping_for(curvature: Array) -> Array:
     """The certified damping d = max(0, λ/4 − ½), entry by entry.
 
     Args:

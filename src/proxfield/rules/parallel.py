@@ -64,7 +64,7 @@ class Fixed(Rule):
     """
 
     name = "fixed"
-    summary = "constant damping, certified: F falls at every step on any field"
+    summary = "constant damping, certified: F never rises on any field"
     monotone = True
     step: float | str = "certified"
 
@@ -92,7 +92,7 @@ class Adaptive(Rule):
     """
 
     name = "adaptive"
-    summary = "like fixed, but certain variables are damped less; F never rises"
+    summary = "like fixed, with less damping where marginals are close to 0 or 1; F never rises"
     monotone = True
     step: float | str = "certified"
 
@@ -119,7 +119,7 @@ class Momentum(Rule):
     """
 
     name = "momentum"
-    summary = "averaged steps that overshoot: often finds better minima on hard fields"
+    summary = "averaged steps that overshoot; often finds better minima on hard fields"
     gamma: float = 0.95
     step: float | str = 1.0
     variant: str = "default"
@@ -148,7 +148,7 @@ class Adam(Rule):
     """
 
     name = "adam"
-    summary = "moments scale each label's step: a quick, good minimum on easy fields"
+    summary = "steps scaled by second moments; quickly finds a good minimum on easy fields"
     gamma1: float | None = None
     gamma2: float = 0.999
     step: float | str = 1.0
@@ -192,7 +192,7 @@ class CustomRule(Rule):
     """
 
     name = "custom"
-    summary = "a Python function of your own"
+    summary = "a user-defined Python function"
     function: UpdateFunction | None = None
     step: float = 1.0
 

@@ -159,7 +159,7 @@ class Chains:
         starts: Marginals that each chain starts from.  # (chains, layout.size)
         hot: Temperature at which each starts; all cool geometrically to 1.  # (chains,)
         sweeps: Sweeps of each while cooling.  # (chains,)
-        seeds: Of each chain's random numbers.  # (chains,)
+        seeds: Random seed of each chain.  # (chains,)
         drawn: Does a chain sample labels (heat bath), or cool marginals?  # (chains,)
         polish: Maximum number of sweeps at temperature 1 afterwards.
         tol: Polishing ends when no marginal changes by more than this.

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-from numpy.typing import NDArray
 
 from proxfield.errors import UnsupportedError
 from proxfield.result import Status
@@ -13,6 +10,7 @@ from proxfield.rules.base import Rule
 from proxfield.rules.parallel import Fixed
 from proxfield.rules.schedules import Sweep
 from proxfield.rules.session import Outcome, Session, Verdict
+from proxfield.terms.base import Doubles
 
 
 def descent(session: Session) -> Rule:
@@ -22,7 +20,7 @@ def descent(session: Session) -> Rule:
     return Fixed(step="certified-local") if session.parallel else Sweep()
 
 
-def polish(session: Session, q: NDArray[Any]) -> Outcome:
+def polish(session: Session, q: Doubles) -> Outcome:
     """Descend to a local minimum of F; see `Session.settle`."""
     rule = descent(session)
     rule.prepare(session.problem)

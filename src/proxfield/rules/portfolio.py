@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -20,9 +19,9 @@ from proxfield.rules.polish import end_at_minimum, polish
 from proxfield.rules.session import Loop, Outcome, Problem, Session
 from proxfield.terms.base import Layout, offers
 
-LOOKS_A_SWEEP = 4
+EVALUATIONS_PER_SWEEP = 4
 """Evaluations of F that take as long as a sweep, about."""
-LARGE, VISIT_SECONDS = 100_000, 1.5e-8
+LARGE_SIZE, VISIT_SECONDS = 100_000, 1.5e-8
 """Above so many entries evaluations run on all threads while a chain runs on one: the duration of a
 sweep is then estimated from the entries and edge ends that it visits."""
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
@@ -87,11 +86,11 @@ def visits(lowered: Lowered) -> int:
 
 def large_sweep_seconds(lowered: Lowered) -> float:
     """The duration of a sweep on one thread, estimated for large fields; 0 for others."""
-    return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE else 0.0
+    return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE_SIZE else 0.0
 
 
 def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
-    """Is nothing left of the limits on the whole?"""
+    """Whether the limits of the whole run are used up."""
     return loop.iterations >= max_iters or (budget is not None and loop.elapsed >= budget)
 
 
@@ -151,7 +150,7 @@ class Restarts(Rule):
             count = min(self.count, loop.max_iters // 2)
             if loop.budget is not None:  # starts and sweeps that half of it has time for
                 sweep = large_sweep_seconds(session.problem.lowered)
-                each = 4 * max(LOOKS_A_SWEEP * loop.costs.evaluation, sweep, 1e-9)
+                each = 4 * max(EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
                 count = min(count, int(loop.seconds_left() / each))
         if count < 2:
             return polish(session, session.without_symmetry(session.start))
@@ -160,10 +159,10 @@ class Restarts(Rule):
         each = max(1, min(20, loop.max_iters // (2 * len(q))))
         done, step = 0, 1
         while done < each:
-            begun, base = time.perf_counter(), loop.elapsed
+            begun, base = loop.now(), loop.elapsed
             with finish_first():
                 ended = session.explore(Chains.make(q, polish=step, tol=loop.tol))
-                spent, q = time.perf_counter() - begun, ended.q
+                spent, q = loop.now() - begun, ended.q
                 done += step
                 winner = int(ended.free_energy.argmin())
                 loop.member = f"start {winner}"

@@ -8,11 +8,12 @@ trace. Both are protocols: rules know neither programs nor kernels. `inference.s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from proxfield.lowering.coloring import color_graph
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status
 from proxfield.rules.plan import Chains, Explored, Plan
-from proxfield.terms.base import Ints
+from proxfield.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
     from proxfield.rules.base import Rule
@@ -47,7 +48,7 @@ class Curvature(Protocol):
         """Maximum seconds to spend on an eigenvalue."""
 
     def prepare(self) -> None:
-        """Do what belongs to building the field, so that asking for the numbers can be timed."""
+        """Do the part that counts as building the field, so that the rest can be timed."""
 
     def steps(self, step: float | str) -> NDArray[np.float64]:
         """A rule's ``step`` as one number per variable.  # (n_vars,)"""
@@ -137,6 +138,10 @@ class Loop(Protocol):
     """F of the state in which the last run ended."""
 
     @property
+    def now(self) -> Callable[[], float]:
+        """The clock, in seconds."""
+
+    @property
     def costs(self) -> Costs:
         """What the parts of an inference take."""
 
@@ -150,10 +155,10 @@ class Loop(Protocol):
     def clock(self) -> AbstractContextManager[None]:
         """Count what is done inside as seconds of inference."""
 
-    def tell(self, q: NDArray[Any], f: float) -> None:
+    def tell(self, q: Floats, f: float) -> None:
         """Keep F of some marginals, for a run that starts from them."""
 
-    def known_at(self, q: NDArray[Any]) -> float | None:
+    def known_at(self, q: Floats) -> float | None:
         """F of these marginals, if it was told."""
 
     def begin_stage(self) -> None:
@@ -266,7 +271,7 @@ class Session(Protocol):
     def off_center(self, start: NDArray[np.float64]) -> NDArray[np.float64]:
         """A start off the center, if the budget is too short to find out that it is a saddle."""
 
-    def without_symmetry(self, q: NDArray[Any]) -> NDArray[np.float64]:
+    def without_symmetry(self, q: Floats) -> NDArray[np.float64]:
         """Marginals shifted by a little seeded noise, off the saddles that symmetries make."""
 
     def warm_up_chains(self, start: NDArray[np.float64]) -> None:

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
+from proxfield.common.arrays import Doubles as Doubles
+from proxfield.common.arrays import Floats as Floats
+from proxfield.common.arrays import Ints as Ints
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.terms.names import Names, listed
 
@@ -25,8 +29,6 @@ if TYPE_CHECKING:
 
     from proxfield.lowering.builder import Builder
 
-Floats = NDArray[np.floating[Any]]
-Ints = NDArray[np.int64]
 Tables = tuple[Ints, Floats, "Ints | None"]
 
 
@@ -95,7 +97,7 @@ class Layout:
         """Flat positions of the first ``n_labels`` labels of some variables.  # (m, n_labels)"""
         return self.offsets[variables][:, None] + np.arange(n_labels)
 
-    def split(self, flat: NDArray[Any]) -> NDArray[Any] | list[NDArray[Any]]:
+    def split(self, flat: Floats) -> Floats | list[Floats]:
         """A flat array as (n_vars, n_labels) where all agree, else one array per variable."""
         if self.common is not None:
             return flat.reshape(self.n_vars, self.common)
@@ -112,21 +114,21 @@ class Layout:
         out[self.owner[at[::-1]]] = self.label[at[::-1]]
         return out
 
-    def sum_by_variable(self, flat: NDArray[Any]) -> NDArray[np.float64]:
+    def sum_by_variable(self, flat: Floats | NDArray[np.bool_]) -> NDArray[np.float64]:
         """Sum each variable's entries.  # (n_vars,)"""
         if self.common is not None:  # without the owner of each entry, which is a large array
             return np.asarray(flat.reshape(-1, self.common).sum(axis=1, dtype=np.float64))
         total = np.bincount(self.owner, weights=flat, minlength=self.n_vars)
         return total.astype(np.float64)
 
-    def divide(self, flat: NDArray[Any], by: NDArray[Any]) -> NDArray[Any]:
+    def divide(self, flat: Floats, by: Doubles) -> NDArray[Any]:
         """Divide each variable's entries by its own number.  # (size,), (n_vars,) -> (size,)"""
         if self.common is not None:
             rows = flat.reshape(-1, self.common)
             return np.asarray(rows / by[:, None].astype(flat.dtype)).ravel()
         return np.asarray(flat / by[self.owner])
 
-    def normalize(self, flat: NDArray[Any]) -> NDArray[Any]:
+    def normalize(self, flat: Floats) -> NDArray[Any]:
         """Make each variable's entries sum to 1."""
         return self.divide(flat, self.sum_by_variable(flat))
 
@@ -184,6 +186,14 @@ class Term(ABC):
 
     # ---- optional ----
 
+    @property
+    def omitted(self) -> bool:
+        """Whether every energy of the term is 0, so that inference omits it: weight 0, say.
+
+        It stays in `Field.terms`, and nothing is built or computed for it.
+        """
+        return False
+
     def magnitude(self, layout: Layout) -> float:
         """A bound on the size of the energy of any possible labelling.
 
@@ -212,11 +222,11 @@ class Term(ABC):
         raise missing(self, "neighbors", "sweep, colored and rounding")
 
     def lower(self, layout: Layout, builder: Builder) -> None:
-        """Say the same energy in the builder's words (constants, unaries, tables, …)."""
+        """Pass the same energy to the builder as constants, unaries, tables, …"""
         raise missing(self, "lower", "lowering to fused kernels")
 
     def bounds_log_z(self, layout: Layout) -> bool:
-        """Is the energy of every q at least the mean over labellings drawn from q?
+        """Whether the energy of every q is at least the mean over labellings drawn from q.
 
         True for multilinear terms (they are equal) and for terms below a concave envelope. Where
         it isn't, −F is no bound on log Z.
@@ -245,7 +255,7 @@ class Term(ABC):
         return {name: part for name, part in parts.items() if part is not None}
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         """The term again, from what `to_arrays` gave; checked, because files may hold anything.
 
         By default the constructor with these arguments; arrays without axes become numbers or text.
@@ -253,20 +263,25 @@ class Term(ABC):
         return cls(**{name: a.item() if a.ndim == 0 else a for name, a in arrays.items()})
 
 
+DESCRIPTIONS = frozenset({"lower", "curvature", "spectrum", "lipschitz"})
+"""Optional methods of a term that say something about its energy; see `offers`."""
+
+
 def offers(term: Term, method: str) -> bool:
-    """Does this term implement an optional method?"""
-    if method == "lower":
-        return lowers(type(term))
+    """Whether this term implements an optional method.
+
+    An inherited method that describes the energy (``lower``, ``curvature``, ``spectrum``,
+    ``lipschitz``) doesn't count if the class overrides the gradient or the energy that the method
+    came with: it would describe another energy.
+    """
+    if method in DESCRIPTIONS:
+        return describes(type(term), method)
     return getattr(type(term), method) is not getattr(Term, method)
 
 
-def lowers(kind: type[Term]) -> bool:
-    """Can terms of this class be lowered?
-
-    Not by an inherited ``lower`` if the class has another gradient or energy than the one that
-    ``lower`` came with: then the override is what counts.
-    """
-    owner = next(base for base in kind.__mro__ if "lower" in vars(base))
+def describes(kind: type[Term], method: str) -> bool:
+    """Whether a class has this method, for the energy that it has. See `offers`."""
+    owner = next(base for base in kind.__mro__ if method in vars(base))
     if owner is Term:
         return False
     if getattr(owner, "add_gradient", None) in (None, Term.add_gradient):  # left to subclasses
@@ -277,7 +292,11 @@ def lowers(kind: type[Term]) -> bool:
 
 def missing(term: Term, method: str, who: str) -> UnsupportedError:
     """The error for a method that a term doesn't offer."""
-    return UnsupportedError(f"{type(term).__name__} has no method {method!r}, needed for {who}")
+    kind = type(term)
+    text = f"{kind.__name__} has no method {method!r}, needed for {who}"
+    if getattr(kind, method) is not getattr(Term, method):
+        text += "; the one it inherits is for another energy, since it overrides the gradient"
+    return UnsupportedError(text)
 
 
 def expectation(q: Floats, g: Floats) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError
 from proxfield.terms.base import (
     Floats,
@@ -48,7 +49,7 @@ class Consistency(Term):
     convex function of a matrix, so it is largest where every variable is at a corner: at a
     labelling. If z members of the segment lack label l there, then −P is the negative of: a
     complete graph (z = 0: largest eigenvalue 1), a star around the member that lacks it (z = 1:
-    √(n − 1), with n = |c|), one edge (z = 2: 1), or nothing. From n = 4 on no variable meets two
+    √(n − 1), with n = |c|), one edge (z = 2: 1), or nothing. For n ≥ 4 no variable is part of two
     labels with z ≤ 2, so that centering takes the factor 1 − 1/L, the eigenvalue of P e_l e_lᵀ P.
     Hence λ_i = Σ_{c∋i} w_c √(n_c − 1) (1 − 1/L), without the last factor for n ≤ 3, and
     w_c = max_l w_cl. The bound is attained (for n ≥ 4), next to labellings in which one
@@ -65,7 +66,7 @@ class Consistency(Term):
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(5, labels=2, terms=[Consistency([0, 0, 0, 1, 1], [2.0, 3.0])])
+        >>> field = pf.Field(5, n_labels=2, terms=[Consistency([0, 0, 0, 1, 1], [2.0, 3.0])])
         >>> field.energy([0, 0, 0, 1, 1]), field.energy([0, 1, 0, 1, 0])
         (0.0, 5.0)
     """
@@ -111,20 +112,20 @@ class Consistency(Term):
             v = low if low < 0 else high
             raise InputError(f"a segment holds variable {v}, expected 0 to {layout.n_vars - 1}")
         cards = layout.cardinalities[self.members]
-        labels = self._labels(layout)
-        wrong = np.flatnonzero(cards != labels)
+        n_labels = self._n_labels(layout)
+        wrong = np.flatnonzero(cards != n_labels)
         if len(wrong):
             v, c = int(self.members[wrong[0]]), int(cards[wrong[0]])
             where = layout.show(v)
-            raise InputError(f"{where} has {c} labels, but others in segments have {labels}")
-        if self.weights.shape[1] not in (1, labels):
+            raise InputError(f"{where} has {c} labels, but others in segments have {n_labels}")
+        if self.weights.shape[1] not in (1, n_labels):
             raise InputError(
-                f"weights for {self.weights.shape[1]} labels, but variables have {labels}"
+                f"weights for {self.weights.shape[1]} labels, but variables have {n_labels}"
             )
 
     # ---- segments ----
 
-    def _labels(self, layout: Layout) -> int:
+    def _n_labels(self, layout: Layout) -> int:
         """L, the number of labels of the variables in segments."""
         return int(layout.cardinalities[self.members[0]]) if len(self.members) else 1
 
@@ -135,12 +136,12 @@ class Consistency(Term):
 
     @cached_property
     def overlapping(self) -> bool:
-        """Is a variable in more than one segment?"""
+        """Whether a variable is in more than one segment."""
         return len(np.unique(self.members)) < len(self.members)
 
-    def _chunks(self, labels: int) -> Iterator[tuple[slice, slice, Ints, Ints]]:
+    def _chunks(self, n_labels: int) -> Iterator[tuple[slice, slice, Ints, Ints]]:
         """Some segments at a time: (segments, members, starts, segment of each member)."""
-        limit = max(1, CHUNK // labels)
+        limit = max(1, CHUNK // n_labels)
         a, count = 0, len(self.starts) - 1
         while a < count:
             b = int(np.searchsorted(self.starts, self.starts[a] + limit, side="right")) - 1
@@ -153,21 +154,25 @@ class Consistency(Term):
 
     # ---- Term ----
 
+    @property
+    def omitted(self) -> bool:
+        return type(self).add_gradient is Consistency.add_gradient and not self.weights.any()
+
     def labelling_energy(self, layout: Layout, labels: Ints) -> float:
         if len(self.members) == 0:
             return 0.0
         x = labels[self.members]
         low = np.minimum.reduceat(x, self.starts[:-1])
         high = np.maximum.reduceat(x, self.starts[:-1])
-        saved = np.broadcast_to(self.weights, (len(low), self._labels(layout)))
+        saved = np.broadcast_to(self.weights, (len(low), self._n_labels(layout)))
         agreed = np.where(low == high, saved[np.arange(len(low)), low], 0.0)
         return float((self.weights.max(axis=1) - agreed).sum())
 
     def energy(self, layout: Layout, q: Floats) -> float:
-        labels = self._labels(layout)
+        n_labels = self._n_labels(layout)
         total = 0.0
-        for some, at, starts, _ in self._chunks(labels):
-            rows = _rows(layout, q, self.members[at], labels)
+        for some, at, starts, _ in self._chunks(n_labels):
+            rows = _rows(layout, q, self.members[at], n_labels)
             agree = np.multiply.reduceat(rows, starts, axis=0)  # what underflows is 0 to rounding
             w = self.weights[some]
             total += float(w.max(axis=1).sum() - (w * agree).sum())
@@ -175,9 +180,9 @@ class Consistency(Term):
 
     def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
         """−w_cl Π_{j∈c, j≠i} q_jl, in logarithms; with zeros among the q_jl, counted apart."""
-        labels = self._labels(layout)
-        for some, at, starts, owner in self._chunks(labels):
-            logs = _rows(layout, q, self.members[at], labels)
+        n_labels = self._n_labels(layout)
+        for some, at, starts, owner in self._chunks(n_labels):
+            logs = _rows(layout, q, self.members[at], n_labels)
             zero = logs <= 0
             some_zero = bool(zero.any())
             if some_zero:
@@ -193,9 +198,9 @@ class Consistency(Term):
             product *= -self.weights[some][owner]
             added = product.astype(out.dtype, copy=False)
             if self.overlapping or layout.common is None:
-                np.add.at(out, layout.entries(self.members[at], labels), added)
+                np.add.at(out, layout.entries(self.members[at], n_labels), added)
             else:
-                out.reshape(-1, labels)[self.members[at]] += added
+                out.reshape(-1, n_labels)[self.members[at]] += added
 
     def _by_variable(self, layout: Layout, per_segment: Floats) -> NDArray[np.float64]:
         """Sum over the segments that each variable is in.  # (S,) -> (n_vars,)"""
@@ -205,7 +210,7 @@ class Consistency(Term):
 
     def _centering(self, layout: Layout) -> NDArray[np.float64]:
         """1 − 1/L, or 1 for segments of up to three variables.  # (S,)"""
-        return np.where(self.sizes > 3, 1.0 - 1.0 / self._labels(layout), 1.0)
+        return np.where(self.sizes > 3, 1.0 - 1.0 / self._n_labels(layout), 1.0)
 
     def magnitude(self, layout: Layout) -> float:
         return len(self.weights) * largest_finite(self.weights)
@@ -227,7 +232,7 @@ class Consistency(Term):
         return 8 * self.nbytes
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         members = as_indices(arrays["members"], "members", 1)
         starts = as_indices(arrays["starts"], "starts", 1)
         sizes = np.diff(starts)
@@ -248,17 +253,17 @@ class Consistency(Term):
         return out
 
     def as_tables(self, layout: Layout) -> Iterator[Tables]:
-        labels = self._labels(layout)
+        n_labels = self._n_labels(layout)
         for n in np.unique(self.sizes).tolist():
-            if labels**n > LARGEST_TABLE:
+            if n_labels**n > LARGEST_TABLE:
                 raise InputError(
-                    f"a segment of {n} variables with {labels} labels is too large for a table"
+                    f"a segment of {n} variables with {n_labels} labels is too large for a table"
                 )
             which = np.flatnonzero(self.sizes == n)
             scopes = self.members[self.starts[which][:, None] + np.arange(n)]
             kinds, index = np.unique(self.weights[which], axis=0, return_inverse=True)
-            tables = np.repeat(kinds.max(axis=1), labels**n).reshape(-1, *(labels,) * n)
-            agree: tuple[Any, ...] = (slice(None), *[np.arange(labels)] * n)
+            tables = np.repeat(kinds.max(axis=1), n_labels**n).reshape(-1, *(n_labels,) * n)
+            agree: tuple[Any, ...] = (slice(None), *[np.arange(n_labels)] * n)
             tables[agree] -= kinds
             yield scopes, tables, index.ravel()
 
@@ -286,11 +291,11 @@ class TabledConsistency(Consistency):
         return np.concatenate(pairs)
 
 
-def _rows(layout: Layout, q: Floats, variables: Ints, labels: int) -> NDArray[np.float64]:
+def _rows(layout: Layout, q: Floats, variables: Ints, n_labels: int) -> NDArray[np.float64]:
     """Marginals of some variables, a copy.  # (m, labels)"""
     if layout.common is None:
-        return q[layout.entries(variables, labels)].astype(np.float64, copy=False)
-    rows = q.reshape(-1, labels)[variables]  # several times faster than entry by entry
+        return q[layout.entries(variables, n_labels)].astype(np.float64, copy=False)
+    rows = q.reshape(-1, n_labels)[variables]  # several times faster than entry by entry
     return rows.astype(np.float64, copy=False)
 
 

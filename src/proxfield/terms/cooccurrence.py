@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.common.checks import whole_number
 from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
 
     from proxfield.lowering.builder import Builder
 
-EXACT = 12
-"""Most undecided classes whose 2^m states are summed one by one."""
-SATURATION = 50.0
-"""A class is decided when this much energy speaks for it: the rest weighs less than e^-50."""
-SWEEPS = 200
-"""Most rounds of coordinate descent where there are too many states to sum."""
+MAX_EXACT_CLASSES = 12
+"""Maximum number m of undecided classes whose 2^m states are summed one by one."""
+SATURATION_ENERGY = 50.0
+"""Energy difference above which a class counts as decided: the error is below e^-50."""
+MAX_SWEEPS = 200
+"""Maximum number of sweeps of coordinate descent where there are too many states to sum."""
 ROWS = 64
 """Pixels that one numpy pass takes side by side: rows of a few labels are slow to add up."""
+
+SAVED_NAMES = {"n_labels": "labels"}
+"""What files call attributes that had another name when the format was fixed."""
 
 
 @runtime_checkable
@@ -34,7 +38,7 @@ class Statistics(Protocol):
     """What the term asks of counts; `proxfield.CooccurrenceStatistics` answers it."""
 
     @property
-    def labels(self) -> int:
+    def n_labels(self) -> int:
         """The number of classes L."""
 
     def pair_probability(self) -> NDArray[np.float64]:
@@ -43,7 +47,7 @@ class Statistics(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Cooccurrence(Term):
-    """Pixels that show few classes, and classes that go together: latent class presence.
+    """Few classes per image, and classes that occur together: latent class presence.
 
     Beside the pixels X_i there is a latent Y_l for each class l that isn't always there: is it
     present? A pixel pays κ for a class that isn't, two classes that are pay for not going together:
@@ -56,16 +60,16 @@ class Cooccurrence(Term):
       −log Σ_y exp(−E(q, y)), and for a labelling y is summed out. Its gradient is
       ∂E/∂q_il = κ P_r(Y_l = 0). As a minimum of linear functions E is concave in q: its
       curvature is at most 0 and the full parallel step is certified. −F bounds the log Z of x
-      and y together. Presences for which 50 or more in energy speaks are set (the error
-      is far below rounding), up to 12 others are summed exactly. If more are undecided, r is
+      and y together. Presences that an energy difference of 50 or more decides are fixed (the
+      error is far below rounding), up to 12 others are summed exactly. If more are undecided, r is
       minimized over independent presences, from two starts. Any r gives an upper bound on
       the minimum, so −F still bounds log Z, but F may rise where another r takes over.
     - ``latent="variables"``: as in the paper, the Y_l are binary variables of the field.
 
     Args:
         statistics: Counts of classes and of pairs of classes.
-        pixels: How many pixels N there are: a block of variables with a label for each class.
-        labels: The number of classes, for checking; it must be that of the statistics.
+        pixels: Number N of pixels: a block of variables with a label for each class.
+        n_labels: The number of classes, for checking; it must be that of the statistics.
         first: The variable that is the first pixel.
         latent: The form.
         presence: With variables, the first Y; they follow each other in the order of their
@@ -73,7 +77,7 @@ class Cooccurrence(Term):
         kappa: κ, what a pixel pays for a class that isn't present.
         beta: β, the scale of the pairs' energies; 0.005 N by default.
         always: Classes that are always present: without Y and without energies of pairs.
-        tables: With variables, say the energy in N · m pairwise tables. Rules that visit single
+        tables: With variables, express the energy as N · m pairwise tables. Rules that visit single
             variables then work (sweep, colored, the search of auto), but iterations
             are slower and certified local steps smaller: for small fields.
 
@@ -90,7 +94,7 @@ class Cooccurrence(Term):
 
     name = "cooccurrence"
     pixels: int
-    labels: int
+    n_labels: int
     first: int
     presence: int
     kappa: float
@@ -116,7 +120,7 @@ class Cooccurrence(Term):
         statistics: Statistics,
         *,
         pixels: int,
-        labels: int | None = None,
+        n_labels: int | None = None,
         first: int = 0,
         latent: str = "implicit",
         presence: int | None = None,
@@ -128,9 +132,10 @@ class Cooccurrence(Term):
         if not isinstance(statistics, Statistics):
             kind = type(statistics).__name__
             raise InputError(f"statistics must be CooccurrenceStatistics, not {kind}")
-        count = statistics.labels
-        if labels is not None and labels != count:
-            raise InputError(f"labels={shown(labels)}, but the statistics count {count} classes")
+        count = statistics.n_labels
+        if n_labels is not None and n_labels != count:
+            given = shown(n_labels)
+            raise InputError(f"n_labels={given}, but the statistics count {count} classes")
         if presence is not None and latent == "implicit":
             raise InputError('presence= needs latent="variables"')
         fixed = as_indices(list(always), "always", 1)
@@ -145,7 +150,7 @@ class Cooccurrence(Term):
         after = start + n if presence is None else whole_number(presence, "presence", 0)
         for key, value in (
             ("pixels", n),
-            ("labels", count),
+            ("n_labels", count),
             ("first", start),
             ("presence", after),
             ("kappa", _size(kappa, "kappa")),
@@ -154,16 +159,20 @@ class Cooccurrence(Term):
         ):
             object.__setattr__(self, key, value)
 
+    def to_arrays(self) -> dict[str, ArrayLike]:
+        return {SAVED_NAMES.get(key, key): part for key, part in super().to_arrays().items()}
+
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         out = object.__new__(cls)
-        for key in ("pixels", "labels", "first", "presence"):
-            object.__setattr__(out, key, whole_number(arrays[key].item(), key, 0))
+        for key in ("pixels", "n_labels", "first", "presence"):
+            saved = SAVED_NAMES.get(key, key)
+            object.__setattr__(out, key, whole_number(arrays[saved].item(), saved, 0))
         classes = as_indices(arrays["classes"], "classes", 1)
-        inside = (classes >= 0) & (classes < out.labels)
+        inside = (classes >= 0) & (classes < out.n_labels)
         weights = as_floats(arrays["weights"], "energies of pairs", allow_inf=True)
         if not inside.all() or (np.diff(classes) < 1).any():
-            raise InputError(f"classes {shown(classes.tolist())}, expected 0 to {out.labels - 1}")
+            raise InputError(f"classes {shown(classes.tolist())}, expected 0 to {out.n_labels - 1}")
         if weights.shape != (len(classes),) * 2 or (weights < 0).any():
             raise InputError(f"energies of pairs of shape {weights.shape}, expected one per pair")
         object.__setattr__(out, "kappa", _size(arrays["kappa"], "kappa"))
@@ -172,7 +181,7 @@ class Cooccurrence(Term):
         return out
 
     def validate(self, layout: Layout) -> None:
-        _check_block(layout, self.first, self.pixels, self.labels, "pixels")
+        _check_block(layout, self.first, self.pixels, self.n_labels, "pixels")
 
     # ---- the block of pixels ----
 
@@ -180,10 +189,10 @@ class Cooccurrence(Term):
         """The pixels' entries: `ROWS` pixels a row, and the few that are left over."""
         start = int(layout.offsets[self.first])
         wide = self.pixels - self.pixels % ROWS
-        middle, end = start + wide * self.labels, start + self.pixels * self.labels
+        middle, end = start + wide * self.n_labels, start + self.pixels * self.n_labels
         return (
-            flat[start:middle].reshape(-1, ROWS * self.labels),
-            flat[middle:end].reshape(-1, self.labels),
+            flat[start:middle].reshape(-1, ROWS * self.n_labels),
+            flat[middle:end].reshape(-1, self.n_labels),
         )
 
     def _absent(self, layout: Layout, q: Floats) -> NDArray[np.float64]:
@@ -196,11 +205,11 @@ class Cooccurrence(Term):
     def _absent_in(self, labels: Ints) -> NDArray[np.float64]:
         """The same for a labelling.  # (m,)"""
         shown = labels[self.first : self.first + self.pixels]
-        return np.asarray(self.kappa * np.bincount(shown, minlength=self.labels)[self.classes])
+        return np.asarray(self.kappa * np.bincount(shown, minlength=self.n_labels)[self.classes])
 
     def _add_to_pixels(self, layout: Layout, energies: Floats, out: Floats) -> None:
         """Add an energy per class to every pixel.  energies: (m,)"""
-        row = np.zeros(self.labels, dtype=out.dtype)
+        row = np.zeros(self.n_labels, dtype=out.dtype)
         row[self.classes] = energies
         wide, rest = self._block(layout, out)
         wide += np.tile(row, ROWS)
@@ -289,7 +298,7 @@ class LatentCooccurrence(Cooccurrence):
         return out
 
     def lipschitz(self, layout: Layout) -> float:
-        """max(κ √N, ‖w‖₂): pixels meet entries Y = 0 alone, pairs meet entries Y = 1 alone."""
+        """max(κ √N, ‖w‖₂): pixels couple to entries Y = 0 alone, pairs to entries Y = 1 alone."""
         if len(self.classes) == 0:
             return 0.0
         return float(max(self.kappa * np.sqrt(self.pixels), np.linalg.norm(self.weights, 2)))
@@ -300,7 +309,7 @@ class LatentCooccurrence(Cooccurrence):
         H sees only what all pixels have in common, so one pixel with κ √N in place of κ stands
         for all; a centered binary variable has one direction, (1, −1)/√2.
         """
-        c = self.labels
+        c = self.n_labels
         couple = self.kappa * np.sqrt(0.5 * self.pixels) * (np.eye(c) - 1.0 / c)[:, self.classes]
         whole = np.block([[np.zeros((c, c)), couple], [couple.T, 0.5 * self.weights]])
         ends = np.linalg.eigvalsh(whole)
@@ -311,7 +320,7 @@ class LatentCooccurrence(Cooccurrence):
         m = len(self.classes)
         pixel = np.repeat(np.arange(self.first, self.first + self.pixels), m)
         which = np.tile(np.arange(m), self.pixels)
-        tables = np.zeros((m, self.labels, 2))
+        tables = np.zeros((m, self.n_labels, 2))
         tables[np.arange(m), self.classes, 0] = self.kappa
         yield np.stack([pixel, self.presence + which], axis=1), tables, which
         a, b = np.triu_indices(m, 1)
@@ -343,7 +352,7 @@ def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64
         weights: What pairs y_a = y_b = 1 cost, 0 or more; symmetric.  # (m, m)
 
     Returns:
-        The minimum (or, with more than `EXACT` undecided y, an upper bound on it), and the
+        The minimum (with more than `MAX_EXACT_CLASSES` undecided y an upper bound on it), and the
         probabilities that attain it.  # (m,)
 
     Example:
@@ -357,7 +366,7 @@ def envelope(absent: Floats, weights: Floats) -> tuple[float, NDArray[np.float64
     out = off.astype(np.float64)
     if len(left):
         present = weights[np.ix_(left, on)].sum(axis=1)
-        solve = _summed if len(left) <= EXACT else _factorised
+        solve = _summed if len(left) <= MAX_EXACT_CLASSES else _factorized
         more, out[left] = solve(absent[left], present, weights[np.ix_(left, left)])
         least += more
     return least, out
@@ -369,12 +378,12 @@ def _decided(absent: Floats, weights: Floats) -> tuple[NDArray[np.bool_], NDArra
     while True:  # both sets only grow
         price = weights @ ~off - absent, weights @ on - absent  # of presence: at most, at least
         before = on, off
-        on, off = on | (price[0] <= -SATURATION), off | (price[1] >= SATURATION)
+        on, off = on | (price[0] <= -SATURATION_ENERGY), off | (price[1] >= SATURATION_ENERGY)
         if (on == before[0]).all() and (off == before[1]).all():
             return on, off
 
 
-@lru_cache(maxsize=EXACT + 1)
+@lru_cache(maxsize=MAX_EXACT_CLASSES + 1)
 def _states(m: int) -> NDArray[np.float64]:
     """Every y.  # (2^m, m)"""
     return ((np.arange(2**m)[:, None] >> np.arange(m)) & 1).astype(np.float64)
@@ -389,14 +398,14 @@ def _summed(absent: Floats, present: Floats, weights: Floats) -> tuple[float, ND
     return float(low - np.log(p.sum())), np.asarray(((1 - y).T @ p) / p.sum())
 
 
-def _factorised(
+def _factorized(
     absent: Floats, present: Floats, weights: Floats
 ) -> tuple[float, NDArray[np.float64]]:
     """The better of two coordinate descents over independent y, from all and from none."""
     order = np.argsort(-absent, kind="stable")  # classes of many pixels choose first
     found = []
     for on in (np.ones(len(absent)), np.zeros(len(absent))):
-        for _ in range(SWEEPS):
+        for _ in range(MAX_SWEEPS):
             before = on.copy()
             for k in order:
                 on[k] = np.exp(-np.logaddexp(0.0, present[k] + weights[k] @ on - absent[k]))
@@ -413,16 +422,16 @@ def _factorised(
 # ---- checking arguments ----
 
 
-def _check_block(layout: Layout, start: int, count: int, labels: int, what: str) -> None:
+def _check_block(layout: Layout, start: int, count: int, n_labels: int, what: str) -> None:
     if start + count > layout.n_vars:
         raise InputError(
             f"{what} are variables {start} to {start + count - 1}, but there are {layout.n_vars}"
         )
-    wrong = np.flatnonzero(layout.cardinalities[start : start + count] != labels)
+    wrong = np.flatnonzero(layout.cardinalities[start : start + count] != n_labels)
     if len(wrong):
         v = start + int(wrong[0])
         c = int(layout.cardinalities[v])
-        raise InputError(f"{layout.show(v)} has {c} labels, but {what} have {labels}")
+        raise InputError(f"{layout.show(v)} has {c} labels, but {what} have {n_labels}")
 
 
 def _size(value: Any, what: str) -> float:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import string
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -113,7 +112,7 @@ class Factor(Term):
 
     @cached_property
     def hard(self) -> bool:
-        """Does a table forbid a configuration?"""
+        """Whether a table forbids a configuration."""
         return bool(self.tables.max(initial=0.0) == np.inf)
 
     def validate(self, layout: Layout) -> None:
@@ -177,21 +176,21 @@ class Factor(Term):
         at = layout.entries(self.scopes[:, 0], self.shape[0])
         return expectation(q[at], self.messages(layout, q, 0))
 
-    def curvature(self, layout: Layout, deadline: float = np.inf) -> Floats:
-        """As in `Term`; tables looked at after the deadline get a bound that is easy to compute.
+    def curvature(self, layout: Layout, late: Callable[[], bool] = lambda: False) -> Floats:
+        """As in `Term`; where it is late, tables get a bound that is easy to compute.
 
         Args:
             layout: The variables.
-            deadline: A time of ``time.perf_counter``.
+            late: Is there no more time?
         """
-        return self._block_norms(layout, centered=True, deadline=deadline)
+        return self._block_norms(layout, centered=True, late=late)
 
     def lipschitz(self, layout: Layout) -> float:
         norms = self._block_norms(layout, centered=False)
         return float(norms.max(initial=0.0))
 
     def _block_norms(
-        self, layout: Layout, *, centered: bool, deadline: float = np.inf
+        self, layout: Layout, *, centered: bool, late: Callable[[], bool] = lambda: False
     ) -> NDArray[np.float64]:
         """λ_i = Σ_j max over the other labels of ‖block of the Hessian for i and j‖₂."""
         out = np.zeros(layout.n_vars)
@@ -209,8 +208,7 @@ class Factor(Term):
                     continue
                 blocks = np.moveaxis(some, (a + 1, b + 1), (-2, -1))
                 blocks = blocks.reshape(len(some), -1, *blocks.shape[-2:])
-                exact = time.perf_counter() < deadline
-                found = spectral_norms(blocks, centered=centered, exact=exact)
+                found = spectral_norms(blocks, centered=centered, exact=not late())
                 norms[start : start + per] = found.max(axis=1)
             np.add.at(out, self.scopes[:, a], norms[self.index])
             np.add.at(out, self.scopes[:, b], norms[self.index])

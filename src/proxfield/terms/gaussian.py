@@ -1,20 +1,21 @@
-"""Fully connected Gaussian terms: every pair of points, weighted by how alike they are."""
+"""Fully connected Gaussian terms: every pair of points, weighted by their similarity."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.bounds import product_range
 from proxfield.filters.operator import NORMALIZATIONS as NORMALIZATIONS
 from proxfield.filters.operator import Operator
 from proxfield.filters.plan import Plan, check_features
-from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats, largest_finite
+from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, largest_finite
 
 CORNER_BYTES = 150
 """Of a lattice while it is built, per corner of a point's simplex (one more than dimensions)."""
@@ -40,23 +41,23 @@ class Gaussian(Term):
     Args:
         features: One row per variable, in units of standard deviations; up to 20 columns.
             # (n, d)
-        weight: Scales the term.
-        compatibility: μ. None: Potts, μ = [x ≠ y], so that positive weights attract. A vector:
-            μ = diag(vector), paid where both variables have the label. A matrix: μ, symmetrized.
-            # None, (labels,) or (labels, labels)
+        weight: Scales the term; with weight 0 inference omits it, and no filter is built.
+        compatibility: μ. "potts": μ = [x ≠ y], so that positive weights attract (None is the
+            same). A vector: μ = diag(vector), paid where both variables have the label. A matrix:
+            μ, symmetrized.  # (labels,) or (labels, labels)
         normalization: One of the four above.
         self_message: Keep the pair (i, i) in the sums of the update, as the published dense
             CRFs and pydensecrf do. By default it is left out: then the energy is that of a
             random field, multilinear, and −F bounds log Z whatever the compatibility. With it,
             −F is a bound only where equal labels are never more expensive than different ones (all
-            attractive compatibilities). It matters for points that few others resemble.
+            attractive compatibilities). It matters for points that are similar to few others.
         filter: "exact" (all pairs), "lattice" (permutohedral, for many points) or "auto" (exact
             up to 2000 points).
         first: Number of the first of the n consecutive variables.
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(3, labels=2)
+        >>> field = pf.Field(3, n_labels=2)
         >>> field = field.add(Gaussian([[0.0], [0.0], [9.0]], 2.0, normalization="none"))
         >>> field.energy([0, 1, 1]), field.energy([1, 1, 0]) < 1e-9
         (2.0, True)
@@ -69,7 +70,7 @@ class Gaussian(Term):
         self,
         features: ArrayLike,
         weight: float = 1.0,
-        compatibility: ArrayLike | None = None,
+        compatibility: ArrayLike | str | None = "potts",
         *,
         normalization: str = "symmetric",
         self_message: bool = False,
@@ -83,8 +84,8 @@ class Gaussian(Term):
             )
         if filter not in ("auto", *FILTERS):
             raise InputError(f"unknown filter {shown(filter)}, expected auto, {', '.join(FILTERS)}")
-        self.features: NDArray[Any] | None = check_features(features)
-        """As given; None once `build` was told to drop them.  # (n, d)"""
+        self.features: Floats | None = check_features(features)
+        """As given; None after `build(drop_features=True)`.  # (n, d)"""
         self.n_points = len(self.features)
         """Variables in the block."""
         self.weight = float(as_floats(weight, "the weight of a Gaussian term"))
@@ -92,6 +93,7 @@ class Gaussian(Term):
         self.self_message = bool(self_message)
         self.filter_name = filter
         self.first = int(first)
+        compatibility = read_compatibility(compatibility)
         self.potts = compatibility is None
         self.matrix: NDArray[np.float64] | None = None
         """weight · μ, without the constant of Potts; None for Potts.  # (labels, labels)"""
@@ -109,9 +111,15 @@ class Gaussian(Term):
             if not np.isfinite(self.matrix).all():
                 raise InputError("the weight times the compatibility is too large for a float64")
 
-    def compatibility(self, labels: int) -> NDArray[np.float64]:
+    def compatibility(self, n_labels: int) -> NDArray[np.float64]:
         """weight · μ up to what is the same for all labels of a variable.  # (labels, labels)"""
-        return -self.weight * np.eye(labels) if self.matrix is None else self.matrix
+        return -self.weight * np.eye(n_labels) if self.matrix is None else self.matrix
+
+    @property
+    def omitted(self) -> bool:
+        if type(self).add_gradient is not Gaussian.add_gradient:  # a subclass of another energy
+            return False
+        return self.weight == 0.0 if self.matrix is None else not self.matrix.any()
 
     # ---- the operator ----
 
@@ -153,14 +161,14 @@ class Gaussian(Term):
         return Operator(self.filter, self.normalization, self.self_message)
 
     @property
-    def scales(self) -> list[tuple[NDArray[Any] | None, NDArray[Any] | None]]:
+    def scales(self) -> list[tuple[Floats | None, Floats | None]]:
         """The operator as Σ diag(out) K diag(in): pairs (in, out), None for ones."""
         scale = None if self.operator.scale is None else self.operator.scale[:, 0]
         return [(None, scale), (scale, None)] if self.operator.pair else [(scale, scale)]
 
-    def operate(self, values: NDArray[Any]) -> NDArray[Any]:
+    def operate(self, values: Floats) -> Floats:
         """A @ values, with the self-message.  # (n, c) -> (n, c)"""
-        out: NDArray[Any] = self.operator.operate(values)
+        out: Floats = self.operator.operate(values)
         return out
 
     @property
@@ -192,14 +200,14 @@ class Gaussian(Term):
                 f"a compatibility for {len(self.matrix)} labels, but the variables have {cards[0]}"
             )
 
-    def block(self, layout: Layout, flat: NDArray[Any]) -> NDArray[Any]:
+    def block(self, layout: Layout, flat: Floats) -> Floats:
         """The term's part of a flat array, a view.  # (n, labels)"""
         start = int(layout.offsets[self.first])
         end = int(layout.offsets[self.first + self.n_points])
         return flat[start:end].reshape(self.n_points, -1)
 
     def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
-        if self.n_points == 0:
+        if self.n_points == 0 or self.omitted:
             return
         mine = self.block(layout, q)
         seen = self.operator.apply(mine)
@@ -223,10 +231,10 @@ class Gaussian(Term):
         return 0.5 * float((hot * self.block(layout, g)).sum())
 
     def spectrum(self, layout: Layout) -> tuple[float, float]:
-        if self.n_points == 0:
+        if self.n_points == 0 or self.omitted:
             return 0.0, 0.0
-        labels = int(layout.cardinalities[self.first])
-        low, high = product_range(*self.kernel_range, self.compatibility(labels))
+        n_labels = int(layout.cardinalities[self.first])
+        low, high = product_range(*self.kernel_range, self.compatibility(n_labels))
         return float(low), float(high)
 
     @cached_property
@@ -254,10 +262,10 @@ class Gaussian(Term):
         return out
 
     def lipschitz(self, layout: Layout) -> float:
-        if self.n_points == 0:
+        if self.n_points == 0 or self.omitted:
             return 0.0
-        labels = int(layout.cardinalities[self.first])
-        table = self.compatibility(labels) + (self.weight if self.matrix is None else 0.0)
+        n_labels = int(layout.cardinalities[self.first])
+        table = self.compatibility(n_labels) + (self.weight if self.matrix is None else 0.0)
         return float(np.abs(np.linalg.eigvalsh(table)).max() * np.abs(self.kernel_range).max())
 
     @property
@@ -287,7 +295,7 @@ class Gaussian(Term):
         return parts if self.matrix is None else {**parts, "matrix": self.matrix}
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Gaussian:
+    def from_arrays(cls, arrays: Arrays) -> Gaussian:
         parts = dict(arrays)
         matrix = parts.pop("matrix", None)
         features = parts.pop("features")
@@ -299,12 +307,12 @@ class Gaussian(Term):
             out.potts, out.matrix = False, table
         return out
 
-    def as_tables(self, layout: Layout) -> Any:
+    def as_tables(self, layout: Layout) -> Iterator[Tables]:
         """The term as explicit tables, one per pair: for small fields."""
         a = self.operate(np.eye(self.n_points))
-        labels = int(layout.cardinalities[self.first]) if self.n_points else 1
+        n_labels = int(layout.cardinalities[self.first]) if self.n_points else 1
         i, j = np.triu_indices(self.n_points, 1)
-        table = self.compatibility(labels) + (self.weight if self.matrix is None else 0.0)
+        table = self.compatibility(n_labels) + (self.weight if self.matrix is None else 0.0)
         if self.self_message:  # what a point pays for the pair with itself
             own = 0.5 * np.diag(a)[:, None] * np.diag(table)
             yield (np.arange(self.n_points) + self.first)[:, None], own, None
@@ -312,7 +320,21 @@ class Gaussian(Term):
         yield pairs.astype(np.int64), a[i, j][:, None, None] * table, None
 
 
-def lattice_vertices(features: NDArray[Any]) -> int:
+def read_compatibility(given: ArrayLike | str | None) -> ArrayLike | None:
+    """What was given for μ; None for Potts.
+
+    Example:
+        >>> read_compatibility("potts") is None
+        True
+    """
+    if not isinstance(given, str):
+        return given
+    if given != "potts":
+        raise InputError(f"compatibility={shown(given)}, expected potts, a vector or a matrix")
+    return None
+
+
+def lattice_vertices(features: Floats) -> int:
     """About how many vertices a permutohedral lattice has at most.  # (n, d)
 
     At most 3 (d + 1) per point (its simplex and what filtering adds around it), and about those

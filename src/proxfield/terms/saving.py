@@ -7,11 +7,11 @@ again by that class's `from_arrays`. Files hold names, never code: only register
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import TypeVar, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.terms.base import Term
 
@@ -77,7 +77,7 @@ def _place(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def term_arrays(term: Term) -> tuple[str, dict[str, NDArray[Any]]]:
+def term_arrays(term: Term) -> tuple[str, Arrays]:
     """A term's registered kind, and what it consists of.
 
     Raises:
@@ -104,7 +104,7 @@ def term_arrays(term: Term) -> tuple[str, dict[str, NDArray[Any]]]:
     return kind, parts
 
 
-def make_term(kind: str, arrays: dict[str, NDArray[Any]]) -> Term:
+def make_term(kind: str, arrays: Arrays) -> Term:
     """The term of a kind that consists of these arrays.
 
     Raises:
@@ -123,7 +123,7 @@ def make_term(kind: str, arrays: dict[str, NDArray[Any]]) -> Term:
 
 
 def same_term(a: Term, b: Term) -> bool:
-    """Are two terms the same: of one class, with equal arrays?
+    """Whether two terms are the same: of one class, with equal arrays.
 
     Terms that can't be saved are the same if they are one object, or if they say so.
 

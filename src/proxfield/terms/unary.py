@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError, shown
 from proxfield.terms.base import (
     Floats,
@@ -133,7 +134,7 @@ class Unary(Term):
             )
 
     def _covers(self, layout: Layout) -> bool:
-        """Is there one row for each of the first variables, in order, up to the last?"""
+        """Whether there is one row for each of the first variables, in order."""
         if len(self.energies) != layout.n_vars:
             return False
         return self.given is None or bool((self.given == np.arange(layout.n_vars)).all())
@@ -174,7 +175,7 @@ class Unary(Term):
         yield self.variables[:, None], self.energies, None
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, arrays: Arrays) -> Self:
         return cls(arrays["energies"], arrays.get("given"))
 
     @classmethod

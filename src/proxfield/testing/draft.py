@@ -57,13 +57,13 @@ class Draft:
 
     # ---- variables ----
 
-    def plan_presence(self, labels: int) -> None:
+    def plan_presence(self, n_labels: int) -> None:
         """Decide on the form of a co-occurrence term over this many classes."""
         self.latent = str(self.rng.choice(["implicit", "variables", "tables"]))
-        fixed = self.rng.random(labels) < 0.3
-        fixed[self.rng.integers(labels)] = False  # some class must have a presence
+        fixed = self.rng.random(n_labels) < 0.3
+        fixed[self.rng.integers(n_labels)] = False  # some class must have a presence
         self.always = tuple(np.flatnonzero(fixed).tolist())
-        self.classes = np.flatnonzero(~fixed)[: labels if self.latent != "implicit" else 0]
+        self.classes = np.flatnonzero(~fixed)[: n_labels if self.latent != "implicit" else 0]
 
     def lay_out(self, runs: list[tuple[str, int, int]]) -> None:
         """Number the variables of some runs, and draw the labelling that stays possible."""
@@ -233,13 +233,13 @@ def make_gaussian(draft: Draft) -> None:
         return
     rng = draft.rng
     first, n = draft.runs["points"]
-    labels = int(draft.cards[first])
+    n_labels = int(draft.cards[first])
     for _ in range(int(rng.integers(1, 3))):
         features = rng.normal(size=(n, int(rng.integers(1, 6)))) * 10 ** rng.uniform(-1.5, 0.5)
         if rng.random() < 0.2:
             features[n // 2 :] = features[: n - n // 2]  # points in the same place
         form = "potts" if draft.symmetric else str(rng.choice(["potts", "vector", "matrix"]))
-        shape = {"potts": None, "vector": (labels,), "matrix": (labels, labels)}[form]
+        shape = {"potts": None, "vector": (n_labels,), "matrix": (n_labels, n_labels)}[form]
         filter = str(rng.choice(["exact", "lattice"]))
         normalization = str(rng.choice(["none", "before", "after", "symmetric"]))
         own = bool(rng.random() < 0.5)
@@ -262,8 +262,8 @@ def make_consistency(draft: Draft) -> None:
     """Segments of variables with equal numbers of labels."""
     rng = draft.rng
     kinds, counts = np.unique(draft.cards[draft.free], return_counts=True)
-    labels = int(kinds[counts.argmax()])
-    able = draft.free[draft.cards[draft.free] == labels]
+    n_labels = int(kinds[counts.argmax()])
+    able = draft.free[draft.cards[draft.free] == n_labels]
     if rng.random() < 0.3:
         number = np.full(len(draft.cards), -1)
         number[able] = rng.integers(-1, max(1, len(able) // 3), size=len(able))
@@ -277,9 +277,9 @@ def make_consistency(draft: Draft) -> None:
     segments = [
         rng.choice(able, size=int(rng.integers(1, top + 1)), replace=False) for _ in range(count)
     ]
-    tables = tables and labels ** max(len(s) for s in segments) <= 4 * MAX_TABLE
+    tables = tables and n_labels ** max(len(s) for s in segments) <= 4 * MAX_TABLE
     by_label = not draft.symmetric and bool(rng.random() < 0.4)
-    weights = np.abs(draft.normal(*((count, labels) if by_label else (count,))))
+    weights = np.abs(draft.normal(*((count, n_labels) if by_label else (count,))))
     draft.terms.append(Consistency(segments, weights, tables=tables))
     members = np.concatenate(segments)
     draft.features.update(["consistency-tables"] if tables else [])
@@ -291,8 +291,8 @@ def make_cooccurrence(draft: Draft) -> None:
     if "pixels" not in draft.runs or (len(draft.classes) and "presence" not in draft.runs):
         return
     first, n = draft.runs["pixels"]
-    labels = int(draft.cards[first])
-    shown = draft.rng.random((12, labels)) < 0.5
+    n_labels = int(draft.cards[first])
+    shown = draft.rng.random((12, n_labels)) < 0.5
     counts = shown.T.astype(np.int64) @ shown
     statistics = CooccurrenceStatistics(12, np.diag(counts), counts)
     options: dict[str, Any] = {}

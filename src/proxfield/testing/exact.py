@@ -66,7 +66,7 @@ def enumerate_field(field: Field, *, limit: int = MAX_LABELLINGS) -> Exact:
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(3, labels=2, terms=[pf.Potts([[0, 1], [1, 2]], 1.0)])
+        >>> field = pf.Field(3, n_labels=2, terms=[pf.Potts([[0, 1], [1, 2]], 1.0)])
         >>> exact = enumerate_field(field.condition({0: 1}))
         >>> exact.min_energy, exact.labels, exact.marginals[:2]
         (0.0, array([1, 1, 1]), array([0., 1.]))
@@ -127,7 +127,7 @@ def labelling_energies(field: Field, labels: ArrayLike) -> NDArray[np.float64]:
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(2, labels=2, terms=[pf.Potts([[0, 1]], 3.0)])
+        >>> field = pf.Field(2, n_labels=2, terms=[pf.Potts([[0, 1]], 3.0)])
         >>> labelling_energies(field, [[0, 0], [0, 1]])
         array([0., 3.])
     """
@@ -160,7 +160,7 @@ def _one_by_one(term: Term, layout: Layout, x: Ints) -> NDArray[np.float64]:
         return np.array([term.labelling_energy(layout, row) for row in x])
     # only how often each class is shown matters: one call for each such count
     shown = x[:, term.first : term.first + term.pixels]
-    counts = (shown[:, :, None] == np.arange(term.labels)).sum(axis=1)
+    counts = (shown[:, :, None] == np.arange(term.n_labels)).sum(axis=1)
     _, first, back = np.unique(counts, axis=0, return_index=True, return_inverse=True)
     values = np.array([term.labelling_energy(layout, row) for row in x[first]])
     return np.asarray(values[back.ravel()])
@@ -206,7 +206,7 @@ def fixed_point_residual(field: Field, q: Any) -> float:
 
     Example:
         >>> import proxfield as pf
-        >>> field = pf.Field(2, labels=2, terms=[pf.Potts([[0, 1]], 1.0)])
+        >>> field = pf.Field(2, n_labels=2, terms=[pf.Potts([[0, 1]], 1.0)])
         >>> fixed_point_residual(field, np.full((2, 2), 0.5))
         0.0
         >>> round(fixed_point_residual(field, np.array([[1.0, 0.0], [1.0, 0.0]])), 4)

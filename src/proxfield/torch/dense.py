@@ -6,14 +6,17 @@ them. ``torch.ops.proxfield.dense_energies`` is what `proxfield.torch.DenseCRF` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import AutogradContext, Tensor
 from proxfield.filters.bounds import product_range
 from proxfield.filters.torch.filter import define, nothing_saved, plain_precision, refuse
 from proxfield.filters.torch.operator import (
     FeatureGradient,
+    Operator,
     PlannedOperator,
     differentiable,
     eigenvalue_range,
@@ -30,45 +33,45 @@ from proxfield.torch.solve import (
 
 
 def dense_energies(
-    unary: Any,
-    features: list[Any],
-    tables: Any,
+    unary: Tensor,
+    features: list[Tensor],
+    tables: Tensor,
     *,
     normalization: str = "symmetric",
     self_message: bool = True,
     step: float | None = None,
-    iterations: int = 10,
+    max_iters: int = 10,
     tol: float = 1e-6,
     gradient: str = "exact",
     keep_every: int = 1,
     implicit_tol: float = IMPLICIT_TOL,
     adjoint_tol: float | None = None,
-    adjoint_iterations: int = 50,
-) -> Any:
+    adjoint_max_iters: int = 50,
+) -> tuple[Tensor, Tensor]:
     """θ after updates θ ← θ − step (θ − g(softmax(−θ))) with g(q) = U + Σ_t A_t q M_t.
 
     The gradient is that of the updates made: θ is kept before each of them, everything else is
-    recomputed while they are gone through backwards, with one product with every A_t per update.
+    recomputed in the backward pass, with one product with every A_t per update.
     It includes the derivative of the certified step. With ``gradient="implicit"`` it is that of
     the fixed point where the updates reached one, and memory doesn't grow with the updates.
 
     Args:
         unary: U, and the first θ; +inf rules a label out.  # (B, n, c)
-        features: Of each term; (1, n, d) if all images share them.  # (B, n, d) each
+        features: Features of each term; (1, n, d) if all images share them.  # (B, n, d) each
         tables: M, weight times compatibility; must be symmetric.  # (terms, c, c)
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
-        step: Of the updates; None: certified for each image.
-        iterations: Maximum number of updates.
+        step: Step of the updates; None: the certified one of each image.
+        max_iters: Maximum number of iterations.
         tol: Change of q at which to stop; 0: never.
         gradient: "exact" or "implicit".
-        keep_every: Keep θ before every so many updates; the backward pass makes those between
-            again.
+        keep_every: Keep θ before every ``keep_every``-th update; the backward pass repeats those
+            between.
         implicit_tol: Relative residual max |log softmax(−g(q)) − log q| above which "implicit"
             takes the exact gradient instead, with a warning.
-        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:
-            1e-10).
-        adjoint_iterations: Maximum number of iterations of the implicit backward pass.
+        adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5, on a GPU 1e-4
+            (float64: 1e-10).
+        adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
 
     Returns:
         θ after the last update, and a tensor of two numbers on the CPU: updates made, change by
@@ -82,40 +85,40 @@ def dense_energies(
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     size = step_sizes(unary, features, tables, normalization, self_message, step)
     theta, facts, _ = torch.ops.proxfield.dense_energies(
-        unary, features, tables, size, normalization, self_message, iterations, tol,
+        unary, features, tables, size, normalization, self_message, max_iters, tol,
         keep_every if learns and gradient == "exact" else 0, torch.compiler.is_compiling(),
-        implicit_tol if gradient == "implicit" else -1.0, adjoint_tol, adjoint_iterations,
+        implicit_tol if gradient == "implicit" else -1.0, adjoint_tol, adjoint_max_iters,
     )  # fmt: skip
     return theta, facts
 
 
 def unrolled_energies(
-    unary: Any,
-    features: list[Any],
-    tables: Any,
+    unary: Tensor,
+    features: list[Tensor],
+    tables: Tensor,
     *,
     normalization: str = "symmetric",
     self_message: bool = True,
     step: float | None = None,
-    iterations: int = 10,
-) -> Any:
+    max_iters: int = 10,
+) -> Tensor:
     """The same updates in operations that autograd records: for comparison."""
     operators = [differentiable(f, normalization, self_message) for f in features]
     size = step_sizes(unary, features, tables, normalization, self_message, step)
     theta = unary
-    for _ in range(iterations):
+    for _ in range(max_iters):
         theta = moved(theta, _gradient(unary, operators, tables, softmax(theta)), size)
     return theta
 
 
 def step_sizes(
-    unary: Any,
-    features: list[Any],
-    tables: Any,
+    unary: Tensor,
+    features: list[Tensor],
+    tables: Tensor,
     normalization: str,
     self_message: bool,
     step: float | None,
-) -> Any:
+) -> Tensor:
     """The step, or those that are certified, with their derivatives.  # (1, 1, 1) or (B, 1, 1)"""
     if step is not None:
         return unary.new_full((1, 1, 1), step)
@@ -124,7 +127,7 @@ def step_sizes(
         return certified_step(curvature(ranges, tables, len(unary)))
 
 
-def _gradient(unary: Any, operators: list[Any], tables: Any, q: Any) -> Any:
+def _gradient(unary: Tensor, operators: Sequence[Operator], tables: Tensor, q: Tensor) -> Tensor:
     """g(q) = U + Σ_t A_t q M_t.  # (B, n, c)"""
     out = unary
     for operator, table in zip(operators, tables, strict=True):
@@ -132,7 +135,7 @@ def _gradient(unary: Any, operators: list[Any], tables: Any, q: Any) -> Any:
     return out
 
 
-def curvature(ranges: list[tuple[Any, Any]], tables: Any, images: int) -> Any:
+def curvature(ranges: list[tuple[Tensor, Tensor]], tables: Tensor, images: int) -> Tensor:
     """A bound λ on the curvature of the energy of each image.  # (B,)
 
     The Hessian of a term is A ⊗ M. Potts tables that attract have no eigenvalue above 0, and A,
@@ -153,37 +156,40 @@ def curvature(ranges: list[tuple[Any, Any]], tables: Any, images: int) -> Any:
 
 
 def _energies(
-    unary: Any, features: Any, tables: Any, size: Any, normalization: str, self_message: bool,
-    iterations: int, tol: float, keep_every: int, fixed_count: bool, *others: Any,
-) -> Any:  # fmt: skip
+    unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, normalization: str,
+    self_message: bool, max_iters: int, tol: float, keep_every: int, fixed_count: bool,
+    *others: float,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     with plain_precision(unary):
         operators = [PlannedOperator(f, normalization, self_message) for f in features]
         found = fixed_point(
-            lambda q: _gradient(unary, operators, tables, q), unary, size, iterations, tol,
+            lambda q: _gradient(unary, operators, tables, q), unary, size, max_iters, tol,
             keep_every,
         )  # fmt: skip
         facts = torch.tensor([found.iterations, found.change], dtype=torch.float64)
         kept = found.kept
         if fixed_count:  # compiled graphs need shapes that don't depend on when it stopped
-            missing = _most(iterations, keep_every) - len(kept)
+            missing = _most(max_iters, keep_every) - len(kept)
             kept += [torch.zeros_like(unary) for _ in range(missing)]
         return found.theta.clone() if found.theta is unary else found.theta, facts, kept
 
 
-def _most(iterations: int, keep_every: int) -> int:
+def _most(max_iters: int, keep_every: int) -> int:
     """How many θ are kept if all updates are made."""
-    return max(0, (iterations - 1) // keep_every) if keep_every else 0
+    return max(0, (max_iters - 1) // keep_every) if keep_every else 0
 
 
 def _energies_shape(
-    unary: Any, features: Any, tables: Any, size: Any, normalization: str, self_message: bool,
-    iterations: int, tol: float, keep_every: int, *others: Any,
-) -> Any:  # fmt: skip
-    kept = [unary.new_empty(unary.shape) for _ in range(_most(iterations, keep_every))]
+    unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, normalization: str,
+    self_message: bool, max_iters: int, tol: float, keep_every: int, *others: float,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    kept = [unary.new_empty(unary.shape) for _ in range(_most(max_iters, keep_every))]
     return unary.new_empty(unary.shape), unary.new_empty(2, dtype=torch.float64, device="cpu"), kept
 
 
-def _context(ctx: Any, inputs: Any, output: Any) -> None:
+def _context(
+    ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]
+) -> None:
     unary, features, tables, size, normalization, self_message, _, _, every, _, *limits = inputs
     theta, facts, kept = output
     ctx.save_for_backward(unary, tables, size, theta, facts, *features, *kept)
@@ -193,7 +199,7 @@ def _context(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.set_materialize_grads(False)  # no zeros for each θ that was kept
 
 
-def _backward(ctx: Any, grad: Any, *_: Any) -> Any:
+def _backward(ctx: AutogradContext, grad: Tensor | None, *_: Tensor) -> tuple[object, ...]:
     unary, tables, size, theta, facts, *rest = ctx.saved_tensors
     features, kept = rest[: ctx.terms], rest[ctx.terms :]
     wanted = ctx.needs_input_grad
@@ -218,10 +224,11 @@ def _backward(ctx: Any, grad: Any, *_: Any) -> Any:
 
 
 def _adjoint(
-    grad: Any, theta: Any, facts: Any, kept: Any, unary: Any, features: Any, tables: Any,
-    size: Any, normalization: str, self_message: bool, keep_every: int, implicit_tol: float,
-    adjoint_tol: float, adjoint_iterations: int, learns: bool, sized: bool,
-) -> Any:  # fmt: skip
+    grad: Tensor, theta: Tensor, facts: Tensor, kept: list[Tensor], unary: Tensor,
+    features: list[Tensor], tables: Tensor, size: Tensor, normalization: str, self_message: bool,
+    keep_every: int, implicit_tol: float, adjoint_tol: float, adjoint_max_iters: int,
+    learns: bool, sized: bool,
+) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:  # fmt: skip
     with plain_precision(theta):
         operators = [PlannedOperator(f, normalization, self_message) for f in features]
         grad = torch.where(torch.isinf(theta), torch.zeros_like(grad), grad)
@@ -230,7 +237,7 @@ def _adjoint(
         if implicit_tol >= 0:
             found = _implicit(
                 grad, theta, unary, operators, tables, size, sums,
-                implicit_tol, adjoint_tol, adjoint_iterations,
+                implicit_tol, adjoint_tol, adjoint_max_iters,
             )  # fmt: skip
         if found is None:
             found = _exact(
@@ -245,9 +252,9 @@ def _adjoint(
 
 
 def _implicit(
-    grad: Any, theta: Any, unary: Any, operators: list[PlannedOperator], tables: Any, size: Any,
-    sums: list[FeatureGradient], implicit_tol: float, tol: float, iterations: int,
-) -> Any:  # fmt: skip
+    grad: Tensor, theta: Tensor, unary: Tensor, operators: list[PlannedOperator], tables: Tensor,
+    size: Tensor, sums: list[FeatureGradient], implicit_tol: float, tol: float, max_iters: int,
+) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
     """Gradients of the fixed point θ = g(q) for U, M and the step; None where it isn't near."""
     q = softmax(theta)
     away = relative_residual(q, _gradient(unary, operators, tables, q))
@@ -255,10 +262,10 @@ def _implicit(
         warn_fallback(f"relative residual {away:.1e}, limit {implicit_tol:.1e}: not converged")
         return None
 
-    def hessian(p: Any) -> Any:
+    def hessian(p: Tensor) -> Tensor:
         return _gradient(torch.zeros_like(p), operators, tables, p)
 
-    y, trouble = adjoint(hessian, q, grad, tol, iterations)
+    y, trouble = adjoint(hessian, q, grad, tol, max_iters)
     if trouble:
         warn_fallback(trouble)
         return None
@@ -269,10 +276,10 @@ def _implicit(
 
 
 def _exact(
-    grad: Any, theta: Any, made: int, kept: list[Any], keep_every: int, unary: Any,
-    operators: list[PlannedOperator], tables: Any, size: Any, sums: list[FeatureGradient],
+    grad: Tensor, theta: Tensor, made: int, kept: list[Tensor], keep_every: int, unary: Tensor,
+    operators: list[PlannedOperator], tables: Tensor, size: Tensor, sums: list[FeatureGradient],
     sized: bool,
-) -> Any:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the updates made for U, M and the step, from that for the last θ.
 
     An update is θ⁺ = (1 − s) θ + s (U + Σ_t A_t q M_t) with q = softmax(−θ). With a the gradient
@@ -312,9 +319,9 @@ def _exact(
 
 
 def _adjoint_shape(
-    grad: Any, theta: Any, facts: Any, kept: Any, unary: Any, features: Any, tables: Any,
-    size: Any, *others: Any,
-) -> Any:  # fmt: skip
+    grad: Tensor, theta: Tensor, facts: Tensor, kept: list[Tensor], unary: Tensor,
+    features: list[Tensor], tables: Tensor, size: Tensor, *others: object,
+) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:  # fmt: skip
     return (
         theta.new_empty(theta.shape),
         [f.new_empty(f.shape) for f in features],
@@ -327,8 +334,8 @@ if torch is not None and hasattr(torch.library, "custom_op"):
     define(
         "dense_energies",
         "(Tensor unary, Tensor[] features, Tensor tables, Tensor size, str normalization, "
-        "bool self_message, int iterations, float tol, int keep_every, bool fixed_count, "
-        "float implicit_tol, float adjoint_tol, int adjoint_iterations) "
+        "bool self_message, int max_iters, float tol, int keep_every, bool fixed_count, "
+        "float implicit_tol, float adjoint_tol, int adjoint_max_iters) "
         "-> (Tensor, Tensor, Tensor[])",
         _energies, _energies_shape, _context, _backward,
     )  # fmt: skip
@@ -336,7 +343,7 @@ if torch is not None and hasattr(torch.library, "custom_op"):
         "dense_adjoint",
         "(Tensor grad, Tensor theta, Tensor facts, Tensor[] kept, Tensor unary, "
         "Tensor[] features, Tensor tables, Tensor size, str normalization, bool self_message, "
-        "int keep_every, float implicit_tol, float adjoint_tol, int adjoint_iterations, "
+        "int keep_every, float implicit_tol, float adjoint_tol, int adjoint_max_iters, "
         "bool learns, bool sized) -> (Tensor, Tensor[], Tensor, Tensor)",
         _adjoint, _adjoint_shape, nothing_saved, refuse,
     )  # fmt: skip

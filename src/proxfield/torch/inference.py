@@ -9,8 +9,10 @@ import numpy as np
 
 from proxfield.backends.torch.energy import Energy
 from proxfield.backends.torch.moves import moved, softmax
+from proxfield.common.arrays import Ints
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
+from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.field import Field
 from proxfield.filters.torch.filter import working_dtype
@@ -29,20 +31,20 @@ GRADIENTS = ("exact", "implicit", "unrolled")
 
 def infer(
     field: Field,
-    unary: Any = None,
+    unary: Tensor | None = None,
     rule: str | Rule | type[Rule] = "fixed",
     *,
-    weights: Any = None,
-    init: Any = "uniform",
+    weights: Tensor | None = None,
+    init: str | Tensor = "uniform",
     max_iters: int = 1000,
     tol: float = 1e-6,
     gradient: str = "exact",
     adjoint_tol: float | None = None,
-    adjoint_iterations: int = 200,
+    adjoint_max_iters: int = 200,
     seed: int = 0,
-    device: Any = None,
+    device: TorchDevice = None,
     **params: Any,
-) -> Any:
+) -> Tensor:
     """Marginals of a field, differentiable in its unary energies and edge weights.
 
     The field gives the structure: variables, terms, evidence. Tensors go in and come out, on the
@@ -60,7 +62,7 @@ def infer(
             # (edges,) or (B, edges)
         init: "uniform", "unary" (softmax of the unary energies), or marginals, shaped like the
             result; these count as constants.
-        max_iters: Maximum number of updates.
+        max_iters: Maximum number of iterations.
         tol: Stop when the largest change of a marginal, divided by the step, is below it.
         gradient: "exact": of the updates made, with the states before them kept (θ; the moments
             for momentum and adam; q for sweeps). "implicit": of the fixed point, without memory
@@ -70,9 +72,9 @@ def infer(
             `proxfield.errors.GradientWarning`, once.
             "unrolled": the exact one of a proximal rule ("fixed", "full-parallel") as recorded by
             autograd, all ``max_iters`` updates.
-        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5 (float64: 1e-10).
-        adjoint_iterations: Maximum number of iterations of the implicit backward pass.
-        seed: Of a random order of sweeps.
+        adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5 (float64: 1e-10).
+        adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
+        seed: Random seed of the order of sweeps.
         device: Where to compute if neither unary nor weights are given.
         **params: Parameters of the rule.
 
@@ -81,7 +83,7 @@ def infer(
         different numbers of labels).
 
     Example:
-        >>> field = pf.Field(4, labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))  # doctest: +SKIP
+        >>> field = pf.Field(4, n_labels=2).add(pf.Potts([[0, 1], [1, 2]], 1.0))  # doctest: +SKIP
         >>> q = infer(field, torch.randn(4, 2, requires_grad=True))  # doctest: +SKIP
         >>> q[:, 1].sum().backward()  # doctest: +SKIP
     """
@@ -111,7 +113,7 @@ def infer(
             adjoint_tol = 1e-10 if dtype == torch.float64 else 1e-5
         run = Run(
             model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters, tol,
-            gradient == "implicit", adjoint_tol, adjoint_iterations,
+            gradient == "implicit", adjoint_tol, adjoint_max_iters,
         )  # fmt: skip
         q = marginals_function().apply(energies, weights, run)
     return shape.restore(model.expand(q))
@@ -146,13 +148,15 @@ class Model:
     fulls: list[Lowered]
     """With the weights that were given (one for each row of them): for curvature and kernels."""
     energy: Energy
-    kept: Any
+    kept: Tensor
     """Entries of the user's layout that are left to infer.  # (size,)"""
-    decided: Any
+    decided: Tensor
     """Marginals of those that aren't.  # (full size,)"""
 
     @classmethod
-    def make(cls, field: Field, weights: Any, dtype: Any, device: Any) -> Model:
+    def make(
+        cls, field: Field, weights: Tensor | None, dtype: TorchDtype, device: TorchDevice
+    ) -> Model:
         if weights is None:
             rest = field.lower()
             fulls, edges = [rest], None
@@ -176,19 +180,19 @@ class Model:
         decided = reduction.expand(np.zeros(rest.layout.size))
         return cls(fulls, energy, torch.as_tensor(kept, device=device), energy.tensor(decided))
 
-    def pad(self, flat: Any, fill: float = 0.0) -> Any:
+    def pad(self, flat: Tensor, fill: float = 0.0) -> Tensor:
         """The user's entries as a state.  # (B, full size) -> (B, n, labels)"""
         whole = flat.shape[1] == len(self.kept)
         return self.energy.padding.pad(flat if whole else flat[:, self.kept], fill)
 
-    def split(self, weights: Any) -> tuple[Any, ...]:
+    def split(self, weights: Tensor | None) -> tuple[Tensor, ...]:
         """Weights of one edge term after another."""
         if weights is None:
             return ()
         parts = self.energy.parts[len(self.energy.parts) - self.energy.given :]
         return tuple(weights.split([len(part.owner) // 2 for part, _ in parts], dim=-1))
 
-    def expand(self, q: Any) -> Any:
+    def expand(self, q: Tensor) -> Tensor:
         """A state as the user's entries.  # (B, n, labels) -> (B, full size)"""
         flat = self.energy.padding.flatten(q)
         if flat.shape[1] == len(self.decided):
@@ -196,9 +200,12 @@ class Model:
         return self.decided.repeat(len(flat), 1).index_copy(1, self.kept, flat)
 
 
-def _with_weights(field: Field, weights: Any) -> tuple[list[Lowered], Lowered, Any]:
+def _with_weights(
+    field: Field, weights: Tensor
+) -> tuple[list[Lowered], Lowered, list[tuple[Ints, bool]]]:
     """The field with each row of edge weights, the field without its edges, and the edges."""
-    weighted: list[Any] = [t for t in field.terms if type(t) in (Potts, Ising)]
+    pairwise = [t for t in field.terms if isinstance(t, (Potts, Ising))]
+    weighted = [t for t in pairwise if type(t) in (Potts, Ising)]
     count = sum(len(t.edges) for t in weighted)
     if not weighted or weights.ndim not in (1, 2) or weights.shape[-1] != count:
         raise InputError(
@@ -226,7 +233,7 @@ class _Shape:
     batch: int | None
 
     @classmethod
-    def of(cls, field: Field, unary: Any) -> _Shape:
+    def of(cls, field: Field, unary: Tensor | None) -> _Shape:
         layout = field.layout
         rows = None if layout.common is None else (layout.n_vars, layout.common)
         if unary is None:
@@ -242,19 +249,22 @@ class _Shape:
     def of_batch(self, batch: int) -> _Shape:
         return replace(self, batch=batch)
 
-    def flatten(self, values: Any, dtype: Any, device: Any) -> Any:
+    def flatten(self, values: Tensor | None, dtype: TorchDtype, device: TorchDevice) -> Tensor:
         """# -> (B, size)"""
         if values is None:
             return torch.zeros((1, int(np.prod(self.entries))), dtype=dtype, device=device)
         return values.to(device, dtype).reshape(1 if self.batch is None else self.batch, -1)
 
-    def restore(self, flat: Any) -> Any:
+    def restore(self, flat: Tensor) -> Tensor:
         """# (B, size) -> as it came"""
         batch = () if self.batch is None else (self.batch,)
         return flat.reshape(*batch, *self.entries)
 
 
-def _start(init: Any, energies: Any, model: Model, shape: _Shape, dtype: Any, device: Any) -> Any:
+def _start(
+    init: str | Tensor, energies: Tensor, model: Model, shape: _Shape, dtype: TorchDtype,
+    device: TorchDevice,
+) -> Tensor:  # fmt: skip
     """Marginals to start from.  # (B, n, labels)"""
     if isinstance(init, str):
         if init not in INITS:
@@ -270,8 +280,8 @@ def _start(init: Any, energies: Any, model: Model, shape: _Shape, dtype: Any, de
 
 
 def _unrolled(
-    model: Model, energies: Any, weights: Any, plan: Plan, q: Any, iterations: int
-) -> Any:
+    model: Model, energies: Tensor, weights: Tensor | None, plan: Plan, q: Tensor, iterations: int
+) -> Tensor:
     if not isinstance(plan, Update) or not plan.proximal or plan.adaptive:
         raise UnsupportedError('gradient="unrolled" needs the rule "fixed" or "full-parallel"')
     step = model.energy.tensor(plan.step)[None, :, None]

@@ -4,70 +4,81 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import Module, need_torch
-from proxfield.errors import InputError
+from proxfield.devices.tensors import Tensor
+from proxfield.errors import InputError, refuse_keywords
 from proxfield.filters.torch.filter import working_dtype
-from proxfield.images.pixels import LEVELS, widths
+from proxfield.images.pixels import COLOR_SIGMA, widths
 from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 LEARN = ("weights", "bandwidths", "compatibility")
 GRADIENTS = ("exact", "implicit", "unrolled")
 OUTPUTS = ("marginals", "log-marginals", "energies")
+RENAMED = {
+    "labels": "n_labels",
+    "iterations": "max_iters",
+    "adjoint_iterations": "adjoint_max_iters",
+}
+"""Present names of arguments by their former names."""
 
 
 class DenseCRF(Module):  # type: ignore[misc]
     """Marginals of a dense CRF, differentiable in everything it is made of.
 
     The model is that of `proxfield.DenseCRF`: unaries, and Gaussian terms over all pairs of
-    pixels (one that sees places, one that also sees colors, and one over embeddings if there are
-    any). The layer iterates q ← softmax(−g(q)) with the certified step, so that F never rises
-    whatever the weights become in training, and gives the exact gradient of the updates it made
-    (see `dense_energies`): the memory of training is that of the inputs and one map of energies
-    per update. All sums run over all pairs, exactly; use a CUDA device for more than a few
-    thousand pixels.
+    pixels (spatial, bilateral, and one over embeddings if there are any). The layer iterates
+    q ← softmax(−g(q)) with the certified step, so that F never rises whatever the weights become
+    in training, and gives the exact gradient of the updates it made (see `dense_energies`).
+    Training needs memory for the inputs and for one map of energies per update. All sums run over
+    all pairs, exactly; use a CUDA device for more than a few thousand pixels.
 
     Parameters (train them with any optimizer): ``weights`` (one per term), ``log_spatial_sigma``,
     ``log_bilateral_sigma``, ``log_bilateral_color``, ``log_embedding_sigma``, ``compatibility``.
 
     Args:
-        labels: Number of labels.
+        n_labels: Number of labels.
         dimensions: 2 for images, 3 for volumes.
         spatial_sigma: Standard deviation of the spatial term in pixels: one number, or one per
             axis, and as many parameters.
-        spatial_weight: Its weight; None leaves the term out.
-        bilateral_sigma: Of the bilateral term's places; likewise.
-        bilateral_color: Of its colors, in the image's units; one number, or one per channel.
-            Integer images are divided by 255 first, so the default means 13 of 255 levels for
-            them and for floats within 0 and 1.
-        bilateral_weight: Its weight; None leaves the term out.
-        embedding_sigma: Of the places in the term over embeddings; None: it sees embeddings alone.
-        embedding_weight: Its weight; None leaves the term out. Embeddings are taken in units of
-            standard deviations: the network that makes them learns their scale.
-        compatibility: "potts" (nothing to learn), "diagonal" (what each label gains among its
-            like), "full" (a table, symmetrized: only then is there an F), or a start for the
-            latter two. # (labels,) or (labels, labels)
+        spatial_weight: Its weight; 0 omits the term, and there is nothing to learn (a weight that
+            is to be learned starts at another number).
+        bilateral_sigma: Standard deviation of the bilateral term's positions; likewise.
+        bilateral_color: Standard deviation of its colors, in the image's units; one number, or one
+            per channel. Integer images are divided by 255 first, so the default means 13 of 255
+            levels for them and for floats within 0 and 1.
+        bilateral_weight: Its weight; 0 omits the term.
+        embedding_sigma: Standard deviation of the positions in the term over embeddings; None: the
+            term uses embeddings alone.
+        embedding_weight: Its weight; 0 omits the term. Embeddings are in units of standard
+            deviations: the network that makes them learns their scale.
+        compatibility: "potts" (nothing to learn), "diagonal" (one energy per label, for pairs that
+            share it), "full" (a table, symmetrized: only then is there an F), or the start of a
+            diagonal or of a table. # (labels,) or (labels, labels)
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
         learn: Which groups of parameters need gradients: "weights", "bandwidths" and
             "compatibility".
-        step: Of the updates, in (0, 2]; None: certified.
-        iterations: Maximum number of updates.
-        tol: Stop when no marginal changes by more, over the step; 0: never.
+        step: Step of the updates, in (0, 2]; None: the certified one.
+        max_iters: Maximum number of iterations.
+        tol: Stop when no marginal changes by more, divided by the step; 0: never.
         gradient: "exact": of the updates made, with θ kept before each. "implicit": of the fixed
             point, without memory that grows with the updates; where they haven't reached one (a
             relative residual above `proxfield.torch.solve.IMPLICIT_TOL`) the exact one is taken
             instead, with a `proxfield.errors.GradientWarning`, once. "unrolled": the exact one as
-            recorded by autograd, through all ``iterations`` updates (``tol`` isn't looked at):
+            recorded by autograd, through all ``max_iters`` iterations (``tol`` is ignored):
             more memory and time, for comparison.
-        keep_every: With "exact", keep θ before every so many updates only, and make those between
-            again in the backward pass: less memory for one more forward pass.
-        adjoint_tol: Of the implicit backward pass, relative; None: 1e-5, on a GPU 1e-4 (float64:
-            1e-10).
-        adjoint_iterations: Maximum number of iterations of the implicit backward pass.
+        keep_every: With "exact", keep θ before every ``keep_every``-th update only, and repeat the
+            updates between in the backward pass: less memory for one more forward pass.
+        adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5, on a GPU 1e-4
+            (float64: 1e-10).
+        adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
         output: "marginals", "log-marginals" (for losses: softmax of these gives the marginals, so
             they also serve as logits) or "energies" (θ; logits are −θ).
         clip: Probabilities below it count as this much.
@@ -79,30 +90,32 @@ class DenseCRF(Module):  # type: ignore[misc]
 
     def __init__(
         self,
-        labels: int,
+        n_labels: int,
         *,
         dimensions: int = 2,
         spatial_sigma: float | Sequence[float] = 3.0,
-        spatial_weight: float | None = 3.0,
+        spatial_weight: float = 3.0,
         bilateral_sigma: float | Sequence[float] = 80.0,
-        bilateral_color: float | Sequence[float] = LEVELS / 255,
-        bilateral_weight: float | None = 10.0,
+        bilateral_color: float | Sequence[float] = COLOR_SIGMA / 255,
+        bilateral_weight: float = 10.0,
         embedding_sigma: float | Sequence[float] | None = None,
-        embedding_weight: float | None = None,
+        embedding_weight: float = 0.0,
         compatibility: Any = "potts",
         normalization: str = "symmetric",
         self_message: bool = True,
         learn: Sequence[str] = LEARN,
         step: float | None = None,
-        iterations: int = 10,
+        max_iters: int = 10,
         tol: float = 1e-6,
         gradient: str = "exact",
         keep_every: int = 1,
         adjoint_tol: float | None = None,
-        adjoint_iterations: int = 50,
+        adjoint_max_iters: int = 50,
         output: str = "marginals",
         clip: float = 1e-5,
+        **unknown: Never,
     ) -> None:
+        refuse_keywords("torch.DenseCRF", unknown, RENAMED)
         need_torch()
         super().__init__()
         _one_of("normalization", normalization, NORMALIZATIONS)
@@ -110,29 +123,32 @@ class DenseCRF(Module):  # type: ignore[misc]
         _one_of("output", output, OUTPUTS)
         for group in learn:
             _one_of("learn", group, LEARN)
-        if labels < 1 or dimensions < 1 or iterations < 0 or not tol >= 0:
+        if n_labels < 1 or dimensions < 1 or max_iters < 0 or not tol >= 0:
             raise InputError(
-                f"labels={labels}, dimensions={dimensions}, iterations={iterations}, tol={tol}: "
+                f"n_labels={n_labels}, dimensions={dimensions}, max_iters={max_iters}, tol={tol}: "
                 "expected 1 or more, 1 or more, 0 or more, 0 or more"
             )
         if keep_every < 1:
             raise InputError(f"keep_every={keep_every}, expected 1 or more")
         if step is not None and not 0 < step <= 2:
             raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
-        self.labels, self.dimensions = labels, dimensions
+        self.n_labels, self.dimensions = n_labels, dimensions
         self.normalization, self.self_message = normalization, self_message
-        self.step, self.iterations, self.tol = step, iterations, tol
+        self.step, self.max_iters, self.tol = step, max_iters, tol
         self.gradient, self.keep_every = gradient, keep_every
         self.output, self.clip = output, clip
-        self.adjoint_tol, self.adjoint_iterations = adjoint_tol, adjoint_iterations
+        self.adjoint_tol, self.adjoint_max_iters = adjoint_tol, adjoint_max_iters
         terms = {
             "spatial": spatial_weight,
             "bilateral": bilateral_weight,
             "embedding": embedding_weight,
         }
-        self.terms = [name for name, weight in terms.items() if weight is not None]
+        for name, weight in terms.items():
+            if weight is None:
+                raise InputError(f"{name}_weight=None, expected a number; 0 omits the term")
+        self.terms = [name for name, weight in terms.items() if weight != 0]
         """The terms there are, in the order of ``weights``."""
-        given = [float(weight) for weight in terms.values() if weight is not None]
+        given = [float(weight) for weight in terms.values() if weight != 0]
         self.weights = self._parameter(given, "weights" in learn)
         bandwidths = "bandwidths" in learn
         for name, sigma in (("spatial", spatial_sigma), ("bilateral", bilateral_sigma)):
@@ -140,8 +156,8 @@ class DenseCRF(Module):  # type: ignore[misc]
             setattr(self, f"log_{name}_sigma", logs if name in self.terms else None)
         several = len(bilateral_color) if isinstance(bilateral_color, Sequence) else 1
         logs = self._logs("bilateral_color", bilateral_color, several, bandwidths)
-        self.log_bilateral_color: Any = logs if "bilateral" in self.terms else None
-        self.log_embedding_sigma: Any = None
+        self.log_bilateral_color: Tensor = logs if "bilateral" in self.terms else None
+        self.log_embedding_sigma: Tensor | None = None
         if "embedding" in self.terms and embedding_sigma is not None:
             self.log_embedding_sigma = self._logs(
                 "embedding_sigma", embedding_sigma, dimensions, bandwidths
@@ -151,35 +167,37 @@ class DenseCRF(Module):  # type: ignore[misc]
     # ---- parameters ----
 
     @staticmethod
-    def _parameter(values: Any, learn: bool) -> Any:
+    def _parameter(values: Any, learn: bool) -> Tensor:
         start = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
         return torch.nn.Parameter(start, requires_grad=learn)
 
-    def _logs(self, what: str, values: Any, count: int, learn: bool) -> Any:
+    def _logs(self, what: str, values: float | Sequence[float], count: int, learn: bool) -> Tensor:
         """Logarithms of lengths, as many as were given: a step can't make one negative."""
         widths(values, count, what, "axis or channel")
         given = values if isinstance(values, Sequence) else [values]
         return self._parameter([math.log(v) for v in given], learn)
 
-    def _compatibility(self, given: Any, learn: bool) -> Any:
+    def _compatibility(self, given: Any, learn: bool) -> Tensor | None:
+        if given is None:
+            return None
         if isinstance(given, str):
             _one_of("compatibility", given, ("potts", "diagonal", "full"))
             if given == "potts":
                 return None
-            same = torch.eye(self.labels)  # both start as Potts
+            same = torch.eye(self.n_labels)  # both start as Potts
             return self._parameter(1 - same if given == "full" else -same.diagonal(), learn)
         out = self._parameter(given, learn)
-        if tuple(out.shape) not in ((self.labels,), (self.labels, self.labels)):
+        if tuple(out.shape) not in ((self.n_labels,), (self.n_labels, self.n_labels)):
             raise InputError(
-                f"a compatibility of shape {tuple(out.shape)}, expected ({self.labels},) or "
-                f"({self.labels}, {self.labels})"
+                f"a compatibility of shape {tuple(out.shape)}, expected ({self.n_labels},) or "
+                f"({self.n_labels}, {self.n_labels})"
             )
         return out
 
-    def tables(self) -> Any:
+    def tables(self) -> Tensor:
         """Weight times compatibility of each term, symmetrized.  # (terms, labels, labels)"""
         if self.compatibility is None:  # Potts, up to what is the same for all labels
-            table = -torch.eye(self.labels, dtype=self.weights.dtype, device=self.weights.device)
+            table = -torch.eye(self.n_labels, dtype=self.weights.dtype, device=self.weights.device)
         elif self.compatibility.ndim == 1:
             table = torch.diag(self.compatibility)
         else:
@@ -189,13 +207,15 @@ class DenseCRF(Module):  # type: ignore[misc]
     def extra_repr(self) -> str:
         """What ``print`` shows."""
         return (
-            f"{self.labels} labels, terms: {', '.join(self.terms)}, {self.iterations} iterations, "
+            f"{self.n_labels} labels, terms: {', '.join(self.terms)}, max_iters={self.max_iters}, "
             f"gradient={self.gradient!r}, output={self.output!r}"
         )
 
     # ---- forward ----
 
-    def features(self, image: Any, embeddings: Any, pixels: Sequence[int], like: Any) -> list[Any]:
+    def features(
+        self, image: Tensor | None, embeddings: Tensor | None, pixels: Sequence[int], like: Tensor
+    ) -> list[Tensor]:
         """Features of each term, in units of standard deviations.  # (B or 1, n, d) each
 
         Override to make other terms; there must be one entry for each of ``terms``.
@@ -211,7 +231,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             channels = image if name == "bilateral" else embeddings
             if channels is None:
                 what = "an image" if name == "bilateral" else "embeddings="
-                raise InputError(f"the {name} term needs {what}; {name}_weight=None leaves it out")
+                raise InputError(f"the {name} term needs {what}; {name}_weight=0 omits it")
             if tuple(channels.shape[2:]) != tuple(pixels) or len(channels) != len(like):
                 raise InputError(
                     f"{name} channels of shape {tuple(channels.shape)} for unaries of "
@@ -230,21 +250,21 @@ class DenseCRF(Module):  # type: ignore[misc]
 
     def forward(
         self,
-        image: Any,
-        logits: Any = None,
+        image: Tensor | None,
+        logits: Tensor | None = None,
         *,
-        probabilities: Any = None,
-        energies: Any = None,
-        embeddings: Any = None,
-    ) -> Any:
+        probabilities: Tensor | None = None,
+        energies: Tensor | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Tensor:
         """Marginals (or what ``output`` says) of each pixel.
 
         Args:
             image: None without a bilateral term.  # (B, channels, *pixels)
             logits: Scores of a network, before a softmax.  # (B, labels, *pixels)
-            probabilities: In their place: what sums to 1.
-            energies: In their place: unary energies; +inf rules a label out.
-            embeddings: For the term over them.  # (B, any, *pixels)
+            probabilities: Probabilities instead of logits; they sum to 1.
+            energies: Unary energies instead of logits; +inf excludes a label.
+            embeddings: Embeddings of the pixels, for the term over them.  # (B, any, *pixels)
 
         Returns:
             # (B, labels, *pixels)
@@ -257,16 +277,18 @@ class DenseCRF(Module):  # type: ignore[misc]
             "normalization": self.normalization,
             "self_message": self.self_message,
             "step": self.step,
-            "iterations": self.iterations,
+            "max_iters": self.max_iters,
         }
         tables = self.tables().to(table)
-        if self.gradient == "unrolled":
+        if not self.terms:  # independent pixels: θ = U is the fixed point
+            theta = table
+        elif self.gradient == "unrolled":
             theta = unrolled_energies(table, features, tables, **options)
         else:
             theta, _ = dense_energies(
                 table, features, tables, **options, tol=self.tol,
                 gradient=self.gradient, keep_every=self.keep_every,
-                adjoint_tol=self.adjoint_tol, adjoint_iterations=self.adjoint_iterations,
+                adjoint_tol=self.adjoint_tol, adjoint_max_iters=self.adjoint_max_iters,
             )  # fmt: skip
         if self.output == "marginals":
             theta = torch.softmax(-theta, dim=-1)
@@ -275,14 +297,16 @@ class DenseCRF(Module):  # type: ignore[misc]
         # contiguous: PyTorch's losses for maps insist on it
         return theta.transpose(1, 2).reshape(unary.shape).contiguous()
 
-    def _unary(self, logits: Any, probabilities: Any, energies: Any) -> Any:
+    def _unary(
+        self, logits: Tensor | None, probabilities: Tensor | None, energies: Tensor | None
+    ) -> Tensor:
         given = [x for x in (logits, probabilities, energies) if x is not None]
         if len(given) != 1:
             raise InputError("expected logits, probabilities or energies, one of them")
-        if given[0].ndim != self.dimensions + 2 or given[0].shape[1] != self.labels:
+        if given[0].ndim != self.dimensions + 2 or given[0].shape[1] != self.n_labels:
             sizes = ", ".join("DHW"[-self.dimensions :]) if self.dimensions < 4 else "…"
             raise InputError(
-                f"unaries of shape {tuple(given[0].shape)}, expected (images, {self.labels}, "
+                f"unaries of shape {tuple(given[0].shape)}, expected (images, {self.n_labels}, "
                 f"{sizes})"
             )
         if logits is not None:
@@ -290,11 +314,11 @@ class DenseCRF(Module):  # type: ignore[misc]
         return energies if probabilities is None else -probabilities.clamp(min=self.clip).log()
 
 
-def rows(maps: Any) -> Any:
-    """Maps as rows, one a pixel.  # (B, c, *pixels) -> (B, n, c)"""
+def rows(maps: Tensor) -> Tensor:
+    """Maps with one row per pixel.  # (B, c, *pixels) -> (B, n, c)"""
     return maps.flatten(2).transpose(1, 2).contiguous()
 
 
-def _one_of(what: str, value: Any, known: Sequence[str]) -> None:
+def _one_of(what: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         raise InputError(f"{what}={value!r}, expected one of: {', '.join(known)}")

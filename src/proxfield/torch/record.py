@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
+from proxfield.backends.base import State
 from proxfield.backends.torch.moves import softmax
-from proxfield.backends.torch.program import TorchProgram, TorchState, largest
+from proxfield.backends.torch.program import TorchProgram, TorchState
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
+from proxfield.inference.loop import Loop
 from proxfield.rules.plan import Order, Update
 
 SMALLEST_MOMENT = 1e-30
@@ -31,9 +33,9 @@ class Recording:
         plans: The plan of each update; orders are no longer random.
     """
 
-    q: Any
+    q: Tensor
     names: tuple[str, ...]
-    kept: list[Any]
+    kept: list[Tensor]
     plans: list[Update | Order]
 
 
@@ -44,7 +46,7 @@ def kept_names(plan: Update | Order) -> tuple[str, ...]:
     return ("q" if plan.kind.averages_marginals else "theta", *plan.kind.moment_names)
 
 
-def first_state(plan: Update | Order | None, q: Any) -> TorchState:
+def first_state(plan: Update | Order | None, q: Tensor) -> TorchState:
     """The state at these marginals.  # (B, n, labels)"""
     state = TorchState(q)
     if isinstance(plan, Update) and "v" in plan.kind.moment_names:
@@ -52,46 +54,43 @@ def first_state(plan: Update | Order | None, q: Any) -> TorchState:
     return state
 
 
-def record(
-    program: TorchProgram, plan: Update | Order, q: Any, max_iters: int, tol: float
-) -> Recording:
-    """Update as `TorchProgram.advance` does, and keep what `pull_back` needs.
+class Recorder(TorchProgram):
+    """A program that keeps what `pull_back` needs of every update."""
 
-    Args:
-        program: Of the field.
-        plan: How states move.
-        q: Marginals to start from.  # (B, n, labels)
-        max_iters: Maximum number of updates.
-        tol: Largest change over the step at which to stop.
-    """
-    state = first_state(plan, q)
-    names = kept_names(plan)
-    kept: list[Any] = []
-    plans: list[Update | Order] = []
-    for _ in range(max_iters):
-        now = plan
+    kept: list[Tensor]
+    plans: list[Update | Order]
+
+    def update(self, s: TorchState, plan: Update | Order, f: Tensor | None = None) -> Tensor:
         if isinstance(plan, Order) and plan.shuffle is not None:
             drawn = plan.shuffle.permutation(plan.variables)
-            now = replace(plan, variables=drawn, shuffle=None)
-        kept += [getattr(state, name) for name in names]
-        plans.append(now)
-        before = state.q
-        with torch.no_grad():
-            scale = program.update(state, now)
-            change = largest((state.q - before).abs() / scale)
-        if not change > tol:
-            break
-    return Recording(state.q, names, kept, plans)
+            plan = replace(plan, variables=drawn, shuffle=None)
+        self.kept += [getattr(s, name) for name in kept_names(plan)]
+        self.plans.append(plan)
+        return super().update(s, plan, f)
+
+    def record(self, plan: Update | Order, q: Tensor, max_iters: int, tol: float) -> Recording:
+        """Update, and keep the states.
+
+        Args:
+            plan: How states move.
+            q: Marginals to start from.  # (B, n, labels)
+            max_iters: Maximum number of updates.
+            tol: Largest change over the step at which to stop.
+        """
+        self.kept, self.plans = [], []
+        state = State(first_state(plan, q))
+        Loop(max_iters, tol, trace=False).update(self, plan, state)
+        return Recording(self.tensor(state), kept_names(plan), self.kept, self.plans)
 
 
 def pull_back(
-    make_program: Callable[[Any, Any], TorchProgram],
+    make_program: Callable[[Tensor, Tensor], TorchProgram],
     made: Recording,
-    grad: Any,
-    energies: Any,
-    weights: Any,
-    start: Callable[[Any], Any] | None,
-) -> tuple[Any, Any]:
+    grad: Tensor,
+    energies: Tensor,
+    weights: Tensor,
+    start: Callable[[Tensor], Tensor] | None,
+) -> tuple[Tensor, Tensor]:
     """Gradients for the energies and the weights, from that for the marginals.
 
     Args:
@@ -131,7 +130,7 @@ def pull_back(
     return totals[0], totals[1] if weights is not None else None
 
 
-def _restored(names: tuple[str, ...], tensors: list[Any]) -> TorchState:
+def _restored(names: tuple[str, ...], tensors: list[Tensor]) -> TorchState:
     """The state before an update, from what was kept of it."""
     held = dict(zip(names, tensors, strict=True))
     state = TorchState(held["q"] if "q" in held else softmax(held["theta"]))
@@ -140,7 +139,7 @@ def _restored(names: tuple[str, ...], tensors: list[Any]) -> TorchState:
     return state
 
 
-def _gradients(outputs: list[Any], inputs: list[Any], grads: list[Any]) -> list[Any]:
+def _gradients(outputs: list[Tensor], inputs: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
     """Gradients for the inputs, 0 where an output doesn't depend on them."""
     used = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
     if not used:

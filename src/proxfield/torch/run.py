@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from proxfield.backends.torch.moves import softmax
 from proxfield.backends.torch.program import TorchProgram
 from proxfield.devices.cuda import torch, triton
+from proxfield.devices.tensors import AutogradContext, AutogradFunction, Tensor
+from proxfield.inference.loop import Loop
 from proxfield.rules.plan import Order, Update
-from proxfield.torch.record import Recording, pull_back, record
+from proxfield.torch.record import Recorder, Recording, pull_back
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
     adjoint,
@@ -21,7 +24,11 @@ from proxfield.torch.solve import (
 )
 
 if TYPE_CHECKING:
+    from proxfield.backends.triton.program import GpuProgram
     from proxfield.torch.inference import Model
+
+
+T = TypeVar("T", bound=TorchProgram)
 
 
 @dataclass
@@ -30,42 +37,43 @@ class Run:
 
     model: Model
     plan: Update | Order
-    start: Any
+    start: Tensor
     from_unary: bool
     """Whether the start is the softmax of the energies."""
     max_iters: int
     tol: float
     implicit: bool
     adjoint_tol: float
-    adjoint_iterations: int
+    adjoint_max_iters: int
 
-    def record(self, energies: Any, weights: Any) -> Recording:
+    def record(self, energies: Tensor, weights: Tensor | None) -> Recording:
         """The updates, with the states before them."""
-        program = self.program(energies, weights)
-        return record(program, deepcopy(self.plan), self.start, self.max_iters, self.tol)
+        program = self.program_of(Recorder, energies, weights)
+        return program.record(deepcopy(self.plan), self.start, self.max_iters, self.tol)
 
-    def program(self, energies: Any, weights: Any) -> TorchProgram:
+    def program(self, energies: Tensor, weights: Tensor | None) -> TorchProgram:
         """The updates in torch operations."""
-        return TorchProgram(
+        return self.program_of(TorchProgram, energies, weights)
+
+    def program_of(self, kind: type[T], energies: Tensor, weights: Tensor | None) -> T:
+        """A program for this field of some class."""
+        return kind(
             self.model.fulls[0], str(energies.dtype).removeprefix("torch."), energies.device,
             unary=energies, energy=self.model.energy, weights=self.model.split(weights),
         )  # fmt: skip
 
-    def forward(self, energies: Any, weights: Any) -> Any:
+    def forward(self, energies: Tensor, weights: Tensor | None) -> Tensor:
         """Marginals after the updates, by the fastest way there is.  # (B, n, labels)"""
         plan = deepcopy(self.plan)  # random orders start over if the updates are made again
         kind = str(energies.dtype).removeprefix("torch.")
         compile_cuda = cuda_kernels(energies)
         fulls = self.model.fulls
         if compile_cuda is None:
-            plain = self.program(energies, weights)
-            state = plain.start_from(self.start)
-            plain.advance(state, plan, self.max_iters, self.tol, False)
-            return plain.tensor(state)
+            return self.iterate(self.program(energies, weights), plan, self.start)
         padding = self.model.energy.padding
         before = padding.flatten(self.model.energy.unary)[0]
         finite = torch.isfinite(before)
-        out: list[Any] = []
+        out: list[Tensor] = []
         for image, start in zip(
             padding.flatten(energies), padding.flatten(self.start), strict=True
         ):
@@ -79,24 +87,37 @@ class Run:
                 memory[key] = compile_cuda(full, kind, device=energies.device), shift
             program, shift = memory[key]
             program.set_unary(image + shift)
-            state = program.start_from(start.contiguous())
-            program.advance(state, plan, self.max_iters, self.tol, False)
-            out.append(program.tensor(state).clone())
+            out.append(self.iterate(program, plan, start.contiguous()).clone())
         return padding.pad(torch.stack(out).to(energies.dtype), 0.0)
 
+    def iterate(
+        self, program: TorchProgram | GpuProgram, plan: Update | Order, start: Tensor
+    ) -> Tensor:
+        """Marginals after the updates of a program whose states are tensors, from some others."""
+        state = program.start_from(start)
+        Loop(self.max_iters, self.tol, trace=False).update(program, plan, state)
+        return program.tensor(state)
+
     def backward(
-        self, q: Any, made: Recording | None, grad: Any, energies: Any, weights: Any
-    ) -> tuple[Any, Any]:
+        self,
+        q: Tensor,
+        made: Recording | None,
+        grad: Tensor,
+        energies: Tensor,
+        weights: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
         """Gradients for the energies and the weights; ``made`` are the updates, if recorded."""
         if made is None:
-            found: tuple[Any, Any] | None = self.backward_implicit(q, grad, energies, weights)
+            found = self.backward_implicit(q, grad, energies, weights)
             if found is not None:
                 return found
             made = self.record(energies, weights)
         start = softmax if self.from_unary else None
         return pull_back(self.program, made, grad, energies, weights, start)
 
-    def backward_implicit(self, q: Any, grad: Any, energies: Any, weights: Any) -> Any:
+    def backward_implicit(
+        self, q: Tensor, grad: Tensor, energies: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
         """Gradients of the fixed point; None, and a warning, where there isn't one."""
         energy = self.model.energy
         with torch.enable_grad():
@@ -110,34 +131,37 @@ class Run:
             warn_fallback(f"relative residual {away:.1e}, limit {IMPLICIT_TOL:.1e}: not converged")
             return None
 
-        def hessian(p: Any) -> Any:
+        def hessian(p: Tensor) -> Tensor:
             if not g.requires_grad:  # nothing but unaries
                 return torch.zeros_like(p)
             (out,) = torch.autograd.grad(g, at, p, retain_graph=True, allow_unused=True)
             return torch.zeros_like(p) if out is None else out
 
         to_theta = -covariance(q, grad)
-        y, trouble = adjoint(hessian, q, to_theta, self.adjoint_tol, self.adjoint_iterations)
+        y, trouble = adjoint(hessian, q, to_theta, self.adjoint_tol, self.adjoint_max_iters)
         if trouble:
             warn_fallback(trouble)
             return None
         return y, None if w is None else torch.autograd.grad(g, w, y)[0]
 
 
-def cuda_kernels(energies: Any) -> Any:
+def cuda_kernels(energies: Tensor) -> Callable[..., GpuProgram] | None:
     """The compiler of the GPU's own kernels, where there are any; else None."""
     if not energies.is_cuda or triton is None:
         return None
     try:
-        return import_module("proxfield.backends.triton.program").compile_cuda
+        found: Callable[..., GpuProgram] = import_module(
+            "proxfield.backends.triton.program"
+        ).compile_cuda
+        return found
     except ImportError:
         return None
 
 
-_FUNCTION: list[Any] = []
+_FUNCTION: list[AutogradFunction] = []
 
 
-def marginals_function() -> Any:
+def marginals_function() -> AutogradFunction:
     """The autograd function, made when first used: torch may not be there before."""
     if not _FUNCTION:
 
@@ -145,7 +169,9 @@ def marginals_function() -> Any:
             """Marginals after the updates, with the gradient that the run asks for."""
 
             @staticmethod
-            def forward(ctx: Any, energies: Any, weights: Any, run: Run) -> Any:
+            def forward(
+                ctx: AutogradContext, energies: Tensor, weights: Tensor | None, run: Run
+            ) -> Tensor:
                 made = None
                 if any(ctx.needs_input_grad) and not run.implicit:
                     made = run.record(energies, weights)
@@ -158,7 +184,7 @@ def marginals_function() -> Any:
 
             @staticmethod
             @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-            def backward(ctx: Any, grad: Any) -> Any:
+            def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
                 q, energies, weights, *kept = ctx.saved_tensors
                 made = None if ctx.made is None else replace(ctx.made, kept=kept)
                 to_energies, to_weights = ctx.run.backward(q, made, grad, energies, weights)

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends.base import Rows, Updates
 from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 from proxfield.errors import GradientWarning
+from proxfield.inference.loop import Loop
 from proxfield.rules.certified import damping_for
 
-Function = Callable[[Any], Any]
+Function = Callable[[Tensor], Tensor]
 
 IMPLICIT_TOL = 1e-5
 """Relative residual (see `relative_residual`) up to which the implicit gradient is taken.
@@ -30,26 +35,64 @@ SMALLEST_PROBABILITY = 1e-30
 """Smaller ones count as this in a relative residual."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Solution:
-    """Where an iteration ended.
+    """Where an iteration stands.
 
     Attributes:
-        theta: Energies; the marginals are softmax(−θ).  # (B, n, c)
+        theta: Energies.  # (B, n, c)
+        q: Marginals, softmax(−θ).  # (B, n, c)
         iterations: Updates made.
         change: Largest change of a marginal by the last, over the step.
         kept: θ before the updates that were asked for.  # (B, n, c) each
     """
 
-    theta: Any
-    iterations: int
-    change: float
-    kept: list[Any]
+    theta: Tensor
+    q: Tensor
+    iterations: int = 0
+    change: float = np.inf
+    kept: list[Tensor] = field(default_factory=list)
+
+
+class ProximalUpdates(Updates[Tensor, Solution]):
+    """θ ← θ − step (θ − g(q)) of all images at once; the plan is the step.
+
+    Args:
+        gradient: g; its result may hold +inf.  # (B, n, c) -> (B, n, c)
+        keep_every: Keep θ before every so many updates (but not the start); 0: none.
+    """
+
+    def __init__(self, gradient: Function, keep_every: int = 0) -> None:
+        self.gradient, self.keep_every = gradient, keep_every
+
+    def advance_each(
+        self, state: Solution, plan: Tensor, n: int, tol: float, trace: bool,
+        wanted: NDArray[np.bool_] | None = None,
+    ) -> list[Rows]:  # fmt: skip
+        """As in `Updates`; without a ``tol`` only the last change is known: looking waits.
+
+        F is never evaluated, and all images move.
+        """
+        changes = np.full(n, np.nan)
+        for k in range(n):
+            if self.keep_every and state.iterations and state.iterations % self.keep_every == 0:
+                state.kept.append(state.theta)
+            state.theta = moved(state.theta, self.gradient(state.q), plan)
+            before, state.q = state.q, softmax(state.theta)
+            state.iterations += 1
+            if tol > 0 or k == n - 1:
+                change = (state.q - before).abs() / plan
+                changes[k] = state.change = float(change.max()) if change.numel() else 0.0
+                if state.change <= tol:
+                    changes = changes[: k + 1]
+                    break
+        return [Rows(np.full(len(changes), np.nan), changes)]
 
 
 def fixed_point(
-    gradient: Function, theta: Any, step: Any, iterations: int, tol: float, keep_every: int = 0
-) -> Solution:
+    gradient: Function, theta: Tensor, step: Tensor, iterations: int, tol: float,
+    keep_every: int = 0,
+) -> Solution:  # fmt: skip
     """θ ← θ − step (θ − g(q)) until q changes by less than ``tol`` times the step.
 
     Args:
@@ -60,35 +103,23 @@ def fixed_point(
         tol: 0 for as many updates as allowed, without a look at the change.
         keep_every: Keep θ before every so many updates (but not the start); 0: none.
     """
-    q = softmax(theta)
-    change = torch.inf
-    done = 0
-    kept = []
-    while done < iterations:
-        if keep_every and done and done % keep_every == 0:
-            kept.append(theta)
-        theta = moved(theta, gradient(q), step)
-        new = softmax(theta)
-        done += 1
-        if tol > 0 or done == iterations:  # looking waits for the device
-            change = float(((new - q).abs() / step).max()) if q.numel() else 0.0
-        q = new
-        if change <= tol:
-            break
-    return Solution(theta, done, change, kept)
+    solution = Solution(theta, softmax(theta))
+    updates = ProximalUpdates(gradient, keep_every)
+    Loop(iterations, tol, trace=False).update(updates, step, solution)
+    return solution
 
 
-def certified_step(curvature: Any) -> Any:
+def certified_step(curvature: Tensor) -> Tensor:
     """1 / (1 + d) with d = max(0, λ/4 − ½): no such step raises F.  # (B,) -> (B, 1, 1)"""
     return (1 / (1 + damping_for(curvature)))[:, None, None]
 
 
-def covariance(q: Any, x: Any) -> Any:
+def covariance(q: Tensor, x: Tensor) -> Tensor:
     """S x, S = diag(q) − q qᵀ for each variable.  # (B, n, c)"""
     return q * (x - (q * x).sum(dim=-1, keepdim=True))
 
 
-def relative_residual(q: Any, target: Any) -> float:
+def relative_residual(q: Tensor, target: Tensor) -> float:
     """The largest |log softmax(−g(q)) − log q|: 0 at a fixed point; see `IMPLICIT_TOL`.
 
     Args:
@@ -100,11 +131,13 @@ def relative_residual(q: Any, target: Any) -> float:
     return float((_log(softmax(target)) - _log(q)).abs().max())
 
 
-def _log(q: Any) -> Any:
+def _log(q: Tensor) -> Tensor:
     return q.clamp(min=SMALLEST_PROBABILITY).log()
 
 
-def adjoint(hessian: Function, q: Any, grad: Any, tol: float, iterations: int) -> tuple[Any, str]:
+def adjoint(
+    hessian: Function, q: Tensor, grad: Tensor, tol: float, iterations: int
+) -> tuple[Tensor, str]:
     """y = (I + S H)⁻¹ grad: the gradient for the unaries, from that for θ.
 
     At a fixed point θ = U + …(q), dθ = dU + H dq and dq = −S dθ, so dθ = (I + H S)⁻¹ dU and the
@@ -124,7 +157,7 @@ def adjoint(hessian: Function, q: Any, grad: Any, tol: float, iterations: int) -
         y, and what is wrong with it: "" where it was solved.  # (B, n, c)
     """
 
-    def dot(a: Any, b: Any) -> Any:
+    def dot(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum(dim=(1, 2), keepdim=True)  # (B, 1, 1)
 
     x = torch.zeros_like(grad)

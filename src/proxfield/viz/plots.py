@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ REMEDY = 'pip install "proxfield[plot]"'
 FORMATS = ("png", "svg", "pdf")
 POINTS = 600
 """Points kept of a long trace: more than can be told apart, few enough for small files."""
-FINEST = 1e-5
+LINEAR_SHARE = 1e-5
 """Gaps below this share of the largest one are drawn on a linear scale down to 0."""
 FIRST_SECONDS = 1e-5
 """Where the axis of seconds begins at the earliest."""
@@ -77,7 +77,7 @@ def convergence_figure(results: Mapping[str, Result], title: str | None = None) 
         for axes in (left, right):
             axes.text(0.5, 0.5, "F is +inf throughout", ha="center", transform=axes.transAxes)
         return figure
-    ends: list[tuple[str, float, Any]] = []
+    ends: list[tuple[str, float, str]] = []
     for k, (name, result) in enumerate(results.items()):
         look = rule_style(name, k)
         style = {"color": look.color, "linestyle": look.line_style}
@@ -87,7 +87,7 @@ def convergence_figure(results: Mapping[str, Result], title: str | None = None) 
         for axes, x in ((left, iteration), (right, seconds)):
             axes.plot(x, gap, linewidth=0.8 * look.width, solid_joinstyle="round", **style)
             axes.plot(x[-1:], gap[-1:], "o", markersize=4.5, color=style["color"])
-        ends.append((name, float(gap[-1]), style))
+        ends.append((name, float(gap[-1]), look.color))
     left.set_xlim(left=0.9)
     first, last = right.get_xlim()
     right.set_xlim(left=min(first, last / 30))  # at least one labelled tick
@@ -131,7 +131,9 @@ def _lowest(trace: Trace) -> float:
     return float(f[np.isfinite(f)].min(initial=np.inf))
 
 
-def _curve(trace: Trace, lowest: float) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _curve(
+    trace: Trace, lowest: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Iterations, seconds and F − lowest of the states to draw.
 
     The start is left out, because 0 has no place on a logarithmic axis; a result without
@@ -157,32 +159,32 @@ def _scale(axes: Axes, results: Mapping[str, Result], lowest: float) -> None:
     # the winner's own wobble near 0 is no reason for more decades
     others = [r.trace for r in results.values() if _lowest(r.trace) > lowest]
     finals = np.array([t.free_energy[-1] - lowest for t in others])
-    finals = finals[np.isfinite(finals) & (finals > FINEST * top)]
-    finest = float(finals.min()) if len(finals) else FINEST * top
+    finals = finals[np.isfinite(finals) & (finals > LINEAR_SHARE * top)]
+    finest = float(finals.min()) if len(finals) else LINEAR_SHARE * top
     linear = 10.0 ** np.floor(np.log10(finest))
     axes.set_yscale("symlog", linthresh=linear, linscale=0.8)
     axes.set_ylim(-0.06 * linear, 1.5 * top)
 
 
-def _label_ends(axes: Axes, ends: list[tuple[str, float, Any]]) -> None:
+def _label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
     """Names at the right border, level with the ends of their curves, none on top of another."""
     to_share = axes.transData.transform
     share = axes.transAxes.inverted().transform
     low = axes.get_xlim()[0]
     heights = [float(share(to_share((low, gap)))[1]) for _, gap, _ in ends]
-    for (name, _, style), at, height in zip(ends, _spread(heights, 0.062), heights, strict=True):
+    for (name, _, color), at, height in zip(ends, _spread(heights, 0.062), heights, strict=True):
         axes.annotate(
             name,
             xy=(1.005, height),
             xytext=(1.05, at),
             xycoords="axes fraction",
             textcoords="axes fraction",
-            color=style["color"],
+            color=color,
             fontsize=10,
             va="center",
             arrowprops={
                 "arrowstyle": "-",
-                "color": style["color"],
+                "color": color,
                 "linewidth": 0.7,
                 "shrinkA": 1,
                 "shrinkB": 0,
@@ -199,9 +201,9 @@ def _spread(heights: list[float], gap: float) -> list[float]:
         [0.45, 0.55, 0.9]
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
-    groups: list[list[Any]] = []  # [members, middle]
+    groups: list[tuple[list[int], float]] = []  # members, middle
     for i in order:
-        groups.append([[i], heights[i]])
+        groups.append(([i], heights[i]))
         while len(groups) > 1:
             (below, low), (above, high) = groups[-2], groups[-1]
             if high - low >= gap * (len(below) + len(above)) / 2:
@@ -209,7 +211,7 @@ def _spread(heights: list[float], gap: float) -> list[float]:
             members = below + above
             middle = (low * len(below) + high * len(above)) / len(members)
             middle = max(middle, gap * (len(members) - 1) / 2)  # not below the axis
-            groups[-2:] = [[members, middle]]
+            groups[-2:] = [(members, middle)]
     out = [0.0] * len(heights)
     for members, middle in groups:
         for place, i in enumerate(members):

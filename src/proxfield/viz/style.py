@@ -17,7 +17,7 @@ class RuleStyle:
         color: On a light background.
         dark: On a dark background.
         dash: "solid", "dash", "dot" or "dashdot" (plotly's words; see `line_style`).
-        width: Of the line, in points.
+        width: Width of the line, in points.
         paper_name: What the paper calls the rule, if it has it.
     """
 
@@ -62,7 +62,7 @@ _SPARE = (
 
 
 def rule_style(name: str, place: int = 0) -> RuleStyle:
-    """The look of a rule; rules that nobody has styled get spare colors by their place.
+    """The style of a rule; rules without one get spare colors by their position.
 
     Args:
         name: The rule's name.

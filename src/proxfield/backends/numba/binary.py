@@ -9,50 +9,55 @@ need no indices and run at vector speed; all other edges are in compressed rows.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
-from proxfield.backends.numba.kinds import difference_move, move_differences, rates_of
+from proxfield.backends.numba.kinds import Motion, difference_move, move_differences, rates_of
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import as_bits, exp_ratio, from_bits
 from proxfield.rules.plan import Kind
+from proxfield.terms.base import Doubles, Floats, Ints
 
 CLAMP = 1000.0
 """|a| of a variable with an impossible label: its probability underflows to nothing."""
 BLOCK = 8192
-"""Variables a block: small enough for the caches; the unit of parallel work and of sums."""
+"""Variables per block: small enough for the caches; the unit of parallel work and of sums."""
 
 
 class BinaryPack(NamedTuple):
     """The field."""
 
-    bias: Any  # (n,)
-    distance: Any  # of each diagonal, positive  # (D,)
-    diagonal: Any  # coupling of i and i + distance at [d, pad + i]  # (D, n + 2 pad)
+    bias: Floats  # (n,)
+    distance: Ints  # of each diagonal, positive  # (D,)
+    diagonal: Floats  # coupling of i and i + distance at [d, pad + i]  # (D, n + 2 pad)
     pad: int
-    row: Any  # compressed rows of the other couplings  # (n + 1,)
-    column: Any
-    weight: Any
-    clamped: Any  # variables with an impossible label, ascending
-    clamp: Any  # their a: ±CLAMP
+    row: Ints  # compressed rows of the other couplings  # (n + 1,)
+    column: NDArray[np.int32]
+    weight: Floats
+    clamped: Ints  # variables with an impossible label, ascending
+    clamp: Floats  # their a: ±CLAMP
 
 
 class BinaryArrays(NamedTuple):
     """The state. ``v`` is two buffers, padded with 0 so that diagonals need no bounds."""
 
-    v: Any  # (2, n + 2 pad)
-    a: Any  # (n,)
-    g: Any
-    first: Any  # moments
-    second: Any
-    a_before: Any  # before the last update, for the safeguard
-    g_before: Any
+    v: Floats  # (2, n + 2 pad)
+    a: Floats  # (n,)
+    g: Floats
+    first: Floats  # moments
+    second: Floats
+    a_before: Floats  # before the last update, for the safeguard
+    g_before: Floats
 
 
 @inlined
-def gradient_block(pack: Any, v: Any, here: Any, i0: int, i1: int, energy_too: bool) -> float:
+def gradient_block(
+    pack: BinaryPack, v: Floats, here: Floats, i0: int, i1: int, energy_too: bool
+) -> float:
     """g = bias + W v for one block, into ``here``; returns its energy, Σ v (bias + g) / 2."""
     pad = pack.pad
     bias = pack.bias[i0:i1]
@@ -107,7 +112,9 @@ def gradient_block(pack: Any, v: Any, here: Any, i0: int, i1: int, energy_too: b
 
 
 @inlined
-def move_block(motion: Any, st: Any, g: Any, old: Any, i0: int, i1: int, redo: bool) -> None:
+def move_block(
+    motion: Motion, st: BinaryArrays, g: Floats, old: Floats, i0: int, i1: int, redo: bool
+) -> None:
     """New ``a`` of one block, if θ moves; ``g`` and ``old`` are the block's."""
     a, first, second = st.a[i0:i1], st.first[i0:i1], st.second[i0:i1]
     step, inverse, beta = motion.step[i0:i1], motion.inverse[i0:i1], motion.beta
@@ -128,7 +135,7 @@ def move_block(motion: Any, st: Any, g: Any, old: Any, i0: int, i1: int, redo: b
 
 
 @inlined
-def entropy_of(v: float) -> Any:
+def entropy_of(v: float) -> float:
     """Entropy of (½ − v, ½ + v)."""
     small = 0.5 - abs(v)
     if small <= 0.0:
@@ -137,22 +144,28 @@ def entropy_of(v: float) -> Any:
 
 
 @inlined
-def clamp_block(pack: Any, values: Any, i0: int, i1: int) -> None:
+def clamp_block(pack: BinaryPack, values: Floats, i0: int, i1: int) -> None:
     """Variables with an impossible label don't move: their ``a`` (or target) in one block."""
     if len(pack.clamped) > 0:
         for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
             values[pack.clamped[c] - i0] = pack.clamp[c]
 
 
-def block_mean(kind: Kind, others: Any) -> Any:
+Moved = tuple[float, float, float]
+"""Entropy of a block, its largest scaled change, and the largest difference from two before."""
+BlockMean = Callable[[BinaryPack, Motion, BinaryArrays, Floats, Floats, Floats, int, int], Moved]
+
+
+def block_mean(kind: Kind, others: BlockMean) -> BlockMean:
     """q ← (1 − s) q + s q* of one block by one kind, likewise."""
     number = int(kind)
     difference = difference_move(kind)
 
     @inlined
     def mean_block(
-        pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int
-    ) -> Any:
+        pack: BinaryPack, motion: Motion, st: BinaryArrays, g: Floats, old: Floats, new: Floats,
+        i0: int, i1: int,
+    ) -> Moved:  # fmt: skip
         """Returns as `update_block` does."""
         if motion.kind != number:
             return others(pack, motion, st, g, old, new, i0, i1)
@@ -188,7 +201,10 @@ def block_mean(kind: Kind, others: Any) -> Any:
 
 
 @inlined
-def no_mean(pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int) -> Any:
+def no_mean(
+    pack: BinaryPack, motion: Motion, st: BinaryArrays, g: Floats, old: Floats, new: Floats,
+    i0: int, i1: int,
+) -> Moved:  # fmt: skip
     """For kinds that don't exist."""
     return 0.0, np.nan, np.nan
 
@@ -200,7 +216,7 @@ for _kind in Kind:
 
 
 @inlined
-def centered_logistic(x: float) -> Any:
+def centered_logistic(x: float) -> float:
     """1 / (1 + exp(x)) − ½."""
     num, den = exp_ratio(-abs(x))
     half = 0.5 - num / (num + den)
@@ -209,8 +225,9 @@ def centered_logistic(x: float) -> Any:
 
 @inlined
 def update_block(
-    pack: Any, motion: Any, st: Any, g: Any, old: Any, new: Any, i0: int, i1: int, redo: bool
-) -> Any:
+    pack: BinaryPack, motion: Motion, st: BinaryArrays, g: Floats, old: Floats, new: Floats,
+    i0: int, i1: int, redo: bool,
+) -> Moved:  # fmt: skip
     """Move one block; returns its entropy, largest scaled change and difference from two before."""
     n = i1 - i0
     pad = pack.pad
@@ -249,7 +266,7 @@ def update_block(
 
 
 @inlined
-def block_entropy(a: Any, v: Any) -> float:
+def block_entropy(a: Floats, v: Floats) -> float:
     """Σ −log(1 − t) + |a| t, where t is the smaller probability of each variable.
 
     One logarithm for 512 variables: the product of as many numbers in [½, 1] can't underflow.
@@ -269,18 +286,18 @@ def block_entropy(a: Any, v: Any) -> float:
 
 @kernel
 def run(
-    pack: Any,
-    st: Any,
-    motion: Any,
+    pack: BinaryPack,
+    st: BinaryArrays,
+    motion: Motion,
     n_iters: int,
     tol: float,
     phase: int,
     entropy: float,
     constant: float,
-    f_out: Any,
-    change_out: Any,
+    f_out: Doubles,
+    change_out: Doubles,
     f: float,
-) -> Any:
+) -> tuple[int, int, float, float, float]:
     """Many iterations in one call.
 
     ``f`` is F of the state it starts from; the adaptive rule also needs its gradient in ``g``,
@@ -329,7 +346,7 @@ def run(
 
 
 @kernel
-def evaluate(pack: Any, st: Any, phase: int) -> Any:
+def evaluate(pack: BinaryPack, st: BinaryArrays, phase: int) -> tuple[float, float]:
     """Gradient into ``g``; returns (energy without the constant, entropy) of the buffer in use."""
     n = len(pack.bias)
     energy, entropy = 0.0, 0.0
@@ -344,7 +361,9 @@ def evaluate(pack: Any, st: Any, phase: int) -> Any:
 
 
 @parallel_kernel
-def fused_parallel(pack: Any, st: Any, motion: Any, phase: int, parts: Any) -> None:
+def fused_parallel(
+    pack: BinaryPack, st: BinaryArrays, motion: Motion, phase: int, parts: Doubles
+) -> None:
     """One iteration, blocks over threads; partial sums per block.  # parts: (n_blocks, 4)"""
     n = len(pack.bias)
     old, new = st.v[phase], st.v[1 - phase]
@@ -360,7 +379,7 @@ def fused_parallel(pack: Any, st: Any, motion: Any, phase: int, parts: Any) -> N
 
 
 @parallel_kernel
-def entropy_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+def entropy_parallel(pack: BinaryPack, st: BinaryArrays, phase: int, parts: Doubles) -> None:
     """Entropies of blocks of variables.  # parts: (n_blocks, 4), column 1"""
     n = len(pack.bias)
     for b in numba.prange(len(parts)):
@@ -371,7 +390,7 @@ def entropy_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
 
 
 @parallel_kernel
-def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+def gradient_parallel(pack: BinaryPack, st: BinaryArrays, phase: int, parts: Doubles) -> None:
     """The gradient alone, for the safeguard."""
     n = len(pack.bias)
     for b in numba.prange(len(parts)):
@@ -382,8 +401,9 @@ def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
 
 @parallel_kernel
 def update_parallel(
-    pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool, parts: Any
-) -> None:
+    pack: BinaryPack, st: BinaryArrays, motion: Motion, old: int, new: int, redo: bool,
+    parts: Doubles,
+) -> None:  # fmt: skip
     """The update alone; ``redo`` starts again from where the last one started."""
     n = len(pack.bias)
     for b in numba.prange(len(parts)):

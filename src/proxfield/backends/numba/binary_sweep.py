@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
-from proxfield.backends.numba.binary import entropy_of
+from proxfield.backends.numba.binary import BinaryPack, entropy_of
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_ratio, log1m
+from proxfield.terms.base import Doubles, Floats, Ints
 
 GROUP = 1024
 """Variables of a color that one thread takes at a time."""
 
 
 @inlined
-def visit(pack: Any, v: Any, a: Any, h: Any, i: int, beta: float, greedy: bool) -> Any:
+def visit(
+    pack: BinaryPack, v: Floats, a: Floats, h: Doubles, i: int, beta: float, greedy: bool
+) -> tuple[float, float]:
     """Minimize E − H/β (or, if greedy, E) over one variable; returns (change of F, of v)."""
     here = pack.pad + i
     before = np.float64(v[here])
@@ -47,19 +48,19 @@ def visit(pack: Any, v: Any, a: Any, h: Any, i: int, beta: float, greedy: bool) 
 
 @kernel
 def sweep(
-    pack: Any,
-    v: Any,
-    a: Any,
-    h: Any,
-    order: Any,
+    pack: BinaryPack,
+    v: Floats,
+    a: Floats,
+    h: Doubles,
+    order: Ints,
     n_iters: int,
     tol: float,
     beta: float,
     greedy: bool,
     f: float,
-    f_out: Any,
-    change_out: Any,
-) -> Any:
+    f_out: Doubles,
+    change_out: Doubles,
+) -> tuple[int, float]:
     """Whole sweeps in the given order(s), one row of ``order`` each; returns (sweeps done, F)."""
     for it in range(n_iters):
         f_out[it] = f
@@ -77,7 +78,7 @@ def sweep(
 
 @parallel_kernel
 def color_parallel(
-    pack: Any, v: Any, a: Any, h: Any, members: Any, beta: float, parts: Any
+    pack: BinaryPack, v: Floats, a: Floats, h: Doubles, members: Ints, beta: float, parts: Doubles
 ) -> None:
     """One color: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
     n = len(members)
@@ -92,7 +93,7 @@ def color_parallel(
 
 
 @kernel
-def entropies(v: Any, pad: int, h: Any) -> float:
+def entropies(v: Floats, pad: int, h: Doubles) -> float:
     """Entropy of every variable into ``h``; returns the sum."""
     total = 0.0
     for i in range(len(h)):

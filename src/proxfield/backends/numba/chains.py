@@ -8,22 +8,23 @@ independent and run on different threads.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.backends.numba import binary_sweep, general_sweep
+from proxfield.backends.numba.binary import BinaryPack
 from proxfield.backends.numba.binary import entropy_of as binary_entropy_of
-from proxfield.backends.numba.general import contract, pairwise_into
+from proxfield.backends.numba.general import GeneralPack, contract, pairwise_into
 from proxfield.backends.numba.general import entropy_of as general_entropy_of
 from proxfield.compiled.jit import inlined, parallel_kernel
 from proxfield.compiled.math import exp_negative, exp_ratio
 from proxfield.compiled.random import uniform
+from proxfield.terms.base import Doubles, Floats, Ints
 
 
 @inlined
-def temperature_at(t: int, sweeps: int, hot: float) -> Any:
+def temperature_at(t: int, sweeps: int, hot: float) -> float:
     """A geometric schedule from ``hot`` to 1."""
     if sweeps <= 1:
         return 1.0
@@ -32,9 +33,9 @@ def temperature_at(t: int, sweeps: int, hot: float) -> Any:
 
 @inlined
 def binary_chain(
-    pack: Any, v: Any, a: Any, h: Any, hot: float, sweeps: int, seed: Any, drawn: bool,
-    polish: int, tol: float,
-) -> Any:  # fmt: skip
+    pack: BinaryPack, v: Floats, a: Floats, h: Doubles, hot: float, sweeps: int,
+    seed: np.uint64, drawn: bool, polish: int, tol: float,
+) -> tuple[float, int]:  # fmt: skip
     """One chain; returns (free energy without the constant, sweeps of polish)."""
     n = len(pack.bias)
     pad = pack.pad
@@ -86,8 +87,8 @@ def binary_chain(
 
 @parallel_kernel
 def binary_chains(
-    pack: Any, v: Any, a: Any, hot: Any, sweeps: Any, seed: Any, drawn: Any, polish: int,
-    tol: float, f: Any, done: Any,
+    pack: BinaryPack, v: Floats, a: Floats, hot: Doubles, sweeps: Ints, seed: NDArray[np.uint64],
+    drawn: NDArray[np.bool_], polish: int, tol: float, f: Doubles, done: Ints,
 ) -> None:  # fmt: skip
     """Many chains.  # v: (chains, n + 2 pad), a: (chains, n), the rest: (chains,)"""
     for b in numba.prange(len(hot)):
@@ -99,9 +100,9 @@ def binary_chains(
 
 @inlined
 def general_chain(
-    pack: Any, q: Any, theta: Any, h: Any, hot: float, sweeps: int, seed: Any, drawn: bool,
-    polish: int, tol: float,
-) -> Any:  # fmt: skip
+    pack: GeneralPack, q: Floats, theta: Floats, h: Doubles, hot: float, sweeps: int,
+    seed: np.uint64, drawn: bool, polish: int, tol: float,
+) -> tuple[float, int]:  # fmt: skip
     """One chain; returns (free energy without the constant, sweeps of polish)."""
     n = len(pack.offset) - 1
     scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
@@ -156,7 +157,7 @@ def general_chain(
 
 
 @inlined
-def draw_label(weights: Any, u: float, total: float) -> None:
+def draw_label(weights: Floats, u: float, total: float) -> None:
     """Replace weights that add up to ``total`` by one label drawn from them (one-hot)."""
     rest = u * total
     chosen = -1
@@ -173,7 +174,7 @@ def draw_label(weights: Any, u: float, total: float) -> None:
 
 
 @inlined
-def free_energy_of(pack: Any, q: Any, g: Any, scratch: Any) -> float:
+def free_energy_of(pack: GeneralPack, q: Floats, g: Doubles, scratch: Floats) -> float:
     """F without the constant, variable by variable."""
     f = 0.0
     for i in range(len(pack.offset) - 1):
@@ -200,8 +201,9 @@ def free_energy_of(pack: Any, q: Any, g: Any, scratch: Any) -> float:
 
 @parallel_kernel
 def general_chains(
-    pack: Any, q: Any, theta: Any, hot: Any, sweeps: Any, seed: Any, drawn: Any, polish: int,
-    tol: float, f: Any, done: Any,
+    pack: GeneralPack, q: Floats, theta: Floats, hot: Doubles, sweeps: Ints,
+    seed: NDArray[np.uint64], drawn: NDArray[np.bool_], polish: int, tol: float, f: Doubles,
+    done: Ints,
 ) -> None:  # fmt: skip
     """Many chains.  # q, theta: (chains, size), the rest: (chains,)"""
     for b in numba.prange(len(hot)):

@@ -8,9 +8,8 @@ block order, so the same input gives the same bits.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,36 +17,22 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Program, Rows, State, residual_of, rounding_of, slack
 from proxfield.backends.numba import general
 from proxfield.backends.numba.kinds import Motion
+from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
-from proxfield.compiled.jit import PARALLEL_WORK, max_threads, thread_count
+from proxfield.compiled.jit import PARALLEL_WORK, ParallelKernel, max_threads, thread_count
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
 from proxfield.terms.base import Floats, Term
 
 
-@dataclass
-class CpuState:
-    """Arrays in the kernels' layout, the buffer in use, and what is known about it."""
-
-    arrays: Any
-    phase: int = 0
-    entropy: float | None = None
-    known_f: float | None = None  # F, if the gradient in ``g`` is the present one too
-    cached_f: float | None = None  # F, whether or not the gradient is kept
-    h: NDArray[np.float64] | None = None  # entropy of each variable, for sweeps
-    order_f: float | None = None  # F as sweeps have carried it on
-    natural: bool = False  # do the natural parameters say all about the marginals?
-    pending: bool = False  # do impossible labels still have weight (so that F is +inf)?
-
-
-class CpuProgram(Program):
+class CpuProgram(Program, Generic[PackT, ArraysT]):
     """What the two CPU programs share: the three ways to advance."""
 
-    kernels: Any  # the module: `binary` or `general`
-    sweeps: Any  # the module of its sweeps
-    chains: Any  # the kernel for cooling chains
-    pack: Any
-    sweep_pack: Any
+    kernels: Kernels
+    sweeps: SweepKernels
+    chains: ParallelKernel  # for cooling chains
+    pack: PackT
+    sweep_pack: PackT
     constant: float
     n_blocks: int
     work: int
@@ -66,7 +51,7 @@ class CpuProgram(Program):
 
     @property
     def parallel(self) -> bool:
-        """Is the field large enough for threads?"""
+        """Whether the field is large enough for several threads."""
         return self.threads > 1 and self.work >= PARALLEL_WORK
 
     # ---- the layout-dependent parts ----
@@ -76,18 +61,18 @@ class CpuProgram(Program):
             _ = self.sweep_pack
 
     @abstractmethod
-    def _buffer(self, s: CpuState) -> Any:
+    def _buffer(self, s: CpuState[ArraysT]) -> Floats:
         """The marginals in use, in the kernels' own layout."""
 
     @abstractmethod
-    def _natural(self, s: CpuState) -> Any:
+    def _natural(self, s: CpuState[ArraysT]) -> Floats:
         """The natural parameters, in the kernels' own layout."""
 
     @abstractmethod
-    def _entropies(self, s: CpuState) -> float:
+    def _entropies(self, s: CpuState[ArraysT]) -> float:
         """Fill ``s.h``; return the sum."""
 
-    def _entropy(self, s: CpuState) -> float:
+    def _entropy(self, s: CpuState[ArraysT]) -> float:
         """H of the buffer in use, without the energy."""
         if self.parallel and not self.lowered.extras:
             parts = np.zeros((self.n_blocks, 4))
@@ -99,16 +84,16 @@ class CpuProgram(Program):
         return total
 
     @abstractmethod
-    def _set(self, s: CpuState, theta: Floats) -> None:
+    def _set(self, s: CpuState[ArraysT], theta: Floats) -> None:
         """Take natural parameters in the flat layout."""
 
     @abstractmethod
-    def _theta(self, s: CpuState) -> NDArray[np.float64]:
+    def _theta(self, s: CpuState[ArraysT]) -> NDArray[np.float64]:
         """Natural parameters in the flat layout."""
 
     # ---- Program ----
 
-    def _evaluate(self, s: CpuState) -> float:
+    def _evaluate(self, s: CpuState[ArraysT]) -> float:
         """F of the buffer in use; its gradient is left in ``g``."""
         if self.parallel and not self.lowered.extras:
             parts = np.zeros((self.n_blocks, 4))
@@ -124,7 +109,7 @@ class CpuProgram(Program):
             return np.inf
         return float(self.constant + energy + extra - entropy)
 
-    def _add_extras(self, s: CpuState) -> float:
+    def _add_extras(self, s: CpuState[ArraysT]) -> float:
         """Add the gradient of terms without a kernel to ``g``; return their energy."""
         if not self.lowered.extras:
             return 0.0
@@ -147,7 +132,7 @@ class CpuProgram(Program):
         return self._evaluate(state.arrays)
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
-        s: CpuState = state.arrays
+        s: CpuState[ArraysT] = state.arrays
         if s.pending and n > 1:  # the first update clears impossible labels; F exists from then on
             first = self.advance(state, plan, 1, tol, trace)
             rest = self.advance(state, plan, n - 1, tol, trace)
@@ -198,7 +183,9 @@ class CpuProgram(Program):
             slack=slack(0.0, self.dtype),
         )
 
-    def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
+    def _advance_update(
+        self, s: CpuState[ArraysT], plan: Update, n: int, tol: float, trace: bool
+    ) -> Rows:
         if plan.adaptive and (s.known_f is None or s.entropy is None):
             s.known_f = self._evaluate(s)
         elif s.entropy is None:
@@ -221,7 +208,7 @@ class CpuProgram(Program):
         return Rows(energies[:done] if trace else np.full(done, np.nan), changes[:done], twice)
 
     def _plain_steps(
-        self, s: CpuState, motion: Motion, tol: float,
+        self, s: CpuState[ArraysT], motion: Motion, tol: float,
         energies: NDArray[np.float64], changes: NDArray[np.float64],
     ) -> tuple[int, float, float]:  # fmt: skip
         """One call an iteration: returns (iterations done, entropy, difference from two before)."""
@@ -242,7 +229,7 @@ class CpuProgram(Program):
         return len(changes), entropy, twice
 
     def _adaptive_steps(
-        self, s: CpuState, motion: Motion, tol: float, f: float,
+        self, s: CpuState[ArraysT], motion: Motion, tol: float, f: float,
         energies: NDArray[np.float64], changes: NDArray[np.float64],
     ) -> tuple[int, float, float, float]:  # fmt: skip
         """The same for the adaptive rule, which looks at F after each step; returns F too."""
@@ -275,7 +262,7 @@ class CpuProgram(Program):
         )
 
     def _move(
-        self, s: CpuState, motion: Motion, redo: bool, parts: NDArray[np.float64]
+        self, s: CpuState[ArraysT], motion: Motion, redo: bool, parts: NDArray[np.float64]
     ) -> tuple[float, float, float]:
         """Update from ``g`` into the other buffer: (entropy, change, difference)."""
         old, new = s.phase, 1 - s.phase
@@ -285,24 +272,24 @@ class CpuProgram(Program):
         self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, redo, parts)
         return self._totals(parts)[1:]
 
-    def _look(self, s: CpuState, entropy: float, parts: NDArray[np.float64]) -> float:
+    def _look(self, s: CpuState[ArraysT], entropy: float, parts: NDArray[np.float64]) -> float:
         """F of the buffer in use, whose entropy is known; its gradient is left in ``g``."""
         if self.lowered.extras:
             return self._evaluate(s)
         self._gradient(s, parts)
         return self.constant + self._totals(parts)[0] - entropy
 
-    def _fused(self, s: CpuState, motion: Motion, parts: NDArray[np.float64]) -> None:
+    def _fused(self, s: CpuState[ArraysT], motion: Motion, parts: NDArray[np.float64]) -> None:
         """Gradient and update of one parallel iteration."""
         self._gradient(s, parts)
         old, new = s.phase, 1 - s.phase
         self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, False, parts)
 
     @abstractmethod
-    def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
+    def _gradient(self, s: CpuState[ArraysT], parts: NDArray[np.float64]) -> None:
         """The gradient of the buffer in use, over threads."""
 
-    def _advance_order(self, s: CpuState, plan: Order, n: int, tol: float) -> Rows:
+    def _advance_order(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
         self.need_sweeps()
         if s.h is None or s.order_f is None:
             s.order_f = self._evaluate(s)
@@ -329,7 +316,7 @@ class CpuProgram(Program):
         s.entropy, s.order_f = float(s.h.sum()), float(f)
         return Rows(energies[:done], changes[:done])
 
-    def _color_sweep(self, s: CpuState, plan: Order) -> tuple[float, float]:
+    def _color_sweep(self, s: CpuState[ArraysT], plan: Order) -> tuple[float, float]:
         assert plan.starts is not None
         delta, change = 0.0, 0.0
         for a, b in zip(plan.starts[:-1], plan.starts[1:], strict=True):
@@ -343,7 +330,7 @@ class CpuProgram(Program):
         return delta, change
 
     def _advance_custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
-        s: CpuState = state.arrays
+        s: CpuState[ArraysT] = state.arrays
         energies, changes, period2 = [], [], np.inf
         earlier = None
         for _ in range(n):
@@ -363,7 +350,7 @@ class CpuProgram(Program):
         return Rows(np.array(energies), np.array(changes), period2)
 
     @abstractmethod
-    def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
+    def _flat_gradient(self, s: CpuState[ArraysT]) -> NDArray[np.float64]:
         """``g`` in the flat layout."""
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
@@ -372,7 +359,7 @@ class CpuProgram(Program):
         return self._flat_gradient(state.arrays)
 
     def residual(self, state: State) -> tuple[float, float]:
-        s: CpuState = state.arrays
+        s: CpuState[ArraysT] = state.arrays
         with thread_count(self.threads):
             self._evaluate(s)
         q, g, unary = self.marginals(state), self._flat_gradient(s), self.lowered.unary
@@ -391,17 +378,17 @@ class CpuProgram(Program):
         return Explored(self._chain_marginals(arrays), self.constant + f, chains.sweeps + polished)
 
     @abstractmethod
-    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Floats, Floats]:
         """Marginals and room for natural parameters of many chains, in the kernels' layout."""
 
     @abstractmethod
-    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+    def _chain_marginals(self, arrays: Floats) -> NDArray[np.float64]:
         """The other way: flat marginals.  # (chains, size)"""
 
     def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
         self.need_sweeps()
         state = self.start(labels)
-        s: CpuState = state.arrays
+        s: CpuState[ArraysT] = state.arrays
         s.h = np.zeros(self.layout.n_vars)
         order = np.arange(self.layout.n_vars)[None]
         rows = np.zeros(sweeps)

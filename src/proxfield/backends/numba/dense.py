@@ -61,7 +61,7 @@ class DenseArrays(NamedTuple):
 def gather_run(
     row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, g: Any
 ) -> None:
-    """Add what pixels i0 to i1 see on one lattice."""
+    """Add the filtered values of pixels i0 to i1 from one lattice."""
     corners = row.shape[1]
     corner, w = row.reshape(-1), weight.reshape(-1)
     for i in range(i0, i1):
@@ -85,7 +85,7 @@ def splat_run(
 def take_own(
     own: Any, table: Any, diagonal: bool, labels: int, q: Any, width: int, i0: int, i1: int, g: Any
 ) -> None:
-    """Take self-messages out of what pixels i0 to i1 see."""
+    """Subtract the self-messages from the filtered values of pixels i0 to i1."""
     for t in range(len(own)):
         for i in range(i0, i1):
             w = own[t, i]
@@ -102,7 +102,7 @@ def take_own(
 
 @inlined
 def energy_of(unary: Any, q: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> float:
-    """⟨q, unary + ½ g⟩ of some pixels; g is what they see."""
+    """⟨q, unary + ½ g⟩ of some pixels; g are their filtered values."""
     out = 0.0
     for i in range(i0, i1):
         out += np.float64(expected(g, (i - i0) * width, q, i * labels, unary, labels))
@@ -153,7 +153,7 @@ def average(
 
 @inlined
 def add_unary(unary: Any, shift: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> None:
-    """Add unary energies (and a shift) to what pixels see; padding gets `OUT`."""
+    """Add unary energies (and a shift) to the filtered values; padding gets `OUT`."""
     for i in range(i0, i1):
         at, o = (i - i0) * width, i * labels
         if len(shift) > 0:

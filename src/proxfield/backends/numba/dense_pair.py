@@ -1,4 +1,4 @@
-"""Dense fields of two labels under Potts terms, one number a pixel.
+"""Dense fields of two labels under Potts terms, one number per pixel.
 
 With v = q₁ − q₀ the labels' energies differ by u₁ − u₀ − Σ w (K v), so one channel is filtered
 instead of two, a row of a lattice is one number, and the softmax is a logistic function. For full
@@ -38,7 +38,7 @@ def distribute_pair(vertex: Any, vertices: Any, weight: Any, rows: Any) -> None:
 def see_pair(
     row: Any, weight: Any, factor: Any, begin: int, rows: Any, i0: int, i1: int, x: Any
 ) -> None:
-    """Add what pixels see on one lattice."""
+    """Add the filtered values of pixels from one lattice."""
     corners = row.shape[1]
     mine = rows[begin:]
     for i in range(i0, i1):

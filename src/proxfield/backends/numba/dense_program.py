@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from proxfield.backends.base import Rows, State
 from proxfield.backends.numba import dense, dense_pair, general
-from proxfield.backends.numba.cpu import CpuProgram, CpuState
+from proxfield.backends.numba.cpu import CpuProgram
 from proxfield.backends.numba.dense import DenseArrays, DensePack
 from proxfield.backends.numba.dense_views import Views
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.kinds import Motion
-from proxfield.backends.numba.programs import GeneralProgram
+from proxfield.backends.numba.programs import GeneralProgram, GeneralState
+from proxfield.backends.numba.state import CpuState
 from proxfield.backends.numba.terms import on_cpu
 from proxfield.backends.reference import TINY
 from proxfield.backends.terms import implementation
@@ -35,21 +36,21 @@ from proxfield.terms.gaussian import Gaussian
 
 PARALLEL_ENTRIES = 50_000
 """Entries below which one thread is as fast, and much faster where cores are busy."""
-FEW = 64
+WARM_UP_POINTS = 64
 """Points of the small field on which kernels are compiled."""
-WATCHED = 2**27
+MAX_CYCLE_BUFFER = 2**27
 """Bytes of marginals up to which a second buffer is kept to look for cycles of two."""
 
 
 def is_dense(lowered: Lowered) -> bool:
-    """Are there pixels (the first variables, alike) filtered with lattices, and no tables?"""
+    """Whether the first variables, alike, are pixels filtered with lattices, without tables."""
     if lowered.ising or lowered.potts or lowered.factors:
         return False
     return len({t.n_points for t in lowered.extras if on_lattice(t)}) == 1
 
 
 def on_lattice(term: Term) -> TypeGuard[Gaussian]:
-    """Is this a term that the dense kernels filter with a lattice?"""
+    """Whether this is a term that the dense kernels filter with a lattice."""
     return implementation(term, "cpu") is Views
 
 
@@ -87,11 +88,11 @@ class DenseProgram(GeneralProgram):
         if self.tail:
             self.tail_pack = self._general_pack(self.n)
         self._warm: set[tuple[Any, ...]] = set()  # plans like these have run
-        self._shown: CpuState | None = None  # whose marginals the rows show …
+        self._shown: GeneralState | None = None  # whose marginals the rows show …
         self._stage = ""  # … and whether they are "splatted" or "blurred"
 
     @cached_property
-    def pack(self) -> GeneralPack:
+    def pack(self) -> GeneralPack:  # type: ignore[override]
         """For the adaptive rule, whose updates are the general kernels'."""
         return self._general_pack(0)
 
@@ -131,7 +132,7 @@ class DenseProgram(GeneralProgram):
             pending = bool((q[0][np.isinf(self.lowered.unary)] > TINY).any())
         return State(CpuState(arrays, pending=pending))
 
-    def _need(self, s: CpuState, *names: str) -> None:
+    def _need(self, s: GeneralState, *names: str) -> None:
         """Make room for arrays that a rule uses."""
         size = self.layout.size
         for name in names:
@@ -144,11 +145,11 @@ class DenseProgram(GeneralProgram):
             s.arrays = s.arrays._replace(**{name: fresh})
 
     @staticmethod
-    def _two_buffers(s: CpuState) -> None:
+    def _two_buffers(s: GeneralState) -> None:
         if len(s.arrays.q) == 1:
             s.arrays = s.arrays._replace(q=np.concatenate([s.arrays.q, s.arrays.q]))
 
-    def _buffer(self, s: CpuState) -> Any:
+    def _buffer(self, s: GeneralState) -> Any:
         return s.arrays.q[min(s.phase, len(s.arrays.q) - 1)]
 
     def marginals(self, state: State) -> NDArray[Any]:
@@ -157,18 +158,18 @@ class DenseProgram(GeneralProgram):
     def view(self, state: State) -> NDArray[Any]:
         return np.asarray(self._buffer(state.arrays))
 
-    def _set(self, s: CpuState, theta: Floats) -> None:
+    def _set(self, s: GeneralState, theta: Floats) -> None:
         self._need(s, "theta")
         super()._set(s, theta)
         self._shown = None
 
-    def _theta(self, s: CpuState) -> NDArray[np.float64]:
+    def _theta(self, s: GeneralState) -> NDArray[np.float64]:
         self._need(s, "theta")
         return super()._theta(s)
 
     # ---- seeing ----
 
-    def _show(self, s: CpuState, stage: str) -> None:
+    def _show(self, s: GeneralState, stage: str) -> None:
         """Bring the rows to where they show the state's marginals, splatted or blurred."""
         if self._shown is not s:
             q = self._buffer(s)
@@ -182,7 +183,7 @@ class DenseProgram(GeneralProgram):
             self.views.blur()
             self._stage = "blurred"
 
-    def _others(self, s: CpuState, trace: bool) -> tuple[NDArray[Any], float]:
+    def _others(self, s: GeneralState, trace: bool) -> tuple[NDArray[Any], float]:
         """Gradient of terms without a lattice (empty if there are none), and their energy."""
         if not self.others:
             return np.zeros(0, dtype=self.dtype), 0.0
@@ -210,7 +211,7 @@ class DenseProgram(GeneralProgram):
         p, u = q[self.end :].astype(np.float64), self.dense_pack.unary[self.end :]
         return float((p[p > 0] * u[p > 0]).sum())
 
-    def _evaluate(self, s: CpuState, gradient: bool = True) -> float:
+    def _evaluate(self, s: GeneralState, gradient: bool = True) -> float:
         if gradient:
             self._need(s, "g")
         q = self._buffer(s)
@@ -239,7 +240,7 @@ class DenseProgram(GeneralProgram):
         return float(self.constant + energy - s.entropy)
 
     def free_energy(self, state: State) -> float:
-        s: CpuState = state.arrays
+        s: GeneralState = state.arrays
         if s.cached_f is None:
             s.cached_f = self._evaluate(s, gradient=False)
         return s.cached_f
@@ -258,7 +259,9 @@ class DenseProgram(GeneralProgram):
             self._shown = None
         return rows
 
-    def _advance_update(self, s: CpuState, plan: Update, n: int, tol: float, trace: bool) -> Rows:
+    def _advance_update(
+        self, s: GeneralState, plan: Update, n: int, tol: float, trace: bool
+    ) -> Rows:
         if plan.adaptive:
             self._need(s, "theta", "g", "theta_before", "g_before")
             self._two_buffers(s)
@@ -272,7 +275,7 @@ class DenseProgram(GeneralProgram):
         elif leaves:
             s.arrays = s.arrays._replace(theta=np.zeros(0, dtype=self.dtype))
         self._need(s, *plan.kind.moment_names)
-        if trace and s.arrays.q.nbytes <= WATCHED:
+        if trace and s.arrays.q.nbytes <= MAX_CYCLE_BUFFER:
             self._two_buffers(s)
         if trace and s.entropy is None:
             self._evaluate(s, gradient=False)
@@ -294,7 +297,7 @@ class DenseProgram(GeneralProgram):
         return Rows(energies[:done], changes[:done], twice)
 
     def _step(
-        self, s: CpuState, motion: Motion, blind: bool, passing: bool
+        self, s: GeneralState, motion: Motion, blind: bool, passing: bool
     ) -> tuple[float, float, float, float]:
         """One iteration: energy before, entropy after, change, difference from two before.
 
@@ -325,11 +328,11 @@ class DenseProgram(GeneralProgram):
 
     @cached_property
     def _paired(self) -> bool:
-        """Two labels under Potts terms, none impossible: one number a pixel will do."""
+        """Two labels under Potts terms, none impossible: one number per pixel is enough."""
         potts = all(v.table.shape == (1, 1) for v in self.views)
         return potts and not self.lowered.forbids
 
-    def _pair_steps(self, s: CpuState, n: int, tol: float) -> Rows:
+    def _pair_steps(self, s: GeneralState, n: int, tol: float) -> Rows:
         """Full steps of a field with two labels; the rows of `_show` are left behind."""
         q, changes, done = self._buffer(s), np.full(n, np.nan), 0
         rows = [np.empty(v.filter.n_rows, dtype=self.dtype) for v in self.views]
@@ -355,7 +358,7 @@ class DenseProgram(GeneralProgram):
         return Rows(np.full(done, np.nan), changes[:done])
 
     def _move_tail(
-        self, s: CpuState, motion: Motion, shift: NDArray[Any], old: Any, new: Any
+        self, s: GeneralState, motion: Motion, shift: NDArray[Any], old: Any, new: Any
     ) -> tuple[float, float, float]:
         """Move the variables after the pixels; ``shift`` holds their gradient but for the unary."""
         g = shift if len(shift) else np.zeros(self.layout.size, dtype=self.dtype)
@@ -373,7 +376,7 @@ class DenseProgram(GeneralProgram):
         return float(h), np.nan if np.isnan(h) else float(change), float(twice)
 
     def _move(
-        self, s: CpuState, motion: Motion, redo: bool, parts: NDArray[np.float64]
+        self, s: GeneralState, motion: Motion, redo: bool, parts: NDArray[np.float64]
     ) -> tuple[float, float, float]:
         """For the adaptive rule: update from the gradient in ``g`` into the other buffer."""
         blocks = np.zeros((len(self.pack.block) - 1, 4))
@@ -381,7 +384,7 @@ class DenseProgram(GeneralProgram):
         self._shown = None
         return self._totals(blocks)[1:]
 
-    def _look(self, s: CpuState, entropy: float, parts: NDArray[np.float64]) -> float:
+    def _look(self, s: GeneralState, entropy: float, parts: NDArray[np.float64]) -> float:
         self._shown = None
         return self._evaluate(s)
 
@@ -391,19 +394,21 @@ class DenseProgram(GeneralProgram):
 
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
         """Compile on a field of a few points: types are all that counts, and images are large."""
-        if not isinstance(plan, Update) or self.n <= FEW:
+        if not isinstance(plan, Update) or self.n <= WARM_UP_POINTS:
             super().warm_up(plan, state, trace)
             return
         key = (plan.kind, plan.adaptive, trace, bool((plan.step == 1.0).all()))
         if key in self._warm:
             return
         self._warm.add(key)
-        few = Layout(np.full(FEW, self.labels))
-        terms = tuple(term.like(FEW) for term in self.terms)
+        few = Layout(np.full(WARM_UP_POINTS, self.labels))
+        terms = tuple(term.like(WARM_UP_POINTS) for term in self.terms)
         unary = np.zeros(few.size, dtype=self.lowered.unary.dtype)
         small = DenseProgram(Lowered(Untouched(few), 0.0, unary, extras=terms), str(self.dtype), 1)
         small.views.blur_by(self.views.apart, self.views.few)  # the kernels that this one will call
-        fallback = None if plan.fallback is None else plan.fallback[:FEW]
+        fallback = None if plan.fallback is None else plan.fallback[:WARM_UP_POINTS]
         start = small.start(np.full(few.size, 1 / self.labels))
-        small.advance(start, replace(plan, step=plan.step[:FEW], fallback=fallback), 1, 0.0, trace)
+        small.advance(
+            start, replace(plan, step=plan.step[:WARM_UP_POINTS], fallback=fallback), 1, 0.0, trace
+        )
         small.free_energy(start)

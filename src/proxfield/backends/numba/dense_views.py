@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from proxfield.backends.numba import dense_pair
 from proxfield.compiled.simd import LANES, padded
-from proxfield.filters.geometry import SIDE
+from proxfield.filters.geometry import NEIGHBOR_SHARE
 from proxfield.filters.numba import lattice
-from proxfield.filters.numba.lattice import CACHED, FEW_VERTICES
+from proxfield.filters.numba.lattice import CACHE_BYTES, FEW_VERTICES
 from proxfield.terms.base import Term
 from proxfield.terms.gaussian import Gaussian
 
@@ -36,8 +36,8 @@ class Views:
 
     Args:
         terms: Gaussian terms over the lattice, all of the same points.
-        labels: Labels of each point.
-        dtype: Of the numbers.
+        labels: Number of labels of each point.
+        dtype: Floating-point type.
         threads: Threads that work on them.
     """
 
@@ -46,7 +46,7 @@ class Views:
 
     @staticmethod
     def accepts(term: Term) -> bool:
-        """Is this a term over the first variables, filtered with a lattice?"""
+        """Whether this is a term over the first variables, filtered with a lattice."""
         assert isinstance(term, Gaussian)
         return term.first == 0 and term.n_points > 0 and term.filter_kind == "lattice"
 
@@ -62,7 +62,7 @@ class Views:
         """Rows of the largest chunk, of all lattices together."""
         self.most = 1 + max(v.filter.n_vertices for v in self.views)
         tasks = len(self.views) * (padded(labels) // LANES)
-        cached = 2 * self.most * LANES * self.dtype.itemsize <= CACHED
+        cached = 2 * self.most * LANES * self.dtype.itemsize <= CACHE_BYTES
         self.blur_by(cached and tasks >= threads, self.most < FEW_VERTICES)
 
     def __iter__(self) -> Iterator[View]:
@@ -130,7 +130,9 @@ class Views:
             for view in self.views:
                 view.filter.blur(view.rows, view.table, self.spare)
             return
-        lattice.blur_apart(*self._lattices, SIDE, self._weights, *self.through("rows"), self.spare)
+        lattice.blur_apart(
+            *self._lattices, NEIGHBOR_SHARE, self._weights, *self.through("rows"), self.spare
+        )
         for view in self.views:
             if len(view.table) > 1:
                 lattice.mix_labels(view.rows, view.table)
@@ -142,7 +144,9 @@ class Views:
     def blur_one(self, rows: list[Any], spare: NDArray[Any]) -> None:
         """Rows with one number each, under Potts terms."""
         if self.few:
-            lattice.blur_apart_one(*self._lattices, SIDE, self._weights, tuple(rows), spare)
+            lattice.blur_apart_one(
+                *self._lattices, NEIGHBOR_SHARE, self._weights, tuple(rows), spare
+            )
             return
         for t, view in enumerate(self.views):
             seen = view.filter.blur_one(rows[t], *spare[t], False)

@@ -7,60 +7,60 @@ inside the factor, and variables add up their messages: no two threads write to 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
-from proxfield.backends.numba.kinds import move_variable
+from proxfield.backends.numba.kinds import Motion, move_variable
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_negative
+from proxfield.terms.base import Doubles, Floats, Ints
 
 
 class GeneralPack(NamedTuple):
     """The field."""
 
-    offset: Any  # (n + 1,)
-    unary: Any  # (size,)
-    block: Any  # bounds of blocks of variables  # (n_blocks + 1,)
+    offset: Ints  # (n + 1,)
+    unary: Floats  # (size,)
+    block: Ints  # bounds of blocks of variables  # (n_blocks + 1,)
     # agreement energies w·[x_i = x_j]: −w of a Potts weight w, 2J of an Ising coupling J
-    agree_row: Any  # (n + 1,)
-    agree_column: Any
-    agree_weight: Any
+    agree_row: Ints  # (n + 1,)
+    agree_column: NDArray[np.int32]
+    agree_weight: Floats
     # pairwise tables
-    table_row: Any  # (n + 1,)
-    table_column: Any
-    table_start: (
-        Any  # position of the table; tables of transposed edges have sign flipped: −1 − start
-    )
-    table: Any  # all energies, flat
+    table_row: Ints  # (n + 1,)
+    table_column: NDArray[np.int32]
+    table_start: Ints  # position of the table; −1 − position for transposed edges
+    table: Floats  # all energies, flat
     # tables over three or more variables
-    factor_slot: Any  # first slot of each factor  # (n_factors + 1,)
-    slot_variable: Any  # (n_slots,)
-    slot_message: Any  # where the slot's message starts  # (n_slots + 1,)
-    factor_start: Any  # position of the factor's table  # (n_factors,)
-    slot_row: Any  # slots by variable  # (n + 1,)
-    slot_list: Any
-    slot_factor: Any  # (n_slots,)
-    scratch: int  # most entries a contraction can leave
+    factor_slot: Ints  # first slot of each factor  # (n_factors + 1,)
+    slot_variable: Ints  # (n_slots,)
+    slot_message: Ints  # where the slot's message starts  # (n_slots + 1,)
+    factor_start: Ints  # position of the factor's table  # (n_factors,)
+    slot_row: Ints  # slots by variable  # (n + 1,)
+    slot_list: Ints
+    slot_factor: Ints  # (n_slots,)
+    scratch: int  # maximum number of entries that a contraction leaves
     hard: bool  # do tables hold +inf?
 
 
 class GeneralArrays(NamedTuple):
     """The state; ``q`` is two buffers."""
 
-    q: Any  # (2, size)
-    theta: Any
-    g: Any
-    u: Any
-    v: Any
-    message: Any  # (total message length,)
-    theta_before: Any
-    g_before: Any
+    q: Floats  # (2, size)
+    theta: Floats
+    g: Floats
+    u: Floats
+    v: Floats
+    message: Floats  # (total message length,)
+    theta_before: Floats
+    g_before: Floats
 
 
 @inlined
-def message_of_three(pack: Any, q: Any, factor: int, position: int, out: Any) -> None:
+def message_of_three(pack: GeneralPack, q: Floats, factor: int, position: int, out: Floats) -> None:
     """One message of a factor of three variables, without forbidden configurations."""
     s = pack.factor_slot[factor]
     first, second = (1 if position == 0 else 0), (1 if position == 2 else 2)
@@ -87,7 +87,9 @@ def message_of_three(pack: Any, q: Any, factor: int, position: int, out: Any) ->
 
 
 @inlined
-def contract(pack: Any, q: Any, factor: int, position: int, scratch: Any, out: Any) -> None:
+def contract(
+    pack: GeneralPack, q: Floats, factor: int, position: int, scratch: Floats, out: Floats
+) -> None:
     """Expected table of one factor for each label at one position, into ``out``.
 
     Axes before the position are summed out first (whole rows at a time), then those
@@ -137,7 +139,7 @@ def contract(pack: Any, q: Any, factor: int, position: int, scratch: Any, out: A
 
 
 @inlined
-def messages_of_three(pack: Any, q: Any, message: Any, factor: int) -> None:
+def messages_of_three(pack: GeneralPack, q: Floats, message: Floats, factor: int) -> None:
     """All messages of a factor of three variables, in one pass over its table."""
     s = pack.factor_slot[factor]
     oa = pack.offset[pack.slot_variable[s]]
@@ -164,7 +166,9 @@ def messages_of_three(pack: Any, q: Any, message: Any, factor: int) -> None:
 
 
 @inlined
-def messages_of(pack: Any, q: Any, message: Any, factor: int, scratch: Any) -> None:
+def messages_of(
+    pack: GeneralPack, q: Floats, message: Floats, factor: int, scratch: Floats
+) -> None:
     """All messages of one factor."""
     if pack.factor_slot[factor + 1] - pack.factor_slot[factor] == 3 and not pack.hard:
         messages_of_three(pack, q, message, factor)
@@ -175,7 +179,7 @@ def messages_of(pack: Any, q: Any, message: Any, factor: int, scratch: Any) -> N
 
 
 @inlined
-def pairwise_into(pack: Any, q: Any, i: int, out: Any) -> None:
+def pairwise_into(pack: GeneralPack, q: Floats, i: int, out: Floats) -> None:
     """Add the pairwise gradient of one variable to ``out``."""
     c = len(out)
     for e in range(pack.agree_row[i], pack.agree_row[i + 1]):
@@ -208,7 +212,9 @@ def pairwise_into(pack: Any, q: Any, i: int, out: Any) -> None:
 
 
 @inlined
-def gradient_block(pack: Any, q: Any, message: Any, g: Any, i0: int, i1: int) -> float:
+def gradient_block(
+    pack: GeneralPack, q: Floats, message: Floats, g: Floats, i0: int, i1: int
+) -> float:
     """Gradient of one block of variables; returns its share of the energy.
 
     A term of degree k gives each of its variables 1/k of its energy.
@@ -238,7 +244,7 @@ def gradient_block(pack: Any, q: Any, message: Any, g: Any, i0: int, i1: int) ->
 
 
 @inlined
-def entropy_of(q: Any) -> float:
+def entropy_of(q: Floats) -> float:
     """−Σ q log q."""
     h = 0.0
     for l in range(len(q)):
@@ -249,7 +255,7 @@ def entropy_of(q: Any) -> float:
 
 
 @inlined
-def softmax_into(theta: Any, e: Any) -> Any:
+def softmax_into(theta: Floats, e: Floats) -> tuple[float, float]:
     """e = exp(−θ) with θ shifted so that its minimum is 0; returns (Σ e, entropy of e / Σ e).
 
     (0, 0) where no label is possible.
@@ -272,8 +278,9 @@ def softmax_into(theta: Any, e: Any) -> Any:
 
 @inlined
 def update_block(
-    pack: Any, motion: Any, st: Any, old: Any, new: Any, i0: int, i1: int, redo: bool
-) -> Any:
+    pack: GeneralPack, motion: Motion, st: GeneralArrays, old: Floats, new: Floats,
+    i0: int, i1: int, redo: bool,
+) -> tuple[float, float, float]:  # fmt: skip
     """Move one block; returns its entropy, largest scaled change and difference from two before."""
     entropy, change, twice = 0.0, 0.0, 0.0
     for i in range(i0, i1):
@@ -318,18 +325,18 @@ def update_block(
 
 @kernel
 def run(
-    pack: Any,
-    st: Any,
-    motion: Any,
+    pack: GeneralPack,
+    st: GeneralArrays,
+    motion: Motion,
     n_iters: int,
     tol: float,
     phase: int,
     entropy: float,
     constant: float,
-    f_out: Any,
-    change_out: Any,
+    f_out: Doubles,
+    change_out: Doubles,
     f: float,
-) -> Any:
+) -> tuple[int, int, float, float, float]:
     """Many iterations in one call; the same contract as the binary kernel's ``run``."""
     n_blocks = len(pack.block) - 1
     n_factors = len(pack.factor_start)
@@ -377,7 +384,7 @@ def run(
 
 
 @kernel
-def evaluate(pack: Any, st: Any, phase: int) -> Any:
+def evaluate(pack: GeneralPack, st: GeneralArrays, phase: int) -> tuple[float, float]:
     """Gradient into ``g``; returns (energy without the constant, entropy) of the buffer in use."""
     scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
     q = st.q[phase]
@@ -391,7 +398,9 @@ def evaluate(pack: Any, st: Any, phase: int) -> Any:
 
 
 @kernel
-def update_only(pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool) -> Any:
+def update_only(
+    pack: GeneralPack, st: GeneralArrays, motion: Motion, old: int, new: int, redo: bool
+) -> tuple[float, float, float]:
     """An update from the gradient in ``g``, for fields with extra terms."""
     h, change, twice = 0.0, 0.0, 0.0
     for b in range(len(pack.block) - 1):
@@ -405,7 +414,7 @@ def update_only(pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool)
 
 
 @parallel_kernel
-def messages_parallel(pack: Any, st: Any, phase: int) -> None:
+def messages_parallel(pack: GeneralPack, st: GeneralArrays, phase: int) -> None:
     """All messages, factors over threads."""
     n = len(pack.factor_start)
     chunks = (n + 255) // 256
@@ -416,7 +425,7 @@ def messages_parallel(pack: Any, st: Any, phase: int) -> None:
 
 
 @parallel_kernel
-def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+def gradient_parallel(pack: GeneralPack, st: GeneralArrays, phase: int, parts: Doubles) -> None:
     """The gradient, blocks over threads.  # parts: (n_blocks, 4)"""
     for b in numba.prange(len(parts)):
         parts[b, 0] = gradient_block(
@@ -425,7 +434,7 @@ def gradient_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
 
 
 @parallel_kernel
-def entropy_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
+def entropy_parallel(pack: GeneralPack, st: GeneralArrays, phase: int, parts: Doubles) -> None:
     """Entropies of blocks of variables.  # parts: (n_blocks, 4), column 1"""
     for b in numba.prange(len(parts)):
         h = 0.0
@@ -436,8 +445,9 @@ def entropy_parallel(pack: Any, st: Any, phase: int, parts: Any) -> None:
 
 @parallel_kernel
 def update_parallel(
-    pack: Any, st: Any, motion: Any, old: int, new: int, redo: bool, parts: Any
-) -> None:
+    pack: GeneralPack, st: GeneralArrays, motion: Motion, old: int, new: int, redo: bool,
+    parts: Doubles,
+) -> None:  # fmt: skip
     """The update, blocks over threads."""
     for b in numba.prange(len(parts)):
         h, c, t = update_block(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
-from proxfield.backends.numba.general import contract, entropy_of, pairwise_into
+from proxfield.backends.numba.general import GeneralPack, contract, entropy_of, pairwise_into
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_negative
+from proxfield.terms.base import Doubles, Floats, Ints
 
 GROUP = 1024
 """Variables of a color that one thread takes at a time."""
 
 
 @inlined
-def target_of(pack: Any, q: Any, i: int, g: Any, scratch: Any) -> None:
+def target_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats) -> None:
     """The gradient of one variable, into the first entries of ``g`` (the next hold messages)."""
     o, end = pack.offset[i], pack.offset[i + 1]
     c = end - o
@@ -34,8 +33,9 @@ def target_of(pack: Any, q: Any, i: int, g: Any, scratch: Any) -> None:
 
 @inlined
 def visit(
-    pack: Any, q: Any, theta: Any, h: Any, i: int, beta: float, greedy: bool, g: Any, scratch: Any
-) -> Any:
+    pack: GeneralPack, q: Floats, theta: Floats, h: Doubles, i: int, beta: float, greedy: bool,
+    g: Doubles, scratch: Floats,
+) -> tuple[float, float]:  # fmt: skip
     """Minimize E − H/β (or, if greedy, E) over one variable; returns (change of F, of q)."""
     o, end = pack.offset[i], pack.offset[i + 1]
     c = end - o
@@ -79,19 +79,19 @@ def visit(
 
 @kernel
 def sweep(
-    pack: Any,
-    q: Any,
-    theta: Any,
-    h: Any,
-    order: Any,
+    pack: GeneralPack,
+    q: Floats,
+    theta: Floats,
+    h: Doubles,
+    order: Ints,
     n_iters: int,
     tol: float,
     beta: float,
     greedy: bool,
     f: float,
-    f_out: Any,
-    change_out: Any,
-) -> Any:
+    f_out: Doubles,
+    change_out: Doubles,
+) -> tuple[int, float]:
     """Whole sweeps in the given order(s), one row of ``order`` each; returns (sweeps done, F)."""
     scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
     g = np.empty(2 * widest(pack))
@@ -110,7 +110,7 @@ def sweep(
 
 
 @inlined
-def widest(pack: Any) -> int:
+def widest(pack: GeneralPack) -> int:
     """Largest number of labels of a variable."""
     c = 1
     for i in range(len(pack.offset) - 1):
@@ -120,7 +120,13 @@ def widest(pack: Any) -> int:
 
 @parallel_kernel
 def color_parallel(
-    pack: Any, q: Any, theta: Any, h: Any, members: Any, beta: float, parts: Any
+    pack: GeneralPack,
+    q: Floats,
+    theta: Floats,
+    h: Doubles,
+    members: Ints,
+    beta: float,
+    parts: Doubles,
 ) -> None:
     """One color: members don't interact, so threads may share them.  # parts: (n_blocks, 2)"""
     n = len(members)
@@ -138,7 +144,7 @@ def color_parallel(
 
 
 @kernel
-def entropies(q: Any, offset: Any, h: Any) -> float:
+def entropies(q: Floats, offset: Ints, h: Doubles) -> float:
     """Entropy of every variable into ``h``; returns the sum."""
     total = 0.0
     for i in range(len(h)):

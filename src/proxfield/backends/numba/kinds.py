@@ -6,12 +6,14 @@ have to know of a kind: its moments, its space, whether it centers.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from proxfield.compiled.jit import embedded, inlined
 from proxfield.rules.plan import Kind
+from proxfield.terms.base import Floats
 
 PROXIMAL = int(Kind.PROXIMAL)
 MEAN = int(Kind.MEAN)
@@ -28,9 +30,9 @@ class Motion(NamedTuple):
     moments: int
     mean: bool  # does it average marginals?
     centered: bool
-    step: Any  # (n,)
-    inverse: Any  # 1 / step = 1 + damping  # (n,)
-    fallback: Any  # a certified step, for redoing one that raised F  # (n,)
+    step: Floats  # (n,)
+    inverse: Floats  # 1 / step = 1 + damping  # (n,)
+    fallback: Floats  # a certified step, for redoing one that raised F  # (n,)
     flat: float  # the step if all are equal, else 0: saves reading two arrays
     gamma1: float
     gamma2: float
@@ -50,7 +52,7 @@ class Rates(NamedTuple):
 
 
 @inlined
-def rates_of(motion: Any) -> Any:
+def rates_of(motion: Motion) -> Rates:
     """Those of a rule."""
     return Rates(motion.gamma1, motion.gamma2, motion.epsilon)
 
@@ -58,9 +60,9 @@ def rates_of(motion: Any) -> Any:
 class Means(NamedTuple):
     """Means over a variable's possible labels, 0 unless the kind centers."""
 
-    residual: Any
-    target: Any
-    theta: Any
+    residual: float | np.float32
+    target: float | np.float32
+    theta: float | np.float32
 
 
 CENTERED = Means(np.float32(0.0), np.float32(0.0), np.float32(0.0))
@@ -69,8 +71,9 @@ CENTERED = Means(np.float32(0.0), np.float32(0.0), np.float32(0.0))
 
 @embedded
 def moved(
-    rates: Any, kind: int, t: float, target: float, u: Any, v: Any, at: int, step: float, mean: Any
-) -> Any:
+    rates: Rates, kind: int, t: float, target: float, u: Floats, v: Floats, at: int, step: float,
+    mean: Means,
+) -> float:  # fmt: skip
     """The new θ of one entry; moments are moved on in place.
 
     Args:
@@ -109,7 +112,9 @@ def moved(
 
 
 @inlined
-def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) -> None:
+def move_variable(
+    motion: Motion, step: float, theta: Floats, g: Floats, u: Floats, v: Floats
+) -> None:
     """New θ of one variable by the rule; all arrays are the variable's own."""
     beta, kind, rates = motion.beta, motion.kind, rates_of(motion)
     c = len(theta)
@@ -136,12 +141,18 @@ def move_variable(motion: Any, step: float, theta: Any, g: Any, u: Any, v: Any) 
         theta[l] = moved(rates, kind, t, target, u, v, l, step, mean)
 
 
-def difference_move(kind: Kind) -> Any:
+BlockMove = Callable[[Motion, Floats, Floats, Floats, Floats, Floats], None]
+"""Moves ``a`` of a block by (motion, a, g, first moments, second moments, step)."""
+
+
+def difference_move(kind: Kind) -> Callable[..., float]:
     """A binary variable's new a = θ(1) − θ(0) by one kind, a constant to the compiler."""
     number, centered = int(kind), kind.centered
 
     @embedded
-    def move(rates: Any, a: float, target: float, u: Any, v: Any, k: int, step: float) -> Any:
+    def move(
+        rates: Rates, a: float, target: float, u: Floats, v: Floats, k: int, step: float
+    ) -> float:
         if centered:  # of the two labels' natural parameters: ±a/2
             t, size = np.float32(0.5) * a, np.float64(step)
             return 2.0 * moved(rates, number, t, 0.5 * target, u, v, k, size, CENTERED)
@@ -150,7 +161,7 @@ def difference_move(kind: Kind) -> Any:
     return move
 
 
-def block_move(kind: Kind, others: Any) -> Any:
+def block_move(kind: Kind, others: BlockMove) -> BlockMove:
     """The same for a block of variables; rules of other kinds go to ``others``.
 
     Each kind has loops of its own, which run at vector speed.
@@ -159,7 +170,9 @@ def block_move(kind: Kind, others: Any) -> Any:
     difference = difference_move(kind)
 
     @inlined
-    def move(motion: Any, a: Any, g: Any, first: Any, second: Any, step: Any) -> None:
+    def move(
+        motion: Motion, a: Floats, g: Floats, first: Floats, second: Floats, step: Floats
+    ) -> None:
         beta, flat, rates = motion.beta, motion.flat, rates_of(motion)
         if motion.kind != number:
             others(motion, a, g, first, second, step)
@@ -174,7 +187,9 @@ def block_move(kind: Kind, others: Any) -> Any:
 
 
 @inlined
-def no_move(motion: Any, a: Any, g: Any, first: Any, second: Any, step: Any) -> None:
+def no_move(
+    motion: Motion, a: Floats, g: Floats, first: Floats, second: Floats, step: Floats
+) -> None:
     """For kinds that don't exist."""
 
 

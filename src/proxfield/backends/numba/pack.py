@@ -21,7 +21,7 @@ CHUNK = 1 << 18
 
 
 def is_binary(lowered: Lowered) -> bool:
-    """Can the field run on the compact binary kernels?"""
+    """Whether the field can run on the compact binary kernels."""
     plain = not (lowered.potts or lowered.factors or lowered.extras)
     return plain and (lowered.layout.n_vars == 0 or lowered.layout.common == 2)
 
@@ -65,7 +65,7 @@ def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bo
     for start in range(0, n, CHUNK):
         some = unary[start : start + CHUNK]
         if np.isinf(some.max()):
-            free = np.isfinite(some).all(axis=1)
+            free = np.asarray(np.isfinite(some).all(axis=1))
             clamped.append(start + np.flatnonzero(~free))
             some = np.where(free[:, None], some, 0.0)
         bias[start : start + CHUNK] = some[:, 1] - some[:, 0]

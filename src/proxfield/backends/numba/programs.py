@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, State, softmax
 from proxfield.backends.numba import binary, binary_sweep, chains, general, general_sweep
-from proxfield.backends.numba.binary import BinaryArrays
-from proxfield.backends.numba.cpu import CpuProgram, CpuState
-from proxfield.backends.numba.general import GeneralArrays
+from proxfield.backends.numba.binary import BinaryArrays, BinaryPack
+from proxfield.backends.numba.cpu import CpuProgram
+from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
+from proxfield.backends.numba.state import CpuState
 from proxfield.backends.reference import TINY
 from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats
+
+BinaryState = CpuState[BinaryArrays]
+GeneralState = CpuState[GeneralArrays]
 
 
 def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = None) -> Program:
@@ -30,12 +33,12 @@ def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = 
     return (BinaryProgram if is_binary(lowered) else GeneralProgram)(lowered, dtype, threads)
 
 
-class BinaryProgram(CpuProgram):
+class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     """Binary variables and Ising couplings: one number per variable."""
 
     kernels = binary
     sweeps = binary_sweep
-    chains = staticmethod(chains.binary_chains)
+    chains = chains.binary_chains
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -43,12 +46,12 @@ class BinaryProgram(CpuProgram):
         self.constant = binary_constant(lowered)
         self.n = self.layout.n_vars
         self.n_blocks = -(-self.n // binary.BLOCK)
-        self._coupling: Any = None
+        self._coupling: tuple[BinaryPack, BinaryState] | None = None
         edges = 0 if lowered.ising is None else len(lowered.ising.edges)
         self.work = self.n + 2 * edges
 
     @cached_property
-    def sweep_pack(self) -> Any:
+    def sweep_pack(self) -> BinaryPack:  # type: ignore[override]
         """The field with all edges in rows, under the same padding as ``pack``."""
         if len(self.pack.distance) == 0:
             return self.pack
@@ -70,7 +73,7 @@ class BinaryProgram(CpuProgram):
         return slice(self.pack.pad, self.pack.pad + self.n)
 
     def marginals(self, state: State) -> NDArray[np.float64]:
-        s: CpuState = state.arrays
+        s: BinaryState = state.arrays
         out = np.empty((self.n, 2))
         if s.natural:  # v + ½ would round a small probability to 0
             a = s.arrays.a.astype(np.float64)
@@ -86,24 +89,25 @@ class BinaryProgram(CpuProgram):
             out[self.pack.clamped, 0] = self.pack.clamp > 0
         return out.ravel()
 
-    def _buffer(self, s: CpuState) -> Any:
-        return s.arrays.v[s.phase]
+    def _buffer(self, s: BinaryState) -> Floats:
+        buffer: Floats = s.arrays.v[s.phase]
+        return buffer
 
-    def _natural(self, s: CpuState) -> Any:
+    def _natural(self, s: BinaryState) -> Floats:
         return s.arrays.a
 
-    def _entropies(self, s: CpuState) -> float:
+    def _entropies(self, s: BinaryState) -> float:
         return float(binary_sweep.entropies(self._buffer(s), self.pack.pad, s.h))
 
-    def _set(self, s: CpuState, theta: Floats) -> None:
+    def _set(self, s: BinaryState, theta: Floats) -> None:
         s.arrays.a[:] = theta[1::2] - theta[::2]
         q = softmax(self.layout.owner, self.layout.offsets, theta)
         self._buffer(s)[self._inside] = q[1::2] - 0.5
 
-    def _theta(self, s: CpuState) -> NDArray[np.float64]:
+    def _theta(self, s: BinaryState) -> NDArray[np.float64]:
         return np.stack([np.zeros(self.n), s.arrays.a.astype(np.float64)], axis=1).ravel()
 
-    def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
+    def _flat_gradient(self, s: BinaryState) -> NDArray[np.float64]:
         pairs = self.lowered.unary.reshape(-1, 2)
         mean, half = pairs.mean(axis=1), 0.5 * s.arrays.g.astype(np.float64)
         return np.stack([mean - half, mean + half], axis=1).ravel()
@@ -118,28 +122,28 @@ class BinaryProgram(CpuProgram):
         binary.evaluate(pack, s.arrays, 0)
         return np.array(s.arrays.g, dtype=np.float64)
 
-    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Floats, Floats]:
         v = np.zeros((len(starts), self.n + 2 * self.pack.pad), dtype=self.dtype)
         v[:, self._inside] = starts[:, 1::2] - 0.5
         return v, np.zeros((len(starts), self.n), dtype=self.dtype)
 
-    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+    def _chain_marginals(self, arrays: Floats) -> NDArray[np.float64]:
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
-    def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
+    def _gradient(self, s: BinaryState, parts: NDArray[np.float64]) -> None:
         binary.gradient_parallel(self.pack, s.arrays, s.phase, parts)
 
-    def _fused(self, s: CpuState, motion: Motion, parts: NDArray[np.float64]) -> None:
+    def _fused(self, s: BinaryState, motion: Motion, parts: NDArray[np.float64]) -> None:
         binary.fused_parallel(self.pack, s.arrays, motion, s.phase, parts)
 
 
-class GeneralProgram(CpuProgram):
+class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     """Any field."""
 
     kernels = general
     sweeps = general_sweep
-    chains = staticmethod(chains.general_chains)
+    chains = chains.general_chains
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -166,32 +170,33 @@ class GeneralProgram(CpuProgram):
     def marginals(self, state: State) -> NDArray[np.float64]:
         return np.array(self._buffer(state.arrays), dtype=np.float64)
 
-    def _buffer(self, s: CpuState) -> Any:
-        return s.arrays.q[s.phase]
+    def _buffer(self, s: GeneralState) -> Floats:
+        buffer: Floats = s.arrays.q[s.phase]
+        return buffer
 
-    def _natural(self, s: CpuState) -> Any:
+    def _natural(self, s: GeneralState) -> Floats:
         return s.arrays.theta
 
-    def _entropies(self, s: CpuState) -> float:
+    def _entropies(self, s: GeneralState) -> float:
         return float(general_sweep.entropies(self._buffer(s), self.layout.offsets, s.h))
 
-    def _set(self, s: CpuState, theta: Floats) -> None:
+    def _set(self, s: GeneralState, theta: Floats) -> None:
         s.arrays.theta[:] = theta
         self._buffer(s)[:] = softmax(self.layout.owner, self.layout.offsets, theta)
 
-    def _theta(self, s: CpuState) -> NDArray[np.float64]:
+    def _theta(self, s: GeneralState) -> NDArray[np.float64]:
         return np.array(s.arrays.theta, dtype=np.float64)
 
-    def _flat_gradient(self, s: CpuState) -> NDArray[np.float64]:
+    def _flat_gradient(self, s: GeneralState) -> NDArray[np.float64]:
         return np.array(s.arrays.g, dtype=np.float64)
 
-    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Any, Any]:
+    def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Floats, Floats]:
         return starts.astype(self.dtype), np.zeros(starts.shape, dtype=self.dtype)
 
-    def _chain_marginals(self, arrays: Any) -> NDArray[np.float64]:
+    def _chain_marginals(self, arrays: Floats) -> NDArray[np.float64]:
         return np.array(arrays, dtype=np.float64)
 
-    def _gradient(self, s: CpuState, parts: NDArray[np.float64]) -> None:
+    def _gradient(self, s: GeneralState, parts: NDArray[np.float64]) -> None:
         if len(self.pack.factor_start):
             general.messages_parallel(self.pack, s.arrays, s.phase)
         general.gradient_parallel(self.pack, s.arrays, s.phase, parts)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.backends.terms import implementation
-from proxfield.terms.base import Layout, Term
+from proxfield.terms.base import Floats, Layout, Term
 
 
 class CpuTerm(Protocol):
     """A term on the CPU, made from (term, layout, dtype); dtype is "float32" or "float64"."""
 
-    def add_gradient(self, q: NDArray[Any], out: NDArray[Any]) -> float:
+    def add_gradient(self, q: Floats, out: Floats) -> float:
         """Add dE/dq at ``q`` to ``out``.
 
         Args:
@@ -26,13 +25,13 @@ class CpuTerm(Protocol):
         """
 
 
-def on_cpu(term: Term, layout: Layout, dtype: np.dtype[Any]) -> CpuTerm | None:
+def on_cpu(term: Term, layout: Layout, dtype: np.dtype[np.floating]) -> CpuTerm | None:
     """A term's own CPU implementation; None: the term itself is to be called.
 
     Args:
         term: The term.
-        layout: Of the field.
-        dtype: Of marginals and gradients.
+        layout: Layout of the field.
+        dtype: Type of marginals and gradients.
 
     Example:
         >>> import proxfield as pf

@@ -9,32 +9,33 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.backends.terms import Maker, implementation
 from proxfield.devices.cuda import torch
+from proxfield.devices.pytorch import sum_type
+from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.filters.torch.operator import Operator, differentiable
 from proxfield.lowering.lowered import Lowered
-from proxfield.terms.base import Ints, Layout, Term
+from proxfield.terms.base import Floats, Ints, Layout, Term
 from proxfield.terms.factor import Factor
 from proxfield.terms.gaussian import Gaussian
 
-FEW = 16
+MAX_SHARED_TABLES = 16
 """Shared tables up to which factors are done table by table, without copies of the tables."""
 
 
 class Padding:
-    """Flat arrays of a layout as (n, most labels), and back.
+    """Flat arrays of a layout as (n, largest n_labels), and back.
 
     Args:
         layout: Where each variable's labels live in a flat array.
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
-    def __init__(self, layout: Layout, device: Any) -> None:
+    def __init__(self, layout: Layout, device: TorchDevice) -> None:
         self.n = layout.n_vars
         self.labels = int(layout.cardinalities.max(initial=1))
         self.common = layout.common is not None
@@ -47,14 +48,14 @@ class Padding:
             self.at = torch.as_tensor(at.ravel(), device=device)
             self.flat = torch.as_tensor(flat, device=device)
 
-    def pad(self, flat: Any, fill: float) -> Any:
+    def pad(self, flat: Tensor, fill: float) -> Tensor:
         """# (B, size) -> (B, n, labels)"""
         if not self.common:
             end = flat.new_full((len(flat), 1), fill)
             flat = torch.cat([flat, end], dim=1)[:, self.at]
         return flat.reshape(len(flat), self.n, self.labels)
 
-    def flatten(self, padded: Any) -> Any:
+    def flatten(self, padded: Tensor) -> Tensor:
         """# (B, n, labels) -> (B, size)"""
         flat = padded.reshape(len(padded), -1)
         return flat if self.common else flat[:, self.flat]
@@ -66,15 +67,15 @@ class Collect:
     Args:
         owner: The variable that each row is for.  # (rows,)
         n: Number of variables.
-        device: Of the tensors.
+        device: Device of the tensors.
     """
 
-    def __init__(self, owner: Ints, n: int, device: Any) -> None:
+    def __init__(self, owner: Ints, n: int, device: TorchDevice) -> None:
         order = np.argsort(owner, kind="stable")
         degree = np.bincount(owner, minlength=n)
         start = np.cumsum(degree) - degree
-        self.groups: list[Any] = []
-        placed: list[NDArray[Any]] = [np.flatnonzero(degree == 0)]
+        self.groups: list[Tensor] = []
+        placed: list[Ints] = [np.flatnonzero(degree == 0)]
         self.idle = len(placed[0])
         width = 1
         while width < 2 * degree.max(initial=0):  # at most half of a group's places are empty
@@ -90,7 +91,7 @@ class Collect:
         back[np.concatenate(placed)] = np.arange(n)
         self.back = torch.as_tensor(back, device=device)
 
-    def add(self, rows: Any) -> Any:
+    def add(self, rows: Tensor) -> Tensor:
         """# (B, rows, labels) -> (B, n, labels)"""
         none = rows.new_zeros((len(rows), 1, rows.shape[2]))
         rows = torch.cat([rows, none], dim=1)
@@ -100,17 +101,17 @@ class Collect:
 
 
 class Edges:
-    """Potts or Ising energies, one weight an edge; see the terms of these names."""
+    """Potts or Ising energies, one weight per edge; see the terms of these names."""
 
     degree = 2
 
-    def __init__(self, edges: Ints, ising: bool, labels: int, device: Any) -> None:
+    def __init__(self, edges: Ints, ising: bool, labels: int, device: TorchDevice) -> None:
         self.owner = np.concatenate([edges[:, 0], edges[:, 1]])
         there = np.concatenate([edges[:, 1], edges[:, 0]])
         self.there = torch.as_tensor(there, device=device)
         self.ising, self.labels = ising, labels
 
-    def messages(self, q: Any, weights: Any) -> Any:
+    def messages(self, q: Tensor, weights: Tensor) -> Tensor:
         """# (B, n, labels), (m,) or (B, m) -> (B, 2m, labels)"""
         w = weights.reshape(-1, weights.shape[-1], 1).repeat(1, 2, 1)
         other = q[:, self.there]
@@ -124,11 +125,11 @@ class Edges:
 class Tables:
     """Messages of one `Factor`: expected tables for each label of each of its variables."""
 
-    def __init__(self, term: Factor, labels: int, dtype: Any, device: Any) -> None:
+    def __init__(self, term: Factor, labels: int, dtype: TorchDtype, device: TorchDevice) -> None:
         self.degree, self.shape, self.labels = term.degree, term.shape, labels
-        few = len(term.tables) <= FEW
+        few = len(term.tables) <= MAX_SHARED_TABLES
         groups = [term.index == t for t in range(len(term.tables))] if few else [slice(None)]
-        self.groups: list[tuple[Any, Any, Any]] = []
+        self.groups: list[tuple[Tensor, Tensor, Tensor | None]] = []
         owner = []
         for t, rows in enumerate(groups):
             scopes = term.scopes[rows]
@@ -141,7 +142,7 @@ class Tables:
         self.owner = np.concatenate(owner)
         self.own = "" if few else "y"
 
-    def _contract(self, table: Any, weights: list[Any], position: int) -> Any:
+    def _contract(self, table: Tensor, weights: list[Tensor], position: int) -> Tensor:
         """Σ table[x] Π_{p ≠ position} weights_p(x_p) over x with x_position = l."""
         letters = string.ascii_lowercase[: self.degree]  # of 23: tables end long before
         out, spec = table, self.own + letters
@@ -152,7 +153,7 @@ class Tables:
                 spec = result
         return out
 
-    def messages(self, q: Any, _: Any = None) -> Any:
+    def messages(self, q: Tensor, _: Tensor | None = None) -> Tensor:
         """# (B, n, labels) -> (B, rows, labels)"""
         out = []
         for scopes, table, hard in self.groups:
@@ -169,11 +170,11 @@ class Tables:
 class TorchTerm(Protocol):
     """A term in differentiable torch, made from (term, layout, dtype, device)."""
 
-    def gradient(self, q: Any) -> Any:
+    def gradient(self, q: Tensor) -> Tensor:
         """dE/dq, 0 for variables of other terms.  # (B, n, labels) -> (B, n, labels)"""
 
-    def energy(self, q: Any) -> Any:
-        """E(q) in float64; asked only where the term's degree is None.  # (B, n, labels) -> (B,)"""
+    def energy(self, q: Tensor) -> Tensor:
+        """E(q) in float64; used only if the term's degree is None.  # (B, n, labels) -> (B,)"""
 
 
 class Block:
@@ -181,23 +182,27 @@ class Block:
 
     @staticmethod
     def accepts(term: Term) -> bool:
-        """Does the term still have its features, and any?"""
+        """Whether the term still has its features, and at least one point."""
         assert isinstance(term, Gaussian)
         return term.features is not None and term.n_points > 0
 
-    def __init__(self, term: Gaussian, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(
+        self, term: Gaussian, layout: Layout, dtype: TorchDtype, device: TorchDevice
+    ) -> None:
         assert term.features is not None
         make = {"dtype": dtype, "device": device}
         features = torch.as_tensor(np.asarray(term.features, dtype=np.float64), **make)[None]
         self.operator: Operator = differentiable(features, term.normalization, term.self_message)
         self.features = features
         self.rows = slice(term.first, term.first + term.n_points)
-        self.table: Any = None if term.matrix is None else torch.as_tensor(term.matrix, **make)
+        self.table: Tensor | None = (
+            None if term.matrix is None else torch.as_tensor(term.matrix, **make)
+        )
         self.weight = term.weight
         self.labels = int(layout.cardinalities.max(initial=1))
         self.sums = self.operator.apply(torch.ones_like(features[..., :1]))
 
-    def gradient(self, q: Any) -> Any:
+    def gradient(self, q: Tensor) -> Tensor:
         """dE/dq, 0 for other variables.  # (B, n, labels)"""
         c = self.labels if self.table is None else len(self.table)
         seen = self.operator.apply(q[:, self.rows, :c])
@@ -220,19 +225,21 @@ class Energy:
     def __init__(
         self,
         lowered: Lowered,
-        dtype: Any,
-        device: Any,
+        dtype: TorchDtype,
+        device: TorchDevice,
         *,
         exact: bool = False,
         edges: list[tuple[Ints, bool]] | None = None,
     ) -> None:
         layout = lowered.layout
         self.lowered, self.dtype, self.device = lowered, dtype, device
+        self.sums = sum_type(device)
         self.padding = Padding(layout, device)
         c = self.padding.labels
         self.unary = self.padding.pad(self.tensor(lowered.unary)[None], np.inf)
         self.constant = float(lowered.constant)
-        self.parts: list[tuple[Any, Any]] = []  # what gives messages, and its weights
+        self.parts: list[tuple[Edges | Tables, Tensor | None]] = []
+        """What gives messages, and its weights."""
         for term, ising in ((lowered.ising, True), (lowered.potts, False)):
             if term is not None:
                 part = Edges(term.edges, ising, c, device)
@@ -257,16 +264,18 @@ class Energy:
             else:
                 self.blocks.append((extra.degree, maker(extra, layout, dtype, device)))
 
-    def tensor(self, values: Any) -> Any:
+    def tensor(self, values: Floats) -> Tensor:
         """An array as a tensor of this energy's type."""
-        return torch.as_tensor(np.array(values), device=self.device).to(self.dtype)
+        return torch.as_tensor(np.array(values), dtype=self.dtype).to(self.device)
 
-    def _messages(self, q: Any, given: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+    def _messages(
+        self, q: Tensor, given: tuple[Tensor, ...]
+    ) -> Iterator[tuple[Edges | Tables, Tensor]]:
         first = len(self.parts) - self.given
         for k, (part, weights) in enumerate(self.parts):
             yield part, part.messages(q, weights if k < first else given[k - first])
 
-    def gradient(self, q: Any, unary: Any, *weights: Any) -> Any:
+    def gradient(self, q: Tensor, unary: Tensor, *weights: Tensor) -> Tensor:
         """dE/dq; +inf where a label is impossible.
 
         Args:
@@ -282,27 +291,29 @@ class Energy:
             out = out + block.gradient(q)
         return out
 
-    def energy(self, q: Any, unary: Any, *weights: Any) -> Any:
-        """E(q) of each image, in float64.  # (B,)"""
-        total = self.constant + expected(q, unary.expand(len(q), -1, -1))
+    def energy(self, q: Tensor, unary: Tensor, *weights: Tensor) -> Tensor:
+        """E(q) of each image, in float64 where the device has it.  # (B,)"""
+        total = self.constant + expected(q, unary.expand(len(q), -1, -1), self.sums)
         for k, (part, message) in enumerate(self._messages(q, weights)):
             mine = q[:, self.where[int(self.rows[k]) : int(self.rows[k + 1])]]
-            total = total + expected(mine, message) / part.degree
+            total = total + expected(mine, message, self.sums) / part.degree
         for degree, block in self.blocks:
-            mine = block.energy(q) if degree is None else expected(q, block.gradient(q)) / degree
-            total = total + mine
+            if degree is None:
+                total = total + block.energy(q)
+            else:
+                total = total + expected(q, block.gradient(q), self.sums) / degree
         return total
 
-    def free_energy(self, q: Any, unary: Any, *weights: Any) -> Any:
-        """F(q) = E(q) − H(q) of each image, in float64.  # (B,)"""
-        p = q.double()
+    def free_energy(self, q: Tensor, unary: Tensor, *weights: Tensor) -> Tensor:
+        """F(q) = E(q) − H(q) of each image, in float64 where the device has it.  # (B,)"""
+        p = q.to(self.sums)
         return self.energy(q, unary, *weights) + torch.xlogy(p, p).sum(dim=(1, 2))
 
 
-def expected(q: Any, g: Any) -> Any:
-    """⟨q, g⟩ with 0 · inf = 0, in float64.  # (B,)"""
-    zero = torch.zeros((), dtype=torch.float64, device=q.device)
-    return torch.where(q > 0, q.double() * g.double(), zero).sum(dim=(1, 2))
+def expected(q: Tensor, g: Tensor, sums: TorchDtype) -> Tensor:
+    """⟨q, g⟩ with 0 · inf = 0, in the type ``sums``.  # (B,)"""
+    zero = torch.zeros((), dtype=sums, device=q.device)
+    return torch.where(q > 0, q.to(sums) * g.to(sums), zero).sum(dim=(1, 2))
 
 
 def maker_of(term: Term, exact: bool) -> Maker | None:

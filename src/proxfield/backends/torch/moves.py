@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 
 
-def softmax(theta: Any) -> Any:
+def softmax(theta: Tensor) -> Tensor:
     """q = softmax(−θ); +inf gives 0, and all +inf gives zeros, not NaN.  # (B, n, c)"""
     low = theta.amin(dim=-1, keepdim=True)
     low = torch.where(torch.isinf(low), torch.zeros_like(low), low)
@@ -16,7 +15,7 @@ def softmax(theta: Any) -> Any:
     return e / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def moved(theta: Any, target: Any, step: Any) -> Any:
+def moved(theta: Tensor, target: Tensor, step: Tensor) -> Tensor:
     """θ − step (θ − θ*), where +inf in θ* rules a label out.  # (B, n, c)"""
     impossible = torch.isinf(target)
     target = torch.where(impossible, torch.zeros_like(target), target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from proxfield.backends.torch.energy import Energy
 from proxfield.backends.torch.moves import softmax
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
 from proxfield.terms.base import Floats
@@ -22,7 +22,7 @@ from proxfield.terms.base import Floats
 class TorchState:
     """Marginals, natural parameters, moments, the state before.  # (B, n, labels) each"""
 
-    def __init__(self, q: Any) -> None:
+    def __init__(self, q: Tensor) -> None:
         self.q = q
         self.theta = -torch.log(q.clamp(min=TINY))
         self.u = torch.zeros_like(q)
@@ -31,9 +31,9 @@ class TorchState:
 
 
 def compile_torch(
-    lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: Any = None
+    lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: TorchDevice = None
 ) -> TorchProgram:
-    """A program for the kernel set "torch"; on the CPU unless told otherwise."""
+    """A program for the kernel set "torch"; on the CPU by default."""
     return TorchProgram(lowered, dtype, device)
 
 
@@ -50,18 +50,18 @@ class TorchProgram(Program):
         device: Where to compute.
         unary: Unary energies instead of the field's.  # (B, n, labels)
         energy: The field's energy, if there is one already.
-        weights: Of its edges that were given apart.
+        weights: Weights of the edges that were given separately.
     """
 
     def __init__(
         self,
         lowered: Lowered,
         dtype: str = "float64",
-        device: Any = None,
+        device: TorchDevice = None,
         *,
-        unary: Any = None,
+        unary: Tensor | None = None,
         energy: Energy | None = None,
-        weights: tuple[Any, ...] = (),
+        weights: tuple[Tensor, ...] = (),
     ) -> None:
         need_torch()
         self.lowered = lowered
@@ -80,15 +80,15 @@ class TorchProgram(Program):
         flat = self.field.tensor(q)[None].expand(len(self.unary), -1)
         return self.start_from(self.padding.pad(flat, 0.0))
 
-    def start_from(self, q: Any) -> State:
+    def start_from(self, q: Tensor) -> State:
         """A state at these marginals.  # (B, n, labels)"""
         return State(TorchState(q))
 
-    def tensor(self, state: State) -> Any:
+    def tensor(self, state: State) -> Tensor:
         """The marginals, on the device.  # (B, n, labels)"""
         return state.arrays.q
 
-    def _host(self, padded: Any) -> NDArray[np.float64]:
+    def _host(self, padded: Tensor) -> NDArray[np.float64]:
         out = self.padding.flatten(padded)[0].detach().cpu().numpy()
         return np.array(out, dtype=np.float64)
 
@@ -97,22 +97,22 @@ class TorchProgram(Program):
 
     # ---- energies ----
 
-    def _gradient(self, q: Any) -> Any:
+    def _gradient(self, q: Tensor) -> Tensor:
         out = self.field.gradient(q, self.unary, *self.weights)
         for term in self.field.unknown:  # through the host, image by image
-            flat = self.padding.flatten(q).double().cpu().numpy()
+            flat = self.padding.flatten(q).cpu().double().numpy()
             extra = np.zeros_like(flat)
             for image, mine in zip(extra, flat, strict=True):
                 term.add_gradient(self.layout, mine, image)
             out = out + self.padding.pad(self.field.tensor(extra), 0.0)
         return out
 
-    def _free_energy(self, q: Any) -> Any:
+    def _free_energy(self, q: Tensor) -> Tensor:
         out = self.field.free_energy(q, self.unary, *self.weights)
         for term in self.field.unknown:
-            flat = self.padding.flatten(q).double().cpu().numpy()
+            flat = self.padding.flatten(q).cpu().double().numpy()
             extra = [term.energy(self.layout, mine) for mine in flat]
-            out = out + torch.as_tensor(extra, dtype=torch.float64, device=self.device)
+            out = out + torch.as_tensor(extra, dtype=self.field.sums, device=self.device)
         return out
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
@@ -129,8 +129,9 @@ class TorchProgram(Program):
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         energies: list[float] = []
         changes: list[float] = []
-        period2 = np.inf
         s = state.arrays
+        scale: Tensor | float = 1.0
+        earlier = None
         with torch.no_grad():
             for _ in range(n):
                 f = self._free_energy(s.q) if trace else None
@@ -141,13 +142,13 @@ class TorchProgram(Program):
                 else:
                     scale = self.update(s, plan, f)
                 changes.append(largest((s.q - old).abs() / scale))
-                period2 = largest((s.q - s.before).abs() / scale)
-                s.before = old
+                earlier, s.before = s.before, old
                 if not changes[-1] > tol:  # NaN ends it too
                     break
+            period2 = np.inf if earlier is None else largest((s.q - earlier).abs() / scale)
         return Rows(np.array(energies), np.array(changes), period2)
 
-    def update(self, s: TorchState, plan: Update | Order, f: Any = None) -> Any:
+    def update(self, s: TorchState, plan: Update | Order, f: Tensor | None = None) -> Tensor:
         """One update of a state, in operations that autograd can record.
 
         Args:
@@ -165,7 +166,7 @@ class TorchProgram(Program):
                 f = self._free_energy(s.q)
         return self._parallel(s, plan, f)
 
-    def _parallel(self, s: TorchState, plan: Update, f: Any) -> Any:
+    def _parallel(self, s: TorchState, plan: Update, f: Tensor) -> Tensor:
         target = plan.inverse_temperature * self._gradient(s.q)
         impossible = torch.isinf(target)
         target = torch.where(impossible, torch.zeros_like(target), target)
@@ -183,7 +184,7 @@ class TorchProgram(Program):
             rose = self._free_energy(softmax(trial)) > allowed
             step = torch.where(rose[:, None, None], certain, step)
 
-        def center(x: Any) -> Any:
+        def center(x: Tensor) -> Tensor:
             """Subtract the mean over possible labels."""
             count = (~impossible).sum(dim=-1, keepdim=True).clamp(min=1)
             kept = torch.where(impossible, torch.zeros_like(x), x)
@@ -230,6 +231,6 @@ class TorchProgram(Program):
         return ReferenceProgram(self.lowered).explore(chains, threads)
 
 
-def largest(change: Any) -> float:
+def largest(change: Tensor) -> float:
     """The largest entry; NaN if there is one."""
     return float(change.max()) if change.numel() else 0.0

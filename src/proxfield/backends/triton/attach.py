@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from proxfield.filters.triton.plans import DeviceFilter, resolved
 from proxfield.terms.gaussian import Gaussian
 
 if TYPE_CHECKING:
+    from proxfield.devices.tensors import TorchDevice
     from proxfield.lowering.lowered import Lowered
+    from proxfield.terms.base import Term
 
 
 def with_filter(term: Gaussian, made: Plan) -> Gaussian:
@@ -27,7 +29,9 @@ def with_filter(term: Gaussian, made: Plan) -> Gaussian:
     return out
 
 
-def attach(lowered: Lowered, dtype: Any, device: Any, tolerance: float = TOLERANCE) -> Lowered:
+def attach(
+    lowered: Lowered, dtype: str, device: TorchDevice, tolerance: float = TOLERANCE
+) -> Lowered:
     """A lowered field whose Gaussian terms filter on a device.
 
     λ, total weights and energies are then those of the operator that the device iterates with,
@@ -39,14 +43,14 @@ def attach(lowered: Lowered, dtype: Any, device: Any, tolerance: float = TOLERAN
         lowered: The field.
         dtype: "float32" or "float64".
         device: A device of torch.
-        tolerance: Of the exact filter in float32.
+        tolerance: Tolerance of the exact filter in float32.
     """
     if not lowered.extras:
         return lowered
     double = np.dtype(dtype) == np.float64
     place = resolved(device)
 
-    def moved(term: Any) -> Any:
+    def moved(term: Term) -> Term:
         if not isinstance(term, Gaussian) or term.features is None or term.n_points == 0:
             return term
         held = vars(term).get("filter")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import ROUNDING_FACTOR, Rows, slack
+from proxfield.backends.base import ROUNDING_FACTOR, Batch, Rows, slack
 from proxfield.backends.triton import launch
 from proxfield.backends.triton import state as states
 from proxfield.backends.triton.device_pack import BinaryTensors, Joined, Tensors, from_numpy
@@ -21,16 +21,20 @@ from proxfield.backends.triton.natural_parameters import Natural
 from proxfield.backends.triton.state import BatchState, Slot, default_device
 from proxfield.backends.triton.update import arithmetic, kinds
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Update
 from proxfield.terms.base import Floats
 
-BETWEEN_LOOKS = 256
+if TYPE_CHECKING:
+    from proxfield.backends.triton.terms.base import DeviceTerm
+
+LAUNCHES_PER_CHECK = 256
 """Launches between two looks at whether all is done."""
 
 
-class BatchProgram:
+class BatchProgram(Batch[Update, BatchState]):
     """Several lowered fields as one program.
 
     Fields may differ in everything but must all be binary Ising fields to run on the compact
@@ -39,21 +43,21 @@ class BatchProgram:
 
     Args:
         lowereds: The fields.
-        dtype: Of the state, "float32" or "float64"; sums are float64.
+        dtype: Type of the state, "float32" or "float64"; sums are float64.
         device: A CUDA device.
         form: How to store couplings, for tests; see `device_pack`.
 
     Example:
         >>> batch = BatchProgram([field.lower() for field in fields])  # doctest: +SKIP
         >>> state = batch.start([np.full(f.layout.size, 0.5) for f in fields])  # doctest: +SKIP
-        >>> rows = batch.advance(state, plan, 100, 1e-3, True)  # doctest: +SKIP
+        >>> rows = batch.advance_each(state, plan, 100, 1e-3, True)  # doctest: +SKIP
     """
 
     def __init__(
         self,
         lowereds: list[Lowered],
         dtype: str = "float32",
-        device: Any = None,
+        device: TorchDevice = None,
         form: str | None = None,
     ) -> None:
         self.device = default_device(device)
@@ -62,12 +66,11 @@ class BatchProgram:
         self.tensors = Tensors(dtype, self.device)
         self.binary = self.joined.binary
         self.natural = Natural(self.joined, self.device)
-        self.terms: list[Any] = []
+        self.terms: list[DeviceTerm] = []
         """Terms iterated on their own (see `gpu.terms`), and whether graphs can hold them."""
         self.capturable = True
-        self.pack: Any = (BinaryTensors if self.binary else GeneralTensors)(
-            self.joined, self.tensors, form
-        )
+        kind = BinaryTensors if self.binary else GeneralTensors
+        self.pack: BinaryTensors | GeneralTensors = kind(self.joined, self.tensors, form)
         self.small = self.pack.form == "small"
         self.per_state = self.joined.n if self.binary else self.joined.size
         self.front = self.pack.front
@@ -116,7 +119,7 @@ class BatchProgram:
         flat = np.concatenate([np.zeros(0), *q]) if len(q) != 1 else np.asarray(q[0])
         return self.start_from(from_numpy(flat).to(self.device))
 
-    def start_from(self, q: Any) -> BatchState:
+    def start_from(self, q: Tensor) -> BatchState:
         """A state at the marginals of all fields, as one tensor.  # (size,)"""
         pending = np.zeros(self.fields, dtype=bool)
         if self.any_gone:
@@ -131,7 +134,7 @@ class BatchProgram:
         state.slot.board.zero_()
         return state
 
-    def set_marginals(self, state: BatchState, q: Any) -> None:
+    def set_marginals(self, state: BatchState, q: Tensor) -> None:
         """Put a state at other marginals, moments kept; all its buffers hold them.  # (size,)"""
         slot = state.slot
         value = self.natural.of(q.to(torch.float64))
@@ -158,7 +161,7 @@ class BatchProgram:
         out.extra = {k: v.clone() if hasattr(v, "clone") else v for k, v in state.extra.items()}
         return out
 
-    def residual(self, state: BatchState) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def residual_each(self, state: BatchState) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """max |softmax(−g(q)) − q| of each field, and how much of it rounding may cause."""
         q = self.tensor(state, torch.float64)
         g = self.look(q)[1]
@@ -180,7 +183,7 @@ class BatchProgram:
         worst = [both[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(entry)]
         return np.array([w[0] for w in worst]), np.array([w[1] for w in worst])
 
-    def _buffer(self, state: BatchState, ago: int = 0) -> Any:
+    def _buffer(self, state: BatchState, ago: int = 0) -> Tensor:
         """The natural parameters some updates ago, without asking the device which they are."""
         slot = state.slot
         if self.binary and self.small:
@@ -191,17 +194,17 @@ class BatchProgram:
         at = torch.arange(self.per_state, device=self.device)
         return slot.buffers[self._which(slot, ago)[entries], at]
 
-    def _which(self, slot: Slot, ago: int) -> Any:
+    def _which(self, slot: Slot, ago: int) -> Tensor:
         return (
             slot.board[:, arithmetic.TICK].long() + arithmetic.BUFFERS - ago
         ) % arithmetic.BUFFERS
 
-    def _field_of_entries(self) -> Any:
+    def _field_of_entries(self) -> Tensor:
         bounds = self.joined.bounds if self.binary else self.joined.offsets[self.joined.bounds]
         fields = np.repeat(np.arange(self.fields), np.diff(bounds))
         return torch.as_tensor(fields).to(self.device)
 
-    def tensor(self, state: BatchState, dtype: Any = None) -> Any:
+    def tensor(self, state: BatchState, dtype: TorchDtype | None = None) -> Tensor:
         """Marginals of all fields on the device, normalized.  # (size,)"""
         value = self._buffer(state).to(self.tensors.dtype if dtype is None else dtype)
         q = self.natural.marginals(value)
@@ -215,7 +218,7 @@ class BatchProgram:
             q = torch.where(none, 0.0, torch.where(none.flip(1), 1.0, pairs)).ravel()
         return q
 
-    def marginals(self, state: BatchState) -> list[NDArray[np.float64]]:
+    def marginals_each(self, state: BatchState) -> list[NDArray[np.float64]]:
         """Marginals of each field, on the host."""
         q = self.tensor(state, torch.float64).cpu().numpy()
         entry = self.joined.offsets[self.joined.bounds]
@@ -223,7 +226,13 @@ class BatchProgram:
 
     # ---- updates ----
 
-    def advance(
+    def warm_up(self, plan: Update, state: BatchState, trace: bool) -> None:
+        """An iteration and an evaluation of F, of a copy."""
+        scratch = self.copy(state)
+        self.advance_each(scratch, plan, 1, 0.0, trace)
+        self.free_energy_each(scratch)
+
+    def advance_each(
         self,
         state: BatchState,
         plan: Update,
@@ -317,13 +326,13 @@ class BatchProgram:
         launches = n + plan.adaptive  # it learns F of the last state from one launch more
         key = (flags, getattr(self.pack, "hard", False))
         while launches:
-            some = min(launches, BETWEEN_LOOKS)
+            some = min(launches, LAUNCHES_PER_CHECK)
             slot.graphs.repeat(key, once, some, self.capturable)
             launches -= some
             if (launches or plan.adaptive) and bool((slot.board[:, arithmetic.DONE] != 0).all()):
                 return
             if launches == 0 and plan.adaptive:  # some were made again
-                launches = BETWEEN_LOOKS if n > BETWEEN_LOOKS else max(1, n // 4)
+                launches = LAUNCHES_PER_CHECK if n > LAUNCHES_PER_CHECK else max(1, n // 4)
 
     def _step(self, slot: Slot, flags: launch.Flags) -> None:
         """One iteration of all fields that aren't done."""
@@ -333,6 +342,7 @@ class BatchProgram:
         launch.finish(self, slot, flags)
 
     def _add_terms(self, slot: Slot) -> None:
+        assert slot.q is not None and slot.shift is not None, "made with the slot"
         q = self.natural.marginals(self._present(slot))
         slot.q.copy_(q)
         slot.shift.zero_()
@@ -341,7 +351,7 @@ class BatchProgram:
             energy = energy + term.add_gradient(slot.q, slot.shift[: self.joined.size])
         slot.numbers[:, arithmetic.EXTRA] = energy
 
-    def _present(self, slot: Slot) -> Any:
+    def _present(self, slot: Slot) -> Tensor:
         return slot.buffers.index_select(0, self._which(slot, 0))[0, self.inside]
 
     def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
@@ -368,7 +378,7 @@ class BatchProgram:
             rows.append(Rows(f, change, float(line[1])))
         return rows
 
-    def _twice(self, state: BatchState, plan: Update) -> Any:
+    def _twice(self, state: BatchState, plan: Update) -> Tensor:
         """Largest difference from two updates before, over the step, of each field."""
         a, b, c = (self.natural.plain(self._buffer(state, ago)) for ago in (0, 2, 1))
         gap = (a - b).abs()
@@ -395,7 +405,7 @@ class BatchProgram:
 
     # ---- looking ----
 
-    def set_unary(self, unary: Any) -> None:
+    def set_unary(self, unary: Tensor) -> None:
         """Replace the unary energies of all fields.
 
         States at hand see the new energies too; the fields' own arrays stay as they were.
@@ -419,34 +429,35 @@ class BatchProgram:
 
     @property
     def exact(self) -> BatchProgram:
-        """The same fields in float64, for F as it is reported; made when first asked for."""
+        """The same fields in float64, for F as it is reported; made when first used."""
         if self.dtype == "float64" and not self.small:
             return self
         if self._exact is None:
             form = "tiles"
             if self.binary:
                 form = "slices" if self.small else self.pack.form
-            if form == self.pack.form and not self.binary and not self.pack.coupled:
-                self._exact = self._in_double()
+            pack = self.pack
+            if isinstance(pack, GeneralTensors) and form == pack.form and not pack.coupled:
+                self._exact = self._in_double(pack)
             else:
                 self._exact = BatchProgram(self.joined.lowereds, "float64", self.device, form)
             self._exact.terms = self.exact_terms()
             self._exact.set_unary(self.unary)
         return self._exact
 
-    def _in_double(self) -> BatchProgram:
+    def _in_double(self, pack: GeneralTensors) -> BatchProgram:
         """The same program with numbers in float64, where no coupling was rounded to float32."""
         out = copy.copy(self)
         out.dtype, out.tensors = "float64", Tensors("float64", self.device)
-        out.pack = self.pack.retyped(out.tensors)
+        out.pack = pack.retyped(out.tensors)
         out._pool, out._slots, out._exact = [], WeakSet(), None
         return out
 
-    def exact_terms(self) -> list[Any]:
+    def exact_terms(self) -> list[DeviceTerm]:
         """The terms of `terms` in float64."""
         return []
 
-    def look(self, q: Any) -> tuple[Any, Any]:
+    def look(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """F of each field and dE/dq at normalized marginals, all in float64.
 
         Args:
@@ -474,13 +485,13 @@ class BatchProgram:
             g = torch.stack([mean - 0.5 * g, mean + 0.5 * g], 1).ravel()
         return f, g
 
-    def free_energy(self, state: BatchState) -> NDArray[np.float64]:
-        """F of each field at the marginals that `marginals` gives, in float64.  # (fields,)"""
+    def free_energy_each(self, state: BatchState) -> NDArray[np.float64]:
+        """F of each field at the marginals that `marginals_each` gives, in float64.  # (fields,)"""
         f = self.look(self.tensor(state, torch.float64))[0].cpu().numpy()
         return np.where(state.pending, np.inf, f)
 
 
-def finite_size(values: Any) -> Any:
+def finite_size(values: Tensor) -> Tensor:
     """|values| where they are finite, else 0."""
     return torch.where(torch.isfinite(values), values.abs(), 0.0)
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.numba.pack import is_binary
 from proxfield.devices.cuda import cooperative, torch
+from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.lowering.lowered import Lowered
-from proxfield.terms.base import Ints
+from proxfield.terms.base import Doubles, Floats, Ints
+
+V = TypeVar("V", bound=np.generic)
 
 MAX_DIAGONALS = 4
 MIN_DIAGONALS = 1 << 18
@@ -59,7 +62,7 @@ class Joined:
         """Labels of all variables where they agree, else 0."""
 
     @property
-    def unary(self) -> NDArray[Any]:
+    def unary(self) -> Floats:
         """Unary energies of all entries.  # (size,)"""
         return _cat([low.unary for low in self.lowereds], np.float64)
 
@@ -78,7 +81,7 @@ class Joined:
         return np.repeat(np.arange(len(self.lowereds)), np.diff(self.bounds))
 
 
-def _cat(arrays: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+def _cat(arrays: list[NDArray[V]], dtype: type[np.generic]) -> NDArray[V]:
     if len(arrays) == 1:
         return np.asarray(arrays[0])
     return np.concatenate([np.zeros(0, dtype=dtype), *arrays])
@@ -148,14 +151,14 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, int(n) - 1).bit_length()
 
 
-def processors(device: Any) -> int:
+def processors(device: TorchDevice) -> int:
     """Programs that surely run at the same time."""
     if device.type != "cuda":
         return 2**31  # the interpreter: one after another
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def from_numpy(values: NDArray[Any]) -> Any:
+def from_numpy(values: NDArray[np.generic]) -> Tensor:
     """A tensor of an array on the host, without copying it unless it can't be written to."""
     values = np.ascontiguousarray(values)
     return torch.from_numpy(values if values.flags.writeable else values.copy())
@@ -164,21 +167,21 @@ def from_numpy(values: NDArray[Any]) -> Any:
 class Tensors:
     """Numpy arrays to tensors of one device and floating-point type."""
 
-    def __init__(self, dtype: str, device: Any) -> None:
+    def __init__(self, dtype: str, device: TorchDevice) -> None:
         self.name, self.dtype, self.device = dtype, getattr(torch, dtype), device
 
-    def floats(self, values: NDArray[Any]) -> Any:
+    def floats(self, values: Floats) -> Tensor:
         """In the state's type; never empty, so that it has an address."""
         values = values if values.size else np.zeros(1)
         return self._put(values, self.dtype)
 
-    def ints(self, values: NDArray[Any], wide: bool = False) -> Any:
+    def ints(self, values: Ints, wide: bool = False) -> Tensor:
         """32-bit integers, or 64-bit ones."""
         values = values if values.size else np.zeros(1, dtype=np.int64)
         kind = torch.int64 if wide or values.max() >= 2**31 else torch.int32
         return self._put(values, kind)
 
-    def _put(self, values: NDArray[Any], kind: Any) -> Any:
+    def _put(self, values: Floats | Ints, kind: TorchDtype) -> Tensor:
         """On the device in a type: converted there if it is little, which is faster."""
         if values.nbytes <= MAX_PINNED_BYTES:
             return from_numpy(values).to(self.device).to(kind)
@@ -196,10 +199,10 @@ class BinaryTensors:
 
     def __init__(self, joined: Joined, tensors: Tensors, form: str | None = None) -> None:
         self.joined, self.tensors = joined, tensors
-        self.bias: Any = None
+        self.bias: Tensor | None = None
         self.hard = False
-        self.constants: Any = None
-        self.inside: Any = None
+        self.constants: Tensor | None = None
+        self.inside: Tensor | None = None
         """Where small fields keep their variables, with room for as many in each.  # (n,)"""
         self.front, self.stride = 0, 0
         """Padding in front of states and diagonals, and the length of both with it."""
@@ -232,7 +235,7 @@ class BinaryTensors:
         else:
             self._pack_slices(edges, weights, degree)
 
-    def set_unary(self, unary: Any) -> None:
+    def set_unary(self, unary: Tensor) -> None:
         """Biases from unary energies, ±inf where a label is impossible, and the constants.
 
         The constant of a field is its energy at uniform marginals, which the compact form leaves
@@ -260,7 +263,7 @@ class BinaryTensors:
         else:
             self.bias = bias
 
-    def _pack_small(self, edges: Ints, weights: NDArray[Any], most: int, largest: int) -> None:
+    def _pack_small(self, edges: Ints, weights: Doubles, most: int, largest: int) -> None:
         joined, n = self.joined, self.n
         self.width, self.room = most, max(32, power_of_two(largest))
         # 16 warps are the fastest on an H200 from 512 to 8192 variables; couplings fit beside the
@@ -301,9 +304,7 @@ class BinaryTensors:
         fits = cooperative() and len(self.whose) <= processors(self.tensors.device)
         self.shared = fits and int(members.max()) > 2
 
-    def _pack_diagonals(
-        self, edges: Ints, weights: NDArray[Any], gap: Ints, distances: Ints
-    ) -> None:
+    def _pack_diagonals(self, edges: Ints, weights: Doubles, gap: Ints, distances: Ints) -> None:
         """The most filled distance of those long enough comes last: it is walked along."""
         n = self.n
         counts = np.bincount(np.searchsorted(distances, gap), minlength=len(distances))
@@ -335,7 +336,7 @@ class BinaryTensors:
         self.first = self.tensors.ints(np.zeros(1, dtype=np.int64))
         self.count = self.tensors.ints(np.array([self.n_blocks]))
 
-    def _pack_slices(self, edges: Ints, weights: NDArray[Any], degree: Ints) -> None:
+    def _pack_slices(self, edges: Ints, weights: Doubles, degree: Ints) -> None:
         joined = self.joined
         mean = 2.0 * len(edges) / max(1, self.n)
         self.wide = min(64, power_of_two(max(1, round(mean))))

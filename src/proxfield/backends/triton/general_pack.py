@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.triton.device_pack import SMALL_WORK, Blocks, Joined, Tensors, power_of_two
 from proxfield.devices.cuda import torch
-from proxfield.terms.base import Ints
+from proxfield.devices.tensors import Tensor
+from proxfield.terms.base import Floats, Ints
 
 TILE = 1024
 """Entries of a tile."""
@@ -88,7 +88,7 @@ class GeneralTensors:
     def __init__(self, joined: Joined, tensors: Tensors, form: str | None = None) -> None:
         self.joined, self.tensors = joined, tensors
         self.n = joined.n
-        self.unary: Any = None
+        self.unary: Tensor | None = None
         self.front, self.stride = 0, 0  # states need no padding
         constants = np.array([low.constant for low in joined.lowereds], dtype=np.float64)
         self._list_agreements(constants)
@@ -122,7 +122,7 @@ class GeneralTensors:
 
     @property
     def coupled(self) -> bool:
-        """Is there any coupling in it, or are all terms iterated on their own?"""
+        """Whether it has any coupling, or all terms are iterated on their own."""
         return any(b.agree or b.pairs or b.arity for b in self.buckets)
 
     def retyped(self, tensors: Tensors) -> GeneralTensors:
@@ -133,7 +133,7 @@ class GeneralTensors:
         out.table = self.table.to(tensors.dtype)
         return out
 
-    def set_unary(self, unary: Any) -> None:
+    def set_unary(self, unary: Tensor) -> None:
         """Replace the unary energies, on the device.  # (size,)"""
         if self.unary is None:
             own = unary.to(self.tensors.dtype, copy=True)  # later ones are copied into it
@@ -170,7 +170,7 @@ class GeneralTensors:
         joined = self.joined
         pair: list[list[Ints]] = [[], [], []]
         slots: list[tuple[Ints, Ints, Ints, Ints]] = []
-        tables: list[NDArray[Any]] = []
+        tables: list[Floats] = []
         used = 0
         found = [
             (factor, first)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import CudaGraph, TorchDevice
 
 LENGTHS = (64, 8)
 """Iterations in one graph; fewer are launched one by one."""
@@ -22,9 +22,9 @@ class Graphs:
     read, so that a graph stays right when these change; what it is recorded for is in its key.
     """
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: TorchDevice) -> None:
         self.device = device
-        self.found: dict[Hashable, Any] = {}
+        self.found: dict[tuple[Hashable, int], CudaGraph] = {}
         self.seen: set[Hashable] = set()
 
     def repeat(self, key: Hashable, once: Callable[[], None], n: int, capturable: bool) -> None:
@@ -46,7 +46,7 @@ class Graphs:
         for _ in range(n):
             once()
 
-    def _graph(self, key: Hashable, once: Callable[[], None], length: int) -> Any:
+    def _graph(self, key: Hashable, once: Callable[[], None], length: int) -> CudaGraph:
         if (key, length) not in self.found:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from proxfield.backends.triton.general_pack import Bucket, GeneralTensors
 from proxfield.backends.triton.update import arithmetic, binary, general, team
 from proxfield.devices.cuda import interpreted, torch
+from proxfield.devices.tensors import Tensor
 from proxfield.rules.plan import Kind
 
 if TYPE_CHECKING:
     from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.backends.triton.device_pack import BinaryTensors
     from proxfield.backends.triton.state import Slot
 
 
@@ -26,14 +29,14 @@ class Flags(NamedTuple):
     flat: bool
 
     @property
-    def words(self) -> dict[str, Any]:
+    def words(self) -> dict[str, int]:
         """As the kernels' own arguments."""
         return {
             "KIND": self.kind, "ADAPTIVE": self.adaptive, "TRACE": self.trace, "FLAT": self.flat
         }  # fmt: skip
 
 
-def moments(slot: Slot) -> tuple[Any, Any]:
+def moments(slot: Slot) -> tuple[Tensor, Tensor]:
     """Both moments, or something else with an address where a rule has none."""
     other = slot.buffers
     return other if slot.u is None else slot.u, other if slot.v is None else slot.v
@@ -42,11 +45,11 @@ def moments(slot: Slot) -> tuple[Any, Any]:
 def step(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
     """One update of all fields that aren't done; leaves partial sums."""
     p, (u, v) = batch.pack, moments(slot)
-    if not batch.binary:
+    if isinstance(p, GeneralTensors):
         for bucket, first in zip(p.buckets, p.starts[:-1], strict=True):
             general.tile_step[(bucket.n_blocks,)](
                 slot.buffers, batch.stride, bucket.field, slot.board, slot.parts[int(first) :],
-                *tile_arguments(batch, slot, bucket), num_warps=4,
+                *tile_arguments(batch, p, slot, bucket), num_warps=4,
                 **tile_flags(batch, bucket, flags),
             )  # fmt: skip
     elif p.form == "diagonals":
@@ -82,17 +85,17 @@ def finish(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
 def run(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
     """Up to ``n`` updates of small fields in one launch."""
     p, (u, v) = batch.pack, moments(slot)
-    if not batch.binary:
+    if isinstance(p, GeneralTensors):
         bucket = p.buckets[0]
         general.tile_run[(batch.fields,)](
             slot.buffers, batch.stride, p.first, p.count, slot.board, slot.numbers,
             slot.out[0], slot.out[1], slot.out.shape[2],
-            *tile_arguments(batch, slot, bucket), num_warps=4,
+            *tile_arguments(batch, p, slot, bucket), num_warps=4,
             **tile_flags(batch, bucket, flags),
         )  # fmt: skip
         return
     if p.shared and not flags.adaptive:
-        run_teams(batch, slot, flags, n)
+        run_teams(batch, p, slot, flags, n)
         return
     slot.twice = None
     binary.binary_run[(batch.fields,)](
@@ -105,9 +108,9 @@ def run(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
     )  # fmt: skip
 
 
-def run_teams(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
+def run_teams(batch: BatchProgram, p: BinaryTensors, slot: Slot, flags: Flags, n: int) -> None:
     """The same for fields that several programs share."""
-    p, (u, v) = batch.pack, moments(slot)
+    u, v = moments(slot)
     exact = {"dtype": torch.float64, "device": batch.device}
     if slot.meeting is None or slot.meeting[1].shape[2] != p.team:
         arrived = torch.zeros(batch.fields, dtype=torch.int32, device=batch.device)
@@ -130,9 +133,11 @@ def run_teams(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
         )  # fmt: skip
 
 
-def tile_arguments(batch: BatchProgram, slot: Slot, bucket: Any) -> list[Any]:
+def tile_arguments(
+    batch: BatchProgram, p: GeneralTensors, slot: Slot, bucket: Bucket
+) -> list[Tensor | int]:
     """What both kernels over tiles take, from ``variable`` to ``parameters``."""
-    p, (u, v) = batch.pack, moments(slot)
+    u, v = moments(slot)
     shift = p.unary if slot.shift is None else slot.shift
     return [
         bucket.variable, p.offset, p.cards, batch.joined.common, p.unary, shift, u, v,
@@ -140,7 +145,7 @@ def tile_arguments(batch: BatchProgram, slot: Slot, bucket: Any) -> list[Any]:
     ]  # fmt: skip
 
 
-def tile_flags(batch: BatchProgram, bucket: Any, flags: Flags) -> dict[str, Any]:
+def tile_flags(batch: BatchProgram, bucket: Bucket, flags: Flags) -> dict[str, int]:
     """What both are compiled for."""
     return {
         **flags.words, "SAME": batch.joined.common > 0, "AGREE": bucket.agree,

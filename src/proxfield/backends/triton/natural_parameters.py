@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from proxfield.backends.triton.device_pack import Joined
 from proxfield.backends.triton.update import arithmetic
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 
 
 class Natural:
@@ -17,22 +16,22 @@ class Natural:
         device: Where they are.
     """
 
-    def __init__(self, joined: Joined, device: Any) -> None:
+    def __init__(self, joined: Joined, device: TorchDevice) -> None:
         self.joined, self.device, self.binary = joined, device, joined.binary
-        self.bounds: Any = None
+        self.bounds: Tensor | None = None
         """Where each variable's entries start, where numbers of labels differ.  # (n + 1,)"""
         if not joined.common:  # now: while a graph is recorded nothing can be copied
             self.bounds = torch.as_tensor(joined.offsets).to(device)
             self.counts = self.bounds.diff()
 
-    def of(self, q: Any) -> Any:
+    def of(self, q: Tensor) -> Tensor:
         """Natural parameters of marginals, as the kernels hold them; float64."""
         if self.binary:
             pairs = q.reshape(-1, 2).clamp(min=1e-30).log()
             return 0.5 * (pairs[:, 0] - pairs[:, 1])
         return torch.where(q > 0, -q.clamp(min=1e-300).log(), arithmetic.START_ZERO)
 
-    def marginals(self, value: Any) -> Any:
+    def marginals(self, value: Tensor) -> Tensor:
         """Normalized marginals of natural parameters.  # (size,)"""
         if self.binary:
             small = torch.sigmoid(-2.0 * value.abs())
@@ -42,7 +41,7 @@ class Natural:
         q = torch.exp(-value)
         return q / self.sums(q)
 
-    def sums(self, q: Any, empty: float = 1.0) -> Any:
+    def sums(self, q: Tensor, empty: float = 1.0) -> Tensor:
         """Sum of its variable's entries for each entry.
 
         Args:
@@ -57,11 +56,11 @@ class Natural:
             total = torch.repeat_interleave(each, self.counts, output_size=len(q))
         return total if empty == 0.0 else torch.where(total > 0, total, empty)
 
-    def plain(self, value: Any) -> Any:
+    def plain(self, value: Tensor) -> Tensor:
         """What differs by as much as marginals do: m, or q."""
         return 0.5 * torch.tanh(value) if self.binary else torch.exp(-value)
 
-    def most(self, flat: Any) -> Any:
+    def most(self, flat: Tensor) -> Tensor:
         """The largest of each variable's entries.  # (n,)"""
         if self.joined.common:
             return flat.reshape(-1, self.joined.common).amax(1)

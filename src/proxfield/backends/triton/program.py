@@ -6,10 +6,11 @@ Python rules, terms that iterate on their own.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from copy import deepcopy
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,27 +21,32 @@ from proxfield.backends.triton.batch import BatchProgram
 from proxfield.backends.triton.device_pack import from_numpy
 from proxfield.backends.triton.state import BatchState, default_device
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.triton.plans import DeviceFilter
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
-from proxfield.terms.base import Floats
+from proxfield.terms.base import Floats, Term
+
+if TYPE_CHECKING:
+    from proxfield.backends.triton.sweeps.sweeps import Sweeper
+    from proxfield.backends.triton.terms.base import DeviceTerm
 
 
 def compile_cuda(
-    lowered: Lowered, dtype: str = "float32", threads: int | None = None, device: Any = None
-) -> Program:
+    lowered: Lowered, dtype: str = "float32", threads: int | None = None, device: TorchDevice = None
+) -> GpuProgram:
     """The program of a field on a CUDA device (in Triton's interpreter: on the CPU).
 
     Args:
         lowered: The field.
-        dtype: Of the state: "float32" or "float64".
+        dtype: Type of the state: "float32" or "float64".
         threads: Not used; every kernel set takes it.
         device: A CUDA device; by default the current one.
     """
     return GpuProgram(lowered, dtype, device)
 
 
-def numbers_in(thing: Any) -> tuple[Any, ...]:
+def numbers_in(thing: object) -> tuple[tuple[str, bool | int | str], ...]:
     """Its attributes that are plain numbers or words: all that kernels are compiled for."""
     return tuple((k, v) for k, v in vars(thing).items() if isinstance(v, (bool, int, str)))
 
@@ -48,13 +54,15 @@ def numbers_in(thing: Any) -> tuple[Any, ...]:
 class GpuBatch(BatchProgram):
     """A batch of one field, with its own terms in float64 when F is wanted."""
 
-    extras: Any = ()
+    extras: tuple[Term, ...] = ()
 
-    def exact_terms(self) -> list[Any]:
+    def exact_terms(self) -> list[DeviceTerm]:
         return terms_on(self.extras, self.joined.lowereds[0], "float64", self.device)
 
 
-def terms_on(extras: Any, lowered: Lowered, dtype: str, device: Any) -> list[Any]:
+def terms_on(
+    extras: tuple[Term, ...], lowered: Lowered, dtype: str, device: TorchDevice
+) -> list[DeviceTerm]:
     """Terms that can't be lowered, as what the device iterates on."""
     if not extras:
         return []
@@ -83,7 +91,7 @@ class GpuProgram(Program):
         self,
         lowered: Lowered,
         dtype: str = "float32",
-        device: Any = None,
+        device: TorchDevice = None,
         form: str | None = None,
     ) -> None:
         self.device = default_device(device)
@@ -112,7 +120,7 @@ class GpuProgram(Program):
         if self.sweepable and (plan is None or isinstance(plan, Order)):
             _ = self._sweeper
 
-    def kernel_key(self) -> tuple[Any, ...]:
+    def kernel_key(self) -> tuple[Hashable, ...]:
         """What programs have in common that need the same kernels, and more than that: sizes and
         numbers of blocks are in it too."""
         pack = self.batch.pack
@@ -130,18 +138,18 @@ class GpuProgram(Program):
     def start(self, q: Floats) -> State:
         return State(self.batch.start([q]))
 
-    def start_from(self, q: Any) -> State:
+    def start_from(self, q: Tensor) -> State:
         """A state at marginals that are on the device already.  # (size,)"""
         return State(self.batch.start_from(q))
 
-    def tensor(self, state: State) -> Any:
+    def tensor(self, state: State) -> Tensor:
         """The state's marginals on the device, in the program's type.  # (size,)"""
         return self.batch.tensor(state.arrays)
 
     def marginals(self, state: State) -> NDArray[np.float64]:
-        return self.batch.marginals(state.arrays)[0]
+        return self.batch.marginals_each(state.arrays)[0]
 
-    def set_unary(self, unary: Any) -> None:
+    def set_unary(self, unary: Tensor) -> None:
         """Replace the unary energies, without packing the rest again.
 
         ``lowered`` keeps those that it came with.
@@ -167,7 +175,7 @@ class GpuProgram(Program):
         s.extra.clear()
         if isinstance(plan, Custom):
             return self._custom(state, plan, n, tol)
-        return self.batch.advance(s, plan, n, tol, trace)[0]
+        return self.batch.advance_each(s, plan, n, tol, trace)[0]
 
     def _still(self) -> Rows:
         """A field without variables is where it ends."""
@@ -202,17 +210,17 @@ class GpuProgram(Program):
     # ---- one variable after another ----
 
     @cached_property
-    def _sweeper(self) -> Any:
+    def _sweeper(self) -> Sweeper:
         module = import_module("proxfield.backends.triton.sweeps.sweeps")
-        sweeper = module.Sweeper(self.lowered, self.dtype.name, self.device)
+        sweeper: Sweeper = module.Sweeper(self.lowered, self.dtype.name, self.device)
         sweeper.set_unary(self.batch.unary.to(self.batch.tensors.dtype))
         return sweeper
 
     def _sweep(self, s: BatchState, plan: Order, n: int, tol: float) -> Rows:
         self.need_sweeps()
         if "q" not in s.extra:
-            q = torch.as_tensor(self.batch.marginals(s)[0]).to(self.device)
-            s.extra["f"] = float(self.batch.free_energy(s)[0])
+            q = torch.as_tensor(self.batch.marginals_each(s)[0]).to(self.device)
+            s.extra["f"] = float(self.batch.free_energy_each(s)[0])
             s.extra["q"] = q.to(self.batch.tensors.dtype)
             s.extra["theta"] = -torch.log(q.clamp(min=1e-30)).to(self.batch.tensors.dtype)
         q, theta, f = s.extra["q"], s.extra["theta"], s.extra["f"]
@@ -236,7 +244,7 @@ class GpuProgram(Program):
         self.batch.set_marginals(s, self._normalized(q))
         return Rows(np.array(energies), np.array(changes))
 
-    def _normalized(self, q: Any) -> Any:
+    def _normalized(self, q: Tensor) -> Tensor:
         q = q.to(torch.float64)
         return q / self.batch.natural.sums(q)
 
@@ -262,14 +270,14 @@ class GpuProgram(Program):
     def residual(self, state: State) -> tuple[float, float]:
         if not self.layout.n_vars:
             return 0.0, 0.0
-        residual, rounding = self.batch.residual(state.arrays)
+        residual, rounding = self.batch.residual_each(state.arrays)
         return float(residual[0]), float(rounding[0])
 
     def tangent(self, state: State) -> Tangent:
-        def sums(flat: Any) -> Any:
+        def sums(flat: Tensor) -> Tensor:
             return self.batch.natural.sums(flat, empty=0.0)
 
-        def where(mask: Any, flat: Any, other: float) -> Any:
+        def where(mask: Tensor, flat: Tensor, other: float) -> Tensor:
             return torch.where(mask, flat, other)
 
         return Tangent(
@@ -286,7 +294,7 @@ class GpuProgram(Program):
             return float(self.lowered.constant)
         s: BatchState = state.arrays
         if s.known is None or s.known[0] != self.batch.version:
-            s.known = self.batch.version, float(self.batch.free_energy(s)[0])
+            s.known = self.batch.version, float(self.batch.free_energy_each(s)[0])
         return s.known[1]
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:

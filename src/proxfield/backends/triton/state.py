@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from proxfield.backends.triton.graphs import Graphs
 from proxfield.devices.cuda import find_device
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.rules.plan import Update
 
 CAPACITY = 4096
 """Rows that a device keeps before the host takes them."""
 
 
-def default_device(device: Any = None) -> Any:
-    """The device asked for, else the current CUDA device, else (in the interpreter) the CPU."""
+def default_device(device: TorchDevice = None) -> TorchDevice:
+    """The requested device, else the current CUDA device, else (in the interpreter) the CPU."""
     return find_device("cuda" if device is None else device)
 
 
@@ -25,22 +26,23 @@ def default_device(device: Any = None) -> Any:
 class Slot:
     """The tensors of one state. Slots are used again, so that recorded graphs stay valid."""
 
-    buffers: Any  # natural parameters; see `arithmetic`  # (BUFFERS, stride)
-    spins: Any  # v of small binary fields, else one number  # (BUFFERS, stride)
-    board: Any  # (fields, BOARD) int32
-    numbers: Any  # (fields, BOARD) float64
-    parameters: Any  # (PARAMETERS,) float64
-    step: Any  # (n,)
-    safe: Any  # (n,)
-    parts: Any  # (blocks, 2) float64
-    out: Any  # F and change of each row  # (2, fields, CAPACITY) float64
+    buffers: Tensor  # natural parameters; see `arithmetic`  # (BUFFERS, stride)
+    spins: Tensor  # v of small binary fields, else one number  # (BUFFERS, stride)
+    board: Tensor  # (fields, BOARD) int32
+    numbers: Tensor  # (fields, BOARD) float64
+    parameters: Tensor  # (PARAMETERS,) float64
+    step: Tensor  # (n,)
+    safe: Tensor  # (n,)
+    parts: Tensor  # (blocks, 2) float64
+    out: Tensor  # F and change of each row  # (2, fields, CAPACITY) float64
     graphs: Graphs
-    u: Any = None
-    v: Any = None
-    shift: Any = None
-    q: Any = None
-    meeting: Any = None  # where programs that share a field wait and add up; see `team`
-    twice: Any = None  # what they found, if they did the last updates  # (fields, team)
+    u: Tensor | None = None
+    v: Tensor | None = None
+    shift: Tensor | None = None
+    q: Tensor | None = None
+    meeting: tuple[Tensor, Tensor] | None = None
+    """Where programs that share a field wait and add up; see `team`."""
+    twice: Tensor | None = None  # what they found, if they did the last updates  # (fields, team)
     plan: Update | None = None  # whose numbers are in ``parameters``, ``step`` and ``safe``
     flat: bool = True  # has it one step for all variables?
 
@@ -55,7 +57,7 @@ class BatchState:
     """Fields whose impossible labels still have weight: their F is +inf.  # (fields,)"""
     extra: dict[str, Any] = field(default_factory=dict)
     known: tuple[int, float] | None = None
-    """F of a single field, if it has been asked for here, and which unary energies it is of."""
+    """F of a single field, if it has been computed, and the unary energies it belongs to."""
 
     def __del__(self) -> None:
         self.pool.append(self.slot)

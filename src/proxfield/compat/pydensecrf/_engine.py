@@ -1,4 +1,4 @@
-"""How the stand-in iterates: one small place between pydensecrf's names and proxfield's kernels."""
+"""The iteration of the drop-in replacement, between pydensecrf's names and proxfield's kernels."""
 
 from __future__ import annotations
 
@@ -116,8 +116,10 @@ class Engine:
         """Marginals after ``n`` updates, perhaps in the array given.  # (N · L,) -> (N · L,)"""
         if not self.pairwise:
             return self.unary_only
+        from proxfield.inference.loop import Loop
+
         state = self.program.take(q[None])
-        self.program.advance(state, self.plan, n, -1.0, False)
+        Loop(n, -1.0, trace=False).update(self.program, self.plan, state)
         return np.asarray(self.program.view(state), dtype=np.float32)
 
     def divergence(self, q: NDArray[np.float32]) -> float:

@@ -125,7 +125,7 @@ def create_pairwise_bilateral(
         schan: Standard deviation of each channel, or one for all.
         img: The image.
         chdim: Which dimension holds the channels. With -1, the last one if there is one more
-            than ``sdims`` has, otherwise none does (a grey image).
+            than ``sdims`` has, otherwise none does (a gray image).
 
     Returns:
         One row a dimension, then one a channel.  # (dimensions + channels, N)
@@ -137,8 +137,8 @@ def create_pairwise_bilateral(
     """
     image = np.asarray(img)
     last = np.ndim(sdims) == 1 and image.ndim == len(sdims) + 1
-    grey = chdim == -1 and not last
-    channels = image[None] if grey else np.moveaxis(image, chdim, 0)
+    gray = chdim == -1 and not last
+    channels = image[None] if gray else np.moveaxis(image, chdim, 0)
     if np.ndim(schan) == 1 and 0 < len(schan) < len(channels):
         missing = len(channels) - len(schan)
         warnings.warn(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
+from proxfield.common.arrays import Floats
 from proxfield.compiled.jit import parallel_kernel
 
 ROWS = 16
@@ -14,7 +13,7 @@ ROWS = 16
 
 
 @parallel_kernel
-def exact_filter(features: Any, values: Any, out: Any) -> None:
+def exact_filter(features: Floats, values: Floats, out: Floats) -> None:
     """out_i = Σ_j exp(−½‖f_i − f_j‖²) v_j over all pairs; weights and sums in float64."""
     n, d = features.shape
     c = values.shape[1]

@@ -9,11 +9,13 @@ input gives the same bits on any number of threads.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
+from proxfield.common.arrays import Floats, Ints
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.simd import (
     LANES,
@@ -32,28 +34,33 @@ RUN = 128
 """Maximum number of points per run, a multiple of 16."""
 FEW_VERTICES = 200_000
 """Vertices below which one channel is blurred on one thread."""
-CACHED = 2**24
+CACHE_BYTES = 2**24
 """Bytes that a thread can blur in without being slowed down by memory."""
 VERTICES = 512
 """Vertices that a task blurs."""
-MANY = 4096
+CHANNEL_VERTICES = 4096
 """The same where there is one channel only."""
+
+Indices = NDArray[np.uint32]
+"""Of vertices or rows; unsigned, so that none is counted from the end."""
+Rows = NDArray[np.uint16] | NDArray[np.int32]
+"""Rows of corners within a chunk, in the narrowest type that holds them."""
 
 
 class Chunks(NamedTuple):
     """Which points are handled together: a chunk is some *runs*, a run consecutive points."""
 
-    run: Any  # first run of each chunk  # (chunks + 1,) int64
-    begin: Any  # first point of each run  # (runs,) int64
-    end: Any  # the point after its last  # (runs,) int64
+    run: Ints  # first run of each chunk  # (chunks + 1,) int64
+    begin: Ints  # first point of each run  # (runs,) int64
+    end: Ints  # the point after its last  # (runs,) int64
 
 
 class Points(NamedTuple):
     """Where points lie among the rows: the part of a lattice that iterations read."""
 
-    row: Any  # row of each corner, within the chunk  # (n, d + 1) int32
-    weight: Any  # weight of each corner  # (n, d + 1) float32
-    chunk: Any  # first row of each chunk  # (chunks + 1,)
+    row: Rows  # row of each corner, within the chunk  # (n, d + 1) int32
+    weight: NDArray[np.float32]  # weight of each corner  # (n, d + 1) float32
+    chunk: Ints  # first row of each chunk  # (chunks + 1,)
     chunks: Chunks
 
 
@@ -93,7 +100,7 @@ def make_chunks(n: int, width: int = 0) -> Chunks:
 
 
 @parallel_kernel
-def splat(points: Any, factor: Any, values: Any, stride: int, rows: Any) -> None:
+def splat(points: Points, factor: Floats, values: Floats, stride: int, rows: Floats) -> None:
     """Spread values, times each point's factor, over rows. values: flat, ``stride`` a point."""
     corners = points.row.shape[1]
     corner, weight, chunk = points.row.reshape(-1), points.weight.reshape(-1), points.chunk
@@ -114,8 +121,8 @@ def splat(points: Any, factor: Any, values: Any, stride: int, rows: Any) -> None
 
 
 @parallel_kernel
-def slice_all(points: Any, rows: Any, out: Any) -> None:
-    """out[i] = what each point sees.  # (n, width)"""
+def slice_all(points: Points, rows: Floats, out: Floats) -> None:
+    """out[i] = the filtered values of each point.  # (n, width)"""
     corners = points.row.shape[1]
     width = rows.shape[1]
     corner, weight, chunk = points.row.reshape(-1), points.weight.reshape(-1), points.chunk
@@ -133,7 +140,7 @@ def slice_all(points: Any, rows: Any, out: Any) -> None:
 
 
 @parallel_kernel
-def collect(start: Any, member: Any, rows: Any, planes: Any) -> None:
+def collect(start: Ints, member: Indices, rows: Floats, planes: Floats) -> None:
     """Add up the rows of each vertex, in order; eight channels to a plane.
 
     planes: (width / 8, vertices + 1, 8)
@@ -161,7 +168,7 @@ def collect(start: Any, member: Any, rows: Any, planes: Any) -> None:
 
 
 @parallel_kernel
-def blur_planes(next_to: Any, order: Any, side: Any, planes: Any, there: Any) -> None:
+def blur_planes(next_to: Indices, order: Ints, side: float, planes: Floats, there: Floats) -> None:
     """Blur planes along the axes of ``order`` (an even number of them), one after another.
 
     A vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbors. The loops are in
@@ -189,7 +196,7 @@ def blur_planes(next_to: Any, order: Any, side: Any, planes: Any, there: Any) ->
 
 
 @parallel_kernel
-def distribute(vertex: Any, planes: Any, weight: Any, rows: Any) -> None:
+def distribute(vertex: Indices, planes: Floats, weight: float, rows: Floats) -> None:
     """Give each row its vertex's values times a weight."""
     n = len(vertex)
     groups = len(planes)
@@ -206,8 +213,9 @@ def distribute(vertex: Any, planes: Any, weight: Any, rows: Any) -> None:
 
 @parallel_kernel
 def blur_apart(
-    start: Any, member: Any, vertex: Any, next_to: Any, order: Any, side: Any, weight: Any,
-    rows: Any, spare: Any,
+    start: tuple[Ints, ...], member: tuple[Indices, ...], vertex: tuple[Indices, ...],
+    next_to: tuple[Indices, ...], order: tuple[Ints, ...], side: float, weight: Floats,
+    rows: tuple[Floats, ...], spare: Floats,
 ) -> None:  # fmt: skip
     """`collect`, `blur_planes` and `distribute` for several lattices at once.
 
@@ -230,8 +238,8 @@ def blur_apart(
 
 @inlined
 def blur_group(
-    start: Any, member: Any, vertex: Any, next_to: Any, order: Any, side: Any, weight: Any,
-    rows: Any, width: int, channel: int, here: Any, there: Any,
+    start: Ints, member: Indices, vertex: Indices, next_to: Indices, order: Ints, side: float,
+    weight: float, rows: Floats, width: int, channel: int, here: Floats, there: Floats,
 ) -> None:  # fmt: skip
     """Eight channels of one lattice, from ``channel`` on."""
     n = next_to.shape[1]
@@ -254,7 +262,7 @@ def blur_group(
 
 
 @parallel_kernel
-def mix_labels(rows: Any, table: Any) -> None:
+def mix_labels(rows: Floats, table: Floats) -> None:
     """Multiply each row with a matrix over the labels."""
     n = len(rows)
     labels = len(table)
@@ -270,7 +278,9 @@ def mix_labels(rows: Any, table: Any) -> None:
 
 
 @parallel_kernel
-def self_weights(points: Any, vertex: Any, next_to: Any, side: float, out: Any) -> None:
+def self_weights(
+    points: Points, vertex: Indices, next_to: Indices, side: float, out: Floats
+) -> None:
     """K_ii of each point: the squared norm of its own splat, blurred by half (K = S C Cᵀ Sᵀ)."""
     row, weight, chunk = points.row, points.weight, points.chunk
     run, first, end = points.chunks
@@ -313,8 +323,8 @@ def self_weights(points: Any, vertex: Any, next_to: Any, side: float, out: Any) 
 
 
 @parallel_kernel
-def splat_one(points: Any, values: Any, rows: Any) -> None:
-    """`splat` for one number a point.  # rows: (n_rows,)"""
+def splat_one(points: Points, values: Floats, rows: Floats) -> None:
+    """`splat` for one number per point.  # rows: (n_rows,)"""
     row, weight, chunk = points.row, points.weight, points.chunk
     run, first, end = points.chunks
     corners = row.shape[1]
@@ -328,7 +338,7 @@ def splat_one(points: Any, values: Any, rows: Any) -> None:
 
 
 @parallel_kernel
-def collect_one(start: Any, member: Any, rows: Any, vertices: Any) -> None:
+def collect_one(start: Ints, member: Indices, rows: Floats, vertices: Floats) -> None:
     """`collect` for one channel."""
     n = len(start) - 1
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
@@ -337,7 +347,9 @@ def collect_one(start: Any, member: Any, rows: Any, vertices: Any) -> None:
 
 
 @inlined
-def collect_some(start: Any, member: Any, rows: Any, vertices: Any, first: int, end: int) -> None:
+def collect_some(
+    start: Ints, member: Indices, rows: Floats, vertices: Floats, first: int, end: int
+) -> None:
     """Add up the rows of some vertices."""
     for v in range(first, end):
         total = 0.0
@@ -347,19 +359,21 @@ def collect_some(start: Any, member: Any, rows: Any, vertices: Any, first: int, 
 
 
 @parallel_kernel
-def blur_one(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None:
+def blur_one(next_to: Indices, order: Ints, side: float, here: Floats, there: Floats) -> None:
     """`blur_planes` for one channel; the result is in ``here``."""
     n = next_to.shape[1]
     for k in range(len(order)):
         near = next_to[order[k]]
         a = here if k % 2 == 0 else there
         b = there if k % 2 == 0 else here
-        for task in numba.prange((n + MANY - 1) // MANY):
-            blur_some(near, side, a, b, task * MANY, min(n, (task + 1) * MANY))
+        for task in numba.prange((n + CHANNEL_VERTICES - 1) // CHANNEL_VERTICES):
+            blur_some(
+                near, side, a, b, task * CHANNEL_VERTICES, min(n, (task + 1) * CHANNEL_VERTICES)
+            )
 
 
 @kernel
-def blur_few(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None:
+def blur_few(next_to: Indices, order: Ints, side: float, here: Floats, there: Floats) -> None:
     """The same on one thread: waking others for so little would cost more."""
     for k in range(len(order)):
         a = here if k % 2 == 0 else there
@@ -369,8 +383,9 @@ def blur_few(next_to: Any, order: Any, side: Any, here: Any, there: Any) -> None
 
 @parallel_kernel
 def blur_apart_one(
-    start: Any, member: Any, vertex: Any, next_to: Any, order: Any, side: Any, weight: Any,
-    rows: Any, spare: Any,
+    start: tuple[Ints, ...], member: tuple[Indices, ...], vertex: tuple[Indices, ...],
+    next_to: tuple[Indices, ...], order: tuple[Ints, ...], side: float, weight: Floats,
+    rows: tuple[Floats, ...], spare: Floats,
 ) -> None:  # fmt: skip
     """`blur_apart` for one channel, one thread a lattice.  # spare: (lattices, 2, vertices + 1)"""
     for t in numba.prange(len(rows)):
@@ -384,7 +399,7 @@ def blur_apart_one(
 
 
 @inlined
-def blur_some(near: Any, side: Any, a: Any, b: Any, first: int, end: int) -> None:
+def blur_some(near: Indices, side: float, a: Floats, b: Floats, first: int, end: int) -> None:
     """One axis for some vertices."""
     middle = 1.0 - 2.0 * side
     for v in range(first, end):
@@ -392,8 +407,8 @@ def blur_some(near: Any, side: Any, a: Any, b: Any, first: int, end: int) -> Non
 
 
 @parallel_kernel
-def slice_one(points: Any, vertex: Any, vertices: Any, out: Any) -> None:
-    """What each point sees, straight from the vertices, for one channel.  # (n,)"""
+def slice_one(points: Points, vertex: Indices, vertices: Floats, out: Floats) -> None:
+    """The filtered value of each point, directly from the vertices, for one channel.  # (n,)"""
     row, weight, chunk = points.row, points.weight, points.chunk
     run, first, end = points.chunks
     corners = row.shape[1]

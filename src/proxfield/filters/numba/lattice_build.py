@@ -8,13 +8,13 @@ order of their numbers; a hash table holds numbers alone, which takes half the c
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
+from proxfield.common.arrays import Doubles, Floats, Ints
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
-from proxfield.filters.numba.lattice import VERTICES
+from proxfield.filters.numba.lattice import VERTICES, Chunks, Indices, Points, Rows
 
 BATCH = 64
 """Points that are put onto the lattice together."""
@@ -27,11 +27,14 @@ SLOTS = 4096
 SHARES = 16
 """Into so many parts keys are divided, so that threads can count them apart."""
 
+Table = NDArray[np.int32]
+"""A hash table: the number of the key in each slot, or `FREE`."""
+
 
 @inlined
 def locate(
-    features: Any, factor: Any, code: Any, scale: float, elevated: Any, rest: Any, rank: Any,
-    key: Any, weight: Any,
+    features: Floats, factor: Floats, code: Ints, scale: float, elevated: Doubles,
+    rest: NDArray[np.float32], rank: NDArray[np.int32], key: Ints, weight: NDArray[np.float32],
 ) -> None:  # fmt: skip
     """The simplices that a few points lie in (Adams, Baek, Davis 2010).
 
@@ -116,7 +119,7 @@ def locate(
 
 
 @inlined
-def find(key: int, table: Any, keys: Any) -> int:
+def find(key: int, table: Table, keys: Ints) -> int:
     """The slot with a key's number, or the free slot where that belongs."""
     mask = len(table) - 1
     h = key * MIX
@@ -127,7 +130,7 @@ def find(key: int, table: Any, keys: Any) -> int:
 
 
 @inlined
-def with_room(table: Any, keys: Any, count: int, more: int) -> Any:
+def with_room(table: Table, keys: Ints, count: int, more: int) -> Table:
     """The table of the first ``count`` keys, or a larger one if ``more`` would crowd it."""
     size = len(table)
     while 2 * size < 3 * (count + more):
@@ -142,8 +145,8 @@ def with_room(table: Any, keys: Any, count: int, more: int) -> Any:
 
 @inlined
 def place_chunk(
-    features: Any, factor: Any, code: Any, scale: float, begin: Any, end: Any, keys: Any, row: Any,
-    weight: Any,
+    features: Floats, factor: Floats, code: Ints, scale: float, begin: Ints, end: Ints, keys: Ints,
+    row: Rows, weight: NDArray[np.float32],
 ) -> int:  # fmt: skip
     """Rows and weights of the points of some runs; the keys of the rows; returns how many."""
     d = features.shape[1]
@@ -177,8 +180,8 @@ def place_chunk(
 
 @parallel_kernel
 def place(
-    features: Any, factor: Any, code: Any, scale: float, chunks: Any, first: int, keys: Any,
-    count: Any, row: Any, weight: Any,
+    features: Floats, factor: Floats, code: Ints, scale: float, chunks: Chunks, first: int,
+    keys: Ints, count: Ints, row: Rows, weight: NDArray[np.float32],
 ) -> None:  # fmt: skip
     """Some chunks, over threads; ``keys`` and ``count`` have one entry for each."""
     run, begin, end = chunks
@@ -190,7 +193,9 @@ def place(
 
 
 @kernel
-def regroup(vertex: Any, points: Any, chunks: Any, total: int, row: Any) -> Any:
+def regroup(
+    vertex: Indices, points: Points, chunks: Chunks, total: int, row: Rows
+) -> tuple[Indices, Ints]:
     """Number the rows of a lattice anew, for other chunks.
 
     Args:
@@ -233,7 +238,9 @@ def regroup(vertex: Any, points: Any, chunks: Any, total: int, row: Any) -> Any:
 
 
 @kernel
-def merge(table: Any, keys: Any, count: int, more: Any, vertex: Any) -> Any:
+def merge(
+    table: Table, keys: Ints, count: int, more: Ints, vertex: Indices
+) -> tuple[Table, Ints, int]:
     """Give a chunk's rows their vertices, new ones at the end; returns (table, keys, count)."""
     if count + len(more) > len(keys):
         longer = np.empty(2 * (count + len(more)), dtype=np.int64)
@@ -251,7 +258,7 @@ def merge(table: Any, keys: Any, count: int, more: Any, vertex: Any) -> Any:
 
 
 @parallel_kernel
-def find_neighbors(table: Any, own: Any, stride: Any, near: Any) -> None:
+def find_neighbors(table: Table, own: Ints, stride: Ints, near: NDArray[np.int32]) -> None:
     """Neighbors of touched vertices among themselves.  # near: (axes, vertices, 2), −1 before"""
     for task in numba.prange((len(own) + VERTICES - 1) // VERTICES):
         for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
@@ -270,7 +277,7 @@ def share_of(key: int) -> int:
 
 
 @parallel_kernel
-def missing_neighbors(own: Any, stride: Any, near: Any) -> Any:
+def missing_neighbors(own: Ints, stride: Ints, near: NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Keys of missing neighbors of touched vertices, as often as they are missed.
 
     Returns them by share (and within one in the order of the vertices, whatever the number of
@@ -307,7 +314,7 @@ def missing_neighbors(own: Any, stride: Any, near: Any) -> Any:
 
 
 @inlined
-def room_for(count: int) -> Any:
+def room_for(count: int) -> Table:
     """An empty table for that many keys."""
     size = 16
     while 2 * size < 3 * count:
@@ -316,7 +323,7 @@ def room_for(count: int) -> Any:
 
 
 @inlined
-def count_occurrences(missed: Any, least: int) -> int:
+def count_occurrences(missed: Ints, least: int) -> int:
     """Move the keys that occur ``least`` times to the front, each once; returns how many."""
     table = room_for(len(missed))
     keys = np.empty(len(missed), dtype=np.int64)
@@ -337,7 +344,7 @@ def count_occurrences(missed: Any, least: int) -> int:
 
 
 @parallel_kernel
-def bridges(missed: Any, start: Any, least: int) -> Any:
+def bridges(missed: Ints, start: Ints, least: int) -> Ints:
     """Vertices that no point touches but that have at least ``least`` touched neighbors.
 
     Mass that is blurred into a vertex that isn't there is lost; these pass it on. Takes
@@ -357,16 +364,18 @@ def bridges(missed: Any, start: Any, least: int) -> Any:
 
 
 @kernel
-def table_of(keys: Any) -> Any:
+def table_of(keys: Ints) -> Table:
     """The table of some keys."""
-    table = room_for(len(keys))
+    table: Table = room_for(len(keys))
     for k in range(len(keys)):
         table[find(keys[k], table, keys)] = k
     return table
 
 
 @parallel_kernel
-def join(table: Any, own: Any, more: Any, added: Any, stride: Any, near: Any) -> None:
+def join(
+    table: Table, own: Ints, more: Table, added: Ints, stride: Ints, near: NDArray[np.int32]
+) -> None:
     """Neighbors of added vertices, which are numbered after the touched ones.
 
     Args:
@@ -394,7 +403,7 @@ def join(table: Any, own: Any, more: Any, added: Any, stride: Any, near: Any) ->
 
 
 @kernel
-def rows_by_vertex(vertex: Any, total: int) -> Any:
+def rows_by_vertex(vertex: Indices, total: int) -> tuple[Ints, Indices]:
     """Rows in the order of their vertices: (first of each vertex, rows); a counting sort."""
     start = np.zeros(total + 1, dtype=np.int64)
     for v in vertex:

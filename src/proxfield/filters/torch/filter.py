@@ -6,15 +6,20 @@ that autograd, ``torch.compile`` and ``torch.export`` take it as one of their ow
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NoReturn
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
+from proxfield.devices.tensors import AutogradContext, Tensor, TorchDtype
 from proxfield.errors import InputError
 from proxfield.filters.torch.plans import PLANS
 
+Function = Callable[..., object]
 
-def gaussian_filter(features: Any, values: Any) -> Any:
+
+def gaussian_filter(features: Tensor, values: Tensor) -> Tensor:
     """out_i = Σ_j exp(−½‖f_i − f_j‖²) v_j, differentiable in both.
 
     With a the gradient that comes in, the gradient for the values is the same filter, K a, since K
@@ -56,32 +61,33 @@ def gaussian_filter(features: Any, values: Any) -> Any:
     return out[0] if alone else out
 
 
-def working_dtype(dtype: Any) -> Any:
+def working_dtype(dtype: TorchDtype) -> TorchDtype:
     """float64 stays; everything else is computed in float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def plain_precision(tensor: Any) -> Any:
+def plain_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """Autocast off: sums over thousands of neighbors don't fit in half precision."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    off: AbstractContextManager[object] = torch.autocast(tensor.device.type, enabled=False)
+    return off
 
 
-def _filter(features: Any, values: Any) -> Any:
+def _filter(features: Tensor, values: Tensor) -> Tensor:
     with plain_precision(values):
         if values.numel() == 0:
             return torch.zeros_like(values)
         return PLANS.get(features).apply(values)
 
 
-def _filter_shape(features: Any, values: Any) -> Any:
+def _filter_shape(features: Tensor, values: Tensor) -> Tensor:
     return values.new_empty(values.shape)
 
 
-def _filter_context(ctx: Any, inputs: Any, output: Any) -> None:
+def _filter_context(ctx: AutogradContext, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _filter_backward(ctx: Any, grad: Any) -> Any:
+def _filter_backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     features, values = ctx.saved_tensors
     to_features = to_values = None
     if ctx.needs_input_grad[0]:
@@ -91,7 +97,7 @@ def _filter_backward(ctx: Any, grad: Any) -> Any:
     return to_features, to_values
 
 
-def _pull(features: Any, a: Any, b: Any) -> Any:
+def _pull(features: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The gradient of Σ_ij k_ij a_i·b_j with respect to the features."""
     with plain_precision(features):
         if a.numel() == 0:
@@ -99,11 +105,11 @@ def _pull(features: Any, a: Any, b: Any) -> Any:
         return PLANS.get(features).pull(a, b)[0]
 
 
-def _pull_shape(features: Any, a: Any, b: Any) -> Any:
+def _pull_shape(features: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return features.new_empty(features.shape)
 
 
-def refuse(ctx: Any, *grads: Any) -> Any:
+def refuse(ctx: AutogradContext, *grads: Tensor) -> NoReturn:
     """The derivative of what has none here."""
     raise RuntimeError(
         "proxfield.torch has no second derivatives with respect to features or through a fixed "
@@ -111,14 +117,16 @@ def refuse(ctx: Any, *grads: Any) -> Any:
     )
 
 
-def define(name: str, schema: str, kernel: Any, shape: Any, context: Any, backward: Any) -> None:
+def define(
+    name: str, schema: str, kernel: Function, shape: Function, context: Function, backward: Function
+) -> None:
     """Register an operator: its kernel, its shapes for tracing, its gradient."""
     op = torch.library.custom_op(f"proxfield::{name}", kernel, mutates_args=(), schema=schema)
     op.register_fake(shape)
     op.register_autograd(backward, setup_context=context)
 
 
-def nothing_saved(ctx: Any, inputs: Any, output: Any) -> None:
+def nothing_saved(ctx: AutogradContext, inputs: tuple[object, ...], output: object) -> None:
     """A context for operators whose backward refuses."""
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 from proxfield.filters.operator import Operator as Operator
 from proxfield.filters.plan import SMALLEST_MASS, Plan
 from proxfield.filters.torch.filter import gaussian_filter
@@ -25,11 +24,11 @@ class PlannedOperator(Operator):
 
     plan: Plan
 
-    def __init__(self, features: Any, normalization: str, self_message: bool) -> None:
+    def __init__(self, features: Tensor, normalization: str, self_message: bool) -> None:
         self.shape = features.shape
         super().__init__(PLANS.get(features), normalization, self_message)
 
-    def pull(self, v: Any, b: Any) -> Any:
+    def pull(self, v: Tensor, b: Tensor) -> Tensor:
         """The gradient of Σ_ij a_ij v_i·b_j with respect to the features, masses included.
 
         Args:
@@ -54,18 +53,18 @@ class FeatureGradient:
 
     def __init__(self, operator: PlannedOperator) -> None:
         self.operator = operator
-        self.waiting: list[tuple[Any, Any]] = []
+        self.waiting: list[tuple[Tensor, Tensor]] = []
         self.to_features = operator.plan.ones().new_zeros(operator.shape)
         self.to_mass = None if operator.mass is None else torch.zeros_like(operator.mass)
 
-    def add(self, v: Any, b: Any) -> None:
+    def add(self, v: Tensor, b: Tensor) -> None:
         """One more pair.  # (B, n, c), (B, n, c)"""
         self.waiting.append((v, b))
         shared = len(v) // self.operator.shape[0]  # images whose values are channels of one
         if len(self.waiting) * shared * v.shape[-1] > CHANNELS - shared * v.shape[-1]:
             self._flush()
 
-    def total(self) -> Any:
+    def total(self) -> Tensor:
         """The sum of all.  # (Bf, n, d)"""
         self._flush()
         operator = self.operator
@@ -102,7 +101,7 @@ class FeatureGradient:
             to_mass = to_mass + self._per_points(v * b) / operator.mass**2
         self.to_mass = self.to_mass + to_mass
 
-    def _per_points(self, x: Any) -> Any:
+    def _per_points(self, x: Tensor) -> Tensor:
         """Sums over channels, and over images that share their points.  # -> (Bf, n, 1)"""
         out = x.sum(-1, keepdim=True)
         return out if len(out) == self.operator.shape[0] else out.sum(0, keepdim=True)
@@ -117,33 +116,35 @@ class RecordedPlan:
 
     single = False
 
-    def __init__(self, features: Any) -> None:
+    def __init__(self, features: Tensor) -> None:
         self.features = features
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Tensor) -> Tensor:
         """K @ values.  # (B, n, c)"""
         return gaussian_filter(self.features, values)
 
-    def ones(self) -> Any:
+    def ones(self) -> Tensor:
         """# (Bf, n, 1)"""
         return self.features.new_ones((*self.features.shape[:2], 1))
 
-    def diagonal(self) -> Any:
+    def diagonal(self) -> Tensor:
         """# (Bf, n)"""
         return self.ones()[..., 0]
 
-    def mass(self) -> Any:
+    def mass(self) -> Tensor:
         """# (Bf, n, 1)"""
         return self.apply(self.ones()) + SMALLEST_MASS
 
 
-def differentiable(features: Any, normalization: str, self_message: bool) -> Operator:
+def differentiable(features: Tensor, normalization: str, self_message: bool) -> Operator:
     """The operator in operations that autograd records.  # features: (Bf, n, d)"""
     return Operator(RecordedPlan(features), normalization, self_message)
 
 
-def eigenvalue_range(features: Any, normalization: str, self_message: bool) -> tuple[Any, Any]:
-    """`Operator.range` in operations that autograd sees through.  # (Bf, n, d) -> (Bf,), (Bf,)"""
+def eigenvalue_range(
+    features: Tensor, normalization: str, self_message: bool
+) -> tuple[Tensor, Tensor]:
+    """`Operator.range` in differentiable operations.  # (Bf, n, d) -> (Bf,), (Bf,)"""
     if normalization == "symmetric" and self_message:  # nothing of the features in it
         zero = features.new_zeros(len(features))
         return zero, zero + 1

@@ -7,12 +7,12 @@ alive, so that all iterations of a forward pass, and the backward pass, share on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from proxfield.devices.cuda import torch, triton
+from proxfield.devices.tensors import Tensor, TorchDtype
 from proxfield.filters.plan import Plan
 
-STORED = 1 << 25
+MAX_STORED_WEIGHTS = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""
 CACHE_BYTES = 1 << 30
 """Bytes that remembered plans may hold in all; the oldest go first."""
@@ -22,21 +22,21 @@ BLOCK = 1 << 22
 """Weights that are recomputed at a time where they aren't kept."""
 
 
-def fold(values: Any, images: int) -> Any:
+def fold(values: Tensor, images: int) -> Tensor:
     """Values of all images as channels, where all share the points of one.  # (images, n, ·)"""
     if images == len(values):
         return values
     return values.transpose(0, 1).reshape(1, values.shape[1], -1)
 
 
-def unfold(folded: Any, images: int) -> Any:
+def unfold(folded: Tensor, images: int) -> Tensor:
     """The inverse of `fold`, for this many images.  # (images, n, c)"""
     if images == len(folded):
         return folded
     return folded.reshape(folded.shape[1], images, -1).transpose(0, 1)
 
 
-def squared_distances(x: Any, y: Any) -> Any:
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """‖x_i − y_j‖² from differences: norms and products would cancel.  # (B, m, d), (B, n, d)"""
     if not x.is_cuda:
         gap = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
@@ -52,20 +52,22 @@ class PlainPlan(Plan):
     """K itself, kept or recomputed some rows at a time: exact, on any device of torch.
 
     Args:
-        features: In units of standard deviations.  # (n, d) or (Bf, n, d)
+        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
         dtype: Type of weights and sums; that of the features by default.
         stored: Maximum number of weights that are kept.
     """
 
     name = "exact"
 
-    def __init__(self, features: Any, dtype: Any = None, stored: int = STORED) -> None:
+    def __init__(
+        self, features: Tensor, dtype: TorchDtype | None = None, stored: int = MAX_STORED_WEIGHTS
+    ) -> None:
         self.batched = features.ndim == 3
         points = (features if self.batched else features[None]).to(dtype or features.dtype)
         # a copy, so that what happens to the tensor doesn't matter; centered for precision
         self.features = points - points.mean(dim=1, keepdim=True)
         self.images, self.n, _ = points.shape
-        self.stored: Any = None
+        self.stored: Tensor | None = None
         if self.images * self.n**2 <= stored:
             self.stored = self.weights(slice(0, self.n))
 
@@ -74,12 +76,12 @@ class PlainPlan(Plan):
         held = [x for x in (self.features, self.stored) if x is not None]
         return sum(int(x.numel() * x.element_size()) for x in held)
 
-    def weights(self, rows: Any) -> Any:
+    def weights(self, rows: Tensor) -> Tensor:
         """Some rows of K: exp(−½‖f_i − f_j‖²).  # a slice or (m,) -> (Bf, m, n)"""
         square = squared_distances(self.features[:, rows], self.features)
         return square.mul_(-0.5).exp_()
 
-    def _rows(self) -> Iterator[tuple[slice, Any]]:
+    def _rows(self) -> Iterator[tuple[slice, Tensor]]:
         if self.stored is not None:
             yield slice(0, self.n), self.stored
             return
@@ -88,22 +90,22 @@ class PlainPlan(Plan):
             rows = slice(first, min(self.n, first + some))
             yield rows, self.weights(rows)
 
-    def _fold(self, values: Any) -> Any:
+    def _fold(self, values: Tensor) -> Tensor:
         given = (values if self.batched else values[None]).to(self.features.dtype)
         return fold(given, self.images)
 
-    def _unfold(self, out: Any, values: Any) -> Any:
+    def _unfold(self, out: Tensor, values: Tensor) -> Tensor:
         out = unfold(out, len(values)) if self.batched else out[0]
         return out.to(values.dtype).contiguous()
 
-    def ones(self) -> Any:
+    def ones(self) -> Tensor:
         ones = self.features.new_ones((self.images, self.n, 1))
         return ones if self.batched else ones[0]
 
-    def diagonal(self) -> Any:
+    def diagonal(self) -> Tensor:
         return self.ones()[..., 0]
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Tensor) -> Tensor:
         folded = self._fold(values)
         if self.stored is not None:  # K is symmetric, and narrow times wide is faster
             return self._unfold((folded.mT @ self.stored).mT, values)
@@ -112,7 +114,7 @@ class PlainPlan(Plan):
             out[:, rows] = k @ folded
         return self._unfold(out, values)
 
-    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         # −Σ_j w_ij (f_i − f_j) with w_ij = k_ij (a_i·b_j + b_i·a_j)
         left = torch.cat([self._fold(a), self._fold(b)], dim=-1)
         right = torch.cat([self._fold(b), self._fold(a)], dim=-1)
@@ -125,7 +127,9 @@ class PlainPlan(Plan):
         return (out, totals) if self.batched else (out[0], totals[0])
 
 
-def reference_filter(features: Any, values: Any, rows: Any = None, block: int = 1024) -> Any:
+def reference_filter(
+    features: Tensor, values: Tensor, rows: Tensor | None = None, block: int = 1024
+) -> Tensor:
     """Some rows of K @ values in float64, a block at a time: to measure other plans by.
 
     Args:
@@ -153,7 +157,7 @@ class TritonPlan(Plan):
 
     name = "exact"
 
-    def __init__(self, features: Any, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, features: Tensor, tolerance: float = TOLERANCE) -> None:
         from proxfield.filters.triton.exact import ExactPlan
 
         # a copy, so that what happens to the tensor doesn't matter; centered for precision
@@ -165,40 +169,40 @@ class TritonPlan(Plan):
     def nbytes(self) -> int:
         return sum(p.nbytes for p in self.plans)
 
-    def ones(self) -> Any:
+    def ones(self) -> Tensor:
         return torch.ones_like(self.features[..., :1])
 
-    def diagonal(self) -> Any:
+    def diagonal(self) -> Tensor:
         return self.ones()[..., 0]
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Tensor) -> Tensor:
         folded = fold(values, self.images)
         out = torch.stack([p.apply(v) for p, v in zip(self.plans, folded, strict=True)])
         return unfold(out, len(values)).contiguous()
 
-    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         a, b = fold(a, self.images), fold(b, self.images)
         found = [p.pull(x, y) for p, x, y in zip(self.plans, a, b, strict=True)]
         return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
 
 
-def on_triton(features: Any) -> bool:
-    """Does the Triton kernel serve these features? Double precision is computed plainly."""
+def on_triton(features: Tensor) -> bool:
+    """Whether the Triton kernel supports these features; it doesn't support float64."""
     return triton is not None and features.is_cuda and features.dtype == torch.float32
 
 
 def make_plan(
-    features: Any,
+    features: Tensor,
     kind: str = "exact",
     *,
     tiled: bool | None = None,
-    dtype: Any = None,
+    dtype: TorchDtype | None = None,
     tolerance: float = TOLERANCE,
 ) -> Plan:
     """A plan over tensors.
 
     Args:
-        features: In units of standard deviations.  # (n, d), or (Bf, n, d) for "exact"
+        features: Features in units of standard deviations.  # (n, d), or (Bf, n, d) for "exact"
         kind: "exact" or "lattice".
         tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
         dtype: Type in which the exact filter computes without them; the features' by default.
@@ -225,9 +229,9 @@ class Remembered:
     """
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Any, Any, Plan]] = []
+        self.entries: list[tuple[Tensor, Tensor, Plan]] = []
 
-    def get(self, features: Any) -> Plan:
+    def get(self, features: Tensor) -> Plan:
         """The plan for these features."""
         alive = [e for e in self.entries if not e[0].expired()]
         for k, (_, held, plan) in enumerate(alive):
@@ -244,7 +248,7 @@ class Remembered:
         return plan
 
     @staticmethod
-    def _same(held: Any, features: Any) -> bool:
+    def _same(held: Tensor, features: Tensor) -> bool:
         alike = (
             held.shape == features.shape
             and held.dtype == features.dtype

@@ -11,9 +11,8 @@ large but multiples of one small number, so they cancel without error; the secon
 
 from __future__ import annotations
 
-from typing import Any
-
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 from proxfield.filters.triton.order_kernels import encode_points
 
 BITS = 11
@@ -22,11 +21,11 @@ MAX_COORDINATE = 512.0
 """Largest coordinate that can be encoded, in units of √ln 2 standard deviations."""
 MAX_SHORT_COORDINATE = 64.0
 """Largest coordinate for which xₗ·yₗ may be left out, in the narrowest dimensions first."""
-MOST_FEATURES = 26
+MAX_NUMBERS = 26
 
 
 def slots(d: int, largest: float) -> tuple[int, int, int]:
-    """How many numbers a point takes, how many the first bracket, and terms kept of xₗ·yₗ.
+    """Number of values per point, number of those in the first bracket, and terms kept of xₗ·yₗ.
 
     Example:
         >>> slots(2, 200.0), slots(5, 20.0), slots(5, 200.0)
@@ -40,7 +39,7 @@ def slots(d: int, largest: float) -> tuple[int, int, int]:
     return total, first, min(d, total - first - 2 * d - 4)
 
 
-def _pieces(value: Any, count: int) -> list[Any]:
+def _pieces(value: Tensor, count: int) -> list[Tensor]:
     """A number as a sum of float16 numbers, the largest first."""
     out = []
     for _ in range(count):
@@ -50,7 +49,7 @@ def _pieces(value: Any, count: int) -> list[Any]:
     return out
 
 
-def encode(points: Any, bias: float) -> tuple[Any, Any]:
+def encode(points: Tensor, bias: float) -> tuple[Tensor, Tensor]:
     """Rows left_i and right_j with left_i · right_j = bias − ½‖x_i − x_j‖²; the plain way.
 
     Args:
@@ -73,12 +72,12 @@ def encode(points: Any, bias: float) -> tuple[Any, Any]:
     left = torch.zeros((n, total), dtype=torch.float16, device=points.device)
     right = torch.zeros_like(left)
 
-    def put(at: int, a: list[Any], b: list[Any]) -> None:
+    def put(at: int, a: list[Tensor], b: list[Tensor]) -> None:
         for k, (x, y) in enumerate(zip(a, b, strict=True)):
             left[:, at + k] = x
             right[:, at + k] = y
 
-    def halves(value: Any) -> list[Any]:
+    def halves(value: Tensor) -> list[Tensor]:
         big = (value / unit).to(torch.float16).to(value.dtype)
         return [big, *_pieces(value - big * unit, 2)]
 
@@ -92,8 +91,8 @@ def encode(points: Any, bias: float) -> tuple[Any, Any]:
 
 
 def encode_in_order(
-    points: Any, order: Any, more: int, extents: list[float], bias: int
-) -> tuple[Any, Any]:
+    points: Tensor, order: Tensor, more: int, extents: list[float], bias: int
+) -> tuple[Tensor, Tensor]:
     """The same of points in an order, by one kernel.
 
     Args:

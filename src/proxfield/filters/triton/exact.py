@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.devices.cuda import interpreted, need, torch
+from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
 from proxfield.filters.plan import Plan
 from proxfield.filters.triton import encode, order
@@ -23,7 +23,7 @@ PEAK = 14
 POLYNOMIALS = 1
 """Of eight exponentials, those computed off the units for them."""
 CHANNELS = 64
-"""Most channels in one pass."""
+"""Maximum number of channels in one pass."""
 ITEMS = 1 << 14
 """About how many partial sums are held at a time."""
 
@@ -39,9 +39,9 @@ class Tiles:
     block: int = 8
     """Points that are kept or skipped together."""
     box: int = 16
-    """Points in one of the boxes of a row tile, by which it knows who is near."""
+    """Points per box of a row tile; boxes decide which blocks are near."""
     rounds: int = 256
-    """Most rounds in one sum. Tensor cores round sums down, so longer ones are less exact."""
+    """Maximum number of rounds per sum: tensor cores round down, so longer sums are less exact."""
 
 
 class Items:
@@ -50,7 +50,7 @@ class Items:
     Args:
         counts: Lengths of the lists, multiples of ``step``.  # (rows,)
         step: Entries in a round.
-        rounds: Most rounds in a piece.
+        rounds: Maximum number of rounds in a piece.
     """
 
     def __init__(self, counts: NDArray[np.int64], step: int, rounds: int) -> None:
@@ -98,7 +98,9 @@ class ExactPlan(Plan):
 
     name = "exact"
 
-    def __init__(self, features: Any, tolerance: float = 1e-6, tiles: Tiles | None = None) -> None:
+    def __init__(
+        self, features: Tensor, tolerance: float = 1e-6, tiles: Tiles | None = None
+    ) -> None:
         need("torch", "triton")
         if features.ndim != 2 or not features.is_floating_point() or not features.shape[1]:
             raise InputError("features must be a floating-point tensor of shape (points, features)")
@@ -119,8 +121,8 @@ class ExactPlan(Plan):
         if self.n:
             self._build(features)
 
-    def _build(self, features: Any) -> None:
-        """Two things are asked of the device: the ranges of features, and how many are near."""
+    def _build(self, features: Tensor) -> None:
+        """Read the ranges of features and the number of near blocks from the device."""
         t = self.tiles
         low, high = torch.stack(torch.aminmax(features, dim=0)).to(torch.float64).tolist()
         scale = math.sqrt(math.log2(math.e))  # weights are 2^(−½ distance²) then
@@ -138,11 +140,11 @@ class ExactPlan(Plan):
         coarse = coarse[self.order.clamp(max=self.n - 1)]
         self._list(order.Near(coarse, t.row, t.box, t.block, reach))
 
-    def _encode(self, points: Any, extents: list[float]) -> None:
+    def _encode(self, points: Tensor, extents: list[float]) -> None:
         """What the exponents are computed from, with one block more for lists to point at."""
         more = self.tiles.block
         # centering rounds: a coordinate may be a little larger than half the range
-        self.dot = 1.001 * self.largest <= encode.MAX_COORDINATE and self.d <= encode.MOST_FEATURES
+        self.dot = 1.001 * self.largest <= encode.MAX_COORDINATE and self.d <= encode.MAX_NUMBERS
         if self.dot:
             self.left, self.right = encode.encode_in_order(points, self.order, more, extents, BIAS)
             self.points = points.new_zeros(1, dtype=torch.float32)
@@ -189,19 +191,19 @@ class ExactPlan(Plan):
         held = (self.order, self.points, self.left, self.right, self.blocks)
         return sum(int(x.numel() * x.element_size()) for x in held)
 
-    def ones(self) -> Any:
+    def ones(self) -> Tensor:
         return torch.ones((self.n, 1), device=self.device)
 
-    def diagonal(self) -> Any:
+    def diagonal(self) -> Tensor:
         return self.ones()[:, 0]
 
-    def pull(self, a: Any, b: Any) -> tuple[Any, Any]:
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         from proxfield.filters.triton.pull import pull
 
         points = self.features.to(torch.float32)
         return pull(self, points - points.mean(dim=0), a, b)
 
-    def apply(self, values: Any, most: Any = None) -> Any:
+    def apply(self, values: Tensor, most: Tensor | None = None) -> Tensor:
         """K @ values.
 
         Args:
@@ -234,7 +236,7 @@ class ExactPlan(Plan):
             out[:, first : first + CHANNELS] = part
         return out
 
-    def _apply(self, values: Any, out: Any, most: Any) -> None:
+    def _apply(self, values: Tensor, out: Tensor, most: Tensor) -> None:
         t = self.tiles
         n, c = values.shape
         width = max(16, 1 << (c - 1).bit_length())

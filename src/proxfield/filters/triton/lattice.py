@@ -9,19 +9,18 @@ eigenvalues by construction. Everything is a gather: a vertex adds up the entrie
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxfield.devices.cuda import jit, need, tl, torch
+from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
-from proxfield.filters.geometry import SIDE
+from proxfield.filters.geometry import NEIGHBOR_SHARE
 from proxfield.filters.plan import Plan
 from proxfield.filters.triton.lattice_build import Vertices, build
 from proxfield.filters.triton.segments import SegmentSum, channel_block, has_kernels
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 
@@ -83,7 +82,7 @@ class LatticePlan(Plan):
 
     name = "lattice"
 
-    def __init__(self, features: Any) -> None:
+    def __init__(self, features: Tensor) -> None:
         need("torch")
         if features.ndim != 2 or not features.is_floating_point() or not features.shape[1]:
             raise InputError("features must be a floating-point tensor of shape (points, features)")
@@ -108,16 +107,16 @@ class LatticePlan(Plan):
         held = (self.corner, self.weight, self.next_to)
         return sum(int(x.numel() * x.element_size()) for x in held) + self.splat.nbytes
 
-    def ones(self) -> Any:
+    def ones(self) -> Tensor:
         return torch.ones((self.n, 1), dtype=torch.float64, device=self.device)
 
-    def diagonal(self) -> Any:
+    def diagonal(self) -> Tensor:
         from proxfield.filters.lattice import LatticeFilter  # compiles with numba
 
         found = LatticeFilter(self.features.cpu().numpy()).diagonal()
         return torch.from_numpy(found).to(self.device)
 
-    def apply(self, values: Any) -> Any:
+    def apply(self, values: Tensor) -> Tensor:
         """K @ values, in their type.  # (n, c) -> (n, c)"""
         if values.ndim != 2 or len(values) != self.n:
             raise InputError(
@@ -134,21 +133,21 @@ class LatticePlan(Plan):
             here, there = there, here
         return self._slice(here)
 
-    def _blur(self, axis: int, source: Any, target: Any) -> None:
+    def _blur(self, axis: int, source: Tensor, target: Tensor) -> None:
         n, c = source.shape
         back, forth = self.next_to[axis]
         if has_kernels(source):
             block = channel_block(c)
             blur_axis[(-(-n // ROWS), -(-c // block))](
-                source, target, back, forth, n, c, SHARE=SIDE, ROWS=ROWS, C=block
+                source, target, back, forth, n, c, SHARE=NEIGHBOR_SHARE, ROWS=ROWS, C=block
             )
             return
         near = torch.zeros_like(source)
         for at in (back, forth):
             near += torch.where((at >= 0)[:, None], source[at.clamp(min=0)], 0.0)
-        target.copy_((1.0 - 2.0 * SIDE) * source + SIDE * near)
+        target.copy_((1.0 - 2.0 * NEIGHBOR_SHARE) * source + NEIGHBOR_SHARE * near)
 
-    def _slice(self, vertices: Any) -> Any:
+    def _slice(self, vertices: Tensor) -> Tensor:
         c = vertices.shape[1]
         if has_kernels(vertices):
             out = torch.empty((self.n, c), dtype=vertices.dtype, device=vertices.device)

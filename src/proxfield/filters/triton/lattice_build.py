@@ -9,42 +9,42 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from proxfield.devices.cuda import torch
-from proxfield.filters.geometry import BRIDGE, axis_scales, peak, vertex_codes
+from proxfield.devices.tensors import Tensor
+from proxfield.filters.geometry import MIN_TOUCHED, axis_scales, peak, vertex_codes
 
-AT_ONCE = 1 << 21
-"""Points located at a time, each with a dozen numbers of 8 bytes a feature."""
+POINTS_PER_PASS = 1 << 21
+"""Points located at a time, each with a dozen numbers of 8 bytes per feature."""
 
 
 @dataclass(frozen=True)
 class Vertices:
     """The lattice of some points. Vertices that points touch come first, the bridges after them."""
 
-    corner: Any
+    corner: Tensor
     """Vertices of each point's simplex.  # (n, d + 1) int32"""
-    weight: Any
+    weight: Tensor
     """Their barycentric weights, times √`peak`.  # (n, d + 1) float32"""
-    next_to: Any
+    next_to: Tensor
     """Neighbors along each axis, back and forth; −1 for none.  # (d + 1, 2, vertices) int32"""
-    entry: Any
+    entry: Tensor
     """Entries point · (d + 1) + corner, listed vertex by vertex in no particular order of
     vertices.  # (n · (d + 1),) int64"""
-    start: Any
+    start: Tensor
     """Where each vertex's list begins.  # (vertices,) int64"""
-    count: Any
+    count: Tensor
     """How long it is; 0 for bridges.  # (vertices,) int64"""
 
 
-def locate(features: Any) -> tuple[Any, Any]:
+def locate(features: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and weights of the corners of each point's simplex (Adams, Baek, Davis 2010).
 
     In the types and the order of operations of the CPU's, so that a point on an edge falls on
     the same side.
 
     Args:
-        features: In units of standard deviations.  # (n, d)
+        features: Features in units of standard deviations.  # (n, d)
 
     Returns:
         Keys and barycentric weights.  # (n, d + 1) int64 and float32
@@ -88,21 +88,23 @@ def locate(features: Any) -> tuple[Any, Any]:
     return key, weight.clamp_(min=0.0) * math.sqrt(peak(d))
 
 
-def look_up(keys: Any, wanted: Any) -> Any:
+def look_up(keys: Tensor, wanted: Tensor) -> Tensor:
     """Where wanted keys are among sorted ones, −1 for those that aren't there."""
     at = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
     return torch.where(keys[at] == wanted, at, -1)
 
 
-def build(features: Any) -> Vertices:
+def build(features: Tensor) -> Vertices:
     """The lattice of at least one point.
 
     Args:
-        features: In units of standard deviations, finite.  # (n, d)
+        features: Features in units of standard deviations, finite.  # (n, d)
     """
     n, d = features.shape
     device = features.device
-    parts = [locate(features[first : first + AT_ONCE]) for first in range(0, n, AT_ONCE)]
+    parts = [
+        locate(features[first : first + POINTS_PER_PASS]) for first in range(0, n, POINTS_PER_PASS)
+    ]
     key, weight = (torch.cat(side) for side in zip(*parts, strict=True))
     ordered, entry = torch.sort(key.view(-1), stable=True)
     fresh = torch.ones(len(entry), dtype=torch.bool, device=device)
@@ -122,7 +124,7 @@ def build(features: Any) -> Vertices:
     wanted = own + both
     lost = wanted[look_up(own, wanted) < 0]
     near, times = torch.unique_consecutive(torch.sort(lost).values, return_counts=True)
-    added = near[times >= BRIDGE]
+    added = near[times >= MIN_TOUCHED]
     keys, which = torch.sort(torch.cat([own, added]))
     later = torch.arange(touched, touched + len(added), device=device)
     number = torch.cat([number, later])

@@ -9,11 +9,12 @@ most of the work.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from proxfield.common.arrays import Ints
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 from proxfield.filters.triton import order_kernels as kernels
 
 WIDTH = 256
@@ -22,7 +23,7 @@ STEPS = 16
 """How often it does that."""
 
 
-def centered(features: Any, low: list[float], high: list[float]) -> Any:
+def centered(features: Tensor, low: list[float], high: list[float]) -> Tensor:
     """Points in float64 with 0 in the middle of each range.  # (n, d) -> (n, d)"""
     middle = [0.5 * (a + b) for a, b in zip(low, high, strict=True)]
     points = features.to(torch.float64)
@@ -40,7 +41,7 @@ def split_sizes(sizes: list[int]) -> list[int]:
 
 
 @lru_cache(maxsize=16)
-def tree(tiles: int, device: str) -> tuple[Any, ...]:
+def tree(tiles: int, device: str) -> tuple[Tensor, ...]:
     """The levels of a tree over tiles: of each tile its segment's number, first tile and end.
 
     The same for all images of one size, so it is kept.
@@ -57,7 +58,7 @@ def tree(tiles: int, device: str) -> tuple[Any, ...]:
     return tuple(torch.from_numpy(table.astype(np.int32)).to(device) for table in levels)
 
 
-def kd_order(points: Any, block: int, tile: int) -> Any:
+def kd_order(points: Tensor, block: int, tile: int) -> Tensor:
     """Numbers of points, by leaves of a k-d tree.
 
     Coordinates are compared to 20 bits of their segment's range (fewer for more than 262144
@@ -96,7 +97,7 @@ def kd_order(points: Any, block: int, tile: int) -> Any:
     return order
 
 
-def boxes(points: Any, block: int) -> tuple[Any, Any]:
+def boxes(points: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Smallest and largest coordinates of consecutive blocks, by dimension.  # 2 × (d, blocks)"""
     low, high = torch.aminmax(points.view(-1, block, points.shape[1]), dim=1)
     return low.T.contiguous(), high.T.contiguous()
@@ -115,7 +116,7 @@ class Near:
         reach: Distance up to which points are near.
     """
 
-    def __init__(self, points: Any, tile: int, box: int, block: int, reach: float) -> None:
+    def __init__(self, points: Tensor, tile: int, box: int, block: int, reach: float) -> None:
         self.rows, self.columns = len(points) // tile, len(points) // block
         theirs = boxes(points, block)
         d = points.shape[1]
@@ -134,11 +135,11 @@ class Near:
             *self.arguments, self.found, self.found, FILL=False, **self.options
         )
 
-    def counts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def counts(self) -> Ints:
         """How many blocks each row tile has, on the host.  # (rows,)"""
         return np.asarray(self.found.sum(1).cpu().numpy())
 
-    def fill(self, start: Any, blocks: Any) -> None:
+    def fill(self, start: Tensor, blocks: Tensor) -> None:
         """Write the numbers of each row's blocks, rising.
 
         Args:

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxfield.devices.cuda import jit, tl
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 

@@ -9,16 +9,15 @@ feature.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxfield.devices.cuda import interpreted, jit, tl, torch
+from proxfield.devices.tensors import Tensor
 from proxfield.filters.triton.exact import BIAS, PEAK, POLYNOMIALS, ExactPlan
 from proxfield.filters.triton.kernels import by_differences, exp2_assembly, pack, weights_of
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 
@@ -89,17 +88,17 @@ def add_moments(
     tl.store(to, total, mask=(point < n)[:, None])
 
 
-def as_tf32(x: Any) -> Any:
-    """Float32 numbers rounded to the 11 bits that tensor cores see."""
+def as_tf32(x: Tensor) -> Tensor:
+    """Float32 numbers rounded to the 11 bits that tensor cores use."""
     bits = (x.contiguous().view(torch.int32) + TF32_ROUNDING) & TF32_MASK
     return bits.view(torch.float32)
 
 
-def moments_of(plan: ExactPlan, features: Any) -> Any:
+def moments_of(plan: ExactPlan, features: Tensor) -> Tensor:
     """Features in two parts, and ones, in the plan's order; 0 for points that aren't there.
 
     Args:
-        plan: Of the points.
+        plan: Plan of the points.
         features: The points, near 0.  # (n, d)
 
     Returns:
@@ -117,7 +116,7 @@ def moments_of(plan: ExactPlan, features: Any) -> Any:
     return out
 
 
-def channels_per_pass(tensor: Any) -> int:
+def channels_per_pass(tensor: Tensor) -> int:
     """How many channels of ``a`` fit into the shared memory of the tensor's device."""
     if not tensor.is_cuda:
         return PAIRS
@@ -126,11 +125,11 @@ def channels_per_pass(tensor: Any) -> int:
     return PAIRS if limit >= SHARED_MEMORY else PAIRS // 2
 
 
-def pull(plan: ExactPlan, features: Any, a: Any, b: Any) -> tuple[Any, Any]:
+def pull(plan: ExactPlan, features: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of Σ_ij k_ij a_i·b_j with respect to the features.
 
     Args:
-        plan: Of the features.
+        plan: Plan of the features.
         features: What the plan was made of; the nearer to 0, the smaller the errors.  # (n, d)
         a: # (n, c) float32
         b: # (n, c) float32
@@ -158,7 +157,7 @@ def pull(plan: ExactPlan, features: Any, a: Any, b: Any) -> tuple[Any, Any]:
     return seen - features * total, total
 
 
-def _pass(plan: ExactPlan, moments: Any, a: Any, b: Any) -> Any:
+def _pass(plan: ExactPlan, moments: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Scaled sums Σ_j k_ij (a_i·b_j + b_i·a_j) m_j for values of at most size 1.  # (n, moments)"""
     t = plan.tiles
     n, c = a.shape

@@ -8,25 +8,24 @@ to run. Here the entries are listed segment by segment instead, and each program
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxfield.devices.cuda import interpreted, jit, tl, torch, triton
+from proxfield.devices.tensors import Tensor
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 
 PIECE = 128
 """Maximum number of entries that one program adds up."""
 CHANNELS = 64
-"""Most channels of one program."""
+"""Maximum number of channels of one program."""
 
 
-def has_kernels(tensor: Any) -> bool:
-    """Can Triton's kernels run on this tensor? Where not, plain torch does the same."""
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether Triton's kernels can run on this tensor; otherwise plain torch is used."""
     return triton is not None and (bool(tensor.is_cuda) or interpreted())
 
 
@@ -80,7 +79,13 @@ class SegmentSum:
         [[3.0], [4.0]]
     """
 
-    def __init__(self, starts: Any, counts: Any, index: Any = None, weight: Any = None) -> None:
+    def __init__(
+        self,
+        starts: Tensor,
+        counts: Tensor,
+        index: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> None:
         self.index, self.weight = index, weight
         self.segments = len(starts)
         self.rest: SegmentSum | None = None
@@ -110,7 +115,7 @@ class SegmentSum:
         own = sum(int(x.numel() * x.element_size()) for x in held)
         return own + (0 if self.rest is None else self.rest.nbytes)
 
-    def __call__(self, table: Any) -> Any:
+    def __call__(self, table: Tensor) -> Tensor:
         """The sums, in the table's type.  # (rows, c) -> (segments, c)"""
         c = table.shape[1]
         if not has_kernels(table):

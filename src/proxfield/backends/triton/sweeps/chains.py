@@ -8,7 +8,6 @@ same in every kernel set.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 from proxfield.backends.triton.sweeps.sweep_kernels import begin
 from proxfield.backends.triton.sweeps.sweeps import CHECK_EVERY, THREADS, Sweeper, Visits
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor
 from proxfield.rules.plan import Chains, Explored
 
-MOST_CHAINS = 32_768
+MAX_CHAINS = 32_768
 """Chains in one launch; CUDA's grids end at 65,535."""
 RECORD_FROM = 4_000
 """Launches from which recording a sweep once and replaying it pays."""
@@ -43,8 +43,8 @@ def explore(sweeper: Sweeper, chains: Chains, order: Visits | None = None) -> Ex
     """
     visits = sweeper.colors if order is None else order
     ends = [
-        _explore(sweeper, _some(chains, slice(k, k + MOST_CHAINS)), visits)
-        for k in range(0, max(1, len(chains.hot)), MOST_CHAINS)
+        _explore(sweeper, _some(chains, slice(k, k + MAX_CHAINS)), visits)
+        for k in range(0, max(1, len(chains.hot)), MAX_CHAINS)
     ]
     q, f, sweeps = (np.concatenate(parts) for parts in zip(*ends, strict=True))
     return Explored(q, f, sweeps)
@@ -83,7 +83,9 @@ def _explore(
     )
 
 
-def _begin(sweeper: Sweeper, q: Any, seeds: Any = None, drawn: Any = None) -> None:
+def _begin(
+    sweeper: Sweeper, q: Tensor, seeds: Tensor | None = None, drawn: Tensor | None = None
+) -> None:
     """Take impossible labels out of the starts, and draw."""
     draws = seeds is not None
     block = max(1, THREADS // sweeper.flags["L"])
@@ -99,7 +101,7 @@ def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
     """β of each chain in each sweep, from 1/hot to 1 geometrically; 0 where it rests.
 
     Returns:
-        # (most sweeps, chains)
+        # (largest number of sweeps, chains)
 
     Example:
         >>> start = np.full((2, 1), 1.0)
@@ -115,7 +117,12 @@ def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
 
 
 def _cool(
-    sweeper: Sweeper, q: Any, chains: Chains, visits: Visits, seeds: Any = None, drawn: Any = None
+    sweeper: Sweeper,
+    q: Tensor,
+    chains: Chains,
+    visits: Visits,
+    seeds: Tensor | None = None,
+    drawn: Tensor | None = None,
 ) -> None:
     """All sweeps above temperature 1, without a look back."""
     schedule = inverse_temperatures(chains)
@@ -130,7 +137,7 @@ def _cool(
     repeat(step, len(schedule), len(visits.parts), sweeper)
 
 
-def _polish(sweeper: Sweeper, q: Any, chains: Chains, visits: Visits, polished: Any) -> None:
+def _polish(sweeper: Sweeper, q: Tensor, chains: Chains, visits: Visits, polished: Tensor) -> None:
     """Sweeps at temperature 1 until each chain has settled; counts them."""
     betas = torch.ones((1, len(q)), dtype=torch.float64, device=sweeper.device)
     clock = torch.zeros(1, dtype=torch.int64, device=sweeper.device)

@@ -11,22 +11,21 @@ what it has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxfield.devices.cuda import jit, tl, triton
+from proxfield.devices.tensors import Kernel
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 
 
-def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
+def jit_for_any(*names: str) -> Callable[[Callable[..., object]], Kernel]:
     """``triton.jit`` that doesn't compile anew for special values of these integers."""
 
-    def make(function: Callable[..., Any]) -> Any:
+    def make(function: Callable[..., object]) -> Kernel:
         return function if triton is None else triton.jit(function, do_not_specialize=[*names])
 
     return make

@@ -9,9 +9,8 @@ order of a grid has rows + columns.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.compiled.jit import kernel
 from proxfield.lowering.lowered import Lowered
@@ -20,7 +19,7 @@ from proxfield.terms.base import Ints
 
 
 @kernel
-def level_of(row: Any, column: Any, order: Any) -> Any:
+def level_of(row: Ints, column: NDArray[np.int32], order: Ints) -> Ints:
     """The level of each variable.  # (n,)
 
     Args:
@@ -38,7 +37,7 @@ def level_of(row: Any, column: Any, order: Any) -> Any:
     return level
 
 
-def neighbor_rows(lowered: Lowered) -> tuple[Ints, Any]:
+def neighbor_rows(lowered: Lowered) -> tuple[Ints, NDArray[np.int32]]:
     """Who shares a term with whom, in compressed rows.  # (n + 1,), (ends,)"""
     layout = lowered.layout
     none = np.zeros((0, 2), dtype=np.int64)
@@ -52,8 +51,8 @@ def grouped(variables: Ints, group: Ints, degree: Ints) -> tuple[Ints, Ints]:
 
     Args:
         variables: The order so far.  # (m,)
-        group: Of each of them: 0, 1, …  # (m,)
-        degree: Of each variable of the field.  # (n,)
+        group: Group of each of them: 0, 1, …  # (m,)
+        degree: Degree of each variable of the field.  # (n,)
 
     Returns:
         The new order and the bounds of its groups.  # (m,), (groups + 1,)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +13,13 @@ from proxfield.backends.numba.general import GeneralPack
 from proxfield.backends.numba.pack import pack_general
 from proxfield.backends.triton.sweeps.sweep_kernels import free_energies, visit_group, visit_in_turn
 from proxfield.backends.triton.sweeps.sweep_levels import grouped, level_of, neighbor_rows
+from proxfield.common.arrays import Array
 from proxfield.compiled.coloring import greedy_colors
 from proxfield.devices.cuda import interpreted, need, torch
+from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.lowering.lowered import Lowered
-from proxfield.terms.base import Ints, missing, offers
+from proxfield.terms.base import Floats, Ints, missing, offers
 
 GROUPED_FROM = 8
 """Variables per level from which levels pay: one launch takes about as long as eight visits."""
@@ -40,7 +41,7 @@ class Visits:
         parts: Where each group's partial sums start, and their number.  # (groups + 1,)
     """
 
-    members: Any
+    members: Tensor
     starts: list[int] | None
     parts: list[int]
 
@@ -63,7 +64,9 @@ class Sweeper:
         >>> delta, change = sweeper.sweep(q, theta, np.arange(n), None, 1.0)  # doctest: +SKIP
     """
 
-    def __init__(self, lowered: Lowered, dtype: str = "float32", device: Any = None) -> None:
+    def __init__(
+        self, lowered: Lowered, dtype: str = "float32", device: TorchDevice = None
+    ) -> None:
         need("torch", "triton")
         for term in lowered.extras:
             if not offers(term, "neighbors"):
@@ -80,9 +83,9 @@ class Sweeper:
         self.arrays, self.index = self._upload(pack)
         self.flags, self.turn_flags = self._choose(pack)
         self._zero = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._recent: list[tuple[Any, Any, Visits]] = []
+        self._recent: list[tuple[Array, Array | None, Visits]] = []
 
-    def _upload(self, pack: GeneralPack) -> tuple[tuple[Any, ...], Any]:
+    def _upload(self, pack: GeneralPack) -> tuple[tuple[Tensor, ...], TorchDtype]:
         """The field's arrays in the order in which kernels take them, and their index type."""
         cards = np.diff(pack.offset)
         here = np.repeat(np.arange(self.n), np.diff(pack.agree_row))
@@ -104,7 +107,7 @@ class Sweeper:
         most = max(self.size, len(pack.table), *(a.size for a in whole.values()))
         index = torch.int32 if most < 2**31 else torch.int64
 
-        def up(array: NDArray[Any], kind: Any) -> Any:
+        def up(array: Floats | Ints, kind: TorchDtype) -> Tensor:
             flat = array.ravel() if array.size else np.zeros(1, dtype=array.dtype)
             return torch.tensor(flat, dtype=kind, device=self.device)
 
@@ -117,7 +120,7 @@ class Sweeper:
             ints["slot_row"], ints["slot"], ints["other"],
         ), index  # fmt: skip
 
-    def _choose(self, pack: GeneralPack) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _choose(self, pack: GeneralPack) -> tuple[dict[str, int], dict[str, int]]:
         """Which parts of the kernels this field needs, and the shapes they work in.
 
         Returns:
@@ -147,7 +150,7 @@ class Sweeper:
     # ---- orders ----
 
     @cached_property
-    def _neighbors(self) -> tuple[Ints, Any]:
+    def _neighbors(self) -> tuple[Ints, NDArray[np.int32]]:
         return neighbor_rows(self.lowered)
 
     @cached_property
@@ -173,10 +176,10 @@ class Sweeper:
         parts = np.concatenate([[0], np.cumsum(-(-np.diff(starts) // self.flags["BV"]))])
         return Visits(self._indices(members), starts.tolist(), parts.tolist())
 
-    def _indices(self, values: Ints) -> Any:
+    def _indices(self, values: Ints) -> Tensor:
         return torch.tensor(values, dtype=self.index, device=self.device)
 
-    def _prepared(self, variables: Any, starts: Any) -> Visits:
+    def _prepared(self, variables: Array, starts: Array | None) -> Visits:
         """The order on the device; the last few are kept, since plans come back."""
         for v, s, visits in self._recent:
             if v is variables and s is starts:
@@ -188,13 +191,14 @@ class Sweeper:
 
     # ---- what one asks for ----
 
-    def set_unary(self, unary: Any) -> None:
+    def set_unary(self, unary: Tensor) -> None:
         """Replace the unary energies; nothing else is packed again.  # (size,)"""
         self.arrays[1][: self.size].copy_(torch.as_tensor(unary))
 
     def sweep(
-        self, q: Any, theta: Any, variables: Any, starts: Any = None, beta: float = 1.0
-    ) -> tuple[Any, Any]:
+        self, q: Tensor, theta: Tensor | None, variables: Array, starts: Array | None = None,
+        beta: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """One sweep: each variable's q to the minimum of E − H/β, θ to β·g
         (shifted so that its least is 0).
 
@@ -228,7 +232,7 @@ class Sweeper:
             self.visit(q, visits, betas, self._zero, parts, theta=theta, delta=True)
         return parts[..., 0].sum(), parts[..., 1].max()
 
-    def descend(self, q: Any, sweeps: int) -> Any:
+    def descend(self, q: Tensor, sweeps: int) -> Tensor:
         """Cheapest labels, a color after another, until none changes: E never rises.
 
         An equally cheap label that is held stays.
@@ -250,7 +254,7 @@ class Sweeper:
                 break
         return q
 
-    def free_energy(self, q: Any) -> Any:
+    def free_energy(self, q: Tensor) -> Tensor:
         """F of one state or of many, on the device; sums in float64.
 
         Args:
@@ -275,8 +279,9 @@ class Sweeper:
     # ---- what chains build upon ----
 
     def visit(
-        self, q: Any, visits: Visits, betas: Any, clock: Any, parts: Any, *, theta: Any = None,
-        greedy: bool = False, delta: bool = False, seeds: Any = None, drawn: Any = None,
+        self, q: Tensor, visits: Visits, betas: Tensor, clock: Tensor, parts: Tensor, *,
+        theta: Tensor | None = None, greedy: bool = False, delta: bool = False,
+        seeds: Tensor | None = None, drawn: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Visit group after group in each of some chains; only launches, nothing is allocated.
 
@@ -285,11 +290,11 @@ class Sweeper:
             visits: Groups.
             betas: Inverse temperatures at each time; a chain with 0 rests.  # (times, chains)
             clock: The time now.  # (1,) int64
-            parts: For partial results: changes of F, largest changes of q.  # (chains, parts, 2)
+            parts: Partial results: changes of F, largest changes of q.  # (chains, parts, 2)
             theta: Natural parameters, like ``q``; None: not wanted.
             greedy: Take the cheapest label instead.
             delta: Are the changes of F wanted?
-            seeds: Of each chain, int64 with the bits of a uint64; None: nothing is drawn.
+            seeds: One per chain, int64 with the bits of a uint64; None: nothing is drawn.
             drawn: Does a chain draw labels?  # (chains,) int8
         """
         assert visits.starts is not None, "an order without groups"
@@ -310,12 +315,12 @@ class Sweeper:
                     num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
 
-    def room(self, visits: Visits, chains: int) -> Any:
+    def room(self, visits: Visits, chains: int) -> Tensor:
         """Where `visit` may put its partial results.  # (chains, parts, 2)"""
         shape = (chains, max(1, visits.parts[-1]), 2)
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
-    def check(self, q: Any) -> None:
+    def check(self, q: Tensor) -> None:
         """Raises unless a state is what the kernels expect."""
         good = q.dtype == self.dtype and q.shape[-1] == self.size and q.is_contiguous()
         if not good or q.device.type != self.device.type:
@@ -324,9 +329,12 @@ class Sweeper:
                 f"{self.device}; got {tuple(q.shape)}, {q.dtype} on {q.device}"
             )
 
-    def here(self) -> Any:
+    def here(self) -> AbstractContextManager[object]:
         """A context in which kernels start on this device."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        if self.device.type != "cuda":
+            return nullcontext()
+        found: AbstractContextManager[object] = torch.cuda.device(self.device)
+        return found
 
 
 def slots_of(pack: GeneralPack) -> tuple[Ints, Ints]:
@@ -368,6 +376,6 @@ def power_above(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
-def host(values: Any) -> Ints:
+def host(values: Array) -> Ints:
     """Integers as a numpy array, wherever they are."""
     return np.asarray(values.cpu().numpy() if hasattr(values, "cpu") else values, dtype=np.int64)

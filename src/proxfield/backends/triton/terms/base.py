@@ -7,12 +7,13 @@ iteration.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from proxfield.backends.terms import implementation
 from proxfield.devices.cuda import need, torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.terms.base import Layout, Term, expectation
 
 
@@ -20,12 +21,12 @@ class DeviceTerm(Protocol):
     """A term on a device, made from (term, layout, dtype, device)."""
 
     capturable: bool
-    """May `add_gradient` be recorded in a CUDA graph? Then it never waits for the host.
+    """Whether `add_gradient` may be recorded in a CUDA graph: it never waits for the host.
 
     An implementation that doesn't say is never recorded.
     """
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """Add dE/dq at ``q`` to ``out``.
 
         Args:
@@ -42,11 +43,11 @@ class HostTerm:
 
     capturable = False
 
-    def __init__(self, term: Term, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(self, term: Term, layout: Layout, dtype: str, device: TorchDevice) -> None:
         self.term, self.layout = term, layout
         self.dtype = np.dtype(dtype)
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """See `DeviceTerm`."""
         here = q.detach().cpu().numpy()
         g = np.zeros(self.layout.size, dtype=self.dtype)
@@ -59,12 +60,12 @@ class HostTerm:
         return torch.tensor(energy, dtype=torch.float64, device=out.device)
 
 
-def on_device(term: Term, layout: Layout, dtype: Any, device: Any) -> DeviceTerm:
+def on_device(term: Term, layout: Layout, dtype: str, device: TorchDevice) -> DeviceTerm:
     """A term on a device.
 
     Args:
         term: The term; what is changed in it later has no effect.
-        layout: Of the field.
+        layout: Layout of the field.
         dtype: "float32" or "float64": of marginals and gradients.
         device: A device of torch.
 

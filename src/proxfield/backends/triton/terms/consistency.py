@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
+from proxfield.common.arrays import Floats, Ints
 from proxfield.devices.cuda import torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.triton.segments import SegmentSum
 from proxfield.terms.base import Layout
 from proxfield.terms.consistency import LOG_TINY, Consistency
@@ -20,14 +21,14 @@ class ConsistencyOnDevice:
 
     Args:
         term: The term.
-        layout: Of the field.
+        layout: Layout of the field.
         dtype: "float32" or "float64".
         device: A device of torch.
     """
 
     capturable = True
 
-    def __init__(self, term: Consistency, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(self, term: Consistency, layout: Layout, dtype: str, device: TorchDevice) -> None:
         self.device = torch.device(device)
         self.members = len(term.members)
         if self.members == 0:
@@ -52,10 +53,10 @@ class ConsistencyOnDevice:
             )
             self.target = self._put(first[order[begin]][:, None] + label)
 
-    def _put(self, values: Any) -> Any:
+    def _put(self, values: Floats | Ints | NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(np.array(values)).to(self.device)
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """See `DeviceTerm`."""
         if self.members == 0:
             return torch.zeros((), dtype=torch.float64, device=q.device)

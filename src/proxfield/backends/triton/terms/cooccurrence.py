@@ -3,23 +3,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.devices.cuda import jit, tl, torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.triton.segments import has_kernels
 from proxfield.terms.base import Layout
-from proxfield.terms.cooccurrence import EXACT, SATURATION, SWEEPS, Cooccurrence, envelope
+from proxfield.terms.cooccurrence import (
+    MAX_EXACT_CLASSES,
+    MAX_SWEEPS,
+    SATURATION_ENERGY,
+    Cooccurrence,
+    LatentCooccurrence,
+    envelope,
+)
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 
-MOST_CLASSES = 64
+MAX_CLASSES = 64
 """Maximum number of classes whose weights one program holds."""
 STATES = 64
 """States of the presences looked at together."""
@@ -54,13 +60,15 @@ def softplus(x):
 
 
 @jit
-def descend(start, free, cost, base, weights, rank, m, M: constexpr, SWEEPS: constexpr, PRECISION):
+def descend(
+    start, free, cost, base, weights, rank, m, M: constexpr, MAX_SWEEPS: constexpr, PRECISION
+):
     """Coordinate descent over independent presences; returns P(y = 1), classes in rank's order."""
     klass = tl.arange(0, M)
     on = start
     sweep = 0
     moved = PRECISION + 1.0
-    while (sweep < SWEEPS) & (moved > PRECISION):
+    while (sweep < MAX_SWEEPS) & (moved > PRECISION):
         before = on
         for k in range(m):
             here = free & (rank == k)
@@ -94,7 +102,7 @@ def settle(on, free, cost, base, weights, m, M: constexpr):
 @jit
 def envelope_of(
     absent, weights, order, out_off, out_energy, count, sure, enough,
-    M: constexpr, EXACT: constexpr, SWEEPS: constexpr, STATES: constexpr,
+    M: constexpr, MAX_EXACT_CLASSES: constexpr, MAX_SWEEPS: constexpr, STATES: constexpr,
 ):  # fmt: skip
     """`proxfield.terms.cooccurrence.envelope` in one program.
 
@@ -123,7 +131,7 @@ def envelope_of(
         on, off = more_on, more_off
     left = (on | off) == 0
     open_ones = tl.sum(left.to(tl.int32), 0)
-    if open_ones <= EXACT:
+    if open_ones <= MAX_EXACT_CLASSES:
         turn = tl.maximum(tl.cumsum(left.to(tl.int32), 0) - 1, 0)
         total = 1 << open_ones
         low = tl.sum(tl.where(off, cost, 0.0), 0) + 1e300
@@ -152,8 +160,8 @@ def envelope_of(
             base += row * tl.sum(tl.where(klass == k, decided, 0.0), 0)
         stop = tl.load(enough)
         free = left.to(tl.float64)
-        up = descend(free, left, cost, base, weights, rank, m, M, SWEEPS, stop)
-        down = descend(free * 0.0, left, cost, base, weights, rank, m, M, SWEEPS, stop)
+        up = descend(free, left, cost, base, weights, rank, m, M, MAX_SWEEPS, stop)
+        down = descend(free * 0.0, left, cost, base, weights, rank, m, M, MAX_SWEEPS, stop)
         first_energy, first_off = settle(up, left, cost, base, weights, m, M)
         other_energy, other_off = settle(down, left, cost, base, weights, m, M)
         better = first_energy <= other_energy
@@ -165,26 +173,26 @@ def envelope_of(
 class _Pixels:
     """The block of pixels that both forms share."""
 
-    def __init__(self, term: Cooccurrence, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(self, term: Cooccurrence, layout: Layout, dtype: str, device: TorchDevice) -> None:
         self.term = term
         self.device = torch.device(device)
         self.dtype = torch.float64 if np.dtype(dtype) == np.float64 else torch.float32
         common = layout.common
         start = int(layout.offsets[term.first]) if common is None else term.first * common
-        self.at = slice(start, start + term.pixels * term.labels)
+        self.at = slice(start, start + term.pixels * term.n_labels)
         self.classes = torch.from_numpy(np.array(term.classes)).to(self.device)
         self.weights = torch.from_numpy(np.array(term.weights)).to(self.device)
 
-    def _absent(self, q: Any) -> Any:
+    def _absent(self, q: Tensor) -> Tensor:
         """κ Σ_i q_il.  # (m,) float64"""
-        rows = q[self.at].view(-1, self.term.labels)
+        rows = q[self.at].view(-1, self.term.n_labels)
         return self.term.kappa * rows.sum(0, dtype=torch.float64)[self.classes]
 
-    def _add_to_pixels(self, energies: Any, out: Any) -> None:
+    def _add_to_pixels(self, energies: Tensor, out: Tensor) -> None:
         """Add an energy per class to every pixel.  energies: (m,)"""
-        row = torch.zeros(self.term.labels, dtype=out.dtype, device=out.device)
+        row = torch.zeros(self.term.n_labels, dtype=out.dtype, device=out.device)
         row[self.classes] = energies.to(out.dtype)
-        out[self.at].view(-1, self.term.labels).add_(row)
+        out[self.at].view(-1, self.term.n_labels).add_(row)
 
 
 class CooccurrenceOnDevice(_Pixels):
@@ -194,10 +202,10 @@ class CooccurrenceOnDevice(_Pixels):
     Triton, by the host, which an iteration then waits for.
     """
 
-    def __init__(self, term: Cooccurrence, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(self, term: Cooccurrence, layout: Layout, dtype: str, device: TorchDevice) -> None:
         super().__init__(term, layout, dtype, device)
         m = len(term.classes)
-        self.fused = has_kernels(self.weights) and 0 < m <= MOST_CLASSES
+        self.fused = has_kernels(self.weights) and 0 < m <= MAX_CLASSES
         self.capturable = self.fused or m == 0
         if self.fused:
             self.padded = max(2, 1 << (m - 1).bit_length())
@@ -207,10 +215,10 @@ class CooccurrenceOnDevice(_Pixels):
             # 0-dimensional tensors: numbers given to a kernel would be rounded to float32
             self.sure, self.enough = (
                 torch.tensor(x, dtype=torch.float64, device=self.device)
-                for x in (SATURATION, PRECISION)
+                for x in (SATURATION_ENERGY, PRECISION)
             )
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """See `DeviceTerm`."""
         absent = self._absent(q)
         if self.fused:
@@ -222,7 +230,7 @@ class CooccurrenceOnDevice(_Pixels):
         self._add_to_pixels(self.term.kappa * off, out)
         return energy
 
-    def _envelope(self, absent: Any) -> tuple[Any, Any]:
+    def _envelope(self, absent: Tensor) -> tuple[Tensor, Tensor]:
         m, size = len(absent), self.padded
         cost = torch.zeros(size, dtype=torch.float64, device=self.device)
         cost[:m] = absent
@@ -232,7 +240,7 @@ class CooccurrenceOnDevice(_Pixels):
         energy, off = torch.empty_like(cost[:1]), torch.empty_like(cost)
         envelope_of[(1,)](
             cost, self.table, rank, off, energy, self.count, self.sure, self.enough,
-            M=size, EXACT=EXACT, SWEEPS=SWEEPS, STATES=STATES,
+            M=size, MAX_EXACT_CLASSES=MAX_EXACT_CLASSES, MAX_SWEEPS=MAX_SWEEPS, STATES=STATES,
         )  # fmt: skip
         return energy[0], off[:m]
 
@@ -242,11 +250,13 @@ class LatentOnDevice(_Pixels):
 
     capturable = True
 
-    def __init__(self, term: Any, layout: Layout, dtype: Any, device: Any) -> None:
+    def __init__(
+        self, term: LatentCooccurrence, layout: Layout, dtype: str, device: TorchDevice
+    ) -> None:
         super().__init__(term, layout, dtype, device)
         self.off = torch.from_numpy(np.array(term._off(layout))).to(self.device)
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """See `DeviceTerm`."""
         absent = self._absent(q)
         off, on = q[self.off].to(torch.float64), q[self.off + 1].to(torch.float64)

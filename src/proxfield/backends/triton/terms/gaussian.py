@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from proxfield.common.arrays import Floats
 from proxfield.devices.cuda import jit, tl, torch
+from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.operator import Operator
 from proxfield.filters.torch.plans import TOLERANCE
 from proxfield.filters.triton.exact import ExactPlan
@@ -17,15 +19,13 @@ from proxfield.terms.base import Layout
 from proxfield.terms.gaussian import Gaussian
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 
 ROWS = 64
 """Points of a program."""
-MOST_LABELS = 256
+MAX_LABELS = 256
 """Maximum number of labels for which a program holds whole rows."""
 
 
@@ -66,16 +66,21 @@ class GaussianOnDevice:
 
     Args:
         term: The term; its filter is used if that is already on this device.
-        layout: Of the field.
+        layout: Layout of the field.
         dtype: "float32" or "float64".
         device: A device of torch.
-        tolerance: Of the exact filter in float32.
+        tolerance: Tolerance of the exact filter in float32.
     """
 
     capturable = True
 
     def __init__(
-        self, term: Gaussian, layout: Layout, dtype: Any, device: Any, tolerance: float = TOLERANCE
+        self,
+        term: Gaussian,
+        layout: Layout,
+        dtype: str,
+        device: TorchDevice,
+        tolerance: float = TOLERANCE,
     ) -> None:
         self.n = term.n_points
         double = np.dtype(dtype) == np.float64
@@ -90,13 +95,13 @@ class GaussianOnDevice:
         self.filter = self._filter(term, double, tolerance)
         self.plan = self.filter.plan
         self.weight = torch.tensor(term.weight, dtype=self.dtype, device=self.device)
-        self.matrix: Any = None
+        self.matrix: Tensor | None = None
         """weight · μ; None for Potts.  # (labels, labels)"""
         if term.matrix is not None:
             self.matrix = self._put(term.matrix)
         self._normalize(term)
 
-    def _put(self, values: Any) -> Any:
+    def _put(self, values: Floats) -> Tensor:
         return torch.as_tensor(values).to(self.device, self.dtype)
 
     def _filter(self, term: Gaussian, double: bool, tolerance: float) -> DeviceFilter:
@@ -121,11 +126,11 @@ class GaussianOnDevice:
         scaled = most if scale is None else most * scale.max().to(torch.float32)
         self.most = torch.cat([most, scaled]) if self.operator.pair else scaled
 
-    def operate(self, values: Any) -> Any:
+    def operate(self, values: Tensor) -> Tensor:
         """A @ values, with the self-message (i = j) only if the term keeps it.  # (n, c)"""
         return self.operator.apply(values)
 
-    def add_gradient(self, q: Any, out: Any) -> Any:
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
         """Add dE/dq to ``out``; returns the energy.  # (size,), (size,) -> () float64"""
         if self.n == 0:
             return torch.zeros((), dtype=torch.float64, device=q.device)
@@ -137,7 +142,7 @@ class GaussianOnDevice:
             seen = self.plan.apply(given)
         seen = seen.to(q.dtype)
         target = out[self.at].view(self.n, self.labels)
-        if self.matrix is None and has_kernels(q) and self.labels <= MOST_LABELS:
+        if self.matrix is None and has_kernels(q) and self.labels <= MAX_LABELS:
             return self._add_potts(mine, seen, target)
         seen = self.operator.gather(seen)
         if self.own is not None:
@@ -149,7 +154,7 @@ class GaussianOnDevice:
         target += g
         return 0.5 * (mine.to(torch.float64) * g).sum()
 
-    def _add_potts(self, mine: Any, seen: Any, target: Any) -> Any:
+    def _add_potts(self, mine: Tensor, seen: Tensor, target: Tensor) -> Tensor:
         width = max(2, 1 << (self.labels - 1).bit_length())
         rows = max(1, min(ROWS, 2048 // width))
         programs = -(-self.n // rows)

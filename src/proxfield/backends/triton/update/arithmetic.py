@@ -6,9 +6,10 @@ without a sum. A rule may shift a variable's θ by any number without changing q
 lost, and half as many bytes move as with q beside it. A binary variable holds one number,
 x = ½ log(q_0 / q_1): its centered θ is (−x, x), so the rules read the same for x as for any label.
 
-A *board* says where an inference stands, on the device: kernels look there which buffer to read and
-whether it is over, so the host launches many iterations without looking. Buffers rotate: those
-of the last updates are still there when one wants the difference from two updates before.
+A *board* is the status buffer of an inference in device memory: kernels read from it which buffer
+of θ is the current one and whether the iteration has ended, so the host launches many iterations
+without waiting. Buffers rotate: the states of the last updates are still available for the
+difference from two updates before.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Triton kernels for binary variables with Ising couplings: one number a variable.
+"""Triton kernels for binary variables with Ising couplings: one number per variable.
 
 The gradient difference is bias − W m with m = ½ − q_1 (the CPU's −v); −W is what is stored. A state
 holds x with m = ½ tanh x: neighbors' m are computed from x again, since two instructions of the
@@ -17,7 +17,7 @@ would spread the shifted ones (i ± 1) over four times as many cache lines.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from proxfield.backends.triton.update.arithmetic import (
     binary_update,
@@ -37,13 +37,17 @@ from proxfield.backends.triton.update.kinds import (
     put_moments,
 )
 from proxfield.devices.cuda import jit, tl, triton
+from proxfield.devices.tensors import Kernel
 
 
-def single_loads(*pointers: str) -> Any:
+def single_loads(*pointers: str) -> Callable[[Callable[..., object]], Kernel]:
     """``jit`` for kernels that must not assume that these pointers are aligned for wide loads."""
     if triton is None:
         return jit
-    return triton.jit(do_not_specialize_on_alignment=list(pointers))
+    make: Callable[[Callable[..., object]], Kernel] = triton.jit(
+        do_not_specialize_on_alignment=list(pointers)
+    )
+    return make
 
 
 if tl is not None:

@@ -7,15 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxfield.devices.cuda import interpreted, jit, tl
 from proxfield.rules.plan import Kind
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    constexpr: TypeAlias = Any
+    from proxfield.devices.tensors import constexpr as constexpr
 else:
     constexpr = str if tl is None else tl.constexpr
 

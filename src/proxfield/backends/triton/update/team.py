@@ -47,7 +47,7 @@ TOGETHER, MOVE, DECIDE = 0, 1, 2
 
 @jit
 def wait_for_team(arrived, expected):
-    """Go on when programs have come here ``expected`` times in all; sees what they wrote before."""
+    """Wait until ``expected`` programs have arrived in total; what they wrote is then visible."""
     tl.debug_barrier()  # all threads of this one have written
     tl.atomic_add(arrived, 1, sem="release")
     while tl.atomic_add(arrived, 0, sem="acquire") < expected:
@@ -61,7 +61,7 @@ def team_run(
     KIND: constexpr, HARD: constexpr, TRACE: constexpr, FLAT: constexpr,
     SIZE: constexpr, K: constexpr, TEAM: constexpr, PHASE: constexpr,
 ):  # fmt: skip
-    """Updates of all fields, until the board of each says done; see `binary.binary_run`.
+    """Updates of all fields, until the status buffer of each says done; see `binary.binary_run`.
 
     Program p has SIZE variables of field ``whose[p]``, from ``part[p]``·SIZE on. Of the most
     members a team has there is room for TEAM.

@@ -1,0 +1,110 @@
+"""docs/defaults.md says what the signatures and the command line say."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import proxfield as pf
+from proxfield.cli.main import cli
+from proxfield.cli.options import default_rule
+from proxfield.torch.inference import infer as torch_infer
+from proxfield.torch.layer import DenseCRF as TorchDenseCRF
+
+PAGE = Path(__file__).parents[1] / "docs" / "defaults.md"
+ABSENT = "–"
+Defaults = dict[str, Any]
+
+
+def of_function(function: Callable[..., Any]) -> Defaults:
+    """Defaults of all arguments that have one."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def of_command(name: str) -> Defaults:
+    """Defaults of all options, as the command gets them."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    context = click.Context(command, resilient_parsing=True)
+    found = {p.name: p.get_default(context) for p in command.params if isinstance(p, click.Option)}
+    numbers = {"spatial_sigma", "bilateral_sigma", "spacing"}  # given as text, read by a callback
+    given = {k: None if "UNSET" in repr(v) else v for k, v in found.items() if k is not None}
+    return {k: float(v) if k in numbers else v for k, v in given.items()}
+
+
+INFER, IMAGES = of_function(pf.infer), of_function(pf.DenseCRF)
+DENSE = {**INFER, **of_function(pf.DenseCRF.infer)}
+"""`DenseCRF.infer` hands on what it doesn't have itself, as commands do."""
+WAYS: dict[str, dict[str, Defaults]] = {
+    "Inference": {
+        "infer": INFER,
+        "infer_many": of_function(pf.infer_many),
+        "torch.infer": of_function(torch_infer),
+        "solve": {**INFER, **of_command("solve"), "rule": default_rule()},
+        "compare": {k: v for k, v in {**INFER, **of_command("compare")}.items() if k != "rule"},
+        "DenseCRF.infer": DENSE,
+        "refine": {**DENSE, **of_command("refine")},
+        "torch.DenseCRF": of_function(TorchDenseCRF),
+    },
+    "Terms of dense CRFs": {
+        "Gaussian": of_function(pf.Gaussian),
+        "DenseCRF": IMAGES,
+        "refine": {**IMAGES, **of_command("refine")},
+        "torch.DenseCRF": of_function(TorchDenseCRF),
+    },
+}
+NOT_DEFAULTS = {
+    *("callback", "progress", "trace", "output", "evidence_base"),  # what comes out, and how
+    *("labels_axis", "channel_axis", "normalize", "energies", "probabilities", "cooccurrence"),
+}
+"""Shared names that aren't settings of the inference or of a term."""
+
+
+def section(title: str) -> str:
+    text = PAGE.read_text(encoding="utf-8")
+    return re.split(r"^## ", text.split(f"## {title}\n")[1], flags=re.MULTILINE)[0]
+
+
+def table(title: str) -> dict[str, dict[str, str]]:
+    """Cells by option and column."""
+    rows = [line for line in section(title).splitlines() if line.startswith("|")]
+    header, _, *body = ([c.strip().strip("`") for c in row.strip("|").split("|")] for row in rows)
+    return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in body}
+
+
+@pytest.mark.parametrize("title", list(WAYS))
+def test_the_table_is_true(title: str) -> None:
+    ways = WAYS[title]
+    for option, cells in table(title).items():
+        assert list(cells) == list(ways)
+        for way, cell in cells.items():
+            where = f"{option} of {way}"
+            if cell == ABSENT:
+                assert option not in ways[way], where
+                continue
+            value = eval(cell, {"__builtins__": {}})
+            assert value == ways[way][option], where
+            assert type(value) is type(ways[way][option]), where
+
+
+@pytest.mark.parametrize("title", list(WAYS))
+def test_every_difference_is_in_the_table_and_explained(title: str) -> None:
+    ways, rows = WAYS[title], table(title)
+    elsewhere = {name for other in WAYS if other != title for name in table(other)}
+    explained = set(re.findall(r"^- `(\w+)`:", section(title), re.MULTILINE))
+    differing = set()
+    for option in {name for defaults in ways.values() for name in defaults}:
+        if option in NOT_DEFAULTS | elsewhere:
+            continue
+        values = [repr(defaults[option]) for defaults in ways.values() if option in defaults]
+        if len(set(values)) > 1:
+            differing.add(option)
+    assert differing <= set(rows)
+    assert differing == explained
