@@ -10,7 +10,7 @@ from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.field import Field
-    from proxfield.inference.loop import Progress
+    from proxfield.inference.history import Progress
     from proxfield.result import Result
     from proxfield.rules.base import Rule
 
