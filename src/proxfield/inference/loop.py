@@ -242,8 +242,10 @@ class Drive(Generic[P, S]):
         """Why each field stopped."""
         try:
             while moving := self.moving():
-                quiet = [k for k in moving if self.runs[k].quiet]
-                for some in ([k for k in moving if k not in quiet], quiet):
+                groups: tuple[list[int], list[int]] = [], []
+                for k in moving:
+                    groups[self.runs[k].quiet].append(k)
+                for some in groups:
                     if some:
                         self.advance(some)
         except KeyboardInterrupt:
