@@ -229,3 +229,27 @@ def test_starting_up_imports_little(environment: dict[str, str]) -> None:
     assert done.returncode == 0, done.stderr
     heavy = {"click", "contextlib", "dataclasses", "inspect", "numpy", "re", "typing", "warnings"}
     assert heavy & set(json.loads(done.stdout)) == set()
+
+
+IN_AN_IMPORT = """
+import os, signal, sys
+
+class Swallow:
+    "A module that is being imported meets Ctrl-C and prints it, as modules in C do."
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt as error:
+                print("swallowed", repr(error), file=sys.stderr)
+
+sys.meta_path.insert(0, Swallow())
+sys.argv = ["proxfield", "solve", {model!r}, "--budget", "60", "--json"]
+from proxfield.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_does_not_pass_through_imports(model: Path, environment: dict[str, str]) -> None:
+    done = run(IN_AN_IMPORT.format(model=str(model)), environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{MESSAGE}\n")

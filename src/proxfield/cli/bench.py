@@ -309,7 +309,9 @@ def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) 
     from proxfield.bench.progress import Bar
     from proxfield.bench.runner import run_tasks
     from proxfield.bench.session import describe_failures
+    from proxfield.cli.signals import begin_work
 
+    begin_work()
     try:
         with Bar() as bar:
             failures = run_tasks(tasks, store, settings, bar)

@@ -278,7 +278,7 @@ def command(
         check_packages,
         run_all,
     )
-    from proxfield.cli.signals import interrupted
+    from proxfield.cli.signals import begin_work, interrupted
     from proxfield.common.interrupts import raised_again
 
     given, option, work = prepare(output_kind, options)
@@ -290,6 +290,7 @@ def command(
     start = time.perf_counter()
     records: list[Record] = []
     ending = ""
+    begin_work()
     try:  # from here on, an interrupted run says what is left of it
         for path, name in ((output, "-o"), (overlay, "--overlay")):
             if path is not None and todo and not files.is_file_name(path):

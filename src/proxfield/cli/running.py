@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.progress import Display
-from proxfield.cli.signals import interrupted
+from proxfield.cli.signals import begin_work, interrupted
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
     from proxfield.inference.infer import infer
 
     def update(progress: Progress) -> None:
+        begin_work()
         if interrupted():  # a library swallowed Ctrl-C, as some do while kernels are loaded
             raise KeyboardInterrupt
         display.update(progress)

@@ -1,8 +1,9 @@
 """Ctrl-C on the command line: one line on stderr and exit code 130, whatever is going on.
 
 Inside an inference Ctrl-C is a KeyboardInterrupt that ends it with the best result so far. Anywhere
-else (imports, compilation, reading and writing) it ends the process. This module imports next
-to nothing, because it guards the imports of all others.
+else (imports, compilation, reading and writing) it ends the process; during imports at once,
+because modules in C print or swallow an exception that passes through them. This module imports
+next to nothing, because it guards the imports of all others.
 """
 
 from __future__ import annotations
@@ -32,12 +33,22 @@ MESSAGE = "proxfield: interrupted before there was a result"
 SHOW_CURSOR = "\x1b[?25h"
 """A progress bar hides the terminal's cursor."""
 
+IMPORTING = "<frozen importlib._bootstrap"
+"""How the names of files begin whose frames are on the stack during an import."""
+
 _seen = False
+_begun = False
 
 
 def interrupted() -> bool:
     """Whether this process has received Ctrl-C: any error after it is a consequence of it."""
     return _seen
+
+
+def begin_work() -> None:
+    """From now on there may be something to keep: Ctrl-C is always a KeyboardInterrupt."""
+    global _begun
+    _begun = True
 
 
 def install() -> None:
@@ -88,9 +99,13 @@ def _flush() -> None:
             pass
 
 
-def _on_interrupt(_: int, __: FrameType | None) -> None:
+def _on_interrupt(_: int, frame: FrameType | None) -> None:
     global _seen
     _seen = True
+    while frame is not None and not _begun:
+        if frame.f_code.co_filename.startswith(IMPORTING):
+            leave()
+        frame = frame.f_back
     raise KeyboardInterrupt
 
 
