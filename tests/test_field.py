@@ -180,6 +180,21 @@ def test_lowering_looks_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pf.infer(field).converged
 
 
+def test_dense_fields_are_refused_only_if_the_least_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few iterations in float32 take a fraction of the bound for all rules."""
+    points = np.random.default_rng(0).normal(size=(20_000, 2))
+    field = pf.Field(20_000, 21).add(pf.Gaussian(points, filter="lattice"))
+    least = 16 * field.layout.size + field.terms[0].workspace(field.layout)
+    assert 4 * least < field.memory_estimate()
+    monkeypatch.setattr(memory, "available_memory", lambda: least)
+    with pytest.raises(pf.MemoryLimitError, match="inference on Field"):
+        field.lower()
+    monkeypatch.setattr(memory, "available_memory", lambda: field.memory_estimate() // 3)
+    assert field.lower().extras
+
+
 def test_memory_estimate_grows_with_tables() -> None:
     bare = pf.Field(1000, n_labels=2)
     edges = np.stack([np.arange(999), np.arange(1, 1000)], axis=1)

@@ -14,7 +14,7 @@ from proxfield.common.logs import Described, log
 from proxfield.common.memory import check_memory
 from proxfield.errors import InputError, cut_middle, refuse_keywords
 from proxfield.lowering.lowered import Lowered, lower
-from proxfield.lowering.memory import estimate_memory
+from proxfield.lowering.memory import estimate_memory, needed_memory
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
 from proxfield.terms.names import Names, find_label, find_variable, listed
 from proxfield.terms.saving import same_term
@@ -332,7 +332,8 @@ class Field:
         """The field in its fastest equivalent form (kept until a term is added)."""
         kept = self._kept
         if kept.lowered is None:
-            needed = self.memory_estimate(FEW_CHAINS)  # the rule isn't known here
+            # neither the rule nor the device is known here
+            needed = needed_memory(self.layout, self.terms, self.evidence, FEW_CHAINS)
             check_memory(needed, f"inference on {self!r}")
             kept.lowered = lower(self.layout, self.terms, self.evidence)
             log.debug("lowered %r to %s", self, Described(kept.lowered))

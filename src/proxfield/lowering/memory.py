@@ -27,6 +27,23 @@ REDUCTION_BYTES = 60
 """Per entry, if variables or labels are taken out: numbers old and new."""
 
 
+LEAST_BYTES = 16
+"""Per entry of a dense field in float32, a few iterations of one rule, states in place."""
+
+
+def needed_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains: int) -> int:
+    """Bytes below which inference is refused before it begins.
+
+    The upper bound for fields of tables. Dense fields have many entries, and most of what the
+    bound counts (float64, the second-order test) a few iterations on an image never take, so that
+    they are refused only if even the least doesn't fit.
+    """
+    present = [t for t in terms if not t.omitted]
+    if all(offers(t, "lower") for t in present):
+        return estimate_memory(layout, terms, evidence, chains)
+    return BASE_BYTES + LEAST_BYTES * layout.size + sum(t.workspace(layout) for t in present)
+
+
 def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chains: int) -> int:
     """An upper bound on the bytes that inference takes in addition to the field; see `Field`."""
     terms = [t for t in terms if not t.omitted]
