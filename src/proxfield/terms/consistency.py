@@ -269,7 +269,7 @@ class Consistency(Term):
 
 
 class TabledConsistency(Consistency):
-    """`Consistency` with ``tables=True``: it says itself in tables over whole segments."""
+    """`Consistency` with ``tables=True``, lowered to tables over whole segments."""
 
     def lower(self, layout: Layout, builder: Builder) -> None:
         for scopes, tables, index in self.as_tables(layout):

@@ -330,7 +330,7 @@ class LatentCooccurrence(Cooccurrence):
 
 
 class TabledCooccurrence(LatentCooccurrence):
-    """`Cooccurrence` with ``tables=True``: it says itself in pairwise tables."""
+    """`Cooccurrence` with ``tables=True``, lowered to pairwise tables."""
 
     def lower(self, layout: Layout, builder: Builder) -> None:
         for scopes, tables, which in self.as_tables(layout):
