@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.rules.registry import RULES as RULES
     from proxfield.rules.session import Problem as Problem
     from proxfield.terms import TERMS as TERMS
+    from proxfield.terms import Boxes as Boxes
     from proxfield.terms import Consistency as Consistency
     from proxfield.terms import Constant as Constant
     from proxfield.terms import Cooccurrence as Cooccurrence
@@ -50,8 +51,11 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.terms import Gaussian as Gaussian
     from proxfield.terms import Ising as Ising
     from proxfield.terms import Layout as Layout
+    from proxfield.terms import Occupancy as Occupancy
     from proxfield.terms import Pairwise as Pairwise
     from proxfield.terms import Potts as Potts
+    from proxfield.terms import Runs as Runs
+    from proxfield.terms import Silhouettes as Silhouettes
     from proxfield.terms import Term as Term
     from proxfield.terms import Unary as Unary
     from proxfield.terms import saveable as saveable
@@ -85,6 +89,7 @@ _HOME = {
     "Rule": "rules.base",
     "Problem": "rules.session",
     "TERMS": "terms",
+    "Boxes": "terms",
     "Consistency": "terms",
     "Constant": "terms",
     "Cooccurrence": "terms",
@@ -92,8 +97,11 @@ _HOME = {
     "Gaussian": "terms",
     "Ising": "terms",
     "Layout": "terms",
+    "Occupancy": "terms",
     "Pairwise": "terms",
     "Potts": "terms",
+    "Runs": "terms",
+    "Silhouettes": "terms",
     "Term": "terms",
     "Unary": "terms",
     "saveable": "terms",
@@ -104,6 +112,7 @@ _HOME = {
 __all__ = [
     "RULES",
     "TERMS",
+    "Boxes",
     "Builder",
     "Consistency",
     "Constant",
@@ -122,6 +131,7 @@ __all__ = [
     "Kind",
     "Layout",
     "MemoryLimitError",
+    "Occupancy",
     "Order",
     "Pairwise",
     "Potts",
@@ -130,6 +140,8 @@ __all__ = [
     "ProxfieldError",
     "Result",
     "Rule",
+    "Runs",
+    "Silhouettes",
     "Status",
     "Term",
     "Trace",

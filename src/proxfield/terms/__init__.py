@@ -7,8 +7,10 @@ from proxfield.terms.consistency import Consistency, TabledConsistency
 from proxfield.terms.cooccurrence import Cooccurrence, LatentCooccurrence, TabledCooccurrence
 from proxfield.terms.factor import Factor
 from proxfield.terms.gaussian import Gaussian
+from proxfield.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 from proxfield.terms.pairwise import Ising, Pairwise, Potts
 from proxfield.terms.saving import saveable, saveable_as
+from proxfield.terms.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.terms.unary import Constant, Unary
 
 TERMS: dict[str, type[Term]] = {
@@ -23,6 +25,7 @@ TERMS: dict[str, type[Term]] = {
         Gaussian,
         Consistency,
         Cooccurrence,
+        Occupancy,
     )
 }
 
@@ -32,11 +35,14 @@ for _kind, _form in (  # forms of a term whose class differs
     ("consistency-tables", TabledConsistency),
     ("cooccurrence-variables", LatentCooccurrence),
     ("cooccurrence-tables", TabledCooccurrence),
+    ("occupancy-exact", ExactOccupancy),
+    ("occupancy-ratio", RatioOccupancy),
 ):
     saveable_as(_form, _kind)
 
 __all__ = [
     "TERMS",
+    "Boxes",
     "Consistency",
     "Constant",
     "Cooccurrence",
@@ -44,8 +50,11 @@ __all__ = [
     "Gaussian",
     "Ising",
     "Layout",
+    "Occupancy",
     "Pairwise",
     "Potts",
+    "Runs",
+    "Silhouettes",
     "Term",
     "Unary",
     "saveable",

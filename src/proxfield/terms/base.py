@@ -172,6 +172,16 @@ class Term(ABC):
         self.add_gradient(layout, q, g)
         return expectation(q, g) / self.degree
 
+    def evaluate(self, layout: Layout, q: Floats, out: Floats) -> float:
+        """Add dE/dq at ``q`` to ``out`` and return the energy: what inference asks for.
+
+        A term that finds both in one pass overrides this; then it must agree with the two.
+        """
+        g = np.zeros(layout.size)
+        self.add_gradient(layout, q, g)
+        out += g.astype(out.dtype)
+        return self.energy(layout, q) if self.degree is None else expectation(q, g) / self.degree
+
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays this term holds."""
@@ -212,6 +222,14 @@ class Term(ABC):
         For terms that know them in closed form; others are found by Lanczos if their degree is 2.
         """
         raise missing(self, "spectrum", "a certified step without Lanczos")
+
+    def relative_curvature(self, layout: Layout) -> Floats:
+        """Bounds L_i with ΔᵀHΔ ≤ Σ_i L_i Σ_l Δ_il²/q_il for centered Δ, at every q.  # (n_vars,)
+
+        Σ_l Δ_il²/q_il is the curvature of the entropy, which is unbounded near the corners of a
+        simplex: L_i can be small where λ_i is large. For terms of high order.
+        """
+        raise missing(self, "relative_curvature", 'step="certified-relative"')
 
     def lipschitz(self, layout: Layout) -> float:
         """A bound on ‖H‖₂ over the product of simplices, without the projection."""
@@ -263,7 +281,7 @@ class Term(ABC):
         return cls(**{name: a.item() if a.ndim == 0 else a for name, a in arrays.items()})
 
 
-DESCRIPTIONS = frozenset({"lower", "curvature", "spectrum", "lipschitz"})
+DESCRIPTIONS = frozenset({"lower", "curvature", "relative_curvature", "spectrum", "lipschitz"})
 """Optional methods of a term that say something about its energy; see `offers`."""
 
 

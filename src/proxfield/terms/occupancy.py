@@ -1,0 +1,302 @@
+"""Occupancy maps: which locations are occupied, given masks of the foreground in some cameras.
+
+One binary variable per location; label 1 says that somebody is there. Write q_i for its
+probability, p_i = 1 − q_i, and per camera N_x = Π_{i: x ∈ R_i} p_i, the probability that nobody
+covers the pixel x, where R_i is the silhouette of location i. B_x is the mask: 1 where the
+camera sees foreground.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.common.checks import is_real
+from proxfield.errors import InputError, shown
+from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats
+from proxfield.terms.silhouettes import Silhouettes
+
+SMALLEST = 1e-30
+"""A probability of 0 counts as this."""
+DIRECT = 1e-6
+"""Below this p_i, the difference of integral images has lost its digits: pixels are summed."""
+MODELS = ("exact", "ratio")
+
+
+class Occupancy(Term):
+    """Explains the masks of several cameras by people at some locations.
+
+    Energies come in two forms, chosen by ``model``:
+
+    - "exact": pixels are independent given where people are: a pixel that somebody covers is
+      foreground with probability 1 − ``miss``, any other with probability ``false_alarm``.
+      E = Σ_c Σ_x w_x N_x + constant with w_x = κ/a_x · [B_x log((1 − m)/f) + (1 − B_x)
+      log(m/(1 − f))], where a_x is the mean area of the silhouettes over x: neighboring pixels
+      aren't independent, and a whole body counts as κ observations (``strength``). Multilinear, so
+      that −F is a bound on log Z.
+    - "ratio": the objective of the original program, Σ_c Ψ_c²/(2 ``variance``), where Ψ_c is the
+      difference between the mask and the expected image, relative to the expected foreground.
+      It isn't an expectation, so −F is no bound on log Z.
+
+    Prior probabilities are a `Unary` term.
+
+    Curvature of the exact energy: H_ij = Σ_c Σ_{x ∈ R_i ∩ R_j} w_x N_x/(p_i p_j). With odds
+    o = q/p, N_x Σ_i o_i ≤ 1 at every pixel, hence ΔᵀHΔ ≤ Σ_i L_i Δ_i²/(q_i p_i) with
+    L_i = Σ_c Σ_{x ∈ R_i} |w_x|, however many silhouettes overlap (`relative_curvature`).
+
+    Args:
+        silhouettes: Of each camera; all for the same locations.
+        masks: Of each camera, 0 (background) to 1 (foreground), booleans or 8-bit values; None
+            for a camera without one, which counts for nothing.  # (height, width) each
+        model: "exact" or "ratio".
+        miss: Probability that a pixel of a person is missing in the mask ("exact").
+        false_alarm: Probability that a pixel of the background is in the mask ("exact").
+        strength: κ, how many independent observations a body counts for ("exact").
+        variance: σ² of the original program ("ratio").
+        floor: Share of the image that is added to both sides of the ratio ("ratio").
+
+    Example:
+        >>> import proxfield as pf
+        >>> boxes = pf.Boxes(2, 4, [[0, 0, 2, 2], [2, 0, 4, 2]])
+        >>> mask = [[1, 1, 0, 0], [1, 1, 0, 0]]
+        >>> field = pf.Field(2, 2, [Occupancy([boxes], [mask]), pf.Unary([[0, 3], [0, 3]])])
+        >>> (pf.infer(field).marginals[:, 1] > 0.5).tolist()
+        [True, False]
+    """
+
+    name = "occupancy"
+    model: str
+
+    def __new__(cls, *_: Any, model: str = "exact", **__: Any) -> Occupancy:
+        # what a term offers is a matter of its class
+        if cls is Occupancy:
+            if model not in MODELS:
+                raise InputError(f"model={shown(model)}, expected one of: {', '.join(MODELS)}")
+            cls = RatioOccupancy if model == "ratio" else ExactOccupancy
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        silhouettes: Sequence[Silhouettes],
+        masks: Sequence[ArrayLike | None],
+        *,
+        model: str = "exact",
+        miss: float = 0.3,
+        false_alarm: float = 0.05,
+        strength: float = 8.0,
+        variance: float = 0.01,
+        floor: float = 0.01,
+    ) -> None:
+        if len(silhouettes) == 0:
+            raise InputError("an occupancy map needs at least one camera")
+        if len(silhouettes) != len(masks):
+            raise InputError(f"{len(silhouettes)} cameras but {len(masks)} masks")
+        counts = {s.n_locations for s in silhouettes}
+        if len(counts) > 1:
+            raise InputError(f"cameras with different numbers of locations: {sorted(counts)}")
+        for key, value in (("miss", miss), ("false_alarm", false_alarm)):
+            if not is_real(value) or not 0 < value < 1:
+                raise InputError(f"{key}={shown(value)}, expected above 0 and below 1")
+        if miss + false_alarm >= 1:
+            raise InputError(
+                f"miss={miss:g} and false_alarm={false_alarm:g} add up to 1 or more: "
+                "foreground would be a sign that nobody is there"
+            )
+        for key, value in (("strength", strength), ("variance", variance), ("floor", floor)):
+            if not is_real(value) or not 0 < value < np.inf:
+                raise InputError(f"{key}={shown(value)}, expected a number above 0")
+        used = [(s, m) for s, m in zip(silhouettes, masks, strict=True) if m is not None]
+        self.n_locations = counts.pop()
+        self.silhouettes = tuple(s for s, _ in used)
+        self.masks = tuple(_read_mask(m, s, k) for k, (s, m) in enumerate(used))
+        self.miss, self.false_alarm = float(miss), float(false_alarm)
+        self.strength, self.variance, self.floor = float(strength), float(variance), float(floor)
+
+    def validate(self, layout: Layout) -> None:
+        if layout.n_vars != self.n_locations:
+            raise InputError(f"{self.n_locations} locations but {layout.n_vars} variables")
+        if layout.n_vars and layout.common != 2:
+            wrong = int(np.flatnonzero(layout.cardinalities != 2)[0])
+            raise InputError(
+                f"{layout.show(wrong)} has {layout.cardinalities[wrong]} labels; "
+                "a location has 2: 0 nobody, 1 somebody"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        images = sum(m.nbytes for m in self.masks)
+        return images + 4 * 8 * self.n_locations * len(self.silhouettes)
+
+    def images(self) -> Iterator[tuple[Silhouettes, Floats]]:
+        """Each camera that has a mask: its silhouettes and its mask."""
+        yield from zip(self.silhouettes, self.masks, strict=True)
+
+    def bounds_log_z(self, layout: Layout) -> bool:
+        return self.model == "exact"
+
+
+class ExactOccupancy(Occupancy):
+    """`Occupancy` with ``model="exact"``."""
+
+    model = "exact"
+
+    @cached_property
+    def weights(self) -> tuple[NDArray[np.float64], ...]:
+        """w_x of each camera: what it costs if nobody covers the pixel.  # (height, width) each"""
+        seen = np.log((1 - self.miss) / self.false_alarm)
+        unseen = np.log(self.miss / (1 - self.false_alarm))
+        return tuple(
+            share * (mask * seen + (1 - mask) * unseen)
+            for share, mask in zip(self._shares, self.masks, strict=True)
+        )
+
+    @cached_property
+    def _shares(self) -> tuple[NDArray[np.float64], ...]:
+        """κ/a_x; 0 where nobody can be.  # (height, width) each"""
+        shares = []
+        for s in self.silhouettes:
+            count, area = s.cover(s.visible.astype(float)), s.cover(s.areas.astype(float))
+            covered = count > 0.5
+            shares.append(np.where(covered, self.strength * count / np.where(covered, area, 1), 0))
+        return tuple(shares)
+
+    @cached_property
+    def constant(self) -> float:
+        """The energy where somebody covers every pixel that can be covered."""
+        seen, unseen = np.log(1 - self.miss), np.log(self.miss)
+        pairs = zip(self._shares, self.masks, strict=True)
+        return -float(sum((a * (b * seen + (1 - b) * unseen)).sum() for a, b in pairs))
+
+    def labelling_energy(self, layout: Layout, labels: Ints) -> float:
+        pairs = zip(self.silhouettes, self.weights, strict=True)
+        free = (w[s.cover(labels.astype(float)) < 0.5].sum() for s, w in pairs)
+        return self.constant + float(sum(free))
+
+    def energy(self, layout: Layout, q: Floats) -> float:
+        logs = log_empty(q)
+        pairs = zip(self.silhouettes, self.weights, strict=True)
+        return self.constant + float(sum((w * np.exp(s.cover(logs))).sum() for s, w in pairs))
+
+    def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
+        """∂E/∂p_i = Σ_c Σ_{x ∈ R_i} w_x N_x/p_i."""
+        logs = log_empty(q)
+        total = np.zeros(self.n_locations)
+        for s, w in zip(self.silhouettes, self.weights, strict=True):
+            total += without(s, s.cover(logs), logs, w)
+        out[::2] += total.astype(out.dtype)
+
+    def _spread(self, images: Sequence[Floats]) -> NDArray[np.float64]:
+        """Sums of an image per camera over each location's silhouettes, over all cameras."""
+        total = np.zeros(self.n_locations)
+        for s, image in zip(self.silhouettes, images, strict=True):
+            total += s.collect(image)
+        return total
+
+    def magnitude(self, layout: Layout) -> float:
+        return abs(self.constant) + float(sum(np.abs(w).sum() for w in self.weights))
+
+    def relative_curvature(self, layout: Layout) -> Floats:
+        return self._spread([np.abs(w) for w in self.weights])
+
+    def curvature(self, layout: Layout) -> Floats:
+        return 0.5 * self._overlaps
+
+    def lipschitz(self, layout: Layout) -> float:
+        return float(self._overlaps.max(initial=0.0))
+
+    @cached_property
+    def _overlaps(self) -> NDArray[np.float64]:
+        """Σ_j |H_ij| is at most Σ_c Σ_{x ∈ R_i} |w_x| · (silhouettes over x, without i).  # (n,)"""
+        images = []
+        for s, w in zip(self.silhouettes, self.weights, strict=True):
+            others = np.maximum(0.0, np.rint(s.cover(s.visible.astype(float))) - 1)
+            images.append(np.abs(w) * others)
+        return self._spread(images)
+
+
+class RatioOccupancy(Occupancy):
+    """`Occupancy` with ``model="ratio"``.
+
+    Ψ = num/den with den = εG + Σ_x A_x and num = εG + Σ_x [A_x (1 − B_x) + (1 − A_x) B_x], where
+    A = 1 − N, G is the number of pixels and ε the ``floor``.
+    """
+
+    model = "ratio"
+
+    def sums(self, s: Silhouettes, mask: Floats, empty: Floats) -> tuple[float, float]:
+        """num and den of one camera.  # empty: N, (height, width)"""
+        ground = self.floor * mask.size
+        den = ground + float((1 - empty).sum())
+        return ground + float((mask + (1 - empty) * (1 - 2 * mask)).sum()), den
+
+    def _energy_at(self, covers: Sequence[Floats]) -> float:
+        total = 0.0
+        for (s, mask), logs in zip(self.images(), covers, strict=True):
+            num, den = self.sums(s, mask, np.exp(logs))
+            total += (num / den) ** 2 / (2 * self.variance)
+        return total
+
+    def labelling_energy(self, layout: Layout, labels: Ints) -> float:
+        covered = [s.cover(labels.astype(float)) > 0.5 for s in self.silhouettes]
+        return self._energy_at([np.where(c, -np.inf, 0.0) for c in covered])
+
+    def energy(self, layout: Layout, q: Floats) -> float:
+        logs = log_empty(q)
+        return self._energy_at([s.cover(logs) for s in self.silhouettes])
+
+    def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
+        """∂E/∂p_i = −Σ_c Ψ/(σ² den) · (d_i − Ψ a_i)/p_i, a_i = Σ_R N, d_i = Σ_R N (1 − 2B)."""
+        logs = log_empty(q)
+        total = np.zeros(self.n_locations)
+        for s, mask in self.images():
+            cover = s.cover(logs)
+            num, den = self.sums(s, mask, np.exp(cover))
+            psi = num / den
+            slope = psi / (self.variance * den)
+            total -= slope * without(s, cover, logs, 1 - 2 * mask - psi)
+        out[::2] += total.astype(out.dtype)
+
+    def magnitude(self, layout: Layout) -> float:
+        worst = ((m.size * (1 + self.floor)) / (self.floor * m.size) for m in self.masks)
+        return float(sum(ratio**2 / (2 * self.variance) for ratio in worst))
+
+
+def log_empty(q: Floats) -> NDArray[np.float64]:
+    """log p_i from flat marginals.  # (2n,) -> (n,)"""
+    return np.log(np.maximum(np.asarray(q[::2], dtype=np.float64), SMALLEST))
+
+
+def without(s: Silhouettes, cover: Floats, logs: Floats, image: Floats) -> NDArray[np.float64]:
+    """Σ_{x ∈ R_i} image_x N_x/p_i: sums over each silhouette as if its location were empty.
+
+    Args:
+        s: Silhouettes of one camera.
+        cover: log N.  # (height, width)
+        logs: log p_i.  # (n,)
+        image: What is summed.  # (height, width)
+    """
+    sums = s.collect(image * np.exp(cover)) / np.exp(logs)
+    for i in np.flatnonzero(logs < np.log(DIRECT)):
+        at = s.pixels(int(i))
+        sums[i] = (image.ravel()[at] * np.exp(cover.ravel()[at] - logs[i])).sum()
+    return np.asarray(sums)
+
+
+def _read_mask(mask: ArrayLike, s: Silhouettes, camera: int) -> NDArray[np.float64]:
+    raw = np.asarray(mask)
+    out = as_floats(raw, f"the mask of camera {camera}")
+    if raw.dtype == np.uint8:
+        out = out / 255.0
+    if out.shape != (s.height, s.width):
+        size = "×".join(map(str, out.shape[::-1]))
+        raise InputError(
+            f"the mask of camera {camera} has {size} pixels, its silhouettes are for "
+            f"{s.width}×{s.height}"
+        )
+    if out.min() < 0 or out.max() > 1:
+        raise InputError(f"the mask of camera {camera} has values outside of 0 to 1")
+    return out
