@@ -138,6 +138,25 @@ class Occupancy(Term):
     def bounds_log_z(self, layout: Layout) -> bool:
         return self.model == "exact"
 
+    # ---- what a model adds, from log p_i of each location ----
+
+    def energy_at(self, logs: Floats) -> float:
+        """The energy.  # logs: (n,)"""
+        raise NotImplementedError
+
+    def slopes_at(self, logs: Floats) -> NDArray[np.float64]:
+        """∂E/∂p_i.  # (n,) -> (n,)"""
+        raise NotImplementedError
+
+    def labelling_energy(self, layout: Layout, labels: Ints) -> float:
+        return self.energy_at(np.where(labels == 1, np.log(SMALLEST), 0.0))
+
+    def energy(self, layout: Layout, q: Floats) -> float:
+        return self.energy_at(log_empty(q))
+
+    def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
+        out[::2] += self.slopes_at(log_empty(q)).astype(out.dtype)
+
 
 class ExactOccupancy(Occupancy):
     """`Occupancy` with ``model="exact"``."""
@@ -171,23 +190,16 @@ class ExactOccupancy(Occupancy):
         pairs = zip(self._shares, self.masks, strict=True)
         return -float(sum((a * (b * seen + (1 - b) * unseen)).sum() for a, b in pairs))
 
-    def labelling_energy(self, layout: Layout, labels: Ints) -> float:
-        pairs = zip(self.silhouettes, self.weights, strict=True)
-        free = (w[s.cover(labels.astype(float)) < 0.5].sum() for s, w in pairs)
-        return self.constant + float(sum(free))
-
-    def energy(self, layout: Layout, q: Floats) -> float:
-        logs = log_empty(q)
+    def energy_at(self, logs: Floats) -> float:
         pairs = zip(self.silhouettes, self.weights, strict=True)
         return self.constant + float(sum((w * np.exp(s.cover(logs))).sum() for s, w in pairs))
 
-    def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
+    def slopes_at(self, logs: Floats) -> NDArray[np.float64]:
         """∂E/∂p_i = Σ_c Σ_{x ∈ R_i} w_x N_x/p_i."""
-        logs = log_empty(q)
         total = np.zeros(self.n_locations)
         for s, w in zip(self.silhouettes, self.weights, strict=True):
             total += without(s, s.cover(logs), logs, w)
-        out[::2] += total.astype(out.dtype)
+        return total
 
     def _spread(self, images: Sequence[Floats]) -> NDArray[np.float64]:
         """Sums of an image per camera over each location's silhouettes, over all cameras."""
@@ -227,38 +239,29 @@ class RatioOccupancy(Occupancy):
 
     model = "ratio"
 
-    def sums(self, s: Silhouettes, mask: Floats, empty: Floats) -> tuple[float, float]:
+    def sums(self, mask: Floats, empty: Floats) -> tuple[float, float]:
         """num and den of one camera.  # empty: N, (height, width)"""
         ground = self.floor * mask.size
         den = ground + float((1 - empty).sum())
         return ground + float((mask + (1 - empty) * (1 - 2 * mask)).sum()), den
 
-    def _energy_at(self, covers: Sequence[Floats]) -> float:
+    def energy_at(self, logs: Floats) -> float:
         total = 0.0
-        for (s, mask), logs in zip(self.images(), covers, strict=True):
-            num, den = self.sums(s, mask, np.exp(logs))
+        for s, mask in self.images():
+            num, den = self.sums(mask, np.exp(s.cover(logs)))
             total += (num / den) ** 2 / (2 * self.variance)
         return total
 
-    def labelling_energy(self, layout: Layout, labels: Ints) -> float:
-        covered = [s.cover(labels.astype(float)) > 0.5 for s in self.silhouettes]
-        return self._energy_at([np.where(c, -np.inf, 0.0) for c in covered])
-
-    def energy(self, layout: Layout, q: Floats) -> float:
-        logs = log_empty(q)
-        return self._energy_at([s.cover(logs) for s in self.silhouettes])
-
-    def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
+    def slopes_at(self, logs: Floats) -> NDArray[np.float64]:
         """∂E/∂p_i = −Σ_c Ψ/(σ² den) · (d_i − Ψ a_i)/p_i, a_i = Σ_R N, d_i = Σ_R N (1 − 2B)."""
-        logs = log_empty(q)
         total = np.zeros(self.n_locations)
         for s, mask in self.images():
             cover = s.cover(logs)
-            num, den = self.sums(s, mask, np.exp(cover))
+            num, den = self.sums(mask, np.exp(cover))
             psi = num / den
             slope = psi / (self.variance * den)
             total -= slope * without(s, cover, logs, 1 - 2 * mask - psi)
-        out[::2] += total.astype(out.dtype)
+        return total
 
     def magnitude(self, layout: Layout) -> float:
         worst = ((m.size * (1 + self.floor)) / (self.floor * m.size) for m in self.masks)

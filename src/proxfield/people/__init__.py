@@ -1,0 +1,1 @@
+"""People in several cameras: scenes, detections from occupancy maps, evaluation, a simulator."""

@@ -1,0 +1,142 @@
+"""Calibrated cameras: where points of the world are in an image, and what a person covers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError, UnsupportedError
+from proxfield.terms.base import Floats, as_floats
+from proxfield.terms.silhouettes import Boxes
+
+PERSON_HEIGHT = 1.75
+"""Height of a person in meters."""
+PERSON_RADIUS = 0.25
+"""Radius of the cylinder that stands for a person, in meters."""
+MIN_VISIBLE = 0.25
+"""Share of a person's rectangle that must be inside the image."""
+AROUND = 8
+"""Points on the upper and on the lower rim of the cylinder that are projected."""
+NEAREST = 0.1
+"""Distance in meters up to which points count as behind the camera."""
+
+
+@dataclass(frozen=True, eq=False)
+class Camera:
+    """A calibrated camera: x = K (R X + t), in meters and pixels.
+
+    Args:
+        width: Columns of its images.
+        height: Rows of its images.
+        matrix: K.  # (3, 3)
+        rotation: R.  # (3, 3)
+        translation: t, in meters.  # (3,)
+        distortion: Coefficients of lens distortion as in OpenCV; none by default.
+        name: For messages and files.
+    """
+
+    width: int
+    height: int
+    matrix: Floats
+    rotation: Floats
+    translation: Floats
+    distortion: Floats | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for key, shape in (("matrix", (3, 3)), ("rotation", (3, 3)), ("translation", (3,))):
+            value = as_floats(getattr(self, key), f"{key} of camera {self.name}")
+            if value.size != np.prod(shape):
+                raise InputError(
+                    f"{key} of camera {self.name} has shape {value.shape}, expected {shape}"
+                )
+            object.__setattr__(self, key, value.reshape(shape))
+        r = self.rotation
+        if not np.allclose(r @ r.T, np.eye(3), atol=1e-3):
+            raise InputError(f"the rotation of camera {self.name} isn't a rotation: R Rᵀ ≠ 1")
+        if self.distortion is not None:
+            lens = as_floats(self.distortion, f"distortion of camera {self.name}").ravel()
+            object.__setattr__(self, "distortion", lens if lens.any() else None)
+
+    def scaled(self, scale: float) -> Camera:
+        """The same camera with images of another resolution: 0.25 for a quarter."""
+        width, height = round(self.width * scale), round(self.height * scale)
+        factors = np.diag([width / self.width, height / self.height, 1.0])
+        return replace(self, width=width, height=height, matrix=factors @ self.matrix)
+
+    @cached_property
+    def center(self) -> NDArray[np.float64]:
+        """Where the camera is.  # (3,)"""
+        return np.asarray(-self.rotation.T @ self.translation)
+
+    def project(self, points: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Points of the world in the image.
+
+        Args:
+            points: In meters.  # (m, 3)
+
+        Returns:
+            Columns and rows in pixels, NaN for points behind the camera, and depths in meters.
+            # (m, 2), (m,)
+        """
+        world = as_floats(points, "points").reshape(-1, 3)
+        seen = world @ self.rotation.T + self.translation
+        depth = seen[:, 2]
+        front = depth > NEAREST
+        out = np.full((len(world), 2), np.nan)
+        if self.distortion is None:
+            image = seen[front] @ self.matrix.T
+            out[front] = image[:, :2] / image[:, 2:]
+        elif front.any():
+            try:
+                import cv2
+            except ImportError:
+                raise UnsupportedError(
+                    f"camera {self.name} has lens distortion, which needs OpenCV: "
+                    'pip install "proxfield[video]"'
+                ) from None
+            turn = cv2.Rodrigues(self.rotation)[0]
+            found, _ = cv2.projectPoints(
+                world[front], turn, self.translation, self.matrix, self.distortion
+            )
+            out[front] = found.reshape(-1, 2)
+        return out, depth
+
+    def silhouettes(
+        self,
+        positions: ArrayLike,
+        *,
+        person_height: float = PERSON_HEIGHT,
+        person_radius: float = PERSON_RADIUS,
+        min_visible: float = MIN_VISIBLE,
+    ) -> Boxes:
+        """What people at positions on the ground would cover: rectangles around cylinders.
+
+        Args:
+            positions: On the ground, z = 0, in meters.  # (n, 2)
+            person_height: In meters.
+            person_radius: In meters.
+            min_visible: Share of the rectangle that must be inside the image; otherwise the
+                position counts as not visible.
+        """
+        ground = as_floats(positions, "positions").reshape(-1, 2)
+        angle = 2 * np.pi * np.arange(AROUND) / AROUND
+        rim = person_radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        flat = (ground[:, None] + rim).reshape(-1, 2)
+        levels = [np.c_[flat, np.full(len(flat), z)] for z in (0.0, person_height)]
+        found, _ = self.project(np.concatenate(levels))
+        xy = found.reshape(2, len(ground), AROUND, 2).transpose(1, 0, 2, 3)
+        xy = xy.reshape(len(ground), 2 * AROUND, 2)
+        hidden = np.isnan(xy).any(axis=(1, 2))
+        xy[hidden] = 0.0
+        low, high = xy.min(axis=1), xy.max(axis=1)
+        whole = np.prod(high - low, axis=1)
+        limit = np.array([self.width, self.height])
+        low, high = np.clip(low, 0, limit), np.clip(high, 0, limit)
+        hidden |= np.prod(high - low, axis=1) < min_visible * np.maximum(whole, 1e-9)
+        boxes = np.concatenate([np.floor(low + 0.5), np.floor(high + 0.5)], axis=1).astype(int)
+        boxes[hidden] = 0
+        return Boxes(self.height, self.width, boxes)
