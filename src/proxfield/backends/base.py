@@ -255,7 +255,7 @@ class Program(Batch[Plan, State]):
         kind = (getattr(plan, name, None) is None for name in ("starts", "shuffle"))
         key = (
             *self.kernel_key(), type(plan), getattr(plan, "kind", None),
-            getattr(plan, "adaptive", None), trace, *kind,
+            getattr(plan, "watches", None), trace, *kind,
         )  # fmt: skip
         if key in WARM:
             return

@@ -312,6 +312,8 @@ def missing(term: Term, method: str, who: str) -> UnsupportedError:
     """The error for a method that a term doesn't offer."""
     kind = type(term)
     text = f"{kind.__name__} has no method {method!r}, needed for {who}"
+    if method == "curvature":
+        text += "; give a number as step, or use the rule backtracking"
     if getattr(kind, method) is not getattr(Term, method):
         text += "; the one it inherits is for another energy, since it overrides the gradient"
     return UnsupportedError(text)
