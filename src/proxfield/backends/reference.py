@@ -141,7 +141,7 @@ class ReferenceProgram(Program):
         return step
 
     def _sweep(self, s: ReferenceState, plan: Order) -> float:
-        self.need_sweeps()
+        self.need_visits(plan)
         variables = plan.variables
         if plan.shuffle is not None:
             variables = plan.shuffle.permutation(variables)

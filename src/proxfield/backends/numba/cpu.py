@@ -18,6 +18,7 @@ from proxfield.backends.base import Program, Rows, State, residual_of, rounding_
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
+from proxfield.backends.numba.visits import VisitingSweeps
 from proxfield.compiled.jit import PARALLEL_WORK, ParallelKernel, max_threads, thread_count
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import (
@@ -328,7 +329,9 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         """The gradient of the buffer in use, over threads."""
 
     def _advance_order(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
-        self.need_sweeps()
+        self.need_visits(plan)
+        if self.lowered.extras:
+            return self._advance_by_visits(s, plan, n, tol)
         if s.h is None or s.order_f is None:
             s.order_f = self._evaluate(s)
             s.h = np.zeros(self.layout.n_vars)
@@ -353,6 +356,31 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             )  # fmt: skip
         s.entropy, s.order_f = float(s.h.sum()), float(f)
         return Rows(energies[:done], changes[:done])
+
+    def _advance_by_visits(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
+        """Sweeps where terms aren't lowered: one Python call per variable and term."""
+        energies, changes = np.full(n, np.nan), np.full(n, np.nan)
+        s.h = s.order_f = None
+        for k in range(n):
+            energies[k] = self._evaluate(s)
+            q = self.marginals(State(s))
+            old = q.copy()
+            order = plan.variables
+            if plan.shuffle is not None:
+                order = plan.shuffle.permutation(order)
+            self.visiting.sweep(q, order, plan.inverse_temperature)
+            with np.errstate(divide="ignore"):
+                self._set(s, -np.log(q))
+            changes[k] = float(np.abs(q - old).max(initial=0.0))
+            if not changes[k] > tol:
+                break
+        s.entropy = s.known_f = None
+        return Rows(energies[: k + 1], changes[: k + 1]) if n else Rows(energies, changes)
+
+    @cached_property
+    def visiting(self) -> VisitingSweeps:
+        """Sweeps of a field with terms that aren't lowered."""
+        return VisitingSweeps(self.lowered, [own for _, own in self.extras])
 
     def _color_sweep(self, s: CpuState[ArraysT], plan: Order) -> tuple[float, float]:
         assert plan.starts is not None

@@ -233,7 +233,7 @@ class TorchProgram(Program):
 
     def _sweep(self, s: TorchState, plan: Order) -> float:
         """Groups of variables that don't interact, or single ones, one after another."""
-        self.need_sweeps()
+        self.need_visits(plan)
         variables = plan.variables
         if plan.shuffle is not None:
             variables = plan.shuffle.permutation(variables)
