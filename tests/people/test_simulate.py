@@ -37,6 +37,12 @@ def test_any_frame_can_be_made_alone() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(masks, sim.masks(6), strict=True))
 
 
+def test_errors_are_new_in_every_frame_and_camera_and_for_every_seed() -> None:
+    first = small(people=0)  # errors alone
+    seen = [*first.masks(0), *first.masks(1), *small(people=0, seed=4).masks(0)]
+    assert len({mask.tobytes() for mask in seen}) == len(seen)
+
+
 @pytest.mark.parametrize("kind", sorted(GROUNDS))
 def test_defaults_of_each_kind(kind: str) -> None:
     sim = simulate(kind, spacing=4.0, seed=2)
