@@ -262,6 +262,9 @@ class ExactOccupancy(Occupancy):
             total += without(s, s.cover(logs), logs, w)
         return total
 
+    def visits(self, layout: Layout, q: Floats) -> OccupancyVisits:
+        return OccupancyVisits(self, log_empty(q))
+
     def _spread(self, images: Sequence[Floats]) -> NDArray[np.float64]:
         """Sums of an image per camera over each location's silhouettes, over all cameras."""
         total = np.zeros(self.n_locations)
@@ -317,6 +320,28 @@ class ExactOccupancy(Occupancy):
             table = np.zeros((1, *[2] * len(scope)))
             table.flat[0] = weight
             yield np.array([scope], dtype=np.int64), table, None
+
+
+class OccupancyVisits:
+    """`Visits` of the exact energy: log N of every pixel, kept up to date."""
+
+    def __init__(self, term: ExactOccupancy, logs: NDArray[np.float64]) -> None:
+        self.term, self.logs = term, logs
+        self.covers = [s.cover(logs).ravel() for s in term.silhouettes]
+        self.weights = [w.ravel() for w in term.weights]
+
+    def gradient(self, variable: int) -> Floats:
+        total = 0.0
+        for s, w, cover in zip(self.term.silhouettes, self.weights, self.covers, strict=True):
+            at = s.pixels(variable)
+            total += float((w[at] * np.exp(cover[at] - self.logs[variable])).sum())
+        return np.array([total, 0.0])
+
+    def move(self, variable: int, q: Floats) -> None:
+        new = float(log_empty(q)[0])
+        for s, cover in zip(self.term.silhouettes, self.covers, strict=True):
+            cover[s.pixels(variable)] += new - self.logs[variable]
+        self.logs[variable] = new
 
 
 class RatioOccupancy(Occupancy):
