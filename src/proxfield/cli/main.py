@@ -25,7 +25,7 @@ COMMANDS = {
     "compare": "Run several rules on one model; print a table and draw a picture.",
     "refine": "Refine segmentations of images by a dense CRF.",
     "info": "Show a model's size, structure and certified steps.",
-    "make": "Make a seeded random model.",
+    "make": "Make a seeded random model, or a simulated scene with people.",
     "cooccurrence": "Count which classes occur together in label maps.",
     "bench": "Run the paper's benchmark; print its table and write a report.",
     "doctor": "Check this installation.",
