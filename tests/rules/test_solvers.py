@@ -84,7 +84,7 @@ def test_bound_holds_and_nothing_is_lost(solver: str, example: Example) -> None:
     field = example.field()
     extras = field.lower().extras
     if solver in ("anneal-sweep", "restarts") and not all(offers(t, "visits") for t in extras):
-        with pytest.raises(TypeError, match="has no method '(neighbors|visits)'"):  # these sweep
+        with pytest.raises(TypeError, match=r"has no method '(neighbors|visits)'"):  # these sweep
             infer(field, solver, max_iters=60)
         return
     result = infer(field, solver, max_iters=60)
