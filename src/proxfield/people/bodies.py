@@ -21,7 +21,7 @@ from proxfield.terms.silhouettes import Boxes
 
 EXPONENT = 2.5
 """Of the superellipse that stands for a body."""
-PATCHES = (4, 3)
+PATCHES = (6, 3)
 """Cells of the random texture over a body, down and across: missing patches are about as large."""
 SPOT = 5.0
 """Distance in pixels of the cells of the texture behind the speckle."""

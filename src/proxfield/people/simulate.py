@@ -240,7 +240,7 @@ def _along_sides(ground: Ground, count: int, width: int, height: int) -> tuple[C
         # halfway between the angles at which the two touchlines are seen
         down = 0.5 * (np.arctan2(up, out) + np.arctan2(up, out + depth))
         aim = (x, y - side * up / np.tan(down), 0.0)
-        views.append(look_at((x, y, up), aim, width, height, ground.view, f"c{k}"))
+        views.append(look_at((x, y, up), aim, width, height, ground.view, str(k)))
     return tuple(views)
 
 
@@ -252,7 +252,7 @@ def _around(ground: Ground, count: int, width: int, height: int) -> tuple[Camera
     for k in range(count):
         angle = np.pi / 4 + 2 * np.pi * k / count
         eye = (reach * np.cos(angle), reach * np.sin(angle), up)
-        views.append(look_at(eye, (0, 0, 0.8), width, height, ground.view, f"c{k}"))
+        views.append(look_at(eye, (0, 0, 0.8), width, height, ground.view, str(k)))
     return tuple(views)
 
 
