@@ -402,9 +402,8 @@ class RatioOccupancy(Occupancy):
         for s, mask in self.images():
             cover = s.cover(counted)
             num, den = self.sums(mask, np.exp(cover))
-            a, d = (
-                without(s, cover, logs, w) for w in (np.ones_like(mask), 1 - 2 * mask)
-            )  # over p
+            images = np.ones_like(mask), 1 - 2 * mask
+            a, d = (without(s, cover, logs, image) for image in images)  # a_i/p_i and d_i/p_i
             there = (num + p * d) / (den + p * a)
             empty = (num + p * d - d) / (den + p * a - a)
             total += (there**2 - empty**2) / (2 * self.variance)
