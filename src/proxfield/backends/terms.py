@@ -18,6 +18,7 @@ from proxfield.terms.base import Term, describes
 from proxfield.terms.consistency import Consistency
 from proxfield.terms.cooccurrence import Cooccurrence, LatentCooccurrence
 from proxfield.terms.gaussian import Gaussian
+from proxfield.terms.occupancy import ExactOccupancy, RatioOccupancy
 
 Maker = Callable[..., Any]
 """Makes an implementation of a term; see `register` for what it is called with."""
@@ -188,3 +189,7 @@ register(Gaussian, "torch", "proxfield.backends.torch.energy:Block")
 register(Consistency, "cuda", "proxfield.backends.triton.terms.consistency:ConsistencyOnDevice")
 register(Cooccurrence, "cuda", "proxfield.backends.triton.terms.cooccurrence:CooccurrenceOnDevice")
 register(LatentCooccurrence, "cuda", "proxfield.backends.triton.terms.cooccurrence:LatentOnDevice")
+register(ExactOccupancy, "cpu", "proxfield.backends.numba.occupancy:OccupancyOnCpu")
+register(RatioOccupancy, "cpu", "proxfield.backends.numba.occupancy:OccupancyOnCpu")
+register(ExactOccupancy, "cuda", "proxfield.backends.triton.terms.occupancy:OccupancyOnDevice")
+register(RatioOccupancy, "cuda", "proxfield.backends.triton.terms.occupancy:RatioOnDevice")

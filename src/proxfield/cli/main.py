@@ -26,7 +26,7 @@ COMMANDS = {
     "refine": "Refine segmentations of images by a dense CRF.",
     "evaluate": "Compare detections of people with the truth: MODA, MODP, precision, recall.",
     "info": "Show a model's size, structure and certified steps.",
-    "make": "Make a seeded random model.",
+    "make": "Make a seeded random model, or a simulated scene with people.",
     "cooccurrence": "Count which classes occur together in label maps.",
     "bench": "Run the paper's benchmark; print its table and write a report.",
     "doctor": "Check this installation.",
