@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ class OccupancyFrames:
         self.factors = torch.zeros((self.frames, plan.cameras, 2), **real)
         self.energies = torch.zeros((self.frames, plan.cameras), **real)
         # images of some frames and of one group of cameras
-        self.together = some = min(self.frames, plan.frames_together)
+        self.at_once = some = min(self.frames, plan.frames_together)
         room = some * max(group.size for group in plan.groups)
         self.cover, self.sums = torch.zeros(room, **real), torch.zeros(room, **real)
         self.values = torch.zeros(some * max(1, *(g.cells for g in plan.groups)), **real)
@@ -85,7 +86,7 @@ class OccupancyFrames:
         self.constants = torch.zeros(self.frames, **real)
         self.mask_sums = torch.zeros((self.frames, plan.cameras), **real)
         self.staging: Tensor | None = None
-        self.set_masks([term.masks for term in terms])
+        self.set_terms(terms)
 
     @staticmethod
     def accepts(term: Occupancy) -> bool:
@@ -98,7 +99,25 @@ class OccupancyFrames:
         parameters = (term.miss, term.false_alarm, term.strength, term.variance, term.floor)
         return (type(term), term.n_locations, *map(id, term.silhouettes), *parameters)
 
+    @staticmethod
+    def together(
+        terms: Sequence[Occupancy], layout: Layout, dtype: str, device: TorchDevice
+    ) -> OccupancyFrames:
+        """Terms with the same key as one."""
+        return OccupancyFrames(terms, layout, dtype, device)
+
+    @staticmethod
+    def kept_with(term: Occupancy, device: TorchDevice) -> dict[Hashable, Any]:
+        """What lives as long as the silhouettes."""
+        if not term.silhouettes or not term.n_locations:
+            return {}
+        return plan_for(term.silhouettes, device).kept
+
     # ---- masks ----
+
+    def set_terms(self, terms: Sequence[Occupancy]) -> None:
+        """Replace all frames by others with the same key."""
+        self.set_masks([term.masks for term in terms])
 
     def set_masks(self, frames: Sequence[Masks]) -> None:
         """Replace the masks of all frames; silhouettes and parameters stay.
@@ -160,8 +179,8 @@ class OccupancyFrames:
             q, self.logs, self.flags, self.n, self.limits, self.limits[1:], BLOCK=LOGS_BLOCK,
             num_warps=4,
         )  # fmt: skip
-        for first in range(0, self.frames, self.together):
-            last = min(first + self.together, self.frames)
+        for first in range(0, self.frames, self.at_once):
+            last = min(first + self.at_once, self.frames)
             for group in plan.groups:
                 self._look(plan, group, first, last)
             kernels.add_cameras[(self.blocks, last - first)](

@@ -5,9 +5,10 @@ Made once per scene: terms with the same silhouettes share it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -217,6 +218,8 @@ class ScenePlan:
     def __init__(self, silhouettes: Sequence[Silhouettes], device: TorchDevice) -> None:
         self.device = torch.device(device)
         self.cameras = len(silhouettes)
+        self.kept: dict[Hashable, Any] = {}
+        """What others keep as long as the silhouettes are in use."""
         self.n = silhouettes[0].n_locations
         self.heights = [s.height for s in silhouettes]
         self.groups: list[Group] = []
