@@ -154,8 +154,11 @@ def test_nothing_to_see(model: str) -> None:
 def test_masks_of_bytes_and_of_booleans() -> None:
     scene = SCENES["mixed"]
     given = masks_of(scene, 0, as_bytes=True)
-    check(pf.Occupancy(scene, given), marginals(7), "float64", 1e-11)
-    check(pf.Occupancy(scene, [m > 99 for m in given]), marginals(7), "float64", 1e-11)
+    made = check(pf.Occupancy(scene, given), marginals(7), "float64", 1e-11)
+    assert made.staging.dtype == torch.uint8
+    made = check(pf.Occupancy(scene, [m > 99 for m in given]), marginals(7), "float64", 1e-11)
+    assert made.staging.dtype == torch.uint8
+    check(pf.Occupancy(scene, [given[0], given[1] / 255, given[2]]), marginals(7), "float64", 1e-11)
 
 
 @direct

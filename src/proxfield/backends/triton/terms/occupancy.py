@@ -117,7 +117,7 @@ class OccupancyFrames:
 
     def set_terms(self, terms: Sequence[Occupancy]) -> None:
         """Replace all frames by others with the same key."""
-        self.set_masks([term.masks for term in terms])
+        self.set_masks([term.compact for term in terms])
 
     def set_masks(self, frames: Sequence[Masks]) -> None:
         """Replace the masks of all frames; silhouettes and parameters stay.
