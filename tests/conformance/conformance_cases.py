@@ -14,14 +14,16 @@ from functools import cache
 
 import pytest
 from covering import Case, cover
-from examples import CONTRADICTIONS, POSSIBLE, Example
+from examples import CONTRADICTIONS, NOT_EXPECTED, POSSIBLE, Example
 
 from helpers import INTERPRETED, KERNELS, SINGLE, VARIANTS
+from proxfield import RULES
+from proxfield.terms.base import offers
 
 TESTED = KERNELS if "cpu" in KERNELS else KERNELS[1:]
 """Kernel sets under test. The main suite tests the reference kernels, other sets only use them."""
 STARTS = ("uniform", "possible", "unary", "random")
-EVERY = {**POSSIBLE, **CONTRADICTIONS}
+EVERY = {**POSSIBLE, **NOT_EXPECTED, **CONTRADICTIONS}
 
 
 @cache
@@ -50,8 +52,21 @@ def form_of(name: str) -> str:
 
 @cache
 def is_refused(name: str, variant: str) -> bool:
-    """Whether the rule visits single variables, and a term of the field iterates as a whole."""
-    return variant in SINGLE and bool(EVERY[name].field().lower().extras)
+    """Whether the rule needs what a term of the field doesn't offer.
+
+    That is single variables of a term that iterates as a whole, or a bound on the curvature.
+    """
+    terms = EVERY[name].field().lower().extras
+    if variant in SINGLE:
+        return bool(terms) and (variant == "colored" or not all(offers(t, "visits") for t in terms))
+    return needs_curvature(variant) and not all(offers(t, "curvature") for t in terms)
+
+
+@cache
+def needs_curvature(variant: str) -> bool:
+    """Whether the steps of a variant come from a bound on the curvature, or fall back on it."""
+    rule, params = VARIANTS[variant]
+    return rule == "adaptive" or isinstance(getattr(RULES[rule](**params), "step", None), str)
 
 
 def term_of(name: str) -> str:

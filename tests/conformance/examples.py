@@ -33,6 +33,8 @@ HARD_LABELS: dict[str, Example] = {}
 """+inf in unary energies only."""
 HARD_TABLES: dict[str, Example] = {}
 """+inf in tables, with at least one possible labelling."""
+NOT_EXPECTED: dict[str, Example] = {}
+"""Finite energies that aren't an expectation over labellings, so that -F bounds nothing."""
 CONTRADICTIONS: dict[str, Example] = {}
 """No labelling is possible."""
 
@@ -267,6 +269,47 @@ def gaussian_and_tables(rng: np.random.Generator) -> pf.Field:
     return field.add(pf.Potts([[0, 1], [2, 5]], [1.0, -2.0]))
 
 
+def people(rng: np.random.Generator, **options: object) -> pf.Field:
+    """Six locations in cameras of different size: boxes, other shapes, and one without a mask."""
+    boxes = pf.Boxes(
+        4, 6, [[0, 0, 2, 3], [1, 0, 3, 4], [2, 1, 5, 4], [4, 0, 6, 2], [3, 3, 4, 4], [0, 0, 0, 0]]
+    )
+    shapes = rng.random((6, 5, 3)) < 0.5
+    shapes[2] = False  # out of sight
+    silhouettes = [boxes, pf.Runs.from_masks(shapes), boxes]
+    masks = [rng.random((4, 6)) < 0.5, rng.random((5, 3)), None]
+    term = pf.Occupancy(silhouettes, masks, **options)
+    return pf.Field(6, n_labels=2, terms=[term, pf.Unary(rng.normal(size=(6, 2)))])
+
+
+@example(SOFT, "occupancy")
+def occupancy(rng: np.random.Generator) -> pf.Field:
+    return people(rng, strength=3.0)
+
+
+@example(SOFT, "occupancy")
+def occupancy_among_more_labels(rng: np.random.Generator) -> pf.Field:
+    runs = pf.Runs(2, 3, [[0, 1, 2], [1, 0, 3], [0, 0, 3]], [0, 2, 3])
+    term = pf.Occupancy([runs], [rng.random((2, 3))], first=1)
+    return pf.Field([3, 2, 2, 2], terms=[term, pf.Potts([[0, 1], [2, 3]], [1.0, -2.0])])
+
+
+@example(SOFT, "occupancy")
+def occupancy_with_evidence(rng: np.random.Generator) -> pf.Field:
+    """One location is certainly occupied: every pixel that it covers is foreground."""
+    return people(rng, strength=5.0).condition({1: 1, 3: 0})
+
+
+@example(NOT_EXPECTED, "occupancy")
+def occupancy_ratio(rng: np.random.Generator) -> pf.Field:
+    return people(rng, model="ratio", variance=0.1)
+
+
+@example(NOT_EXPECTED, "occupancy")
+def occupancy_ratio_with_evidence(rng: np.random.Generator) -> pf.Field:
+    return people(rng, model="ratio", variance=0.3, floor=0.1).condition({2: 1})
+
+
 # ---- together, and at the edges ----
 
 
@@ -476,3 +519,4 @@ def no_evidence(rng: np.random.Generator) -> pf.Field:
 
 POSSIBLE = {**SOFT, **HARD_LABELS, **HARD_TABLES}
 FINITE_TABLES = {**SOFT, **HARD_LABELS}
+FINITE = {**FINITE_TABLES, **NOT_EXPECTED}

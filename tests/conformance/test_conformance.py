@@ -20,7 +20,16 @@ from conformance_cases import (
     parametrized,
 )
 from covering import Case, cover
-from examples import CONTRADICTIONS, FINITE_TABLES, HARD_LABELS, HARD_TABLES, POSSIBLE, SOFT
+from examples import (
+    CONTRADICTIONS,
+    FINITE,
+    FINITE_TABLES,
+    HARD_LABELS,
+    HARD_TABLES,
+    NOT_EXPECTED,
+    POSSIBLE,
+    SOFT,
+)
 
 import proxfield as pf
 from helpers import (
@@ -81,7 +90,7 @@ def test_every_term_has_an_example() -> None:
 
 
 def test_examples_hold_the_terms_they_name() -> None:
-    for name, example in (POSSIBLE | CONTRADICTIONS).items():
+    for name, example in (POSSIBLE | NOT_EXPECTED | CONTRADICTIONS).items():
         assert set(example.terms) <= {t.name for t in example.field().terms}, name
 
 
@@ -118,15 +127,19 @@ def test_gradient_is_the_slope_of_the_energy(name: str, kernels: str, dtype: str
             )
 
 
-@over(SOFT, by="nothing", kernels=TESTED)
+@over(SOFT | NOT_EXPECTED, by="nothing", kernels=TESTED)
 def test_gradient_along_a_joint_direction(name: str, kernels: str) -> None:
-    field = SOFT[name].field()
+    field = FINITE[name].field()
     lowered = field.lower()
     rng = np.random.default_rng(2)
     small = lowered.reduction.restrict(marginals_of(field, 3))
     move = lowered.layout.center(rng.normal(size=lowered.layout.size))
-    h = 1e-4 * small.min(initial=1.0)
-    gradient = compile_program(lowered, kernels).gradient(small)
+    layout = lowered.layout
+    observed = layout.sum_by_variable(np.isinf(lowered.unary)) > 0  # but not taken out
+    free = ~observed[layout.owner]
+    move[~free] = 0.0
+    h = 1e-4 * small[free].min(initial=1.0)
+    gradient = np.where(free, compile_program(lowered, kernels).gradient(small), 0.0)
     up, down = (
         field.expected_energy(lowered.reduction.expand(small + s * h * move)) for s in (1, -1)
     )
@@ -147,6 +160,20 @@ def test_free_energy(name: str, kernels: str, dtype: str) -> None:
         assert field.free_energy(q) == pytest.approx(expected, abs=1e-9)
         state = program.start(field.lower().reduction.restrict(q))
         assert program.free_energy(state) == pytest.approx(expected, abs=tolerance)
+
+
+@over(NOT_EXPECTED, kernels=TESTED, dtype=DTYPES)
+def test_free_energy_of_what_is_no_expectation(name: str, kernels: str, dtype: str) -> None:
+    """At a corner it is the labelling's energy; between corners kernels follow the term."""
+    field = NOT_EXPECTED[name].field()
+    program = compile_program(field.lower(), kernels, dtype)
+    tolerance = ROUNDING[dtype] * scale_of(field) * field.n_vars
+    corners = [np.eye(2)[x].ravel() for x in labellings(field)[::7]]
+    for x, corner in zip(labellings(field)[::7], corners, strict=True):
+        assert field.free_energy(corner) == pytest.approx(field.energy(x), abs=1e-9)
+    for q in [*corners, *(marginals_of(field, seed) for seed in (4, 5))]:
+        state = program.start(field.lower().reduction.restrict(q))
+        assert program.free_energy(state) == pytest.approx(field.free_energy(q), abs=tolerance)
 
 
 @over(HARD_TABLES, kernels=TESTED, dtype=DTYPES)
@@ -284,7 +311,7 @@ def compared() -> list[Case]:
             return False
         return "adam" not in str(case["variant"]) or case["init"] == "uniform"
 
-    group = {name: e for name, e in FINITE_TABLES.items() if form_of(name) != "nothing"}
+    group = {name: e for name, e in FINITE.items() if form_of(name) != "nothing"}
     everything: dict[str, Any] = {"variants": [*VARIANTS], "init": STARTS, "allowed": allowed}
     by = "rule" if INTERPRETED else "variant"
     cases = [
@@ -311,7 +338,7 @@ def test_runs_follow_the_reference(
     name: str, variant: str, init: str, kernels: str, dtype: str
 ) -> None:
     """In float32 over a few iterations: rounding grows with them."""
-    field = FINITE_TABLES[name].field()
+    field = FINITE[name].field()
     options: dict[str, Any] = {"tol": 0.0, "seed": 9, "init": init}
     options["max_iters"] = a_few(20 if dtype == "float64" else 8)
     ours = infer(field, variant, kernels=kernels, dtype=dtype, **options)
@@ -336,14 +363,14 @@ def test_kernel_sets_agree_on_hard_tables(name: str, variant: str, kernels: str)
     assert_same_rounding(ours, theirs)
 
 
-WHOLE = {name: example for name, example in FINITE_TABLES.items() if is_refused(name, SINGLE[0])}
+WHOLE = {name: example for name, example in FINITE.items() if is_refused(name, SINGLE[0])}
 """Fields with a term that only iterates as a whole."""
 
 
 @parametrized(cover({"variant": SINGLE, "name": [*WHOLE], "kernels": TESTED}))
 def test_single_variables_of_whole_terms_are_refused(name: str, variant: str, kernels: str) -> None:
     """Every kernel set says so, with the name of what is missing."""
-    with pytest.raises(TypeError, match=r"has no method 'neighbors'|every term lowered"):
+    with pytest.raises(TypeError, match=r"has no method '(neighbors|visits)'|every term lowered"):
         infer(WHOLE[name].field(), variant, kernels=kernels)
 
 
@@ -487,7 +514,7 @@ def test_every_pair_is_compared() -> None:
         runs = [case for case in cases if case["kernels"] == kernels]
         paired = {(form_of(str(case["name"])), str(case["variant"])) for case in runs}
         rules = {(form, VARIANTS[variant][0]) for form, variant in paired}
-        moving = [name for name in FINITE_TABLES if form_of(name) != "nothing"]
+        moving = [name for name in FINITE if form_of(name) != "nothing"]
         for name, variant in itertools.product(moving, VARIANTS):
             if not is_refused(name, variant):
                 assert (form_of(name), VARIANTS[variant][0]) in rules

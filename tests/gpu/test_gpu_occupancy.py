@@ -162,6 +162,21 @@ def test_masks_of_bytes_and_of_booleans() -> None:
 
 
 @direct
+def test_beside_other_variables() -> None:
+    scene = SCENES["mixed"]
+    term = term_of(scene, "exact", first=2)
+    layout = Layout(np.array([3, 4] + [2] * N + [5]))
+    q = np.concatenate([np.full(3, 1 / 3), np.full(4, 0.25), marginals(7), np.full(5, 0.2)])
+    out = np.ones(layout.size)
+    term.add_gradient(layout, q, out)
+    made = on_device(term, layout, "float64", DEVICE)
+    found = torch.ones(layout.size, dtype=torch.float64, device=DEVICE)
+    energy = made.add_gradient(torch.from_numpy(q).to(DEVICE), found)
+    np.testing.assert_allclose(found.cpu(), out, rtol=1e-11, atol=1e-11 * abs(out).max())
+    assert float(energy) == pytest.approx(term.energy(layout, q), rel=1e-11)
+
+
+@direct
 def test_silhouettes_of_other_kinds_stay_on_the_host() -> None:
     class Shifted(Boxes):
         """Boxes with an origin of their own."""
@@ -228,6 +243,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "fixed": ("fixed", {"step": 0.2}),
     "full-parallel": ("full-parallel", {}),
     "adaptive": ("adaptive", {"step": 0.5}),
+    "backtracking": ("backtracking", {}),
     "adhoc": ("adhoc", {"eta": 0.4}),
     "momentum": ("momentum", {"gamma": 0.6}),
     "adam": ("adam", {"step": 0.3, "epsilon": 0.1}),

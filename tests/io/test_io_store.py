@@ -42,6 +42,14 @@ def picture() -> pf.DenseCRF:
     return pf.DenseCRF(image, np.moveaxis(p, -1, 0), compatibility=[1.0, 2.0, 0.5])
 
 
+def scene(**options: Any) -> pf.Field:
+    """Two cameras, and one without a mask."""
+    boxes = pf.Boxes(3, 4, [[0, 0, 2, 3], [1, 1, 4, 3], [0, 0, 0, 0]])
+    runs = pf.Runs(2, 3, [[0, 1, 2], [1, 0, 3], [0, 0, 3]], [0, 2, 2, 3])
+    masks = [np.linspace(0, 1, 12).reshape(3, 4), np.uint8([[255, 0, 7], [8, 9, 10]]), None]
+    return pf.Field(4, 2, [pf.Occupancy([boxes, runs, boxes], masks, first=1, **options)])
+
+
 FIELDS: dict[str, Callable[[], pf.Field]] = {
     "empty": lambda: pf.Field([]),
     "constant": lambda: pf.Field([2], terms=[pf.Constant(np.inf), pf.Constant(-0.0)]),
@@ -76,6 +84,11 @@ FIELDS: dict[str, Callable[[], pf.Field]] = {
                 counts(), pixels=2, first=2, presence=0, latent="variables", tables=True, kappa=3
             )
         ],
+    ),
+    "occupancy": lambda: scene(miss=0.1, false_alarm=1 / 3, strength=7.0),
+    "occupancy-ratio": lambda: scene(model="ratio", variance=0.3, floor=0.2),
+    "occupancy-no-masks": lambda: pf.Field(
+        2, 2, [pf.Occupancy([pf.Boxes(3, 4, [[0, 0, 1, 1]] * 2)], [None])]
     ),
     "names": lambda: pf.Field([2, 3], names=["rain", "é\n\ud800"]),
     "label-names": lambda: pf.Field(2, 2, label_names=["off", "on"]),

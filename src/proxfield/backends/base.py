@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from proxfield.common.arrays import Array
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Explored, Plan
+from proxfield.rules.plan import Chains, Explored, Order, Plan
 from proxfield.terms.base import Doubles, Floats, Ints, Layout, missing, offers
 
 WARM: set[Hashable] = set()
@@ -255,11 +255,13 @@ class Program(Batch[Plan, State]):
         kind = (getattr(plan, name, None) is None for name in ("starts", "shuffle"))
         key = (
             *self.kernel_key(), type(plan), getattr(plan, "kind", None),
-            getattr(plan, "adaptive", None), trace, *kind,
+            getattr(plan, "watches", None), trace, *kind,
         )  # fmt: skip
         if key in WARM:
             return
         once = 1 if self.parallel or not self.sweepable else 0
+        if isinstance(plan, Order) and self.lowered.extras:
+            once = 0  # a sweep by visits takes long
         scratch = self.start(self.marginals(state))
         self.advance(scratch, plan, once, 0.0, trace)
         self.free_energy(scratch)
@@ -308,9 +310,17 @@ class Program(Batch[Plan, State]):
         """Raise `UnsupportedError` unless single variables can be visited."""
         for term in self.lowered.extras:
             if not offers(term, "neighbors"):
-                raise missing(term, "neighbors", "sweep, colored and restarts")
+                raise missing(term, "neighbors", "colored, restarts and chains")
         if self.lowered.extras:
-            raise UnsupportedError("sweep, colored and restarts need every term lowered to tables")
+            raise UnsupportedError("colored, restarts and chains need every term lowered to tables")
+
+    def need_visits(self, plan: Order) -> None:
+        """Raise `UnsupportedError` unless terms that aren't lowered can be visited like this."""
+        if plan.starts is not None:
+            self.need_sweeps()
+        for term in self.lowered.extras:
+            if not offers(term, "visits"):
+                raise missing(term, "visits", "sweep")
 
     @property
     def parallel(self) -> bool:

@@ -12,7 +12,17 @@ from proxfield.backends.base import Program, Rows, State, slack, softmax
 from proxfield.common.arrays import Array
 from proxfield.compiled.random import uniforms
 from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Custom, Explored, Kind, Order, Plan, Update
+from proxfield.rules.plan import (
+    SMALLEST_STEP,
+    Chains,
+    Custom,
+    Explored,
+    Kind,
+    Order,
+    Plan,
+    Search,
+    Update,
+)
 from proxfield.terms.base import Floats, expectation
 
 TINY = 1e-30
@@ -28,6 +38,7 @@ class ReferenceState:
         self.u = np.zeros_like(self.q)
         self.v = np.zeros_like(self.q)
         self.before = self.q.copy()
+        self.size: float | None = None  # the next step of a `Search`
 
 
 class ReferenceProgram(Program):
@@ -103,6 +114,15 @@ class ReferenceProgram(Program):
             if self._free_energy(self._softmax(trial)) > f + slack(f, self.dtype):
                 step = plan.step if plan.fallback is None else plan.fallback
                 step = step[owner]  # the certified step can't fail
+        if plan.search is not None:
+            residual = theta - target
+
+            def free_energy(size: float) -> float:
+                trial = np.where(impossible, np.inf, theta - size * residual)
+                return self._free_energy(self._softmax(trial))
+
+            size, s.size = searched(plan.search, s.size, f, free_energy, self.dtype)
+            step = np.full(len(owner), size)
 
         def center(x: Floats) -> Floats:
             """Subtract the mean over possible labels."""
@@ -121,7 +141,7 @@ class ReferenceProgram(Program):
         return step
 
     def _sweep(self, s: ReferenceState, plan: Order) -> float:
-        self.need_sweeps()
+        self.need_visits(plan)
         variables = plan.variables
         if plan.shuffle is not None:
             variables = plan.shuffle.permutation(variables)
@@ -199,6 +219,28 @@ class ReferenceProgram(Program):
             if np.abs(s.q - old).max(initial=0.0) <= chains.tol:
                 return s.q, t + 1
         return s.q, chains.polish
+
+
+def searched(
+    search: Search,
+    size: float | None,
+    f: float,
+    free_energy: Callable[[float], float],
+    dtype: np.dtype[np.floating],
+) -> tuple[float, float]:
+    """The first step tried that doesn't raise F, and the one to try next.
+
+    Args:
+        search: How to search.
+        size: The step to try first; None at the beginning.
+        f: F before the update.
+        free_energy: F after an update with a given step.
+        dtype: Type of the marginals: says how much F may rise by rounding.
+    """
+    size = search.first if size is None else size
+    while not free_energy(size) <= f + slack(f, dtype) and size > SMALLEST_STEP:
+        size *= search.shrinkage
+    return size, min(search.largest, size * search.growth)
 
 
 class Moments(Protocol):

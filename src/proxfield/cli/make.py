@@ -1,4 +1,4 @@
-"""``proxfield make``: seeded random models in UAI form."""
+"""``proxfield make``: seeded random models in UAI form, and simulated scenes with people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ seed_and_output = stack(
 
 @click.group(no_args_is_help=False)
 def command() -> None:
-    """Make a seeded random model: the same options always give the same file."""
+    """Make a seeded random model or scene: the same options always give the same files."""
 
 
 def count(name: str, what: str, default: int) -> Decorator:
@@ -124,6 +124,135 @@ def segmentation(
 
     field = generate.segmentation(regions, strength=strength, noise=noise, seed=seed)
     write(field, output, as_json)
+
+
+def share(name: str, what: str, default: float) -> Decorator:
+    """An option that is a share of something."""
+    return click.option(
+        name,
+        metavar="X",
+        type=click.FloatRange(0, 1, max_open=True),
+        default=default,
+        show_default=True,
+        help=what,
+    )
+
+
+@command.command()
+@click.argument("folder", metavar="OUT")
+@click.option(
+    "--kind",
+    type=click.Choice(["pitch", "square"]),
+    default="pitch",
+    show_default=True,
+    help="A soccer pitch with players, or a square with a crowd.",
+)
+@count("--frames", "Frames.", 10)
+@click.option(
+    "--people",
+    metavar="N",
+    type=click.IntRange(min=0),
+    help="Number of people; 27 on the pitch, 30 to 50 on the square by default.",
+)
+@click.option(
+    "--cameras",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Number of cameras; 6 and 4 by default.",
+)
+@click.option(
+    "--size",
+    metavar="W H",
+    nargs=2,
+    type=click.IntRange(min=1),
+    help="Width and height of the images; 640 360 and 480 360 by default.",
+)
+@click.option(
+    "--spacing",
+    metavar="METERS",
+    type=click.FloatRange(0, min_open=True),
+    help="Distance of neighboring locations; 0.5 and 0.25 by default.",
+)
+@share("--missing", "Share of each body that is missing in masks, in smooth patches.", 0.15)
+@share("--speckle", "Share of each mask that is foreground for no reason, in small spots.", 0.01)
+@click.option(
+    "--blobs",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=6,
+    show_default=True,
+    help="Blobs per mask that are foreground for no reason.",
+)
+@click.option(
+    "--soft",
+    metavar="PIXELS",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Width over which edges are blurred.",
+)
+@click.option(
+    "--shape",
+    type=click.Choice(["person", "superellipse"]),
+    default="person",
+    show_default=True,
+    help="Shape of the bodies.",
+)
+@click.option(
+    "--rate",
+    metavar="F",
+    type=click.FloatRange(0, min_open=True),
+    default=25.0,
+    show_default=True,
+    help="Frames per second.",
+)
+@click.option("--seed", metavar="S", type=click.IntRange(min=0), default=0, show_default=True)
+@json_option
+def people(
+    folder: str,
+    kind: str,
+    frames: int,
+    people: int | None,
+    cameras: int | None,
+    size: tuple[int, int] | None,
+    spacing: float | None,
+    missing: float,
+    speckle: float,
+    blobs: int,
+    soft: int,
+    shape: str,
+    rate: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """People in several cameras: masks, calibration, .pom scene and truth, in a new folder."""
+    from proxfield.cli.shared import show_summary
+    from proxfield.people.bodies import Noise
+    from proxfield.people.simulate import simulate
+    from proxfield.people.simulated_files import check_folder, write_simulation
+
+    check_folder(folder)
+    made = simulate(
+        kind,
+        people=people,
+        cameras=cameras,
+        size=size,
+        spacing=spacing,
+        noise=Noise(missing, speckle, blobs, soft),
+        shape=shape,
+        rate=rate,
+        seed=seed,
+    )
+    write_simulation(made, folder, frames)
+    summary = {
+        "kind": kind,
+        "frames": frames,
+        "people": made.n_people,
+        "cameras": len(made.cameras),
+        "locations": made.scene.n_locations,
+        "output": folder,
+    }
+    show_summary(summary, as_json)
 
 
 def check(output: str, as_json: bool) -> None:

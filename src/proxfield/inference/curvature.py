@@ -21,7 +21,7 @@ from proxfield.backends import compile_program
 from proxfield.backends.cache import program_for
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered, lower
-from proxfield.rules.certified import damping_for
+from proxfield.rules.certified import certifiable, damping_for, relative_damping
 from proxfield.terms.base import Floats, Term, missing, offers
 from proxfield.terms.factor import Factor
 
@@ -64,6 +64,8 @@ class Curvature:
 
         if all(offers(t, "curvature") for t in self.lowered.terms):  # else there is no bound
             _ = self.local
+        if self.relative_terms and certifiable(self.lowered):
+            _ = self.relative
         if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
             apply, size = self._projected
             begun = self.now()
@@ -168,11 +170,50 @@ class Curvature:
         down = largest_eigenvalue(lambda v: -apply(v), size, bound, self._late())
         return float(min(bound, max(up, down)) + rest)
 
+    @property
+    def relative_terms(self) -> list[Term]:
+        """Terms that bound their curvature relative to the entropy's."""
+        return [t for t in self.lowered.extras if offers(t, "relative_curvature")]
+
+    @cached_property
+    def relative(self) -> tuple[NDArray[np.float64], float]:
+        """L_i of the terms that offer it, and λ of all others.  # (n_vars,)"""
+        low, own = self.lowered, self.relative_terms
+        bound = np.zeros(low.layout.n_vars)
+        for term in own:
+            bound += term.relative_curvature(low.layout)
+        extras = tuple(t for t in low.extras if all(t is not mine for mine in own))
+        rest = replace(self, lowered=replace(low, extras=extras), field=None)
+        return bound, rest.largest
+
+    def damping(self, scale: float = 1.0) -> NDArray[np.float64]:
+        """The smallest certified d: from λ, or from relative bounds where that is less.
+
+        Args:
+            scale: Factor of the energy: 1/T at the temperature T.
+
+        Returns:
+            One number, or one per variable.  # () or (n_vars,)
+        """
+        if not self.relative_terms:
+            return damping_for(scale * self.largest)
+        bound, others = self.relative
+        relative = relative_damping(scale * bound, scale * others)
+        if not all(offers(t, "curvature") for t in self.relative_terms):
+            return relative
+        plain = damping_for(scale * self.largest)
+        steps = 1 / (1 + plain), 1 / (1 + relative)
+        return relative if steps[1].mean() > steps[0].mean() else plain
+
     def steps(self, step: float | str) -> NDArray[np.float64]:
         """A rule's ``step`` as one number per variable.  # (n_vars,)"""
         n = self.lowered.layout.n_vars
         if step == "certified":
-            d = damping_for(self.largest)
+            d = self.damping()
+        elif step == "certified-relative":
+            if not self.relative_terms:
+                raise missing_relative(self.lowered)
+            d = relative_damping(*self.relative)
         elif step == "certified-local":
             d = damping_for(self.local)
         elif step == "lipschitz":
@@ -184,6 +225,15 @@ class Curvature:
                 f"step={step!r} needs finite tables, but configurations are forbidden"
             )
         return np.broadcast_to(1.0 / (1.0 + d), n)
+
+
+def missing_relative(lowered: Lowered) -> UnsupportedError:
+    """The error where no term has a relative bound."""
+    kinds = ", ".join(dict.fromkeys(type(t).__name__ for t in lowered.terms)) or "none"
+    return UnsupportedError(
+        'step="certified-relative" needs a term with the method relative_curvature; '
+        f'of those here ({kinds}) none has it; use step="certified"'
+    )
 
 
 def by_lanczos(term: Term) -> bool:

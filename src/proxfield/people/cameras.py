@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, UnsupportedError
+from proxfield.io.calibration import Calibration, read_calibration, write_calibration
+from proxfield.io.files import Target, display_name
 from proxfield.terms.base import Floats, as_floats
 from proxfield.terms.silhouettes import Boxes
 
@@ -105,6 +108,34 @@ class Camera:
             out[front] = found.reshape(-1, 2)
         return out, depth
 
+    def rectangles(
+        self,
+        positions: ArrayLike,
+        person_height: ArrayLike = PERSON_HEIGHT,
+        person_radius: ArrayLike = PERSON_RADIUS,
+    ) -> NDArray[np.float64]:
+        """Rectangles around cylinders that stand on the ground, also outside of the image.
+
+        Args:
+            positions: On the ground, z = 0, in meters.  # (n, 2)
+            person_height: In meters; one for all or one per position.
+            person_radius: In meters; one for all or one per position.
+
+        Returns:
+            Left, top, right and bottom in pixels; NaN behind the camera.  # (n, 4)
+        """
+        ground = as_floats(positions, "positions").reshape(-1, 2)
+        n = len(ground)
+        radius = np.broadcast_to(np.asarray(person_radius, dtype=float), n)
+        top = np.broadcast_to(np.asarray(person_height, dtype=float), n)
+        angle = 2 * np.pi * np.arange(AROUND) / AROUND
+        rim = radius[:, None, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        flat = (ground[:, None] + rim).reshape(-1, 2)
+        levels = [np.c_[flat, np.repeat(z, AROUND)] for z in (np.zeros(n), top)]
+        found, _ = self.project(np.concatenate(levels))
+        xy = found.reshape(2, n, AROUND, 2)
+        return np.concatenate([xy.min(axis=(0, 2)), xy.max(axis=(0, 2))], axis=1)
+
     def silhouettes(
         self,
         positions: ArrayLike,
@@ -122,17 +153,10 @@ class Camera:
             min_visible: Share of the rectangle that must be inside the image; otherwise the
                 position counts as not visible.
         """
-        ground = as_floats(positions, "positions").reshape(-1, 2)
-        angle = 2 * np.pi * np.arange(AROUND) / AROUND
-        rim = person_radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-        flat = (ground[:, None] + rim).reshape(-1, 2)
-        levels = [np.c_[flat, np.full(len(flat), z)] for z in (0.0, person_height)]
-        found, _ = self.project(np.concatenate(levels))
-        xy = found.reshape(2, len(ground), AROUND, 2).transpose(1, 0, 2, 3)
-        xy = xy.reshape(len(ground), 2 * AROUND, 2)
-        hidden = np.isnan(xy).any(axis=(1, 2))
-        xy[hidden] = 0.0
-        low, high = xy.min(axis=1), xy.max(axis=1)
+        outline = self.rectangles(positions, person_height, person_radius)
+        hidden = np.isnan(outline).any(axis=1)
+        outline[hidden] = 0.0
+        low, high = outline[:, :2], outline[:, 2:]
         whole = np.prod(high - low, axis=1)
         limit = np.array([self.width, self.height])
         low, high = np.clip(low, 0, limit), np.clip(high, 0, limit)
@@ -140,3 +164,45 @@ class Camera:
         boxes = np.concatenate([np.floor(low + 0.5), np.floor(high + 0.5)], axis=1).astype(int)
         boxes[hidden] = 0
         return Boxes(self.height, self.width, boxes)
+
+
+def load_cameras(
+    path: Target,
+    *,
+    names: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    unit: str | None = None,
+) -> tuple[Camera, ...]:
+    """Cameras from a calibration: a JSON file, or a folder like WILDTRACK's.
+
+    Args:
+        path: As in `proxfield.io.calibration.read_calibration`.
+        names: Of the cameras that are wanted, in this order; all by default.
+        size: Width and height of the images, where files don't say.
+        unit: "m", "cm" or "mm"; by default what the file says, cm for WILDTRACK, else m.
+
+    Raises:
+        InputError: If files can't be read, contradict themselves, or leave the size open.
+    """
+    out = []
+    for c in read_calibration(path, cameras=names, size=size, unit=unit):
+        if c.size is None:
+            raise InputError(
+                f"camera {c.name}: the calibration doesn't say the size of images; give it",
+                path=display_name(path),
+            )
+        out.append(Camera(*c.size, c.matrix, c.rotation, c.translation, c.distortion, c.name))
+    return tuple(out)
+
+
+def save_cameras(path: Target, cameras: Iterable[Camera]) -> None:
+    """Write the calibrations of cameras as JSON, which `load_cameras` reads."""
+    write_calibration(
+        path,
+        [
+            Calibration(
+                c.name, c.matrix, c.rotation, c.translation, c.distortion, (c.width, c.height)
+            )
+            for c in cameras
+        ],
+    )

@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError
 from proxfield.field import Field
+from proxfield.io.files import Source
+from proxfield.io.pom import PomFile, read_pom
 from proxfield.people.cameras import Camera
 from proxfield.terms.base import Doubles, Floats, as_floats
 from proxfield.terms.occupancy import Occupancy
@@ -88,6 +90,63 @@ class Scene:
         ground = as_floats(positions, "positions")
         seen = tuple(camera.silhouettes(ground, **person) for camera in cameras)
         return cls(seen, ground, shape, tuple(camera.name for camera in cameras), prior)
+
+    @classmethod
+    def from_pom(
+        cls,
+        source: Source | PomFile,
+        *,
+        positions: ArrayLike | None = None,
+        shape: tuple[int, int] | None = None,
+        prior: float | Doubles | None = None,
+        size: tuple[int, int] | None = None,
+        clip: bool = False,
+    ) -> Scene:
+        """A scene from a ``.pom`` file of the original program.
+
+        Args:
+            source: The file, or what was read from it.
+            positions: Of the locations, in meters; the file doesn't have them.  # (n, 2)
+            shape: Rows and columns of the grid of locations.
+            prior: Instead of the file's.
+            size: Width and height of images, for files that don't say; see `read_pom`.
+            clip: Cut rectangles that reach outside of the image.
+
+        Raises:
+            InputError: If the file can't be read, with the line of what is wrong.
+        """
+        pom = source if isinstance(source, PomFile) else read_pom(source, size=size, clip=clip)
+        pairs = zip(pom.sizes, pom.boxes, strict=True)
+        return cls(
+            tuple(Boxes(height, width, boxes) for (width, height), boxes in pairs),
+            None if positions is None else as_floats(positions, "positions"),
+            shape,
+            tuple(str(camera) for camera in pom.cameras),
+            pom.prior if prior is None else prior,
+        )
+
+    def to_pom(self, **settings: Any) -> PomFile:
+        """The scene as a ``.pom`` file has it, for `proxfield.io.pom.write_pom`.
+
+        Args:
+            **settings: Other attributes of `PomFile`: ``input_format``, ``process``, …
+
+        Raises:
+            InputError: If a silhouette isn't a rectangle or priors differ between locations.
+        """
+        boxes = [s.boxes for s in self.silhouettes if isinstance(s, Boxes)]
+        if len(boxes) != len(self.silhouettes):
+            raise InputError("a .pom file has rectangles only, not silhouettes of runs")
+        if np.ndim(self.prior) and "prior" not in settings:
+            raise InputError("a .pom file has one prior for all locations; give prior=")
+        numbers = [int(n) if n.isascii() and n.isdigit() else -1 for n in self.names]
+        own = min(numbers) >= 0 and len(set(numbers)) == len(numbers)
+        return PomFile(
+            tuple(numbers) if own else tuple(range(len(boxes))),
+            tuple((s.width, s.height) for s in self.silhouettes),
+            tuple(boxes),
+            **{"prior": float(np.mean(self.prior)), **settings},
+        )
 
     @property
     def n_locations(self) -> int:

@@ -14,7 +14,6 @@ import numpy as np
 from proxfield.errors import InputError, shown
 from proxfield.result import Status
 from proxfield.rules.base import Rule
-from proxfield.rules.certified import damping_for
 from proxfield.rules.plan import Custom, Order, Plan, Update
 from proxfield.rules.polish import end_at_minimum
 from proxfield.rules.session import Outcome, Problem, Session
@@ -105,9 +104,11 @@ def at_temperature(plan: Plan, temperature: float, problem: Problem) -> Plan:
         raise InputError("a custom rule can't be annealed: its function doesn't know temperatures")
     if isinstance(plan, Order):
         return replace(plan, inverse_temperature=1.0 / temperature)
+    if plan.search is not None:
+        raise InputError("backtracking can't be annealed: it looks at F, whose minimum moves")
     if not (plan.step < 1.0).any():
         return replace(plan, inverse_temperature=1.0 / temperature)
-    certified = 1.0 / (1.0 + damping_for(problem.curvature.largest / temperature))
+    certified = 1.0 / (1.0 + problem.curvature.damping(1.0 / temperature))
     step = np.maximum(plan.step, certified)
     return Update(
         plan.kind, step, plan.gamma1, plan.gamma2, plan.epsilon, inverse_temperature=1 / temperature

@@ -5,7 +5,8 @@
   local minimum of F. Sampling crosses the barriers at which deterministic rules stop. Chains
   run on all threads; each starts from the best state so far, reheated to a random degree
   between a nudge and a fresh start, for a random number of sweeps.
-- Fields with terms that can only be iterated as a whole: annealing, ADAM and momentum.
+- Fields with terms that can only be iterated as a whole: annealing (backtracking where a term has
+  no bound on its curvature, or a relative one), ADAM and momentum.
 
 It always ends with sweeps (or the certified rule) to the tolerance, and leaves saddles: where it
 says CONVERGED, it is at a local minimum.
@@ -22,7 +23,9 @@ from proxfield.common.interrupts import finish_first
 from proxfield.common.logs import log
 from proxfield.result import Status
 from proxfield.rules.anneal import Anneal
+from proxfield.rules.backtracking import Backtracking
 from proxfield.rules.base import Rule
+from proxfield.rules.certified import prefers_search
 from proxfield.rules.parallel import Adam, Momentum
 from proxfield.rules.plan import Chains, Explored, Plan
 from proxfield.rules.polish import better_of, end_at_minimum, polish
@@ -73,8 +76,9 @@ class Auto(Rule):
 
     def solve(self, session: Session) -> Outcome:
         if not session.sweepable:
-            members: list[Rule] = [Anneal(), Adam(), Momentum()]
-            log.debug("auto: variables can't be visited one by one; anneal, adam and momentum")
+            first = Backtracking() if prefers_search(session.problem.lowered) else Anneal()
+            members: list[Rule] = [first, Adam(), Momentum()]
+            log.debug("auto: variables can't be visited one by one; %s, adam, momentum", first.name)
             return best_of(session, [(rule.name, rule, session.start) for rule in members])
         scale = float(session.problem.curvature.local.max(initial=0.0))  # part of the set-up
         if (

@@ -11,7 +11,7 @@ from proxfield.errors import InputError, shown
 from proxfield.rules.plan import Plan
 from proxfield.rules.session import Outcome, Problem, Session
 
-STEPS = ("certified", "certified-local", "lipschitz")
+STEPS = ("certified", "certified-local", "certified-relative", "lipschitz")
 
 
 @dataclass(frozen=True)

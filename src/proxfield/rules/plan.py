@@ -78,6 +78,29 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
+class Search:
+    """A step that is found as the iteration goes, by looking at F after each update.
+
+    An update that raises F is made again from where it began, with a smaller step.
+
+    Args:
+        first: The step of the first update.
+        growth: Factor by which the step grows after an update.
+        shrinkage: Factor by which it shrinks where F rose.
+        largest: Maximum step.
+    """
+
+    first: float = 0.2
+    growth: float = 1.1
+    shrinkage: float = 0.5
+    largest: float = 0.7
+
+
+SMALLEST_STEP = 1e-10
+"""A `Search` stops shrinking here: what is left of a rise is rounding."""
+
+
+@dataclass(frozen=True)
 class Update:
     """Move all variables at once.
 
@@ -91,6 +114,7 @@ class Update:
             redo a step with ``fallback`` if F rose.
         fallback: A step that is certified not to raise F.  # (n_vars,)
         inverse_temperature: Targets are multiplied by this.
+        search: Take one step for all variables, found like this, instead of ``step``.
     """
 
     kind: Kind
@@ -101,6 +125,12 @@ class Update:
     adaptive: bool = False
     fallback: NDArray[np.float64] | None = None
     inverse_temperature: float = 1.0
+    search: Search | None = None
+
+    @property
+    def watches(self) -> bool:
+        """Whether F is looked at after each update, which may be made again."""
+        return self.adaptive or self.search is not None
 
     @property
     def proximal(self) -> bool:
@@ -110,7 +140,7 @@ class Update:
     @property
     def full(self) -> bool:
         """Whether every variable takes its target: θ ← θ*."""
-        return self.proximal and bool((self.step == 1.0).all())
+        return self.proximal and self.search is None and bool((self.step == 1.0).all())
 
 
 @dataclass(frozen=True)

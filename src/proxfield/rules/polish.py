@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from proxfield.errors import UnsupportedError
 from proxfield.result import Status
+from proxfield.rules.backtracking import Backtracking
 from proxfield.rules.base import Rule
+from proxfield.rules.certified import prefers_search
 from proxfield.rules.parallel import Fixed
 from proxfield.rules.schedules import Sweep
 from proxfield.rules.session import Outcome, Session, Verdict
@@ -16,7 +18,7 @@ from proxfield.terms.base import Doubles
 def descent(session: Session) -> Rule:
     """The monotone rule that suits a field: sweeps, or certified steps of all variables."""
     if not session.sweepable:
-        return Fixed()
+        return Backtracking() if prefers_search(session.problem.lowered) else Fixed()
     return Fixed(step="certified-local") if session.parallel else Sweep()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from proxfield.errors import InputError, shown
 from proxfield.rules.anneal import Anneal
 from proxfield.rules.auto import Auto
+from proxfield.rules.backtracking import Backtracking
 from proxfield.rules.base import Rule
 from proxfield.rules.parallel import Adam, Adaptive, AdHoc, Fixed, FullParallel, Momentum
 from proxfield.rules.portfolio import Portfolio, Restarts
@@ -22,6 +23,7 @@ RULES: dict[str, type[Rule]] = {
         AdHoc,
         Fixed,
         Adaptive,
+        Backtracking,
         Momentum,
         Adam,
         Anneal,

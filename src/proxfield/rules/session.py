@@ -47,6 +47,9 @@ class Curvature(Protocol):
     def seconds(self) -> float:
         """Maximum seconds to spend on an eigenvalue."""
 
+    def damping(self, scale: float = 1.0) -> NDArray[np.float64]:
+        """The smallest certified damping of the energy times ``scale``.  # () or (n_vars,)"""
+
     def prepare(self) -> None:
         """Do the part that counts as building the field, so that the rest can be timed."""
 

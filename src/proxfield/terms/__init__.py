@@ -30,12 +30,13 @@ TERMS: dict[str, type[Term]] = {
 }
 
 for _term in TERMS.values():
-    saveable_as(_term, _term.name)
+    if _term is not Occupancy:  # each of its models is a class of its own
+        saveable_as(_term, _term.name)
 for _kind, _form in (  # forms of a term whose class differs
     ("consistency-tables", TabledConsistency),
     ("cooccurrence-variables", LatentCooccurrence),
     ("cooccurrence-tables", TabledCooccurrence),
-    ("occupancy-exact", ExactOccupancy),
+    ("occupancy", ExactOccupancy),
     ("occupancy-ratio", RatioOccupancy),
 ):
     saveable_as(_form, _kind)

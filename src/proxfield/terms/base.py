@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -137,6 +137,16 @@ class Layout:
         return np.asarray(flat - (self.sum_by_variable(flat) / self.cardinalities)[self.owner])
 
 
+class Visits(Protocol):
+    """A term at some marginals, of which one variable's at a time changes."""
+
+    def gradient(self, variable: int) -> Floats:
+        """dE/dq of one variable, at the present marginals of all others.  # (n_labels,)"""
+
+    def move(self, variable: int, q: Floats) -> None:
+        """From now on a variable has these marginals.  # (n_labels,)"""
+
+
 class Term(ABC):
     """One additive part of a field's energy.
 
@@ -239,6 +249,13 @@ class Term(ABC):
         """Pairs of variables that share an energy, each once or more.  # (m, 2)"""
         raise missing(self, "neighbors", "sweep, colored and rounding")
 
+    def visits(self, layout: Layout, q: Floats) -> Visits:
+        """The gradient of one variable after another, for terms that can't be lowered.
+
+        Asked for by sweeps: the energy must be linear in each variable's marginals.
+        """
+        raise missing(self, "visits", "sweep")
+
     def lower(self, layout: Layout, builder: Builder) -> None:
         """Pass the same energy to the builder as constants, unaries, tables, …"""
         raise missing(self, "lower", "lowering to fused kernels")
@@ -312,6 +329,8 @@ def missing(term: Term, method: str, who: str) -> UnsupportedError:
     """The error for a method that a term doesn't offer."""
     kind = type(term)
     text = f"{kind.__name__} has no method {method!r}, needed for {who}"
+    if method == "curvature":
+        text += "; give a number as step, or use the rule backtracking"
     if getattr(kind, method) is not getattr(Term, method):
         text += "; the one it inherits is for another energy, since it overrides the gradient"
     return UnsupportedError(text)

@@ -10,18 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.checks import is_real
-from proxfield.errors import InputError, shown
-from proxfield.terms.base import Floats, Ints, Layout, Term, as_floats
-from proxfield.terms.silhouettes import Silhouettes
+from proxfield.common.arrays import Arrays
+from proxfield.common.checks import is_real, whole_number
+from proxfield.errors import InputError, UnsupportedError, shown
+from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats
+from proxfield.terms.silhouettes import Boxes, Silhouettes, make_silhouettes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SMALLEST = 1e-30
 """A probability of 0 counts as this."""
+PIXEL_BYTES = 64
+"""Of arrays per pixel: weights, shares, integral images and what numpy needs to make them."""
+MAX_TABLE_LOCATIONS = 12
+"""Maximum number of locations over a pixel for tables (`Term.as_tables`)."""
 DIRECT = 1e-6
 """Below this p_i, the difference of integral images has lost its digits: pixels are summed."""
 MODELS = ("exact", "ratio")
@@ -58,6 +66,7 @@ class Occupancy(Term):
         strength: κ, how many independent observations a body counts for ("exact").
         variance: σ² of the original program ("ratio").
         floor: Share of the image that is added to both sides of the ratio ("ratio").
+        first: Number of the variable of the first location; the others follow it.
 
     Example:
         >>> import proxfield as pf
@@ -90,6 +99,7 @@ class Occupancy(Term):
         strength: float = 8.0,
         variance: float = 0.01,
         floor: float = 0.01,
+        first: int = 0,
     ) -> None:
         if len(silhouettes) == 0:
             raise InputError("an occupancy map needs at least one camera")
@@ -109,30 +119,42 @@ class Occupancy(Term):
         for key, value in (("strength", strength), ("variance", variance), ("floor", floor)):
             if not is_real(value) or not 0 < value < np.inf:
                 raise InputError(f"{key}={shown(value)}, expected a number above 0")
-        used = [(s, m) for s, m in zip(silhouettes, masks, strict=True) if m is not None]
-        self.n_locations = counts.pop()
-        self.silhouettes = tuple(s for s, _ in used)
-        self.masks = tuple(_read_mask(m, s, k) for k, (s, m) in enumerate(used))
+        self.n_locations, self.first = counts.pop(), whole_number(first, "first", 0)
+        used = [
+            (k, s, m)
+            for k, (s, m) in enumerate(zip(silhouettes, masks, strict=True))
+            if m is not None
+        ]
+        self.silhouettes = tuple(s for _, s, _ in used)
+        self.masks = tuple(_read_mask(m, s, k) for k, s, m in used)
         self.compact = tuple(
-            _as_bytes(m, read) for (_, m), read in zip(used, self.masks, strict=True)
+            _as_bytes(m, read) for (_, _, m), read in zip(used, self.masks, strict=True)
         )
         self.miss, self.false_alarm = float(miss), float(false_alarm)
         self.strength, self.variance, self.floor = float(strength), float(variance), float(floor)
 
     def validate(self, layout: Layout) -> None:
-        if layout.n_vars != self.n_locations:
-            raise InputError(f"{self.n_locations} locations but {layout.n_vars} variables")
-        if layout.n_vars and layout.common != 2:
-            wrong = int(np.flatnonzero(layout.cardinalities != 2)[0])
+        last = self.first + self.n_locations
+        if last > layout.n_vars:
+            after = f" after variable {self.first}" if self.first else ""
             raise InputError(
-                f"{layout.show(wrong)} has {layout.cardinalities[wrong]} labels; "
+                f"{self.n_locations} locations but {layout.n_vars - self.first} variables{after}"
+            )
+        wrong = np.flatnonzero(layout.cardinalities[self.first : last] != 2)
+        if len(wrong):
+            v = self.first + int(wrong[0])
+            raise InputError(
+                f"{layout.show(v)} has {layout.cardinalities[v]} labels; "
                 "a location has 2: 0 nobody, 1 somebody"
             )
 
     @property
     def nbytes(self) -> int:
-        images = sum(m.nbytes for m in self.masks)
-        return images + 4 * 8 * self.n_locations * len(self.silhouettes)
+        return sum(m.nbytes for m in self.masks) + sum(s.nbytes for s in self.silhouettes)
+
+    def workspace(self, layout: Layout) -> int:
+        pixels = sum((s.height + 1) * (s.width + 1) for s in self.silhouettes)
+        return PIXEL_BYTES * pixels + 2 * sum(s.nbytes for s in self.silhouettes)
 
     def images(self) -> Iterator[tuple[Silhouettes, Floats]]:
         """Each camera that has a mask: its silhouettes and its mask."""
@@ -152,13 +174,51 @@ class Occupancy(Term):
         raise NotImplementedError
 
     def labelling_energy(self, layout: Layout, labels: Ints) -> float:
-        return self.energy_at(np.where(labels == 1, np.log(SMALLEST), 0.0))
+        mine = labels[self.first : self.first + self.n_locations]
+        return self.energy_at(np.where(mine == 1, np.log(SMALLEST), 0.0))
 
     def energy(self, layout: Layout, q: Floats) -> float:
-        return self.energy_at(log_empty(q))
+        return self.energy_at(log_empty(q[self.entries(layout)]))
 
     def add_gradient(self, layout: Layout, q: Floats, out: Floats) -> None:
-        out[::2] += self.slopes_at(log_empty(q)).astype(out.dtype)
+        at = self.entries(layout)
+        out[at] += self.slopes_at(log_empty(q[at])).astype(out.dtype)
+
+    def entries(self, layout: Layout) -> slice:
+        """Where p_i of each location is in a flat array."""
+        start = 2 * self.first if layout.common == 2 else int(layout.offsets[self.first])
+        return slice(start, start + 2 * self.n_locations, 2)
+
+    # ---- files ----
+
+    def to_arrays(self) -> dict[str, ArrayLike]:
+        keys = ("n_locations", "first", "miss", "false_alarm", "strength", "variance", "floor")
+        parts: dict[str, ArrayLike] = {key: getattr(self, key) for key in keys}
+        for k, (s, mask) in enumerate(self.images()):
+            parts[f"mask_{k}"] = mask
+            parts.update({f"{name}_{k}": part for name, part in s.to_arrays().items()})
+        return parts
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        parts = dict(arrays)
+        n = whole_number(parts.pop("n_locations").item(), "n_locations", 0)
+        silhouettes: list[Silhouettes] = []
+        masks: list[NDArray[np.float64] | None] = []
+        while f"mask_{len(masks)}" in parts:
+            k = len(masks)
+            mask = as_floats(parts.pop(f"mask_{k}"), f"the mask of camera {k}")
+            if mask.ndim != 2:
+                raise InputError(f"the mask of camera {k} has shape {mask.shape}, expected rows")
+            shapes = [parts.pop(f"{name}_{k}", None) for name in ("boxes", "runs", "starts")]
+            silhouettes.append(make_silhouettes(mask.shape[0], mask.shape[1], *shapes))
+            masks.append(mask)
+        if not masks:  # none of the cameras had a mask
+            silhouettes, masks = [Boxes(1, 1, np.zeros((n, 4), dtype=np.int64))], [None]
+        out = cls(silhouettes, masks, **{key: part.item() for key, part in parts.items()})
+        if out.n_locations != n:
+            raise InputError(f"silhouettes of {out.n_locations} locations, expected {n}")
+        return out
 
 
 class ExactOccupancy(Occupancy):
@@ -204,6 +264,9 @@ class ExactOccupancy(Occupancy):
             total += without(s, s.cover(logs), logs, w)
         return total
 
+    def visits(self, layout: Layout, q: Floats) -> OccupancyVisits:
+        return OccupancyVisits(self, layout, log_empty(q[self.entries(layout)]))
+
     def _spread(self, images: Sequence[Floats]) -> NDArray[np.float64]:
         """Sums of an image per camera over each location's silhouettes, over all cameras."""
         total = np.zeros(self.n_locations)
@@ -215,10 +278,16 @@ class ExactOccupancy(Occupancy):
         return abs(self.constant) + float(sum(np.abs(w).sum() for w in self.weights))
 
     def relative_curvature(self, layout: Layout) -> Floats:
-        return self._spread([np.abs(w) for w in self.weights])
+        return self._widen(layout, self._spread([np.abs(w) for w in self.weights]))
 
     def curvature(self, layout: Layout) -> Floats:
-        return 0.5 * self._overlaps
+        return self._widen(layout, 0.5 * self._overlaps)
+
+    def _widen(self, layout: Layout, values: Floats) -> NDArray[np.float64]:
+        """A number per location as one per variable, 0 for others.  # (n,) -> (n_vars,)"""
+        out = np.zeros(layout.n_vars)
+        out[self.first : self.first + self.n_locations] = values
+        return out
 
     def lipschitz(self, layout: Layout) -> float:
         return float(self._overlaps.max(initial=0.0))
@@ -231,6 +300,56 @@ class ExactOccupancy(Occupancy):
             others = np.maximum(0.0, np.rint(s.cover(s.visible.astype(float))) - 1)
             images.append(np.abs(w) * others)
         return self._spread(images)
+
+    def as_tables(self, layout: Layout) -> Iterator[Tables]:
+        """One table for each set of locations that some pixels share: for small scenes."""
+        weights: dict[tuple[int, ...], float] = {}
+        for s, w in zip(self.silhouettes, self.weights, strict=True):
+            if s.cover(s.visible.astype(float)).max(initial=0) > MAX_TABLE_LOCATIONS + 0.5:
+                raise UnsupportedError(
+                    f"more than {MAX_TABLE_LOCATIONS} locations cover one pixel: "
+                    "their table would be too large"
+                )
+            over: dict[int, list[int]] = {}
+            for i in range(self.n_locations):
+                for x in s.pixels(i).tolist():
+                    over.setdefault(x, []).append(i + self.first)
+            for x, locations in over.items():
+                scope = tuple(locations)
+                weights[scope] = weights.get(scope, 0.0) + float(w.flat[x])
+        yield np.zeros((1, 0), dtype=np.int64), np.array([self.constant]), None
+        for scope, weight in weights.items():
+            table = np.zeros((1, *[2] * len(scope)))
+            table.flat[0] = weight
+            yield np.array([scope], dtype=np.int64), table, None
+
+
+class OccupancyVisits:
+    """`Visits` of the exact energy: log N of every pixel, kept up to date."""
+
+    def __init__(self, term: ExactOccupancy, layout: Layout, logs: NDArray[np.float64]) -> None:
+        self.term, self.layout, self.logs = term, layout, logs
+        self.covers = [s.cover(logs).ravel() for s in term.silhouettes]
+        self.weights = [w.ravel() for w in term.weights]
+
+    def gradient(self, variable: int) -> Floats:
+        location = variable - self.term.first
+        if not 0 <= location < self.term.n_locations:
+            return np.zeros(int(self.layout.cardinalities[variable]))
+        total = 0.0
+        for s, w, cover in zip(self.term.silhouettes, self.weights, self.covers, strict=True):
+            at = s.pixels(location)
+            total += float((w[at] * np.exp(cover[at] - self.logs[location])).sum())
+        return np.array([total, 0.0])
+
+    def move(self, variable: int, q: Floats) -> None:
+        location = variable - self.term.first
+        if not 0 <= location < self.term.n_locations:
+            return
+        new = float(log_empty(q[:1])[0])
+        for s, cover in zip(self.term.silhouettes, self.covers, strict=True):
+            cover[s.pixels(location)] += new - self.logs[location]
+        self.logs[location] = new
 
 
 class RatioOccupancy(Occupancy):
@@ -271,9 +390,9 @@ class RatioOccupancy(Occupancy):
         return float(sum(ratio**2 / (2 * self.variance) for ratio in worst))
 
 
-def log_empty(q: Floats) -> NDArray[np.float64]:
-    """log p_i from flat marginals.  # (2n,) -> (n,)"""
-    return np.log(np.maximum(np.asarray(q[::2], dtype=np.float64), SMALLEST))
+def log_empty(p: Floats) -> NDArray[np.float64]:
+    """log p_i from p_i.  # (n,) -> (n,)"""
+    return np.log(np.maximum(np.asarray(p, dtype=np.float64), SMALLEST))
 
 
 def without(s: Silhouettes, cover: Floats, logs: Floats, image: Floats) -> NDArray[np.float64]:
@@ -296,8 +415,8 @@ def _as_bytes(mask: ArrayLike, read: Floats) -> NDArray[np.generic]:
     """A mask in 8 bits where it was given in these, or as booleans: an eighth to copy."""
     raw = np.asarray(mask)
     if raw.dtype == np.bool_:
-        return np.where(raw, np.uint8(255), np.uint8(0))
-    return raw.copy() if raw.dtype == np.uint8 else read
+        return np.asarray(np.where(raw, np.uint8(255), np.uint8(0)))
+    return np.array(raw) if raw.dtype == np.uint8 else read
 
 
 def _read_mask(mask: ArrayLike, s: Silhouettes, camera: int) -> NDArray[np.float64]:

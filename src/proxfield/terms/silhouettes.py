@@ -47,6 +47,15 @@ class Silhouettes(ABC):
     def pixels(self, location: int) -> Ints:
         """Flat positions of the pixels that a location covers."""
 
+    @abstractmethod
+    def to_arrays(self) -> dict[str, Ints]:
+        """The silhouettes as arrays by name; see `make_silhouettes`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that describe the silhouettes."""
+        return sum(part.nbytes for part in self.to_arrays().values())
+
     @cached_property
     def areas(self) -> Ints:
         """Number of pixels that each location covers.  # (n,)"""
@@ -119,6 +128,9 @@ class Boxes(Silhouettes):
         return np.asarray(
             total[bottom, right] - total[top, right] - total[bottom, left] + total[top, left]
         )
+
+    def to_arrays(self) -> dict[str, Ints]:
+        return {"boxes": self.boxes}
 
     def pixels(self, location: int) -> Ints:
         left, top, right, bottom = self.boxes[location]
@@ -212,7 +224,37 @@ class Runs(Silhouettes):
         sums = total[row, end] - total[row, first]
         return np.bincount(self.owner, weights=sums, minlength=self.n_locations).astype(float)
 
+    def to_arrays(self) -> dict[str, Ints]:
+        return {"runs": self.runs, "starts": self.starts}
+
     def pixels(self, location: int) -> Ints:
         some = self.runs[self.starts[location] : self.starts[location + 1]]
         parts = [row * self.width + np.arange(first, end) for row, first, end in some]
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def make_silhouettes(
+    height: int,
+    width: int,
+    boxes: ArrayLike | None = None,
+    runs: ArrayLike | None = None,
+    starts: ArrayLike | None = None,
+) -> Silhouettes:
+    """Silhouettes from what `Silhouettes.to_arrays` gave.
+
+    Args:
+        height: Rows of the image.
+        width: Columns of the image.
+        boxes: Of `Boxes`.
+        runs: Of `Runs`.
+        starts: Of `Runs`.
+
+    Example:
+        >>> make_silhouettes(2, 3, boxes=[[0, 0, 2, 1]]).n_locations
+        1
+    """
+    if boxes is not None:
+        return Boxes(height, width, boxes)
+    if runs is None or starts is None:
+        raise InputError("silhouettes need boxes, or runs and where they start")
+    return Runs(height, width, runs, starts)

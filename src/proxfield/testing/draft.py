@@ -10,14 +10,18 @@ from numpy.typing import NDArray
 
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.terms import (
+    Boxes,
     Consistency,
     Constant,
     Cooccurrence,
     Factor,
     Gaussian,
     Ising,
+    Occupancy,
     Pairwise,
     Potts,
+    Runs,
+    Silhouettes,
     Term,
     Unary,
 )
@@ -313,6 +317,41 @@ def make_cooccurrence(draft: Draft) -> None:
     draft.features.add(f"cooccurrence-{draft.latent}")
 
 
+def make_occupancy(draft: Draft) -> None:
+    """One to three cameras of different sizes; some may lack a mask, some locations are unseen."""
+    if "locations" not in draft.runs:
+        return
+    rng = draft.rng
+    first, n = draft.runs["locations"]
+    silhouettes: list[Silhouettes] = []
+    masks: list[NDArray[np.float64] | None] = []
+    for camera in range(int(rng.integers(1, 4))):
+        height, width = (int(side) for side in rng.integers(3, 9, size=2))
+        top, left = rng.integers(0, height, size=n), rng.integers(0, width, size=n)
+        bottom = np.minimum(height, top + rng.integers(0, 5, size=n))
+        right = np.minimum(width, left + rng.integers(1, 4, size=n))
+        boxes = Boxes(height, width, np.stack([left, top, right, bottom], axis=1))
+        if rng.random() < 0.4:
+            inside = np.zeros((n, height * width), dtype=bool)
+            for i in range(n):
+                inside[i, boxes.pixels(i)] = True
+            shapes = inside.reshape(n, height, width) & (rng.random((height, width)) < 0.8)
+            silhouettes.append(Runs.from_masks(shapes))
+            draft.features.add("occupancy-runs")
+        else:
+            silhouettes.append(boxes)
+            draft.features.add("occupancy-boxes")
+        soft = rng.random((height, width))
+        absent = camera > 0 and rng.random() < 0.3
+        masks.append(None if absent else soft if rng.random() < 0.5 else np.rint(soft))
+        draft.features.update(["occupancy-missing-mask"] if absent else [])
+    model = str(rng.choice(["exact", "ratio"]))
+    size = max(float(np.abs(draft.normal())), 1e-30)
+    options: dict[str, Any] = {"strength": size} if model == "exact" else {"variance": 1 / size}
+    draft.terms.append(Occupancy(silhouettes, masks, model=model, first=first, **options))
+    draft.features.add(f"occupancy-{model}")
+
+
 MAKERS: dict[str, Callable[[Draft], None]] = {
     "constant": make_constant,
     "unary": make_unary,
@@ -323,6 +362,7 @@ MAKERS: dict[str, Callable[[Draft], None]] = {
     "gaussian": make_gaussian,
     "consistency": make_consistency,
     "cooccurrence": make_cooccurrence,
+    "occupancy": make_occupancy,
 }
 """A maker for every registered kind of term (a test fails where one is missing)."""
 

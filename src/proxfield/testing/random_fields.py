@@ -20,6 +20,8 @@ MAX_ENUMERATED = 4096
 DECADES = (-8.0, 8.0)
 """Scales are drawn log-uniformly from 10^-8 to 10^8."""
 MAX_LABELS = 5
+LATER = ("occupancy",)
+"""Kinds chosen by a generator of their own, so that fields without them stay as they were."""
 
 SITUATIONS = (
     "evidence",
@@ -50,6 +52,7 @@ FEATURES: frozenset[str] = frozenset(
         *(f"gaussian-{form}" for form in ("potts", "vector", "matrix")),
         *(f"cooccurrence-{form}" for form in ("implicit", "variables", "tables")),
         *(f"consistency-{form}" for form in ("segments", "tables", "overlap", "label-weights")),
+        *(f"occupancy-{form}" for form in ("exact", "ratio", "boxes", "runs", "missing-mask")),
         *(f"labels-{c}" for c in range(1, MAX_LABELS + 1)),
         "all-binary",
         "isolated-variable",
@@ -139,7 +142,7 @@ def random_field(
     draft = Draft(rng, drawn if scale is None else float(scale), size)
     symmetric = bool(rng.random() < 0.12) and bool(SYMMETRIC & set(allowed))
     draft.symmetric = symmetric
-    used = _choose_kinds(rng, [k for k in allowed if not symmetric or k in SYMMETRIC])
+    used = _choose_kinds(rng, [k for k in allowed if not symmetric or k in SYMMETRIC], seed)
     _draw_variables(draft, used, MAX_ENUMERATED if size is None else None)
     draft.hard = not symmetric and bool(rng.random() < 0.4)
     for kind in used:
@@ -147,11 +150,14 @@ def random_field(
     return _finish(draft, seed, allowed)
 
 
-def _choose_kinds(rng: np.random.Generator, allowed: list[str]) -> list[str]:
+def _choose_kinds(rng: np.random.Generator, allowed: list[str], seed: int) -> list[str]:
     """Some kinds, at least one, in the order of the registry."""
     chance = {"unary": 0.75, "gaussian": 0.4, "cooccurrence": 0.3}
-    some = {kind for kind in allowed if rng.random() < chance.get(kind, 0.35)}
-    some.add(allowed[int(rng.integers(len(allowed)))])
+    early = [kind for kind in allowed if kind not in LATER]
+    some = {kind for kind in early if rng.random() < chance.get(kind, 0.35)}
+    some.update([early[int(rng.integers(len(early)))]] if early else [])
+    other = np.random.default_rng([seed, 1])
+    some.update(kind for kind in allowed if kind in LATER and (not early or other.random() < 0.2))
     return [kind for kind in allowed if kind in some]
 
 
@@ -195,6 +201,8 @@ def _draw_variables(draft: Draft, used: list[str], limit: int | None) -> None:
         run("spins", 2, part if many else 5, 2, 1.0)
     if "consistency" in used:
         run("members", 2, part if many else 4, labels(2), 0.8)
+    if "occupancy" in used:
+        run("locations", 2, part if many else 5, 2, 0.8)
     if not draft.covering:
         while total < wanted and run("any", 1, 1 if not many else wanted - total, labels(), 1.0):
             pass

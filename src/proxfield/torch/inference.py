@@ -282,7 +282,7 @@ def _start(
 def _unrolled(
     model: Model, energies: Tensor, weights: Tensor | None, plan: Plan, q: Tensor, iterations: int
 ) -> Tensor:
-    if not isinstance(plan, Update) or not plan.proximal or plan.adaptive:
+    if not isinstance(plan, Update) or not plan.proximal or plan.watches:
         raise UnsupportedError('gradient="unrolled" needs the rule "fixed" or "full-parallel"')
     step = model.energy.tensor(plan.step)[None, :, None]
     theta = -torch.log(q.clamp(min=1e-30))

@@ -399,6 +399,39 @@ def gradient_parallel(pack: BinaryPack, st: BinaryArrays, phase: int, parts: Dou
         parts[b, 0] = gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
 
 
+@kernel
+def update_only(
+    pack: BinaryPack, st: BinaryArrays, motion: Motion, old: int, new: int, redo: bool
+) -> Moved:
+    """An update from the gradient in ``g``, for fields with extra terms."""
+    n = len(pack.bias)
+    entropy, change, twice = 0.0, 0.0, 0.0
+    for i0 in range(0, n, BLOCK):
+        i1 = min(n, i0 + BLOCK)
+        g = st.g[i0:i1]
+        h, c, t = update_block(pack, motion, st, g, st.v[old], st.v[new], i0, i1, redo)
+        entropy += h
+        change = c if c > change or c != c else change
+        twice = max(twice, t)
+    return entropy, change, twice
+
+
+LOG_SMALLEST = np.log(1e-30)
+"""Where logarithms of probabilities end: a zero counts as 1e-30."""
+
+
+@kernel
+def log_first(pack: BinaryPack, st: BinaryArrays, phase: int, natural: bool, out: Doubles) -> None:
+    """log q_i(0) of each variable, by ``a`` where that says all about it.  # (n,)"""
+    for i in range(len(out)):
+        if natural:
+            a = np.float64(st.a[i])
+            out[i] = max(LOG_SMALLEST, min(a, 0.0) - np.log1p(np.exp(-abs(a))))
+        else:
+            q = 0.5 - np.float64(st.v[phase, pack.pad + i])
+            out[i] = max(LOG_SMALLEST, np.log(max(q, 1e-30)))
+
+
 @parallel_kernel
 def update_parallel(
     pack: BinaryPack, st: BinaryArrays, motion: Motion, old: int, new: int, redo: bool,

@@ -15,13 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, residual_of, rounding_of, slack
-from proxfield.backends.numba import general
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
+from proxfield.backends.numba.visits import VisitingSweeps
 from proxfield.compiled.jit import PARALLEL_WORK, ParallelKernel, max_threads, thread_count
 from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
+from proxfield.rules.plan import (
+    SMALLEST_STEP,
+    Chains,
+    Custom,
+    Explored,
+    Order,
+    Plan,
+    Search,
+    Update,
+)
 from proxfield.terms.base import Floats, Term
 
 
@@ -118,14 +127,8 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         for term, own in self.extras:
             if own is not None:
                 total += own.add_gradient(q.astype(self.dtype, copy=False), s.arrays.g)
-                continue
-            g = np.zeros(self.layout.size)
-            term.add_gradient(self.layout, q, g)
-            s.arrays.g[:] += g.astype(self.dtype)
-            if term.degree is None:
-                total += term.energy(self.layout, q)
             else:
-                total += float(np.sum(np.where(q > 0, q * g, 0.0))) / term.degree
+                total += term.evaluate(self.layout, q, s.arrays.g)
         return total
 
     def free_energy(self, state: State) -> float:
@@ -146,7 +149,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
                 s.h = None
                 s.order_f = None
                 s.natural = not plan.kind.averages_marginals and n > 0
-                rows = self._advance_update(s, plan, n, tol, trace or plan.adaptive)
+                rows = self._advance_update(s, plan, n, tol, trace or plan.watches)
             else:
                 s.known_f = None
                 s.natural = n > 0
@@ -186,14 +189,19 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     def _advance_update(
         self, s: CpuState[ArraysT], plan: Update, n: int, tol: float, trace: bool
     ) -> Rows:
-        if plan.adaptive and (s.known_f is None or s.entropy is None):
+        if plan.watches and (s.known_f is None or s.entropy is None):
             s.known_f = self._evaluate(s)
         elif s.entropy is None:
             s.entropy = self._entropy(s)
         f, s.known_f = s.known_f, None
         motion = self._motion(plan, trace)
         energies, changes = np.full(n, np.nan), np.full(n, np.nan)
-        if not (self.parallel or self.lowered.extras):
+        if plan.search is not None:
+            assert f is not None
+            done, entropy, twice, f = self._searched_steps(
+                s, motion, plan.search, tol, f, energies, changes
+            )
+        elif not (self.parallel or self.lowered.extras):
             done, s.phase, entropy, twice, f = self.kernels.run(
                 self.pack, s.arrays, motion, n, tol, s.phase, s.entropy, self.constant,
                 energies, changes, 0.0 if f is None else f,
@@ -203,7 +211,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             done, entropy, twice, f = self._adaptive_steps(s, motion, tol, f, energies, changes)
         else:
             done, entropy, twice = self._plain_steps(s, motion, tol, energies, changes)
-        s.known_f = f if plan.adaptive else None
+        s.known_f = f if plan.watches else None
         s.entropy = entropy if trace else None
         return Rows(energies[:done] if trace else np.full(done, np.nan), changes[:done], twice)
 
@@ -249,6 +257,37 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
                 return k + 1, entropy, twice, f
         return len(changes), entropy, twice, f
 
+    def _searched_steps(
+        self, s: CpuState[ArraysT], motion: Motion, search: Search, tol: float, f: float,
+        energies: NDArray[np.float64], changes: NDArray[np.float64],
+    ) -> tuple[int, float, float, float]:  # fmt: skip
+        """The same with a step that is searched for: every trial costs one gradient."""
+        parts = np.zeros((self.n_blocks, 4))
+        entropy, twice = s.entropy or 0.0, np.inf
+        theta, g = np.empty_like(self._natural(s)), np.empty_like(s.arrays.g)
+        size = search.first if s.size is None else s.size
+        motion = motion._replace(step=motion.step.copy(), inverse=motion.step.copy())
+        for k in range(len(changes)):
+            energies[k] = f
+            theta[:], g[:] = self._natural(s), s.arrays.g
+            while True:
+                motion.step.fill(size)
+                motion.inverse.fill(1.0 / size)
+                trial = motion._replace(flat=size)
+                entropy, changes[k], twice = self._move(s, trial, False, parts)
+                s.phase = 1 - s.phase
+                new = self._look(s, entropy, parts)
+                if new <= f + motion.slack * (1.0 + abs(f)) or size <= SMALLEST_STEP:
+                    break
+                s.phase = 1 - s.phase  # F rose: again from here, with a smaller step
+                self._natural(s)[:], s.arrays.g[:] = theta, g
+                size *= search.shrinkage
+            f, s.size = new, min(search.largest, size * search.growth)
+            size = s.size
+            if not changes[k] > tol:
+                return k + 1, entropy, twice, f
+        return len(changes), entropy, twice, f
+
     def _totals(self, parts: NDArray[np.float64]) -> tuple[float, float, float, float]:
         if len(parts) == 0:
             return 0.0, 0.0, 0.0, 0.0
@@ -267,7 +306,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         """Update from ``g`` into the other buffer: (entropy, change, difference)."""
         old, new = s.phase, 1 - s.phase
         if self.lowered.extras:
-            h, change, twice = general.update_only(self.pack, s.arrays, motion, old, new, redo)
+            h, change, twice = self.kernels.update_only(self.pack, s.arrays, motion, old, new, redo)
             return float(h), np.nan if np.isnan(h) else float(change), float(twice)
         self.kernels.update_parallel(self.pack, s.arrays, motion, old, new, redo, parts)
         return self._totals(parts)[1:]
@@ -290,7 +329,9 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         """The gradient of the buffer in use, over threads."""
 
     def _advance_order(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
-        self.need_sweeps()
+        self.need_visits(plan)
+        if self.lowered.extras:
+            return self._advance_by_visits(s, plan, n, tol)
         if s.h is None or s.order_f is None:
             s.order_f = self._evaluate(s)
             s.h = np.zeros(self.layout.n_vars)
@@ -315,6 +356,31 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             )  # fmt: skip
         s.entropy, s.order_f = float(s.h.sum()), float(f)
         return Rows(energies[:done], changes[:done])
+
+    def _advance_by_visits(self, s: CpuState[ArraysT], plan: Order, n: int, tol: float) -> Rows:
+        """Sweeps where terms aren't lowered: one Python call per variable and term."""
+        energies, changes = np.full(n, np.nan), np.full(n, np.nan)
+        s.h = s.order_f = None
+        for k in range(n):
+            energies[k] = self._evaluate(s)
+            q = self.marginals(State(s))
+            old = q.copy()
+            order = plan.variables
+            if plan.shuffle is not None:
+                order = plan.shuffle.permutation(order)
+            self.visiting.sweep(q, order, plan.inverse_temperature)
+            with np.errstate(divide="ignore"):
+                self._set(s, -np.log(q))
+            changes[k] = float(np.abs(q - old).max(initial=0.0))
+            if not changes[k] > tol:
+                break
+        s.entropy = s.known_f = None
+        return Rows(energies[: k + 1], changes[: k + 1]) if n else Rows(energies, changes)
+
+    @cached_property
+    def visiting(self) -> VisitingSweeps:
+        """Sweeps of a field with terms that aren't lowered."""
+        return VisitingSweeps(self.lowered, [own for _, own in self.extras])
 
     def _color_sweep(self, s: CpuState[ArraysT], plan: Order) -> tuple[float, float]:
         assert plan.starts is not None

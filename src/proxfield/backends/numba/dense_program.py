@@ -262,7 +262,7 @@ class DenseProgram(GeneralProgram):
     def _advance_update(
         self, s: GeneralState, plan: Update, n: int, tol: float, trace: bool
     ) -> Rows:
-        if plan.adaptive:
+        if plan.watches:
             self._need(s, "theta", "g", "theta_before", "g_before")
             self._two_buffers(s)
             return super()._advance_update(s, plan, n, tol, trace)
@@ -397,7 +397,7 @@ class DenseProgram(GeneralProgram):
         if not isinstance(plan, Update) or self.n <= WARM_UP_POINTS:
             super().warm_up(plan, state, trace)
             return
-        key = (plan.kind, plan.adaptive, trace, bool((plan.step == 1.0).all()))
+        key = (plan.kind, plan.watches, trace, bool((plan.step == 1.0).all()))
         if key in self._warm:
             return
         self._warm.add(key)

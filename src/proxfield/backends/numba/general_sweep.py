@@ -31,6 +31,12 @@ def target_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats)
             out[l] += message[l]
 
 
+@kernel
+def gradient_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats) -> None:
+    """The same as a call from Python."""
+    target_of(pack, q, i, g, scratch)
+
+
 @inlined
 def visit(
     pack: GeneralPack, q: Floats, theta: Floats, h: Doubles, i: int, beta: float, greedy: bool,
@@ -109,7 +115,7 @@ def sweep(
     return n_iters, f
 
 
-@inlined
+@kernel
 def widest(pack: GeneralPack) -> int:
     """Largest number of labels of a variable."""
     c = 1

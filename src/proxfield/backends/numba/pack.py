@@ -22,7 +22,7 @@ CHUNK = 1 << 18
 
 def is_binary(lowered: Lowered) -> bool:
     """Whether the field can run on the compact binary kernels."""
-    plain = not (lowered.potts or lowered.factors or lowered.extras)
+    plain = not (lowered.potts or lowered.factors)
     return plain and (lowered.layout.n_vars == 0 or lowered.layout.common == 2)
 
 

@@ -15,6 +15,7 @@ from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
 from proxfield.backends.numba.state import CpuState
+from proxfield.backends.numba.terms import BinaryCpuTerm
 from proxfield.backends.reference import TINY
 from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats
@@ -98,6 +99,25 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
 
     def _entropies(self, s: BinaryState) -> float:
         return float(binary_sweep.entropies(self._buffer(s), self.pack.pad, s.h))
+
+    def _add_extras(self, s: BinaryState) -> float:
+        """Binary fields: ``g`` holds the difference between the labels."""
+        total, q, logs = 0.0, None, None
+        for term, own in self.extras:
+            if isinstance(own, BinaryCpuTerm):
+                if logs is None:
+                    logs = np.empty(self.n)
+                    binary.log_first(self.pack, s.arrays, s.phase, s.natural, logs)
+                total += own.add_binary_gradient(logs, s.arrays.g)
+                continue
+            q = self.marginals(State(s)) if q is None else q
+            g = np.zeros(self.layout.size, dtype=self.dtype)
+            if own is not None:
+                total += own.add_gradient(q.astype(self.dtype, copy=False), g)
+            else:
+                total += term.evaluate(self.layout, q, g)
+            s.arrays.g[:] += g[1::2] - g[::2]
+        return total
 
     def _set(self, s: BinaryState, theta: Floats) -> None:
         s.arrays.a[:] = theta[1::2] - theta[::2]

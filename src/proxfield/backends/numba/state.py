@@ -35,6 +35,10 @@ class Kernels(Protocol):
         """The entropy of each block."""
 
     @property
+    def update_only(self) -> Callable[..., tuple[float, float, float]]:
+        """An update from the gradient in ``g``, on one thread."""
+
+    @property
     def update_parallel(self) -> ParallelKernel:
         """An update from the gradient in ``g``."""
 
@@ -67,4 +71,5 @@ class CpuState(Generic[ArraysT]):
     h: NDArray[np.float64] | None = None  # entropy of each variable, for sweeps
     order_f: float | None = None  # F as sweeps have carried it on
     natural: bool = False  # do the natural parameters say all about the marginals?
+    size: float | None = None  # the next step of a `Search`
     pending: bool = False  # do impossible labels still have weight (so that F is +inf)?

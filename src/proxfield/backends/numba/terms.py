@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from proxfield.backends.terms import implementation
-from proxfield.terms.base import Floats, Layout, Term
+from proxfield.terms.base import Doubles, Floats, Layout, Term
 
 
 class CpuTerm(Protocol):
@@ -19,6 +19,22 @@ class CpuTerm(Protocol):
         Args:
             q: Marginals, in the program's type.  # (size,)
             out: Changed in place, of the same type.  # (size,)
+
+        Returns:
+            The term's energy.
+        """
+
+
+@runtime_checkable
+class BinaryCpuTerm(Protocol):
+    """A term over binary variables alone, which needs one number of each."""
+
+    def add_binary_gradient(self, log_first: Doubles, out: Floats) -> float:
+        """Add dE/dq_i(1) − dE/dq_i(0) to ``out``.
+
+        Args:
+            log_first: log q_i(0) of each variable, at least log 1e-30.  # (n_vars,)
+            out: Changed in place, in the program's type.  # (n_vars,)
 
         Returns:
             The term's energy.

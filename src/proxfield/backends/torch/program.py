@@ -15,7 +15,16 @@ from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
 from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan, Update
+from proxfield.rules.plan import (
+    SMALLEST_STEP,
+    Chains,
+    Custom,
+    Explored,
+    Order,
+    Plan,
+    Search,
+    Update,
+)
 from proxfield.terms.base import Floats
 
 
@@ -28,6 +37,7 @@ class TorchState:
         self.u = torch.zeros_like(q)
         self.v = torch.zeros_like(q)
         self.before = q
+        self.sizes: list[float | None] = [None] * len(q)  # the next steps of a `Search`
 
 
 def compile_torch(
@@ -161,7 +171,7 @@ class TorchProgram(Program):
         """
         if isinstance(plan, Order):
             return self._sweep(s, plan)
-        if plan.adaptive and f is None:
+        if plan.watches and f is None:
             with torch.no_grad():
                 f = self._free_energy(s.q)
         return self._parallel(s, plan, f)
@@ -184,6 +194,9 @@ class TorchProgram(Program):
             rose = self._free_energy(softmax(trial)) > allowed
             step = torch.where(rose[:, None, None], certain, step)
 
+        if plan.search is not None:
+            step = self._searched(s, plan.search, theta, theta - target, f, impossible)
+
         def center(x: Tensor) -> Tensor:
             """Subtract the mean over possible labels."""
             count = (~impossible).sum(dim=-1, keepdim=True).clamp(min=1)
@@ -198,9 +211,29 @@ class TorchProgram(Program):
             s.q = mixed / mixed.sum(dim=-1, keepdim=True)
         return step
 
+    def _searched(
+        self, s: TorchState, search: Search, theta: Tensor, residual: Tensor, f: Tensor,
+        impossible: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """The step of each image: the first tried that doesn't raise its F.  # (B, 1, 1)"""
+        sizes = [search.first if size is None else size for size in s.sizes]
+        bounds = [float(x) + slack(float(x), self.dtype) for x in f]
+        trying = [True] * len(sizes)
+        with torch.no_grad():
+            while any(trying):
+                step = torch.as_tensor(sizes, dtype=theta.dtype, device=theta.device)
+                trial = theta - step[:, None, None] * residual
+                trial = torch.where(impossible, torch.full_like(trial, torch.inf), trial)
+                found = self._free_energy(softmax(trial)).tolist()
+                for k, (new, bound) in enumerate(zip(found, bounds, strict=True)):
+                    trying[k] = trying[k] and not new <= bound and sizes[k] > SMALLEST_STEP
+                    sizes[k] *= search.shrinkage if trying[k] else 1.0
+        s.sizes = [min(search.largest, size * search.growth) for size in sizes]
+        return torch.as_tensor(sizes, dtype=theta.dtype, device=theta.device)[:, None, None]
+
     def _sweep(self, s: TorchState, plan: Order) -> float:
         """Groups of variables that don't interact, or single ones, one after another."""
-        self.need_sweeps()
+        self.need_visits(plan)
         variables = plan.variables
         if plan.shuffle is not None:
             variables = plan.shuffle.permutation(variables)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -137,6 +138,7 @@ class BatchProgram(Batch[Update, BatchState]):
             if moment is not None:
                 moment.zero_()
         state.slot.board.zero_()
+        state.slot.numbers[:, [arithmetic.SIZE, arithmetic.USED]] = 0.0
         return state
 
     def set_marginals(self, state: BatchState, q: Tensor) -> None:
@@ -256,8 +258,10 @@ class BatchProgram(Batch[Update, BatchState]):
             trace: Is F of every state wanted?
             wanted: Which fields to move (all by default); the others stay.  # (fields,)
         """
-        if plan.adaptive and not plan.proximal:
-            raise UnsupportedError("adaptive steps are for proximal updates")
+        if plan.watches and not plan.proximal:
+            raise UnsupportedError("steps that look at F are for proximal updates")
+        if plan.search is not None and self.small:
+            return self._searched_apart(state, plan, n, tol, wanted)
         pieces: list[list[Rows]] = [[] for _ in range(self.fields)]
         active = np.full(self.fields, n > 0 and self.joined.n > 0)
         if wanted is not None:
@@ -269,7 +273,7 @@ class BatchProgram(Batch[Update, BatchState]):
             # the first update clears impossible labels; F exists from then on
             some = 1 if state.pending.any() else min(left, states.CAPACITY)
             self._upload(state, plan, some, tol, active)
-            self._launch(state.slot, plan, trace or plan.adaptive, some)
+            self._launch(state.slot, plan, trace or plan.watches, some)
             found = self._fetch(state, plan, some)
             left -= some
             for k in np.flatnonzero(active):
@@ -280,6 +284,35 @@ class BatchProgram(Batch[Update, BatchState]):
                 state.pending[:] = False
                 self._set_constants(state.slot)
         return [_join(rows) for rows in pieces]
+
+    def _searched_apart(
+        self, state: BatchState, plan: Update, n: int, tol: float,
+        wanted: NDArray[np.bool_] | None,
+    ) -> list[Rows]:  # fmt: skip
+        """The same for small fields: those that run in one launch have no step of their own."""
+        other = self.unfused
+        apart = other.start_from(self.tensor(state, torch.float64))
+        sizes = [arithmetic.SIZE, arithmetic.USED]
+        apart.pending = state.pending.copy()
+        apart.slot.numbers[:, sizes] = state.slot.numbers[:, sizes]
+        rows = other.advance_each(apart, plan, n, tol, True, wanted)
+        self.set_marginals(state, other.tensor(apart, torch.float64))
+        state.slot.numbers[:, sizes] = apart.slot.numbers[:, sizes]
+        state.pending = apart.pending
+        return rows
+
+    @cached_property
+    def unfused(self) -> BatchProgram:
+        """The same fields with one launch per update."""
+        form = "slices" if self.binary else "tiles"
+        out = BatchProgram(self.joined.lowereds, self.dtype, self.device, form)
+        out.set_unary(self.unary)
+        return out
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """The field of each variable, on the device.  # (n,)"""
+        return torch.as_tensor(self.joined.owner()).to(self.device)
 
     def _empty(self) -> Rows:
         """A field without variables doesn't change."""
@@ -305,10 +338,18 @@ class BatchProgram(Batch[Update, BatchState]):
         numbers[arithmetic.TOL] = tol
         numbers[arithmetic.STEP], numbers[arithmetic.INVERSE] = plan.step[0], 1.0 / plan.step[0]
         numbers[arithmetic.SLACK] = slack(0.0, np.dtype(self.dtype))
+        if plan.search is not None:
+            search, size = plan.search, slot.numbers[:, arithmetic.SIZE]
+            numbers[arithmetic.GROWTH] = search.growth
+            numbers[arithmetic.SHRINKAGE] = search.shrinkage
+            numbers[arithmetic.LARGEST] = search.largest
+            size.copy_(torch.where(size > 0, size, search.first))
+            self._set_step(slot)
         slot.parameters.copy_(torch.as_tensor(numbers))
         if slot.plan is not plan:
-            slot.plan, slot.flat = plan, bool((plan.step == plan.step[0]).all())
-            if not slot.flat:
+            slot.plan = plan
+            slot.flat = plan.search is None and bool((plan.step == plan.step[0]).all())
+            if not slot.flat and plan.search is None:
                 slot.step.copy_(from_numpy(plan.step))
             if plan.adaptive:
                 safe = plan.step if plan.fallback is None else plan.fallback
@@ -320,7 +361,8 @@ class BatchProgram(Batch[Update, BatchState]):
                 setattr(slot, name, zeros)
 
     def _launch(self, slot: Slot, plan: Update, trace: bool, n: int) -> None:
-        flags = launch.Flags(int(plan.kind), plan.adaptive, trace, slot.flat and not plan.adaptive)
+        flat, search = slot.flat and not plan.adaptive, plan.search is not None
+        flags = launch.Flags(int(plan.kind), plan.adaptive, trace, flat, search)
         if self.small:
             launch.run(self, slot, flags, n)
             return
@@ -328,15 +370,15 @@ class BatchProgram(Batch[Update, BatchState]):
         def once() -> None:
             self._step(slot, flags)
 
-        launches = n + plan.adaptive  # it learns F of the last state from one launch more
+        launches = n + plan.watches  # it learns F of the last state from one launch more
         key = (flags, getattr(self.pack, "hard", False))
         while launches:
             some = min(launches, LAUNCHES_PER_CHECK)
             slot.graphs.repeat(key, once, some, self.capturable)
             launches -= some
-            if (launches or plan.adaptive) and bool((slot.board[:, arithmetic.DONE] != 0).all()):
+            if (launches or plan.watches) and bool((slot.board[:, arithmetic.DONE] != 0).all()):
                 return
-            if launches == 0 and plan.adaptive:  # some were made again
+            if launches == 0 and plan.watches:  # some were made again
                 launches = LAUNCHES_PER_CHECK if n > LAUNCHES_PER_CHECK else max(1, n // 4)
 
     def _step(self, slot: Slot, flags: launch.Flags) -> None:
@@ -345,6 +387,12 @@ class BatchProgram(Batch[Update, BatchState]):
             self._add_terms(slot)
         launch.step(self, slot, flags)
         launch.finish(self, slot, flags)
+        if flags.search:
+            self._set_step(slot)
+
+    def _set_step(self, slot: Slot) -> None:
+        """Every variable takes its field's step."""
+        slot.step.copy_(slot.numbers[:, arithmetic.SIZE][self.owner])
 
     def _add_terms(self, slot: Slot) -> None:
         assert slot.q is not None and slot.shift is not None, "made with the slot"
@@ -403,6 +451,8 @@ class BatchProgram(Batch[Update, BatchState]):
                 trial = trial[owner]
             inverse = torch.where(trial, 1 + (1 / slot.step - 1) * spread, 1 / slot.safe)
             gap = gap * inverse
+        elif plan.search is not None:
+            gap = gap / state.slot.numbers[:, arithmetic.USED][self.owner].clamp(min=1e-30)
         elif state.slot.flat:
             gap = gap / float(plan.step[0])
         else:
@@ -432,6 +482,8 @@ class BatchProgram(Batch[Update, BatchState]):
             self._set_constants(slot)
         if self._exact is not None:
             self._exact.set_unary(unary)
+        if "unfused" in self.__dict__:
+            self.unfused.set_unary(unary)
 
     def _set_constants(self, slot: Slot) -> None:
         slot.numbers[:, arithmetic.CONSTANT] = self.pack.constants
@@ -457,6 +509,7 @@ class BatchProgram(Batch[Update, BatchState]):
     def _in_double(self, pack: GeneralTensors) -> BatchProgram:
         """The same program with numbers in float64, where no coupling was rounded to float32."""
         out = copy.copy(self)
+        out.__dict__.pop("unfused", None)
         out.dtype, out.tensors = "float64", Tensors("float64", self.device)
         out.pack = pack.retyped(out.tensors)
         out._pool, out._slots, out._exact = [], WeakSet(), None

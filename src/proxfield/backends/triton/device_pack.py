@@ -56,7 +56,7 @@ class Joined:
         self.bounds = np.cumsum([0, *(low.layout.n_vars for low in self.lowereds)])
         self.offsets = np.concatenate([[0], np.cumsum(self.cards)])
         self.n, self.size = len(self.cards), int(self.offsets[-1])
-        self.binary = all(is_binary(low) for low in self.lowereds) and self.n > 0
+        self.binary = all(is_binary(low) and not low.extras for low in self.lowereds) and self.n > 0
         same = self.n > 0 and bool((self.cards == self.cards[0]).all())
         self.common = int(self.cards[0]) if same else 0
         """Labels of all variables where they agree, else 0."""

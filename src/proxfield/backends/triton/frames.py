@@ -53,7 +53,8 @@ class FramesProgram(BatchProgram):
 
     def warm_up(self, plan: Update, state: BatchState, trace: bool) -> None:
         """See `BatchProgram`; once per kind of update."""
-        key = (plan.kind, plan.adaptive, trace, bool((plan.step == plan.step[0]).all()))
+        flat = bool((plan.step == plan.step[0]).all())
+        key = (plan.kind, plan.adaptive, plan.search is None, trace, flat)
         if key not in self._warm:
             super().warm_up(plan, state, trace)
             self._warm.add(key)

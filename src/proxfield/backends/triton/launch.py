@@ -27,6 +27,7 @@ class Flags(NamedTuple):
     adaptive: bool
     trace: bool
     flat: bool
+    search: bool = False
 
     @property
     def words(self) -> dict[str, int]:
@@ -78,7 +79,8 @@ def finish(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
     arithmetic.finish[(batch.fields,)](
         slot.parts, p.first, p.count, slot.board, slot.numbers, slot.parameters,
         slot.out[0], slot.out[1], slot.out.shape[2],
-        TRACE=flags.trace, ADAPTIVE=flags.adaptive, WIDTH=width, num_warps=warps,
+        TRACE=flags.trace, ADAPTIVE=flags.adaptive, SEARCH=flags.search, WIDTH=width,
+        num_warps=warps,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from proxfield.backends.terms import implementation
 from proxfield.devices.cuda import need, torch
 from proxfield.devices.tensors import Tensor, TorchDevice
-from proxfield.terms.base import Layout, Term, expectation
+from proxfield.terms.base import Layout, Term
 
 
 class DeviceTerm(Protocol):
@@ -52,12 +52,8 @@ class HostTerm:
         """See `DeviceTerm`."""
         here = q.detach().cpu().numpy()
         g = np.zeros(self.layout.size, dtype=self.dtype)
-        self.term.add_gradient(self.layout, here, g)
+        energy = self.term.evaluate(self.layout, here, g)
         out += torch.from_numpy(g).to(out.device)
-        if self.term.degree is None:
-            energy = self.term.energy(self.layout, here)
-        else:
-            energy = expectation(here, g) / self.term.degree
         return torch.tensor(energy, dtype=torch.float64, device=out.device)
 
 

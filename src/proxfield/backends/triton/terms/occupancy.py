@@ -51,6 +51,8 @@ class OccupancyFrames:
         first = terms[0]
         self.device = torch.device(device)
         self.frames, self.n = len(terms), first.n_locations
+        self.entries, self.entry = layout.size, first.entries(layout).start
+        """Entries of a frame's state, and the first that is of a location."""
         self.ratio = isinstance(first, RatioOccupancy)
         self.plan: ScenePlan | None = None
         """Without one no camera has a mask: the energy is 0."""
@@ -97,7 +99,7 @@ class OccupancyFrames:
     def frame_key(term: Occupancy) -> Hashable:
         """What terms have in common that can be one."""
         parameters = (term.miss, term.false_alarm, term.strength, term.variance, term.floor)
-        return (type(term), term.n_locations, *map(id, term.silhouettes), *parameters)
+        return (type(term), term.n_locations, term.first, *map(id, term.silhouettes), *parameters)
 
     @staticmethod
     def together(
@@ -166,8 +168,8 @@ class OccupancyFrames:
         """Add dE/dq at ``q`` to ``out``.
 
         Args:
-            q: Marginals of all frames, one after another.  # (frames · 2n,)
-            out: Changed in place, of the same type.  # (frames · 2n,)
+            q: Marginals of all frames, one after another.  # (frames · size,)
+            out: Changed in place, of the same type.  # (frames · size,)
 
         Returns:
             The energy of each frame, on the device.  # (frames,) float64
@@ -176,16 +178,16 @@ class OccupancyFrames:
         if plan is None:
             return torch.zeros(self.frames, dtype=torch.float64, device=q.device)
         kernels.take_logs[(self.blocks, self.frames)](
-            q, self.logs, self.flags, self.n, self.limits, self.limits[1:], BLOCK=LOGS_BLOCK,
-            num_warps=4,
+            q[self.entry :], self.entries, self.logs, self.flags, self.n, self.limits,
+            self.limits[1:], BLOCK=LOGS_BLOCK, num_warps=4,
         )  # fmt: skip
         for first in range(0, self.frames, self.at_once):
             last = min(first + self.at_once, self.frames)
             for group in plan.groups:
                 self._look(plan, group, first, last)
             kernels.add_cameras[(self.blocks, last - first)](
-                self.parts, out[first * 2 * self.n :], self.n, self.counts, BLOCK=LOGS_BLOCK,
-                num_warps=4,
+                self.parts, out[first * self.entries + self.entry :], self.entries, self.n,
+                self.counts, BLOCK=LOGS_BLOCK, num_warps=4,
             )  # fmt: skip
         return self.energies.sum(1) if self.ratio else self.constants + self.totals.sum(1)
 

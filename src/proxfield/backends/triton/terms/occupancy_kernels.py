@@ -55,15 +55,16 @@ def weigh_masks(
 
 
 @jit
-def take_logs(q, logs, flags, n, smallest, direct, BLOCK: constexpr):
+def take_logs(q, entries, logs, flags, n, smallest, direct, BLOCK: constexpr):
     """log p_i of each location; a flag for blocks in which one is below ``direct``.
 
-    q: (frames, 2n); logs: (frames, n) float64; flags: (frames, blocks) int32.
+    q: p_0 of the first frame, each of which has so many ``entries``; logs: (frames, n) float64;
+    flags: (frames, blocks) int32.
     """
     block, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
-    p = tl.load(q + frame * 2 * n + 2 * at, mask=inside, other=1.0).to(tl.float64)
+    p = tl.load(q + frame * entries + 2 * at, mask=inside, other=1.0).to(tl.float64)
     lowest = tl.load(smallest)
     log = tl.log(tl.maximum(p, lowest, propagate_nan=tl.PropagateNan.ALL))
     tl.store(logs + frame * n + at, log, mask=inside)
@@ -395,10 +396,10 @@ def collect_runs(
 
 
 @jit
-def add_cameras(parts, out, n, counts, BLOCK: constexpr):
+def add_cameras(parts, out, entries, n, counts, BLOCK: constexpr):
     """Add Σ_c of what `collect_boxes` and `collect_runs` left to the gradient of label 0.
 
-    parts: (frames, cameras, n); out: (frames, 2n).
+    parts: (frames, cameras, n); out: as q of `take_logs`.
     """
     frame = tl.program_id(1).to(tl.int64)
     cameras = tl.load(counts + 1)
@@ -408,6 +409,6 @@ def add_cameras(parts, out, n, counts, BLOCK: constexpr):
     parts += frame * cameras * n + at
     for camera in range(cameras):
         total += tl.load(parts + camera * n, mask=inside, other=0.0)
-    out += frame * 2 * n + 2 * at
+    out += frame * entries + 2 * at
     before = tl.load(out, mask=inside, other=0.0)
     tl.store(out, before + total.to(before.dtype), mask=inside)

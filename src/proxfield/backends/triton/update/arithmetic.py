@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from proxfield.backends.triton.update.kinds import constexpr, moved
 from proxfield.devices.cuda import interpreted, jit, tl
+from proxfield.rules.plan import SMALLEST_STEP
 
 BUFFERS = 4
 """Present, next, last and the one before; a power of two."""
@@ -32,9 +33,11 @@ BOARD = 8
 """Integers (and as many float64 numbers) of a board."""
 # and among its float64 numbers
 BEFORE, LAST, CONSTANT, EXTRA = 0, 1, 2, 3
+SIZE, USED = 5, 6  # of a `Search`: the step of the next update, and of the last one
 # places among the parameters, float64
 BETA, GAMMA1, GAMMA2, EPSILON, TOL, STEP, SLACK, INVERSE = 0, 1, 2, 3, 4, 5, 6, 7
-PARAMETERS = 8
+GROWTH, SHRINKAGE, LARGEST = 8, 9, 10
+PARAMETERS = 11
 
 if tl is not None:
     from proxfield.backends.triton.update.kinds import _AVERAGES, _CENTERED
@@ -43,6 +46,7 @@ if tl is not None:
     _THETA: constexpr = tl.constexpr(START_THETA)
     _CLAMP: constexpr = tl.constexpr(CLAMP)
     _BOARD: constexpr = tl.constexpr(BOARD)
+    _SMALLEST_STEP: constexpr = tl.constexpr(SMALLEST_STEP)
     _NATIVE: constexpr = tl.constexpr(not interpreted())
 
 
@@ -263,6 +267,36 @@ def control(
 
 
 @jit
+def control_search(
+    f, change, tick, done, row, limit, trial, before, last, tol, slack, size, used, growth,
+    shrinkage, largest, out_f, out_change,
+):  # fmt: skip
+    """The same for a step that is searched for: if F rose, a smaller one is tried.
+
+    Returns:
+        The new (tick, done, row, trial, before, last, size, used).
+    """
+    fell = f <= before + slack * (1.0 + tl.abs(before))
+    rose = (trial != 0) & (fell == 0) & (used > _SMALLEST_STEP)
+    over = (rose == 0) & (row > 0) & ((row >= limit) | ((last > tol) == 0))
+    moved = (rose == 0) & (over == 0)
+    tl.store(out_f + row, f, mask=moved)
+    tl.store(out_change + row, change, mask=moved)
+    forth = moved.to(tl.int32)
+    back = rose.to(tl.int32)
+    tick = tick + forth - back
+    row = row + forth - back
+    trial = tl.where(over, trial, forth)
+    before = tl.where(rose, before, f)
+    last = tl.where(moved, change, last)
+    done = tl.where(over, 1, done)
+    grown = tl.minimum(largest, size * growth)
+    next_size = tl.where(moved, grown, tl.where(rose, used * shrinkage, size))
+    used = tl.where(moved, size, used)
+    return tick, done, row, trial, before, last, next_size, used
+
+
+@jit
 def read_board(board, numbers):
     """(tick, done, row, limit, trial, redo, before, last) of one field."""
     return (
@@ -292,7 +326,7 @@ def write_board(board, numbers, tick, done, row, trial, redo, before, last):
 @jit
 def finish(
     parts, first, count, board, numbers, parameters, out_f, out_change, capacity,
-    TRACE: constexpr, ADAPTIVE: constexpr, WIDTH: constexpr,
+    TRACE: constexpr, ADAPTIVE: constexpr, SEARCH: constexpr, WIDTH: constexpr,
 ):  # fmt: skip
     """Adds up what the blocks of each field found, in a fixed order; one program a field.
 
@@ -316,8 +350,19 @@ def finish(
         if not TRACE:
             f = tl.full((), float("nan"), tl.float64)
         to = field * capacity
-        tick, done, row, trial, redo, before, last = control(
-            f, tl.reduce(most, 0, larger), tick, done, row, limit, trial, redo, before, last,
-            tl.load(parameters + 4), tl.load(parameters + 6), out_f + to, out_change + to, ADAPTIVE,
-        )  # fmt: skip
+        if SEARCH:
+            tick, done, row, trial, before, last, size, used = control_search(
+                f, tl.reduce(most, 0, larger), tick, done, row, limit, trial, before, last,
+                tl.load(parameters + 4), tl.load(parameters + 6), tl.load(numbers + 5),
+                tl.load(numbers + 6), tl.load(parameters + 8), tl.load(parameters + 9),
+                tl.load(parameters + 10), out_f + to, out_change + to,
+            )  # fmt: skip
+            tl.store(numbers + 5, size)
+            tl.store(numbers + 6, used)
+        else:
+            tick, done, row, trial, redo, before, last = control(
+                f, tl.reduce(most, 0, larger), tick, done, row, limit, trial, redo, before, last,
+                tl.load(parameters + 4), tl.load(parameters + 6), out_f + to, out_change + to,
+                ADAPTIVE,
+            )  # fmt: skip
         write_board(board, numbers, tick, done, row, trial, redo, before, last)

@@ -1,0 +1,447 @@
+"""Scenes of the original occupancy-map program (``.pom``) and its results (``.dat``).
+
+A line of a ``.pom`` file is a keyword and its values, separated by spaces, tabs or commas; lines
+that begin with ``#`` are comments. Rectangles in files include their last column and row; here
+they end before it (``right`` and ``bottom`` are exclusive).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from proxfield.common.arrays import Doubles, Ints
+from proxfield.errors import InputError, shown
+from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
+from proxfield.io.tokens import Tokens
+
+SETTINGS = {
+    "PRIOR": ("prior", float),
+    "SIGMA_IMAGE_DENSITY": ("variance", float),
+    "SMOOTHING_COEFFICIENT": ("smoothing", float),
+    "MAX_NB_SOLVER_ITERATIONS": ("max_iters", int),
+    "ERROR_MAX": ("tol", float),
+    "NB_STABLE_ERROR_FOR_CONVERGENCE": ("n_stable", int),
+    "PROBA_IGNORED": ("ignored", float),
+}
+"""Keywords with one number: the attribute, and whether it is a whole number."""
+FORMATS = {
+    "INPUT_VIEW_FORMAT": "input_format",
+    "RESULT_FORMAT": "result_format",
+    "RESULT_VIEW_FORMAT": "result_view_format",
+    "CONVERGENCE_VIEW_FORMAT": "convergence_view_format",
+}
+"""Keywords with a pattern for names of files."""
+KEYWORDS = ("ROOM", "CAMERA", "RECTANGLE", "PROCESS", *FORMATS, *SETTINGS)
+HIDDEN = b"notvisible"
+MAX_LOCATIONS = 100_000_000
+MAX_PIXELS = 1_000_000
+"""Columns or rows of an image."""
+# numbers that can't be in a rectangle, for reading those of many lines at once; short and
+# without a sign, which `Tokens` reads fastest
+_END = 99_999_999
+_NOT_VISIBLE = 88_888_888
+_WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
+
+
+@dataclass(frozen=True, eq=False)
+class PomFile:
+    """What a ``.pom`` file says.
+
+    Args:
+        cameras: Numbers of the cameras.
+        sizes: Width and height of each camera's images.
+        boxes: Of each camera: left, top, right and bottom (both exclusive) of each location's
+            rectangle, four zeros where it can't be seen.  # (n, 4) each
+        input_format: Pattern for the masks' names, with ``%c`` and ``%f``.
+        result_format: Pattern for the names of results, with ``%f``.
+        result_view_format: Pattern for pictures of results.
+        convergence_view_format: Pattern for a picture per iteration, with ``%i``.
+        prior: Probability that somebody is at a location.
+        variance: SIGMA_IMAGE_DENSITY.
+        smoothing: SMOOTHING_COEFFICIENT: weight of the former q in an update.
+        max_iters: Maximum number of iterations.
+        tol: ERROR_MAX: q has settled when it changes by less.
+        n_stable: Number of such iterations before the program stops.
+        ignored: Locations whose probability of absence is greater are ignored.
+        process: First frame and number of frames of each PROCESS line.
+        folder: The folder of the file, which names of files are relative to.
+    """
+
+    cameras: tuple[int, ...]
+    sizes: tuple[tuple[int, int], ...]
+    boxes: tuple[Ints, ...]
+    input_format: str | None = None
+    result_format: str | None = None
+    result_view_format: str | None = None
+    convergence_view_format: str | None = None
+    prior: float = 0.01
+    variance: float = 0.01
+    smoothing: float = 0.8
+    max_iters: int = 100
+    tol: float = 1e-4
+    n_stable: int = 5
+    ignored: float = 1.0
+    process: tuple[tuple[int, int], ...] = ()
+    folder: Path = Path()
+
+    @property
+    def n_locations(self) -> int:
+        """Number of locations."""
+        return len(self.boxes[0])
+
+    @property
+    def frames(self) -> list[int]:
+        """Frames of all PROCESS lines, in their order."""
+        return [frame for first, count in self.process for frame in range(first, first + count)]
+
+    def resolve(self, pattern: str) -> str:
+        """A pattern of the file as a path from here."""
+        return str(self.folder / pattern)
+
+
+# ---- reading ----
+
+
+def read_pom(source: Source, *, size: tuple[int, int] | None = None, clip: bool = False) -> PomFile:
+    """Read a ``.pom`` file, or WILDTRACK's ``rectangles.pom``.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        size: Width and height of all images, for a file without ROOM: its cameras and locations
+            are then those of its rectangles.
+        clip: Cut rectangles at the borders of the image; otherwise one that reaches outside is
+            an error.
+
+    Raises:
+        InputError: If the file can't be read, with the line of what is wrong.
+    """
+    data, name = read_bytes(source)
+    folder = Path(source).parent if isinstance(source, (str, Path)) and source != "-" else Path()
+    return parse_pom(data, name, size=size, clip=clip, folder=folder)
+
+
+def parse_pom(
+    data: bytes,
+    name: str,
+    *,
+    size: tuple[int, int] | None = None,
+    clip: bool = False,
+    folder: Path = Path(),
+) -> PomFile:
+    """What the text of a ``.pom`` file says; see `read_pom`.
+
+    Example:
+        >>> pom = parse_pom(b"ROOM 4 3 1 2\\nRECTANGLE 0 1 0 0 1 2\\n", "x.pom")
+        >>> pom.boxes[0].tolist()
+        [[0, 0, 0, 0], [0, 0, 2, 3]]
+    """
+    return _Reader(data, name).read(size, clip, folder)
+
+
+class _Reader:
+    """Keywords first, then all rectangles at once: there may be millions."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self.name = name
+        if b"\0" in data:
+            raise InputError("binary data, expected the text of a .pom file", path=name)
+        self.rectangles: list[bytes] = []
+        self.lines: list[int] = []
+        self.room: tuple[int, int, int, int] | None = None
+        self.cameras: dict[int, tuple[int, int]] = {}
+        self.formats: dict[str, str] = {}
+        self.settings: dict[str, float | int] = {}
+        self.process: list[tuple[int, int]] = []
+        text = data.removeprefix(b"\xef\xbb\xbf").replace(b",", b" ")
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.startswith(b"RECTANGLE"):
+                self.rectangles.append(line)
+                self.lines.append(number)
+            elif not line.startswith(b"#"):
+                words = line.decode("utf-8", "replace").split()
+                if words and words[0] == "RECTANGLE":
+                    self.rectangles.append(line.strip())
+                    self.lines.append(number)
+                elif words:
+                    self._keyword(words, number)
+
+    def error(self, message: str, line: int | None = None) -> InputError:
+        return InputError(message, path=self.name, line=line)
+
+    def _keyword(self, words: list[str], line: int) -> None:
+        key, values = words[0], words[1:]
+        if key not in KEYWORDS:
+            raise self.error(
+                f"unknown keyword {shown(key)}, expected one of: {', '.join(KEYWORDS)}", line
+            )
+        need = {"ROOM": 4, "CAMERA": 3, "PROCESS": 2}.get(key, 1)
+        if len(values) != need:
+            raise self.error(f"{key} has {len(values)} values, expected {need}", line)
+        if key in FORMATS:
+            self.formats[FORMATS[key]] = values[0]
+        elif key in SETTINGS:
+            attribute, kind = SETTINGS[key]
+            self.settings[attribute] = self._setting(key, values[0], kind is int, line)
+        elif key == "PROCESS":
+            first, count = (self._whole(key, v, 0, line) for v in values)
+            self.process.append((first, count))
+        elif key == "CAMERA":
+            camera, width, height = (
+                self._whole(key, v, least, line) for v, least in zip(values, (0, 1, 1), strict=True)
+            )
+            if camera in self.cameras:
+                raise self.error(f"camera {camera} is given twice", line)
+            self._check_size(width, height, line)
+            self.cameras[camera] = (width, height)
+        else:
+            if self.room is not None:
+                raise self.error("ROOM is given twice", line)
+            width, height = (self._whole(key, v, -1, line) for v in values[:2])
+            if (width, height) != (-1, -1) and min(width, height) < 1:
+                raise self.error(
+                    f"ROOM of {width}×{height} pixels, expected a size, or -1 -1 and CAMERA lines",
+                    line,
+                )
+            self._check_size(width, height, line)
+            count, locations = (self._whole(key, v, 1, line) for v in values[2:])
+            if locations * count > MAX_LOCATIONS:
+                raise self.error(f"ROOM of {count} cameras and {locations} locations", line)
+            self.room = (width, height, count, locations)
+
+    def _check_size(self, width: int, height: int, line: int) -> None:
+        if max(width, height) > MAX_PIXELS:
+            raise self.error(f"images of {width}×{height} pixels, expected smaller ones", line)
+
+    def _whole(self, key: str, word: str, least: int, line: int) -> int:
+        value = int(word) if _WHOLE.fullmatch(word) else least - 1
+        if value < least:
+            raise self.error(
+                f"{key} has {shown(word)}, expected a whole number, {least} or more", line
+            )
+        return value
+
+    def _setting(self, key: str, word: str, whole: bool, line: int) -> float | int:
+        if whole:
+            return self._whole(key, word, 1, line)
+        try:
+            value = float(word)
+        except ValueError:
+            value = math.nan
+        most = math.inf if key in ("SIGMA_IMAGE_DENSITY", "ERROR_MAX") else 1.0
+        inside = 0 < value < 1 if key == "PRIOR" else 0 <= value <= most and value < math.inf
+        if key == "SIGMA_IMAGE_DENSITY":
+            inside = inside and value > 0
+        if not inside:
+            expected = "a number above 0" if most == math.inf else "a probability"
+            if key == "PRIOR":
+                expected = "a probability above 0 and below 1"
+            raise self.error(f"{key} is {shown(word)}, expected {expected}", line)
+        return value
+
+    def read(self, size: tuple[int, int] | None, clip: bool, folder: Path) -> PomFile:
+        numbers = self._numbers()
+        sizes, locations = self._sizes(size, numbers)
+        ids = tuple(sizes)
+        known = {camera: k for k, camera in enumerate(ids)}
+        boxes = np.zeros((len(ids), locations, 4), dtype=np.int64)
+        if len(numbers):
+            camera, location, rest = numbers[:, 0], numbers[:, 1], numbers[:, 2:]
+            order = np.array(sorted(known), dtype=np.int64)
+            place = np.minimum(np.searchsorted(order, camera), len(order) - 1)
+            self._refuse(order[place] != camera, "unknown camera {0}", numbers)
+            self._refuse(
+                (location < 0) | (location >= locations),
+                f"location {{1}}, expected 0 to {locations - 1}",
+                numbers,
+            )
+            index = np.array([known[c] for c in order])[place]
+            limits = np.array([sizes[c] for c in ids])[index]
+            hidden = (rest == _NOT_VISIBLE).any(axis=1)
+            reversed_ = ~hidden & (rest[:, 2:] < rest[:, :2]).any(axis=1)
+            self._refuse(reversed_, "an empty rectangle, {2} {3} {4} {5}", numbers)
+            outside = (rest[:, :2] < 0).any(axis=1) | (rest[:, 2:] >= limits).any(axis=1)
+            if not clip:
+                self._refuse(
+                    outside & ~hidden,
+                    "the rectangle {2} {3} {4} {5} reaches outside of the image of camera {0}, "
+                    "{w}×{h} pixels",
+                    numbers,
+                    limits,
+                )
+            low = np.maximum(rest[:, :2], 0)
+            high = np.minimum(rest[:, 2:] + 1, limits)
+            hidden |= (high <= low).any(axis=1)
+            found = np.concatenate([low, high], axis=1)
+            found[hidden] = 0
+            boxes[index, location] = found
+        return PomFile(
+            ids,
+            tuple(sizes.values()),
+            tuple(boxes),
+            process=tuple(self.process),
+            folder=folder,
+            **self.formats,  # type: ignore[arg-type]
+            **self.settings,  # type: ignore[arg-type]
+        )
+
+    def _refuse(
+        self, wrong: np.ndarray, message: str, numbers: Ints, limits: Ints | None = None
+    ) -> None:
+        """Raise an error for the first rectangle that is wrong."""
+        if wrong.any():
+            k = int(np.flatnonzero(wrong)[0])
+            w, h = (0, 0) if limits is None else limits[k].tolist()
+            raise self.error(message.format(*numbers[k].tolist(), w=w, h=h), self.lines[k])
+
+    def _sizes(
+        self, size: tuple[int, int] | None, numbers: Ints
+    ) -> tuple[dict[int, tuple[int, int]], int]:
+        """Sizes by camera, and the number of locations."""
+        if self.room is None:
+            if size is None:
+                raise self.error("has no ROOM line, expected one, or the size of the images")
+            if not len(numbers):
+                raise self.error("has neither ROOM nor RECTANGLE lines")
+            ids = sorted(self.cameras) or np.unique(numbers[:, 0]).tolist()
+            locations = max(0, int(numbers[:, 1].max())) + 1
+            if locations > MAX_LOCATIONS:
+                raise self.error(f"location {locations - 1}, expected fewer")
+            return {c: self.cameras.get(c, size) for c in ids}, locations
+        width, height, count, locations = self.room
+        if self.cameras:
+            if len(self.cameras) != count:
+                raise self.error(
+                    f"has {len(self.cameras)} CAMERA lines, expected {count} as ROOM says"
+                )
+            return self.cameras, locations
+        if width < 0:
+            raise self.error("ROOM leaves the size to CAMERA lines, but there are none")
+        return dict.fromkeys(range(count), (width, height)), locations
+
+    def _numbers(self) -> Ints:
+        """Six numbers per RECTANGLE line; _NOT_VISIBLE for the sides of one that isn't visible."""
+        if not self.rectangles:
+            return np.zeros((0, 6), dtype=np.int64)
+        text = (b" %d " % _END).join(self.rectangles) + b" %d" % _END
+        text = text.replace(b"RECTANGLE", b"").replace(HIDDEN, 4 * (b" %d" % _NOT_VISIBLE))
+        try:
+            found = Tokens(text, self.name).numbers
+        except InputError:
+            found = np.zeros(0)
+        if found.size == 7 * len(self.rectangles):
+            rows = found.reshape(-1, 7)
+            if (rows[:, 6] == _END).all() and (rows == np.rint(rows)).all():
+                return rows[:, :6].astype(np.int64)
+        return self._slowly()
+
+    def _slowly(self) -> Ints:
+        """Line by line, to find what is wrong."""
+        out = []
+        for number, line in zip(self.lines, self.rectangles, strict=True):
+            words = line.decode("utf-8", "replace").split()
+            if words[0] != "RECTANGLE":
+                raise self.error(f"unknown keyword {shown(words[0])}", number)
+            if len(words) == 4 and words[3] == "notvisible":
+                words = [*words[:3], *[str(_NOT_VISIBLE)] * 4]
+            if len(words) != 7:
+                raise self.error(
+                    f"RECTANGLE has {len(words) - 1} values, expected a camera, a location, and "
+                    "notvisible or xmin ymin xmax ymax",
+                    number,
+                )
+            row = [self._whole("RECTANGLE", w, -_END, number) for w in words[1:]]
+            out.append(row)
+        return np.array(out, dtype=np.int64)
+
+
+# ---- writing ----
+
+
+def format_pom(pom: PomFile) -> str:
+    """The text of a ``.pom`` file."""
+    same = len(set(pom.sizes)) == 1 and pom.cameras == tuple(range(len(pom.cameras)))
+    width, height = pom.sizes[0] if same else (-1, -1)
+    lines = [f"ROOM {width} {height} {len(pom.cameras)} {pom.n_locations}", ""]
+    if not same:
+        pairs = zip(pom.cameras, pom.sizes, strict=True)
+        lines += [*(f"CAMERA {camera} {w} {h}" for camera, (w, h) in pairs), ""]
+    for camera, boxes in zip(pom.cameras, pom.boxes, strict=True):
+        for k, (left, top, right, bottom) in enumerate(boxes.tolist()):
+            seen = right > left and bottom > top
+            what = f"{left} {top} {right - 1} {bottom - 1}" if seen else "notvisible"
+            lines.append(f"RECTANGLE {camera} {k} {what}")
+    lines.append("")
+    for key, attribute in FORMATS.items():
+        pattern = getattr(pom, attribute)
+        if pattern is not None:
+            if len(pattern.replace(",", " ").split()) != 1 or not pattern.isprintable():
+                raise InputError(
+                    f"{key} {shown(pattern)}: a .pom file has no names with spaces or commas"
+                )
+            lines.append(f"{key} {pattern}")
+    lines += [f"{key} {getattr(pom, attribute)!r}" for key, (attribute, _) in SETTINGS.items()]
+    lines += [f"PROCESS {first} {count}" for first, count in pom.process]
+    return "\n".join(lines) + "\n"
+
+
+def write_pom(path: Target, pom: PomFile) -> None:
+    """Write a ``.pom`` file, which the original program reads too."""
+    atomic_write(path, format_pom(pom))
+
+
+# ---- results ----
+
+
+def read_dat(source: Source, n_locations: int | None = None) -> Doubles:
+    """Probabilities of presence from a ``.dat`` file: a location and its probability per line.
+
+    Args:
+        source: A path, ``"-"`` for standard input, or an open binary file.
+        n_locations: How many there must be; by default as many as there are lines.
+
+    Raises:
+        InputError: If the file can't be read, with the line of what is wrong.
+    """
+    data, name = read_bytes(source)
+    tokens = Tokens(data, name)
+    n = tokens.count // 2 if n_locations is None else n_locations
+    if tokens.count != 2 * n:
+        raise InputError(
+            f"has {tokens.count} numbers, expected a location and a probability for each of "
+            f"{n} locations",
+            path=name,
+        )
+    index, q = tokens.numbers[0::2], tokens.numbers[1::2]
+    wrong = ~((index >= 0) & (index < n) & (index == np.rint(index)))
+    if wrong.any():
+        raise tokens.error(f"is no location, expected 0 to {n - 1}", 2 * int(wrong.argmax()))
+    bad = ~((q >= 0) & (q <= 1))
+    if bad.any():
+        raise tokens.error("is no probability, expected 0 to 1", 2 * int(bad.argmax()) + 1)
+    place = index.astype(np.int64)
+    if len(np.unique(place)) != n:
+        twice = int(np.bincount(place).argmax())
+        raise InputError(f"location {twice} is given twice", path=name)
+    out = np.empty(n)
+    out[place] = q
+    return out
+
+
+def write_dat(path: Target, q: ArrayLike) -> None:
+    """Write probabilities of presence as the original program does, with nine digits.
+
+    Args:
+        path: Where to write.
+        q: One probability per location.  # (n,)
+    """
+    values: Sequence[float] = np.asarray(q, dtype=float).ravel().tolist()
+    if not all(0 <= v <= 1 for v in values):
+        raise InputError("probabilities outside of 0 to 1", path=display_name(path))
+    atomic_write(path, "".join(f"{k} {v:.9g}\n" for k, v in enumerate(values)))

@@ -1,0 +1,269 @@
+"""Simulated people in several calibrated cameras: a soccer pitch, and a square with a crowd.
+
+Everything is a function of the seed and of the number of the frame, so that any frame can be made
+without those before it. People walk smoothly, which makes the frame before a good start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.common.checks import is_real, whole_number
+from proxfield.errors import InputError, shown
+from proxfield.people.bodies import SHAPES, Mask, Noise, draw_people
+from proxfield.people.cameras import Camera
+from proxfield.people.scene import PRIOR, Scene, grid_positions
+
+NEAREST_PEOPLE = 0.5
+"""People keep this distance from each other, in meters."""
+MARGIN = 0.5
+"""People keep this distance from the border of the ground, in meters."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What is simulated, and what is used where nothing else is asked for.
+
+    Args:
+        extent: Sides of the rectangle in meters, x and y; its center is the origin.
+        people: Smallest and largest number of people.
+        cameras: Number of cameras.
+        size: Width and height of the images.
+        spacing: Distance of neighboring locations in meters.
+        speed: Mean speed of people in meters per second.
+        view: Horizontal angle of view in degrees.
+        mount: Height of the cameras in meters, and how far outside of the ground they are.
+    """
+
+    extent: tuple[float, float]
+    people: tuple[int, int]
+    cameras: int
+    size: tuple[int, int]
+    spacing: float
+    speed: float
+    view: float
+    mount: tuple[float, float]
+
+
+GROUNDS = {
+    "pitch": Ground((105.0, 68.0), (27, 27), 6, (640, 360), 0.5, 3.0, 60.0, (16.0, 20.0)),
+    "square": Ground((20.0, 20.0), (30, 50), 4, (480, 360), 0.25, 1.2, 76.0, (5.0, 5.0)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """A simulated scene; see `simulate`.
+
+    Attributes:
+        kind: "pitch" or "square".
+        seed: Random seed.
+        cameras: The calibrated cameras.
+        scene: Locations and what people there would cover.
+        n_people: Number of people.
+        noise: Errors of the masks.
+        shape: Shape of the bodies.
+        rate: Frames per second.
+
+    Example:
+        >>> sim = simulate("square", people=3, size=(160, 120), spacing=1.0)
+        >>> sim.truth(0).shape, [mask.shape for mask in sim.masks(0)][:2]
+        ((3, 2), [(120, 160), (120, 160)])
+    """
+
+    kind: str
+    seed: int
+    cameras: tuple[Camera, ...]
+    scene: Scene
+    n_people: int
+    noise: Noise
+    shape: str
+    rate: float
+
+    def truth(self, frame: int) -> NDArray[np.float64]:
+        """Where people are, in meters.  # (people, 2)"""
+        half = np.array(GROUNDS[self.kind].extent) / 2 - MARGIN
+        walk = self._walks
+        seconds = frame / self.rate
+        sway = 0.4 * np.sin(seconds * walk["pace"] + walk["phase"])
+        along = walk["start"] + walk["velocity"] * seconds
+        # a triangular wave: whoever reaches the border turns around
+        turn = np.mod(along + half, 4 * half)
+        there = np.where(turn <= 2 * half, turn, 4 * half - turn) - half
+        return _keep_apart(np.clip(there + sway, -half, half), half)
+
+    def masks(self, frame: int) -> list[Mask]:
+        """The masks of all cameras: 0 for background, 255 for foreground.  # (height, width)"""
+        walk = self._walks
+        steps = 2.2 * frame / self.rate + walk["phase"][:, 0]
+        return draw_people(
+            self.cameras,
+            self.truth(frame),
+            heights=walk["height"],
+            radii=walk["radius"],
+            noise=self.noise,
+            shape=self.shape,
+            strides=np.abs(np.sin(steps)),
+            seed=(self.seed, frame),
+        )
+
+    def frames(
+        self, count: int, first: int = 0
+    ) -> Iterator[tuple[list[Mask], NDArray[np.float64]]]:
+        """Masks and true positions, frame by frame.
+
+        Args:
+            count: Number of frames.
+            first: Number of the first one.
+        """
+        for frame in range(first, first + count):
+            yield self.masks(frame), self.truth(frame)
+
+    @cached_property
+    def _walks(self) -> dict[str, NDArray[np.float64]]:
+        """Each person's size and way."""
+        rng = np.random.default_rng(self.seed)
+        n, ground = self.n_people, GROUNDS[self.kind]
+        half = np.array(ground.extent) / 2 - MARGIN
+        angle = rng.uniform(0, 2 * np.pi, n)
+        speed = ground.speed * rng.uniform(0.2, 1.8, n)
+        return {
+            "start": rng.uniform(-half, half, (n, 2)),
+            "velocity": speed[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1),
+            "pace": rng.uniform(0.3, 1.0, (n, 2)),
+            "phase": rng.uniform(0, 2 * np.pi, (n, 2)),
+            "height": np.clip(rng.normal(1.75, 0.09, n), 1.5, 2.0),
+            "radius": np.clip(rng.normal(0.25, 0.03, n), 0.18, 0.33),
+        }
+
+
+def simulate(
+    kind: str = "pitch",
+    *,
+    people: int | None = None,
+    cameras: int | None = None,
+    size: tuple[int, int] | None = None,
+    spacing: float | None = None,
+    noise: Noise | None = None,
+    shape: str = "person",
+    rate: float = 25.0,
+    prior: float = PRIOR,
+    seed: int = 0,
+) -> Simulation:
+    """A simulated scene with calibrated cameras; everything not given is as usual for its kind.
+
+    Args:
+        kind: "pitch", a soccer pitch with 27 players and referees and 6 cameras along its sides, or
+            "square", a square with a crowd of 30 to 50 people and 4 cameras at its corners.
+        people: Number of people.
+        cameras: Number of cameras.
+        size: Width and height of their images.
+        spacing: Distance of neighboring locations in meters.
+        noise: Errors of the masks; `Noise` by default.
+        shape: Shape of the bodies, "person" or "superellipse".
+        rate: Frames per second.
+        prior: As in `Scene`.
+        seed: Random seed.
+
+    Example:
+        >>> simulate("pitch", spacing=2.0, seed=1).scene.shape
+        (35, 53)
+    """
+    if kind not in GROUNDS:
+        raise InputError(f"kind={shown(kind)}, expected one of: {', '.join(GROUNDS)}")
+    if shape not in SHAPES:
+        raise InputError(f"shape={shown(shape)}, expected one of: {', '.join(SHAPES)}")
+    ground = GROUNDS[kind]
+    seed = whole_number(seed, "seed", 0)
+    step = ground.spacing if spacing is None else spacing
+    for name, value in (("spacing", step), ("rate", rate)):
+        if not is_real(value) or not 0 < value < np.inf:
+            raise InputError(f"{name}={shown(value)}, expected a number above 0")
+    if people is None:
+        low, high = ground.people
+        people = int(np.random.default_rng([seed, 1]).integers(low, high + 1))
+    n_people = whole_number(people, "people", 0)
+    count = ground.cameras if cameras is None else whole_number(cameras, "cameras", 1)
+    width, height = ground.size if size is None else size
+    width, height = whole_number(width, "width", 1), whole_number(height, "height", 1)
+    views = (_along_sides if kind == "pitch" else _around)(ground, count, width, height)
+    x, y = ground.extent
+    positions, grid = grid_positions((-x / 2, x / 2), (-y / 2, y / 2), step)
+    scene = Scene.from_cameras(views, positions, grid, prior=prior)
+    errors = Noise() if noise is None else noise
+    return Simulation(kind, seed, views, scene, n_people, errors, shape, float(rate))
+
+
+def look_at(
+    eye: ArrayLike, target: ArrayLike, width: int, height: int, view: float, name: str = ""
+) -> Camera:
+    """A camera without distortion at a place, looking at a point, with a level horizon.
+
+    Args:
+        eye: Where the camera is, in meters.  # (3,)
+        target: The point in the center of its image, not straight above or below.  # (3,)
+        width: Columns of its images.
+        height: Rows of its images.
+        view: Horizontal angle of view in degrees.
+        name: The camera's name.
+
+    Example:
+        >>> camera = look_at([0, -5, 1], [0, 0, 1], 100, 80, 90)
+        >>> camera.project([[0, 0, 1]])[0].tolist()
+        [[50.0, 40.0]]
+    """
+    where = np.asarray(eye, dtype=float)
+    forward = np.asarray(target, dtype=float) - where
+    forward /= np.linalg.norm(forward)
+    right = np.cross(forward, [0.0, 0.0, 1.0])
+    right /= np.linalg.norm(right)
+    rotation = np.stack([right, np.cross(forward, right), forward])
+    focal = width / 2 / np.tan(np.radians(view) / 2)
+    matrix = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1.0]])
+    return Camera(width, height, matrix, rotation, -rotation @ where, name=name)
+
+
+def _along_sides(ground: Ground, count: int, width: int, height: int) -> tuple[Camera, ...]:
+    """Cameras in turn on both long sides, each looking straight across its part."""
+    (length, depth), (up, out) = ground.extent, ground.mount
+    views = []
+    for k in range(count):
+        side = -1 if k % 2 == 0 else 1
+        here = (count + 1 - k % 2) // 2  # cameras on this side
+        x = length * ((k // 2 + 0.5) / here - 0.5)
+        y = side * (depth / 2 + out)
+        # halfway between the angles at which the two touchlines are seen
+        down = 0.5 * (np.arctan2(up, out) + np.arctan2(up, out + depth))
+        aim = (x, y - side * up / np.tan(down), 0.0)
+        views.append(look_at((x, y, up), aim, width, height, ground.view, str(k)))
+    return tuple(views)
+
+
+def _around(ground: Ground, count: int, width: int, height: int) -> tuple[Camera, ...]:
+    """Cameras around the ground, the first four at its corners, looking at the middle."""
+    up, out = ground.mount
+    reach = np.hypot(*ground.extent) / 2 + out
+    views = []
+    for k in range(count):
+        angle = np.pi / 4 + 2 * np.pi * k / count
+        eye = (reach * np.cos(angle), reach * np.sin(angle), up)
+        views.append(look_at(eye, (0, 0, 0.8), width, height, ground.view, str(k)))
+    return tuple(views)
+
+
+def _keep_apart(positions: NDArray[np.float64], half: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Push people apart who are too close; they stay on the ground."""
+    here = positions.copy()
+    for _ in range(4):
+        gap = here[:, None] - here[None]  # (n, n, 2)
+        away = np.sqrt((gap**2).sum(axis=2))
+        np.fill_diagonal(away, np.inf)
+        push = 0.5 * np.maximum(0.0, NEAREST_PEOPLE - away)
+        here = here + (gap * (push / np.maximum(away, 1e-9))[..., None]).sum(axis=1)
+        here = np.clip(here, -half, half)
+    return np.asarray(here)

@@ -1,0 +1,151 @@
+"""A simulation as a folder of files: scene, calibration, masks and truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from proxfield.common.checks import whole_number
+from proxfield.errors import InputError
+from proxfield.io.files import display_name
+from proxfield.io.images import import_pillow, png_bytes
+from proxfield.io.pom import format_pom
+from proxfield.people.cameras import Camera
+from proxfield.people.simulate import Simulation
+
+MASKS = "mask-f%f-c%c.png"
+"""Names of the masks: %f is the number of the frame, %c that of the camera."""
+
+_README = """\
+A simulated scene ({kind}): {people} people, {cameras} cameras, {frames} frames, {rate:g} per s.
+Made by proxfield make people --kind {kind} --seed {seed}, with the options that show below.
+
+scene.pom         what people at each of {locations} locations would cover in each camera
+calibration.json  the cameras: x = K (R X + t), in meters and pixels
+{masks}  masks of frame %f and camera %c: 0 background, 255 foreground
+truth.csv         where people are: frame, x and y in meters
+
+Locations are those of a grid, row by row: {columns} columns from x = {x:g} m, {rows} rows from
+y = {y:g} m, {spacing:g} m apart. Of each body {missing:g} is missing, {speckle:g} of each image is
+speckle, and each image has {blobs} blobs. Bodies have the shape "{shape}".
+"""
+
+
+def check_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder to write, if it can be made or is empty.
+
+    Raises:
+        InputError: If there is something in it, or it can't be made.
+    """
+    path, name = Path(folder), display_name(folder)
+    parent = Path(os.path.realpath(path)).parent
+    if path.exists() and not path.is_dir():
+        raise InputError("can't write, is a file, expected a new folder", path=name)
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError("can't write, isn't empty, expected a new or empty folder", path=name)
+    if not parent.is_dir():
+        raise InputError("can't write, the folder it is in doesn't exist (try mkdir -p)", path=name)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError("can't write, permission denied", path=name)
+    return path
+
+
+def write_simulation(
+    simulation: Simulation,
+    folder: str | os.PathLike[str],
+    frames: int,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Write frames of a simulation into a new or empty folder; all of it or nothing.
+
+    Args:
+        simulation: What to write.
+        folder: Where; see the README.txt in it for its files.
+        frames: Number of frames.
+        progress: Called with the number of frames that are done.
+
+    Raises:
+        InputError: If the folder can't be written.
+    """
+    count = whole_number(frames, "frames", 1)
+    path = check_folder(folder)
+    pillow = import_pillow()
+    aside = Path(os.path.realpath(path)).parent / f".proxfield-{secrets.token_hex(8)}.tmp"
+    try:
+        aside.mkdir()
+        pom = simulation.scene.to_pom(input_format=MASKS, process=((0, count),))
+        _write(aside / "scene.pom", format_pom(pom))
+        _write(aside / "calibration.json", format_calibration(simulation.cameras))
+        rows = ["frame,x,y"]
+        for frame, (masks, truth) in enumerate(simulation.frames(count)):
+            for k, mask in enumerate(masks):
+                name = MASKS.replace("%f", str(frame)).replace("%c", str(k))
+                (aside / name).write_bytes(png_bytes(pillow.fromarray(mask)))
+            rows += [f"{frame},{x:.4f},{y:.4f}" for x, y in truth.tolist()]
+            if progress is not None:
+                progress(frame + 1)
+        _write(aside / "truth.csv", "\n".join(rows) + "\n")
+        _write(aside / "README.txt", _describe(simulation, count))
+        if path.is_dir():
+            path.rmdir()
+        aside.rename(path)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"can't write ({reason})", path=display_name(folder)) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def format_calibration(cameras: Sequence[Camera]) -> str:
+    """Cameras as JSON: K, R, t in meters, distortion and size of each by its name."""
+    return json.dumps(
+        {
+            camera.name: {
+                "K": camera.matrix.tolist(),
+                "R": camera.rotation.tolist(),
+                "t": camera.translation.tolist(),
+                "dist": [] if camera.distortion is None else camera.distortion.tolist(),
+                "width": camera.width,
+                "height": camera.height,
+            }
+            for camera in cameras
+        },
+        indent=1,
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _describe(simulation: Simulation, frames: int) -> str:
+    scene, noise = simulation.scene, simulation.noise
+    assert scene.positions is not None and scene.shape is not None
+    x, y = scene.positions[0].tolist()
+    across = np.ptp(scene.positions[:, 0])
+    rows, columns = scene.shape
+    return _README.format(
+        kind=simulation.kind,
+        people=simulation.n_people,
+        cameras=len(simulation.cameras),
+        frames=frames,
+        rate=simulation.rate,
+        seed=simulation.seed,
+        locations=scene.n_locations,
+        masks=MASKS,
+        columns=columns,
+        rows=rows,
+        x=x,
+        y=y,
+        spacing=across / max(1, columns - 1),
+        missing=noise.missing,
+        speckle=noise.speckle,
+        blobs=noise.blobs,
+        shape=simulation.shape,
+    )
