@@ -25,8 +25,8 @@ PIXELS = 512
 """Pixels that it sums together where they are visited one by one."""
 FLAGS = 64
 
-Masks = Sequence[NDArray[np.generic]]
-"""Of each camera, as given: booleans, 8-bit values, or numbers from 0 to 1."""
+Masks = Sequence[NDArray[Any]]
+"""Of each camera: 8-bit values, or numbers from 0 to 1."""
 
 
 class OccupancyFrames:
@@ -159,7 +159,10 @@ class OccupancyFrames:
             shape = (self.frames, self.plan.pixels)
             self.staging = torch.empty(shape, dtype=kind, pin_memory=pinned)
         for row, masks in zip(self.staging.numpy(), frames, strict=True):
-            np.concatenate([mask.ravel() for mask in masks], out=row)
+            flat = [mask.ravel() for mask in masks]
+            if not small:
+                flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
+            np.concatenate(flat, out=row)
         return self.staging.to(self.device)
 
     # ---- value and gradient ----
