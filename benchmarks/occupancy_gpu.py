@@ -44,7 +44,6 @@ from proxfield.terms.silhouettes import Boxes, Runs
 RESULTS = Path(__file__).parent / "results" / "occupancy_gpu.json"
 GROUND = (12.0, 36.0)
 PEOPLE = 25
-UPDATES = 25
 STEP = 0.2
 MODELS = ("exact", "ratio")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -181,7 +180,7 @@ def measure_batch(
     def cold(k: int) -> None:
         program.set_frames(lowereds[k % 2])
         fresh = program.start_from(uniform)
-        program.advance_each(fresh, plan, UPDATES, -1.0, False)
+        program.advance_each(fresh, plan, options.updates, -1.0, False)
         program.tensor(fresh).cpu()
 
     for k in range(3):  # records the graph of updates without F
@@ -190,7 +189,13 @@ def measure_batch(
 
     def public(k: int) -> None:
         pf.infer_many(
-            sets[k % 2], "fixed", step=STEP, max_iters=UPDATES, tol=0, device="cuda", trace=False
+            sets[k % 2],
+            "fixed",
+            step=STEP,
+            max_iters=options.updates,
+            tol=0,
+            device="cuda",
+            trace=False,
         )
 
     out = {
@@ -199,7 +204,7 @@ def measure_batch(
         "ms_per_iteration_and_frame": per_iteration["median"] / some / count,
         "ms_per_cold_frame": divided(per_frame, count),
     }  # fmt: skip
-    if options.public:
+    if not options.no_public:
         out["ms_per_cold_frame_public"] = divided(waited(public, options.repeats), count)
     if DEVICE == "cuda":
         out["peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -291,13 +296,14 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="list the slowest kernels")
     parser.add_argument("--no-full", action="store_true", help="leave out full HD at 2.5 cm")
     parser.add_argument("--no-check", action="store_true", help="leave out the errors")
+    parser.add_argument("--no-public", action="store_true", help="leave out infer_many")
     parser.add_argument("--batches", default="1,16,32,64", help="numbers of frames")
     parser.add_argument("--scratch", default="", help="MiB worked on together, several to compare")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--iterations", type=int, default=64, help="per measurement")
+    parser.add_argument("--updates", type=int, default=25, help="per cold frame")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.public = True
     default = occupancy_plan.SCRATCH_BYTES
     scratch = [int(float(part) * 2**20) for part in options.scratch.split(",") if part]
     scratch = scratch or [default]
@@ -306,7 +312,7 @@ def main() -> None:
     if options.quick:
         mend_interpreter()
         quarter, batches = (1 / 120, 6.0), [1, 2]
-        options.no_full, options.repeats, options.iterations = True, 1, 1
+        options.no_full, options.repeats, options.iterations, options.updates = True, 1, 1, 1
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "interpreter"
     report: dict[str, Any] = {"device": device, "torch": torch.__version__, "rows": []}
     small = make_scene(*quarter)

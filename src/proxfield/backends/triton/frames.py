@@ -47,6 +47,8 @@ class FramesProgram(BatchProgram):
         self.terms = [together(self.extras, self.layout, dtype, self.device)]
         self.capturable = all(term.capturable for term in self.terms)
         self._warm: set[Hashable] = set()
+        self._stale = False
+        """Whether the program in float64 still has other frames."""
 
     def exact_terms(self) -> list[DeviceTerm]:
         return [together(self.extras, self.layout, "float64", self.device)]
@@ -68,17 +70,28 @@ class FramesProgram(BatchProgram):
         constants = np.array([low.constant for low in lowereds], dtype=np.float64)
         assert self.pack.constants is not None, "made with the pack"
         self.pack.constants.copy_(torch.as_tensor(constants))
-        for program in (self, self._exact):
-            for term in [] if program is None else program.terms:
-                term.set_terms(self.extras)  # type: ignore[attr-defined]
-        self.set_unary(from_numpy(self.joined.unary))
+        self._set_terms(self)
+        self._stale = self._exact is not None
+        self.set_unary(from_numpy(self.joined.unary).to(self.device))
+
+    def _set_terms(self, program: BatchProgram) -> None:
+        for term in program.terms:
+            term.set_terms(self.extras)  # type: ignore[attr-defined]
+
+    @property
+    def exact(self) -> BatchProgram:
+        """See `BatchProgram`; it gets the present frames when it is first asked for them."""
+        found = super().exact
+        if self._stale:
+            self._set_terms(found)
+            self._stale = False
+        return found
 
     def release(self) -> None:
         """Forget the fields: a program that waits for others mustn't keep their scene alive."""
-        exact = self.exact
         self.joined.lowereds, self.extras = [], []
-        if isinstance(exact, FramesProgram):
-            exact.extras = []
+        if isinstance(self._exact, FramesProgram):
+            self._exact.extras = []
 
 
 def batch_key(lowered: Lowered) -> Hashable | None:

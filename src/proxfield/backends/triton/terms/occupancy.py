@@ -140,7 +140,8 @@ class OccupancyFrames:
             kernels.weigh_masks[(group.lines, self.frames)](
                 masks, plan.pixels, plan.shares[group.offset :], self.image[:, group.offset :],
                 plan.size, group.line_base, group.mask_base, group.line_columns, numbers, totals,
-                plan.lines, group.line, RATIO=self.ratio, WIDTH=group.width, num_warps=4,
+                plan.lines, group.line, RATIO=self.ratio, WIDTH=group.width,
+                num_warps=group.warps,
             )  # fmt: skip
         if self.ratio:
             sums = [part.sum(1) for part in totals.split(plan.heights, 1)]
@@ -205,7 +206,8 @@ class OccupancyFrames:
         if self.ratio:
             kernels.measure_rows[(group.lines, some)](
                 cover, image, plan.size, size, *rows, self.measured, group.lines,
-                WIDTH=group.width, num_warps=4,
+                WIDTH=group.width,
+                num_warps=group.warps,
             )  # fmt: skip
             kernels.find_ratios[(group.count, some)](
                 self.measured, group.lines, group.line_first, group.line_count, group.ground,
@@ -215,7 +217,8 @@ class OccupancyFrames:
         kernels.weigh_rows[(group.lines, some)](
             cover, sums, image, plan.size, size, *rows, group.line_owner, factors, plan.cameras,
             group.first, self.flags[first:], self.counts, self.totals[first:], plan.lines,
-            group.line, RATIO=self.ratio, WIDTH=group.width, FLAGS=FLAGS, num_warps=4,
+            group.line, RATIO=self.ratio, WIDTH=group.width, FLAGS=FLAGS,
+            num_warps=group.warps,
         )  # fmt: skip
         blocks = -(-self.n // COLLECT_BLOCK)
         ends = logs, factors, self.limits[1:], self.parts, plan.cameras, group.first

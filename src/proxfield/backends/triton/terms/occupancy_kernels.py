@@ -73,43 +73,55 @@ def take_logs(q, entries, logs, flags, n, smallest, direct, BLOCK: constexpr):
 
 
 @jit
+def sum_many(logs, start, count, entry, values, first, end, CELLS: constexpr, WIDE: constexpr):
+    """`sum_corners` for pixels with many corners: several lanes share the list of each."""
+    cell = first + tl.arange(0, CELLS)
+    inside = cell < end
+    low = tl.load(start + cell, mask=inside, other=0)[:, None]
+    many = tl.load(count + cell, mask=inside, other=0)
+    total = tl.zeros((CELLS, WIDE), tl.float64)
+    for k in range(0, tl.max(many, 0), WIDE):
+        at = k + tl.arange(0, WIDE)[None, :]
+        here = at < many[:, None]
+        e = tl.load(entry + low + at, mask=here, other=0)
+        log = tl.load(logs + (e >> 1), mask=here, other=0.0)
+        total += tl.where((e & 1) != 0, -log, log)
+    tl.store(values + cell, tl.sum(total, 1), mask=inside)
+
+
+@jit
+def sum_few(logs, start, count, entry, values, first, end, BLOCK: constexpr):
+    """`sum_corners` for pixels with few corners: a lane each."""
+    cell = first + tl.arange(0, BLOCK)
+    inside = cell < end
+    low = tl.load(start + cell, mask=inside, other=0)
+    many = tl.load(count + cell, mask=inside, other=0)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for k in range(tl.max(many, 0)):
+        here = k < many
+        e = tl.load(entry + low + k, mask=here, other=0)
+        log = tl.load(logs + (e >> 1), mask=here, other=0.0)
+        total += tl.where((e & 1) != 0, -log, log)
+    tl.store(values + cell, total, mask=inside)
+
+
+@jit
 def sum_corners(
     logs, n, start, count, entry, values, cells, crowded, crowded_blocks,
     CELLS: constexpr, WIDE: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """The difference at each pixel where corners lie: Σ ± log p_i.
 
-    An entry is 2 · location, + 1 where it is subtracted. The first pixels are the ``crowded`` ones:
-    many lanes share the list of each; others have a lane each.
+    An entry is 2 · location, + 1 where it is subtracted. The first pixels are the ``crowded`` ones.
     """
     block, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logs += frame * n
     values += frame * cells
     if block < crowded_blocks:
-        cell = block * CELLS + tl.arange(0, CELLS)
-        inside = cell < crowded
-        low = tl.load(start + cell, mask=inside, other=0)[:, None]
-        many = tl.load(count + cell, mask=inside, other=0)
-        total = tl.zeros((CELLS, WIDE), tl.float64)
-        for k in range(0, tl.max(many, 0), WIDE):
-            at = k + tl.arange(0, WIDE)[None, :]
-            here = at < many[:, None]
-            e = tl.load(entry + low + at, mask=here, other=0)
-            log = tl.load(logs + (e >> 1), mask=here, other=0.0)
-            total += tl.where((e & 1) != 0, -log, log)
-        tl.store(values + cell, tl.sum(total, 1), mask=inside)
+        sum_many(logs, start, count, entry, values, block * CELLS, crowded, CELLS, WIDE)
     else:
-        cell = crowded + (block - crowded_blocks) * BLOCK + tl.arange(0, BLOCK)
-        inside = cell < cells
-        low = tl.load(start + cell, mask=inside, other=0)
-        many = tl.load(count + cell, mask=inside, other=0)
-        few = tl.zeros((BLOCK,), tl.float64)
-        for k in range(tl.max(many, 0)):
-            here = k < many
-            e = tl.load(entry + low + k, mask=here, other=0)
-            log = tl.load(logs + (e >> 1), mask=here, other=0.0)
-            few += tl.where((e & 1) != 0, -log, log)
-        tl.store(values + cell, few, mask=inside)
+        first = crowded + (block - crowded_blocks) * BLOCK
+        sum_few(logs, start, count, entry, values, first, cells, BLOCK)
 
 
 @jit

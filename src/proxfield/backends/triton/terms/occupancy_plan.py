@@ -94,6 +94,7 @@ class Group:
         self.pixels = int(columns.sum())
         self.line_owner = self._ints(np.repeat(np.arange(self.count), heights))
         self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
+        self.warps = max(4, self.width // 256)
         self.boxed = [k for k, s in enumerate(cameras) if isinstance(s, Boxes)]
         self.other = [k for k, s in enumerate(cameras) if isinstance(s, Runs)]
         self.strips = self._strips(cameras, bases, strides, range(self.count))
@@ -199,7 +200,12 @@ class Group:
         out = torch.zeros((frames, self.size), **real)
         self.spread(values, torch.empty((frames, max(1, self.cells)), **real), out)
         kernels.finish_cover[(self.lines, frames)](
-            out, self.size, self.line_base, self.line_columns, WIDTH=self.width, num_warps=4
+            out,
+            self.size,
+            self.line_base,
+            self.line_columns,
+            WIDTH=self.width,
+            num_warps=self.warps,
         )
         return out
 
