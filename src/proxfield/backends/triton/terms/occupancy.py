@@ -21,9 +21,8 @@ LOGS_BLOCK = 1024
 """Locations of one program that takes logarithms, or adds up cameras."""
 COLLECT_BLOCK = 128
 """Locations of one program that sums over silhouettes."""
-PIXELS = 512
-"""Pixels that it sums together where they are visited one by one."""
-FLAGS = 64
+FLAGS = 256
+"""Flags that are looked at together."""
 
 Masks = Sequence[NDArray[Any]]
 """Of each camera: 8-bit values, or numbers from 0 to 1."""
@@ -222,7 +221,10 @@ class OccupancyFrames:
         )  # fmt: skip
         blocks = -(-self.n // COLLECT_BLOCK)
         ends = logs, factors, self.limits[1:], self.parts, plan.cameras, group.first
-        shape = {"RATIO": self.ratio, "BLOCK": COLLECT_BLOCK, "PIXELS": PIXELS, "num_warps": 4}
+        shape = {
+            "RATIO": self.ratio, "BLOCK": COLLECT_BLOCK, "PIXELS": group.pixels_together,
+            "num_warps": 8 if group.pixels_together > 1024 else 4,
+        }  # fmt: skip
         if group.boxed:
             group.integrate(sums, some)
             kernels.collect_boxes[(blocks, len(group.boxed), some)](

@@ -34,6 +34,8 @@ STRIP, STRIP_ROWS = 16, 64
 """Columns of a strip, and rows that are summed together."""
 MAX_WIDTH = 2048
 """Columns of a row that are summed together."""
+MAX_PIXELS = 2048
+"""Pixels of a silhouette that are summed together at most."""
 MAX_FRAME = 2**31 - 1
 """Pixels of one frame that 32-bit positions can count."""
 
@@ -95,6 +97,9 @@ class Group:
         self.line_owner = self._ints(np.repeat(np.arange(self.count), heights))
         self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
         self.warps = max(4, self.width // 256)
+        area = max(int(s.areas.max(initial=1)) for s in cameras)
+        self.pixels_together = min(MAX_PIXELS, max(256, power_of_two(area // 16)))
+        """Pixels of a silhouette that are summed together where they are visited one by one."""
         self.boxed = [k for k, s in enumerate(cameras) if isinstance(s, Boxes)]
         self.other = [k for k, s in enumerate(cameras) if isinstance(s, Runs)]
         self.strips = self._strips(cameras, bases, strides, range(self.count))
