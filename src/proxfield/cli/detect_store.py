@@ -1,13 +1,13 @@
 """The output folder of ``proxfield detect``: a small file per frame, so that nothing is lost.
 
-    settings.json      what the results depend on
-    frames/N.json      detections, status and F of a frame; written last, so it says: finished
-    maps/N.dat, .npy   probabilities of all locations
-    pictures/N.png     cameras and the ground from above
-    detections.csv     all frames that are finished; also .json
-    frames.csv         a line per frame: people, status, F, iterations
-    rectangles.npz     of a calibration
-    warm.npz           the last map, where frames start from the one before
+settings.json      what the results depend on
+frames/N.json      detections, status and F of a frame; written last, so it says: finished
+maps/N.dat, .npy   probabilities of all locations
+pictures/N.png     cameras and the ground from above
+detections.csv     all frames that are finished; also .json
+frames.csv         a line per frame: people, status, F, iterations
+rectangles.npz     of a calibration
+warm.npz           the last map, where frames start from the one before
 """
 
 from __future__ import annotations

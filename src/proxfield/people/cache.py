@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -81,7 +82,8 @@ def write_cache(cache: Target, cameras: Sequence[Camera], scene: Scene) -> None:
     parts = {f"boxes_{k}": s.boxes for k, s in enumerate(scene.silhouettes) if isinstance(s, Boxes)}
     assert scene.positions is not None
     stream = BytesIO()
-    np.savez_compressed(stream, key=np.array(_key(cameras, scene.positions)), **parts)
+    arrays: dict[str, Any] = {"key": np.array(_key(cameras, scene.positions)), **parts}
+    np.savez_compressed(stream, **arrays)
     atomic_write(cache, stream.getvalue())
 
 
