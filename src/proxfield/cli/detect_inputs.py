@@ -233,6 +233,12 @@ def open_source(given: MaskInput) -> Source:
     return MaskFiles(given.masks, given.cameras, given.sizes, given.scale, given.missing)
 
 
+def forget() -> None:
+    """Read files anew: they may have changed since an earlier call in this process."""
+    load_scene.cache_clear()
+    open_source.cache_clear()
+
+
 def read_prior(given: str, n_locations: int) -> float | np.ndarray:
     """A number, or probabilities of all locations from a ``.npy`` or ``.dat`` file."""
     try:
