@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -276,6 +279,48 @@ def test_interrupted_in_the_middle(invoke: Invoke, made: Path, monkeypatch: Any)
     assert Detections.load("out/detections.csv").frames.tolist() == [0, 1]
     monkeypatch.setattr(detect_run.Detector, "detect", usual)
     assert run(invoke, *CALIBRATED, "-o", "out")["skipped"] == 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+usual, last = Path.replace, sys.argv[1]
+def replace(self, target):
+    if str(target).endswith(last):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return usual(self, target)
+Path.replace = replace
+sys.argv = ["proxfield", *sys.argv[2:]]
+from proxfield.__main__ import main
+main()
+"""
+"""A process that is killed just before a file takes its name."""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+@pytest.mark.parametrize(
+    ("last", "left"),
+    [
+        ("maps/00000002.npy", 2),
+        ("frames/00000002.json", 2),
+        ("warm.npz", 0),
+        ("detections.csv", 4),
+        ("settings.json", 0),
+    ],
+)
+def test_killed_at_any_moment(
+    invoke: Invoke, made: Path, environment: dict[str, str], last: str, left: int
+) -> None:
+    args = (*CALIBRATED, "--maps", "npy", *(["--warm"] if last == "warm.npz" else []))
+    command = [sys.executable, "-c", KILLED, last, "detect", *args, "-o", "out"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    whole = run(invoke, *args, "-o", "whole")
+    summary = run(invoke, *args, "-o", "out")
+    assert summary["skipped"] == left
+    assert summary["detections"] == whole["detections"]
+    for name in ("detections.csv", "detections.json", *(f"maps/{k:08d}.npy" for k in range(4))):
+        assert Path("out", name).read_bytes() == Path("whole", name).read_bytes()
 
 
 # ---- bad input ----
