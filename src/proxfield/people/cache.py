@@ -79,7 +79,9 @@ def cached_scene(
 
 def write_cache(cache: Target, cameras: Sequence[Camera], scene: Scene) -> None:
     """Keep the rectangles of a scene for `cached_scene`."""
-    parts = {f"boxes_{k}": s.boxes for k, s in enumerate(scene.silhouettes) if isinstance(s, Boxes)}
+    parts: dict[str, Any] = {
+        f"boxes_{k}": s.boxes for k, s in enumerate(scene.silhouettes) if isinstance(s, Boxes)
+    }
     assert scene.positions is not None
     stream = BytesIO()
     arrays: dict[str, Any] = {"key": np.array(_key(cameras, scene.positions)), **parts}
