@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.standins import DATA
 
 from proxfield.io.pom import read_dat, read_pom
 from proxfield.people.bodies import Noise
@@ -164,6 +165,56 @@ def test_rules_and_models(invoke: Invoke, made: Path) -> None:
     settings = json.loads(Path("out/settings.json").read_text())
     assert (settings["rule"], settings["rule step"], settings["passes"]) == ("fixed", 0.2, 3)
     assert Path("out/frames.csv").read_text().splitlines()[1].split(",")[4] == "3"
+
+
+def test_the_original_program_with_the_settings_of_its_file(invoke: Invoke, made: Path) -> None:
+    with (made / "scene.pom").open("a") as file:
+        file.write("SMOOTHING_COEFFICIENT 0.6\nMAX_NB_SOLVER_ITERATIONS 7\nERROR_MAX 1e-3\n")
+        file.write("NB_STABLE_ERROR_FOR_CONVERGENCE 2\nSIGMA_IMAGE_DENSITY 0.05\nPRIOR 0.02\n")
+    some = ("made/scene.pom", "--frames", "0", "--rule", "original")
+    run(invoke, *some, "--maps", "npy", "-o", "out")
+    settings = json.loads(Path("out/settings.json").read_text())
+    expected = {"rule smoothing": 0.6, "rule stable": 2, "rule error": 1e-3, "passes": 7,
+                "variance": 0.05, "prior": 0.02, "model": "ratio"}  # fmt: skip
+    assert {key: settings[key] for key in expected} == expected
+    masks = simulate("square", people=4, cameras=3, size=(96, 72), spacing=1.0, seed=3).masks(0)
+    rule = {"smoothing": 0.6, "stable": 2, "error": 1e-3}
+    detector = Detector("ratio", "original", rule, passes=7, variance=0.05, density=None)
+    found = detector.detect(Scene.from_pom("made/scene.pom"), masks)
+    assert np.array_equal(np.load("out/maps/00000000.npy"), found.q)
+    run(invoke, *some, "--set", "smoothing=0.9", "--passes", "3", "-o", "mine")
+    settings = json.loads(Path("mine/settings.json").read_text())
+    assert (settings["rule smoothing"], settings["rule stable"], settings["passes"]) == (0.9, 2, 3)
+
+
+def test_the_original_program_s_own_results(invoke: Invoke) -> None:
+    data = DATA / "pom" / "smidm"
+    if not data.is_dir():
+        pytest.skip("the published program's scene isn't here")
+    some = ("--rule", "original", "--frames", "160:189:10", "--maps", "dat")
+    summary = run(invoke, data / "test.pom", *some, "-o", "out")
+    assert [r["iterations"] for r in summary["records"]] == [76, 77, 100]
+    for frame in (160, 170, 180):
+        q = read_dat(f"out/maps/{frame:08d}.dat")
+        reference = read_dat(data / "reference_marginals" / f"proba-f{frame}.dat")
+        assert np.abs(q - reference).max() <= 1e-6
+
+
+def test_help_is_light_and_true(process: Callable[..., Any]) -> None:
+    result = process("detect", "--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    loaded = {line.split("|")[-1].strip() for line in result.stderr.splitlines()}
+    assert result.returncode == 0
+    assert not loaded & {"numba", "scipy", "torch"}
+    text = " ".join(result.stdout.split())
+    d = Detector()
+    for option, value in (
+        ("Maximum number of iterations per frame.", d.passes),
+        ("Expected number of people per square meter.", d.density),
+        ("Minimum distance of two detections.", d.radius),
+        ("Minimum probability of a detection.", d.threshold),
+        ("Distance over which probabilities of neighbors are pooled.", d.pool),
+    ):
+        assert f"{option} [default: {value:g}" in text
 
 
 # ---- again ----
