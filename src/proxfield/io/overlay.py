@@ -80,7 +80,7 @@ def overlay(
     else:
         share = np.full(x.shape, opacity, dtype=np.float32)
         share[_borders(x)] = max(opacity, min(1.0, 1.8 * opacity))
-        base = _displayable(np.asarray(image), x.shape)
+        base = displayable(np.asarray(image), x.shape)
         out = base + share[..., None] * (flat - base)
     rgb = out.round().astype(np.uint8)
     return rgb if names is None else np.concatenate([rgb, _legend(rgb.shape[1], x, colors, names)])
@@ -105,7 +105,7 @@ def _borders(x: NDArray[np.int64]) -> NDArray[np.bool_]:
     return out
 
 
-def _displayable(image: Pixels, size: tuple[int, ...]) -> NDArray[np.float32]:
+def displayable(image: Pixels, size: tuple[int, ...]) -> NDArray[np.float32]:
     """An image of any kind as RGB from 0 to 255: others than 8-bit are stretched."""
     if image.ndim == 3 and image.shape[:2] != size and image.shape[1:] == size:
         image = np.moveaxis(image, 0, -1)

@@ -58,7 +58,7 @@ def convergence_figure(results: Mapping[str, Result], title: str | None = None) 
         >>> len(convergence_figure(results, title="a small grid").axes)
         2
     """
-    figure_class = _figure_class()
+    figure_class = find_figure_class()
     if not results:
         raise InputError("no results to draw, expected at least one")
     lowest = min((_lowest(r.trace) for r in results.values()), default=np.inf)
@@ -93,7 +93,7 @@ def convergence_figure(results: Mapping[str, Result], title: str | None = None) 
     right.set_xlim(left=min(first, last / 30))  # at least one labelled tick
     _scale(left, results, lowest)
     left.set_ylabel("F − lowest F seen")
-    _label_ends(right, ends)
+    label_ends(right, ends)
     return figure
 
 
@@ -117,7 +117,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     atomic_write(path, buffer.getvalue())
 
 
-def _figure_class() -> type[Figure]:
+def find_figure_class() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -166,7 +166,7 @@ def _scale(axes: Axes, results: Mapping[str, Result], lowest: float) -> None:
     axes.set_ylim(-0.06 * linear, 1.5 * top)
 
 
-def _label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
+def label_ends(axes: Axes, ends: list[tuple[str, float, str]]) -> None:
     """Names at the right border, level with the ends of their curves, none on top of another."""
     to_share = axes.transData.transform
     share = axes.transAxes.inverted().transform

@@ -1,0 +1,392 @@
+"""Pictures of occupancy maps: the ground from above, and people in the images of cameras.
+
+Figures need matplotlib (``pip install "proxfield[plot]"``), drawings over images need Pillow
+(``pip install "proxfield[images]"``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.errors import InputError, shown
+from proxfield.io.files import Target, atomic_write, display_name
+from proxfield.io.images import import_pillow, png_bytes
+from proxfield.io.overlay import displayable
+from proxfield.people.scene import Scene
+from proxfield.terms.silhouettes import Boxes, Runs, Silhouettes
+from proxfield.viz.plots import find_figure_class
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+    from PIL.Image import Image as PillowImage
+    from PIL.ImageDraw import ImageDraw as Draw
+    from PIL.ImageFont import FreeTypeFont
+    from PIL.ImageFont import ImageFont as BitmapFont
+
+SHADES = ((0.0, "#FFFFFF"), (0.02, "#E3EFF7"), (0.3, "#8CC3E6"), (0.7, "#0072B2"), (1.0, "#0A2A4A"))
+"""Probabilities from above, on white: few are neither 0 nor 1, so that small ones must show."""
+TINTS = ((0.0, "#56B4E9"), (0.5, "#F0E442"), (1.0, "#D55E00"))
+"""Probabilities over images, which may be dark or bright."""
+FOUND, TRUE = "#D55E00", "#111111"
+"""Colors of detections and of the truth."""
+BACKGROUND, INK = "#FFFFFF", "#222222"
+DRAWN = 0.5
+"""People are drawn in images from this probability."""
+MAX_CELLS = 160
+"""Columns of a heat map; of finer grids it shows the maximum over blocks."""
+GAP = 8
+"""Pixels between the pictures of a sheet."""
+
+Picture = NDArray[np.uint8]
+
+
+def probability_colors(
+    p: ArrayLike, colors: Sequence[tuple[float, str]] = TINTS
+) -> NDArray[np.uint8]:
+    """A color for each probability.  # (n,) -> (n, 3)
+
+    Example:
+        >>> probability_colors([0.0, 1.0]).tolist()
+        [[86, 180, 233], [213, 94, 0]]
+    """
+    at = [where for where, _ in colors]
+    rgb = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for _, c in colors], dtype=float)
+    values = np.clip(np.asarray(p, dtype=float).ravel(), 0.0, 1.0)
+    channels = [np.interp(values, at, rgb[:, k]) for k in range(3)]
+    return np.asarray(np.rint(np.stack(channels, axis=1)), dtype=np.uint8)
+
+
+# ---- from above ----
+
+
+def ground_figure(
+    scene: Scene,
+    q: ArrayLike,
+    *,
+    detections: ArrayLike | None = None,
+    truth: ArrayLike | None = None,
+    title: str | None = None,
+    width: float = 7.0,
+    max_height: float | None = None,
+) -> Figure:
+    """The ground from above: probabilities as a heat map, detections as rings, truth as crosses.
+
+    Args:
+        scene: With the positions of its locations; a grid where it has a shape.
+        q: Probability that somebody is at each location.  # (n,)
+        detections: Positions in meters.  # (m, 2)
+        truth: Positions in meters.  # (k, 2)
+        title: A title.
+        width: Of the figure, in inches.
+        max_height: Of the figure, in inches; as high as the ground needs by default.
+
+    Raises:
+        MissingDependencyError: If matplotlib isn't installed.
+        InputError: If the scene's locations have no positions, or shapes don't match.
+    """
+    figure_class = find_figure_class()
+    positions, values = _placed(scene, q)
+    x, y = positions.T
+    high = float(np.ptp(y)) / max(float(np.ptp(x)), 1e-9)
+    needed = min(2.0, max(0.3, high)) * (width - 1.6) + 1.2
+    tall = needed if max_height is None else min(needed, max_height)
+    figure = figure_class(figsize=(width, tall), layout="constrained")
+    axes = figure.subplots()
+    if title:
+        axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    draw_ground(axes, scene, values, detections=detections, truth=truth)
+    return figure
+
+
+def draw_ground(
+    axes: Axes,
+    scene: Scene,
+    q: ArrayLike,
+    *,
+    detections: ArrayLike | None = None,
+    truth: ArrayLike | None = None,
+) -> None:
+    """`ground_figure` in axes of one's own."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    positions, values = _placed(scene, q)
+    x, y = positions.T
+    shades = LinearSegmentedColormap.from_list("presence", list(SHADES))
+    image: ScalarMappable
+    if scene.shape is not None and min(scene.shape) > 1:
+        rows, columns = scene.shape
+        dx, dy = (x[-1] - x[0]) / (columns - 1), (y[-1] - y[0]) / (rows - 1)
+        cells, block = _pooled(values.reshape(scene.shape), MAX_CELLS)
+        left, bottom = x[0] - dx / 2, y[0] - dy / 2
+        down, across = cells.shape
+        image = axes.imshow(
+            cells,
+            origin="lower",
+            extent=(left, left + across * block * dx, bottom, bottom + down * block * dy),
+            cmap=shades,
+            vmin=0,
+            vmax=1,
+            interpolation="nearest",
+        )
+    else:
+        image = axes.scatter(x, y, c=values, cmap=shades, vmin=0, vmax=1, s=9, marker="s")
+        axes.set_aspect("equal")
+    if truth is not None:
+        at = _positions(truth, "truth")
+        axes.scatter(
+            at[:, 0],
+            at[:, 1],
+            label=f"truth, {len(at)}",
+            marker="+",
+            c=TRUE,
+            s=90,
+            linewidths=0.8,
+            zorder=3,
+        )
+    if detections is not None:
+        at = _positions(detections, "detections")
+        axes.scatter(
+            at[:, 0],
+            at[:, 1],
+            label=f"detections, {len(at)}",
+            marker="o",
+            edgecolors=FOUND,
+            facecolors="none",
+            s=110,
+            linewidths=1.3,
+            zorder=3,
+        )
+    axes.set_xlabel("x in meters")
+    axes.set_ylabel("y in meters")
+    axes.spines[["top", "right"]].set_visible(False)
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, aspect=24)
+    bar.set_label("probability that somebody is there")
+    bar.outline.set_visible(False)
+    if detections is not None or truth is not None:
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=9
+        )
+
+
+# ---- in the images ----
+
+
+def draw_people(
+    image: ArrayLike,
+    silhouettes: Silhouettes,
+    q: ArrayLike,
+    *,
+    locations: ArrayLike | None = None,
+    threshold: float = DRAWN,
+) -> Picture:
+    """Rectangles of people over a camera's image or mask, their colors by probability.
+
+    Args:
+        image: A frame or a mask; if its size isn't that of the silhouettes, they are scaled.
+            # (height, width) or (height, width, 3)
+        silhouettes: Of the camera.
+        q: Probability that somebody is at each location.  # (n,)
+        locations: Which to draw, detections for example; by default all that are probable.
+        threshold: Least probability that is drawn.
+
+    Returns:
+        RGB.  # (height, width, 3)
+
+    Raises:
+        MissingDependencyError: If Pillow isn't installed.
+    """
+    import_pillow()
+    from PIL import Image, ImageDraw
+
+    values = _probabilities(q, silhouettes.n_locations)
+    if not 0 <= threshold <= 1:
+        raise InputError(f"threshold={shown(threshold)}, expected 0 to 1")
+    pixels = _rgb(image)
+    height, width = pixels.shape[:2]
+    some = np.arange(len(values)) if locations is None else np.asarray(locations, dtype=np.int64)
+    if some.size and not (some.min() >= 0 and some.max() < len(values)):
+        raise InputError(f"locations to draw must be 0 to {len(values) - 1}")
+    some = some[(values[some] >= threshold) & silhouettes.visible[some]]
+    some = some[np.argsort(values[some], kind="stable")]  # the most probable on top
+    scale = np.array([width / silhouettes.width, height / silhouettes.height] * 2)
+    boxes = np.rint(_outlines(silhouettes, some) * scale).astype(np.int64)
+    picture = Image.fromarray(pixels)
+    draw = ImageDraw.Draw(picture)
+    line = max(1, round(height / 360))
+    colors = probability_colors(values[some]).tolist()
+    for (left, top, right, bottom), (r, g, b) in zip(boxes.tolist(), colors, strict=True):
+        corner = max(left, right - 1), max(top, bottom - 1)
+        draw.rectangle((left, top, *corner), outline=(r, g, b), width=line)
+    return np.array(picture)
+
+
+def contact_sheet(
+    scene: Scene,
+    images: Sequence[ArrayLike | None],
+    q: ArrayLike,
+    *,
+    detections: ArrayLike | None = None,
+    locations: ArrayLike | None = None,
+    truth: ArrayLike | None = None,
+    threshold: float = DRAWN,
+    title: str | None = None,
+    columns: int | None = None,
+    width: int = 480,
+) -> Picture:
+    """All cameras of a frame with the people in them, and the ground from above.
+
+    Args:
+        scene: The scene.
+        images: A frame or a mask of each camera; None for one that is missing.
+        q: Probability that somebody is at each location.  # (n,)
+        detections: As in `ground_figure`.
+        locations: As in `draw_people`.
+        truth: As in `ground_figure`.
+        threshold: As in `draw_people`.
+        title: A title.
+        columns: Cameras per row; about as many as rows by default.
+        width: Of each camera's picture, in pixels.
+
+    Returns:
+        RGB.  # (height, width, 3)
+    """
+    import_pillow()
+    from PIL import Image, ImageDraw
+
+    if len(images) != len(scene.silhouettes):
+        raise InputError(f"{len(scene.silhouettes)} cameras but {len(images)} images")
+    across = columns or min(len(images), 3 if len(images) > 4 else 2)
+    font = _font(13)
+    cells = []
+    for s, image, name in zip(scene.silhouettes, images, scene.names, strict=True):
+        high = max(1, round(width * s.height / s.width))
+        if image is None:
+            cell = Image.new("RGB", (width, high), "#DDDDDD")
+            ImageDraw.Draw(cell).text((10, 24), "no image", fill=INK, font=font)
+        else:
+            base = Image.fromarray(_rgb(image)).resize((width, high))
+            drawn = draw_people(np.array(base), s, q, locations=locations, threshold=threshold)
+            cell = Image.fromarray(drawn)
+        _label(ImageDraw.Draw(cell), f"camera {name}", font)
+        cells.append(cell)
+    rows = [cells[k : k + across] for k in range(0, len(cells), across)]
+    total = across * width + (across - 1) * GAP
+    parts = []
+    if title:
+        head = Image.new("RGB", (total, 26), BACKGROUND)
+        ImageDraw.Draw(head).text((2, 4), title, fill=INK, font=_font(16))
+        parts.append(head)
+    for row in rows:
+        strip = Image.new("RGB", (total, max(cell.height for cell in row)), BACKGROUND)
+        for k, cell in enumerate(row):
+            strip.paste(cell, (k * (width + GAP), 0))
+        parts.append(strip)
+    if scene.positions is not None:
+        inches = total / 120
+        above = ground_figure(
+            scene, q, detections=detections, truth=truth, width=inches, max_height=0.66 * inches
+        )
+        parts.append(_rendered(above, total))
+    sheet = Image.new("RGB", (total, sum(p.height + GAP for p in parts) - GAP), BACKGROUND)
+    down = 0
+    for part in parts:
+        sheet.paste(part, (0, down))
+        down += part.height + GAP
+    return np.array(sheet)
+
+
+def write_picture(path: Target, picture: Picture) -> None:
+    """Write a picture as PNG; never leaves a partial file."""
+    if not str(path).lower().endswith(".png"):
+        raise InputError("pictures of people are written as .png", path=display_name(path))
+    atomic_write(path, png_bytes(import_pillow().fromarray(picture)))
+
+
+# ---- parts ----
+
+
+def _placed(scene: Scene, q: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Positions of the locations and their probabilities."""
+    if scene.positions is None:
+        raise InputError("the scene's locations have no positions, so there is no map to draw")
+    return scene.positions, _probabilities(q, scene.n_locations)
+
+
+def _probabilities(q: ArrayLike, n: int) -> NDArray[np.float64]:
+    values = np.asarray(q, dtype=np.float64)
+    if values.shape != (n,):
+        raise InputError(f"probabilities of shape {values.shape} for {n} locations")
+    return values
+
+
+def _positions(points: ArrayLike, what: str) -> NDArray[np.float64]:
+    at = np.asarray(points, dtype=np.float64)
+    if at.size == 0:
+        return np.zeros((0, 2))
+    if at.ndim != 2 or at.shape[1] != 2:
+        raise InputError(f"{what} of shape {at.shape}, expected x and y for each")
+    return at
+
+
+def _outlines(silhouettes: Silhouettes, locations: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rectangles around some locations' silhouettes.  # (m, 4)"""
+    if isinstance(silhouettes, Boxes):
+        return silhouettes.boxes[locations].astype(float)
+    assert isinstance(silhouettes, Runs)
+    out = np.zeros((len(locations), 4))
+    for k, i in enumerate(locations):
+        row, first, end = silhouettes.runs[silhouettes.starts[i] : silhouettes.starts[i + 1]].T
+        out[k] = first.min(), row.min(), end.max(), row.max() + 1
+    return out
+
+
+def _rgb(image: ArrayLike) -> Picture:
+    """An image or a mask as 8-bit RGB: shares of 1 and booleans become gray."""
+    pixels = np.asarray(image)
+    if pixels.ndim not in (2, 3) or pixels.size == 0:
+        raise InputError(f"an image of shape {pixels.shape}, expected rows and columns of pixels")
+    if pixels.ndim == 2 and pixels.dtype != np.uint8:
+        pixels = np.rint(255 * np.clip(pixels.astype(float), 0, 1)).astype(np.uint8)
+    return displayable(pixels, pixels.shape[:2]).astype(np.uint8)
+
+
+def _pooled(grid: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], int]:
+    """The maxima of square blocks, so that cells of a fine grid still show; a block's side."""
+    block = -(-max(grid.shape) // most)
+    padded = np.pad(grid, [(0, -n % block) for n in grid.shape], mode="edge")
+    rows, columns = padded.shape[0] // block, padded.shape[1] // block
+    return padded.reshape(rows, block, columns, block).max(axis=(1, 3)), block
+
+
+def _font(size: int) -> FreeTypeFont | BitmapFont:
+    """Pillow's font; versions before 10.1 have it in one size."""
+    from PIL import ImageFont
+
+    try:
+        return ImageFont.load_default(size)
+    except TypeError:
+        return ImageFont.load_default()
+
+
+def _label(draw: Draw, text: str, font: FreeTypeFont | BitmapFont) -> None:
+    """A camera's name in the corner, legible on any image."""
+    box = draw.textbbox((4, 3), text, font=font)
+    draw.rectangle((0, 0, box[2] + 4, box[3] + 3), fill=BACKGROUND)
+    draw.text((4, 3), text, fill=INK, font=font)
+
+
+def _rendered(figure: Figure, width: int) -> PillowImage:
+    """A figure as a picture of a given width."""
+    from PIL import Image
+
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=width / figure.get_size_inches()[0])
+    picture = Image.open(buffer).convert("RGB")
+    return picture.resize((width, round(picture.height * width / picture.width)))
