@@ -53,6 +53,11 @@ def test_pooled_probability_counts_once() -> None:
     where, score, _ = suppress([0.2, 0.9, 0.2], ground, 0.35, pool=0.35)
     assert where.tolist() == [1]
     assert score[0] == pytest.approx(1 - 0.8 * 0.1 * 0.8)
+    ground = np.array([[0.0, 0.0], [0.3, 0.0], [0.6, 0.0], [0.9, 0.0]])
+    where, _, _ = suppress([0.1, 0.9, 0.1, 0.45], ground, 0.35, pool=0.35)
+    assert where.tolist() == [1]  # 0.45 with 0.1 would do, but that one is gone
+    where, _, _ = suppress([0.1, 0.1, 0.1, 0.45], ground, 0.35, pool=0.35)
+    assert where.tolist() == [3]
 
 
 def test_pooling_many_locations(monkeypatch: pytest.MonkeyPatch) -> None:

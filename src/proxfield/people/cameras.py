@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, UnsupportedError
+from proxfield.io.calibration import Calibration, read_calibration, write_calibration
+from proxfield.io.files import Target, display_name
 from proxfield.terms.base import Floats, as_floats
 from proxfield.terms.silhouettes import Boxes
 
@@ -161,3 +164,45 @@ class Camera:
         boxes = np.concatenate([np.floor(low + 0.5), np.floor(high + 0.5)], axis=1).astype(int)
         boxes[hidden] = 0
         return Boxes(self.height, self.width, boxes)
+
+
+def load_cameras(
+    path: Target,
+    *,
+    names: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    unit: str | None = None,
+) -> tuple[Camera, ...]:
+    """Cameras from a calibration: a JSON file, or a folder like WILDTRACK's.
+
+    Args:
+        path: As in `proxfield.io.calibration.read_calibration`.
+        names: Of the cameras that are wanted, in this order; all by default.
+        size: Width and height of the images, where files don't say.
+        unit: "m", "cm" or "mm"; by default what the file says, cm for WILDTRACK, else m.
+
+    Raises:
+        InputError: If files can't be read, contradict themselves, or leave the size open.
+    """
+    out = []
+    for c in read_calibration(path, cameras=names, size=size, unit=unit):
+        if c.size is None:
+            raise InputError(
+                f"camera {c.name}: the calibration doesn't say the size of images; give it",
+                path=display_name(path),
+            )
+        out.append(Camera(*c.size, c.matrix, c.rotation, c.translation, c.distortion, c.name))
+    return tuple(out)
+
+
+def save_cameras(path: Target, cameras: Iterable[Camera]) -> None:
+    """Write the calibrations of cameras as JSON, which `load_cameras` reads."""
+    write_calibration(
+        path,
+        [
+            Calibration(
+                c.name, c.matrix, c.rotation, c.translation, c.distortion, (c.width, c.height)
+            )
+            for c in cameras
+        ],
+    )

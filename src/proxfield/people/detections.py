@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -212,36 +211,23 @@ def suppress(
         return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros((0, 2))
     tree = cKDTree(ground[some])
     weight = -np.log1p(-np.minimum(values[some], 1 - 1e-15))
-    total = weight
-    if pool:
-        pairs = tree.query_pairs(pool, output_type="ndarray")
-        both = np.concatenate([pairs, pairs[:, ::-1]])
-        total = weight + np.bincount(both[:, 0], weight[both[:, 1]], minlength=len(some))
-    least = -np.log1p(-min(threshold, 1 - 1e-15))
-    # totals only fall as locations are dropped: one that is still the same is the largest. Ties go
-    # to the most probable location of them, then to the first.
-    waiting = [
-        (-t, -v, k)
-        for k, (t, v) in enumerate(zip(total.tolist(), values[some].tolist(), strict=True))
-        if t >= least * (1 - 1e-12)
-    ]
-    heapify(waiting)
+    least = -np.log1p(-min(threshold, 1 - 1e-15)) * (1 - 1e-12)
     found: list[int] = []
     scores: list[float] = []
     places: list[Doubles] = []
-    while waiting:
-        claimed, value, k = heappop(waiting)
-        near = tree.query_ball_point(ground[some[k]], pool) if pool else [k]
-        now = float(weight[near].sum())
-        if now < least * (1 - 1e-12) or weight[k] == 0:
+    # by their own probability: by the pooled one, a location between two people would come first
+    for k in np.argsort(-values[some], kind="stable").tolist():
+        if weight[k] == 0:
             continue
-        if now < -claimed * (1 - 1e-9):
-            heappush(waiting, (-now, value, k))
+        center = ground[some[k]]
+        near = tree.query_ball_point(center, pool) if pool else [k]
+        total = float(weight[near].sum())
+        if total < least:
             continue
         found.append(int(some[k]))
-        scores.append(float(-np.expm1(-now)) if pool else -value)
+        scores.append(float(-np.expm1(-total)) if pool else float(values[some[k]]))
         places.append(np.average(ground[some[near]], axis=0, weights=weight[near]))
-        weight[tree.query_ball_point(ground[some[k]], radius)] = 0.0
+        weight[tree.query_ball_point(center, radius)] = 0.0
     order = np.argsort(-np.array(scores), kind="stable")
     xy = np.array(places).reshape(-1, 2)
     return np.array(found, dtype=np.int64)[order], np.array(scores)[order], xy[order]
