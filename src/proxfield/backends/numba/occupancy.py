@@ -49,21 +49,15 @@ class OccupancyOnCpu:
             images, self.constant = tuple(1.0 - 2.0 * mask for mask in term.masks), 0.0
         packed = [_pack(s, image) for s, image in zip(term.silhouettes, images, strict=True)]
         self.cameras = _join(packed)
-        n_cameras, size = len(packed), int(self.cameras.plane[-1])
-        widest = int(self.cameras.width.max(initial=0)) + 1
-        n = term.n_locations
-        self.room = Room(
-            np.zeros(size), np.zeros(size), np.zeros((n_cameras, ROWS + 1, widest)),
-            np.zeros(n), np.zeros(n),
-        )  # fmt: skip
+        self.room = _room(self.cameras, term.n_locations, apart=False)
         self.ratio: tuple[Doubles, Doubles, float] | None = None
         if isinstance(term, RatioOccupancy):
             sums = [float(mask.sum()) for mask in term.masks]
             ground = np.array([term.floor * mask.size for mask in term.masks])
             inside = np.array([float(p.image.sum()) for p in packed])
             self.ratio = ground, ground + np.array(sums) + inside, term.variance
-        self.apart: tuple[Doubles, Doubles] | None = None  # each camera's own slopes and energy
-        self.work = 2 * size + 8 * len(self.cameras.owner)
+        self.apart: tuple[Room, Doubles, Doubles] | None = None  # each camera's own
+        self.work = 2 * len(self.cameras.image) + 8 * len(self.cameras.owner)
 
     @staticmethod
     def accepts(term: Occupancy) -> bool:
@@ -102,15 +96,26 @@ class OccupancyOnCpu:
     def _evaluate_apart(self, logs: Doubles) -> float:
         """Cameras over threads; sums in the order of the cameras."""
         if self.apart is None:
-            count = len(self.cameras.height)
-            self.apart = np.zeros((count, len(self.room.slopes))), np.zeros(count)
-        slopes, energies = self.apart
+            count, n = len(self.cameras.height), len(self.room.slopes)
+            room = _room(self.cameras, n, apart=True)
+            self.apart = room, np.zeros((count, n)), np.zeros(count)
+        room, slopes, energies = self.apart
         if self.ratio is None:
-            exact_parallel(self.cameras, self.room, logs, slopes, energies)
+            exact_parallel(self.cameras, room, logs, slopes, energies)
         else:
-            ratio_parallel(self.cameras, self.room, logs, *self.ratio, slopes, energies)
+            ratio_parallel(self.cameras, room, logs, *self.ratio, slopes, energies)
         np.sum(slopes, axis=0, out=self.room.slopes)
         return float(sum(energies.tolist()))
+
+
+def _room(cameras: Cameras, n: int, *, apart: bool) -> Room:
+    """Room for all cameras one after another, which fits into the cache, or each its own."""
+    sizes = np.diff(cameras.plane)
+    count, widest = len(sizes), int(cameras.width.max(initial=0)) + 1
+    start = cameras.plane[:-1] if apart else np.zeros(count, dtype=np.int64)
+    size = int(sizes.sum() if apart else sizes.max(initial=0))
+    rows = np.zeros((count, ROWS + 1, widest))
+    return Room(start, np.zeros(size), np.zeros(size), rows, np.zeros(n), np.zeros(n))
 
 
 class _Packed(NamedTuple):

@@ -46,7 +46,8 @@ class Cameras(NamedTuple):
 class Room(NamedTuple):
     """Arrays that one evaluation fills."""
 
-    cover: Doubles  # differences of log N, then N  # (plane[-1],)
+    start: NDArray[np.int64]  # where each camera's plane begins: one for all if 0  # (C,)
+    cover: Doubles  # differences of log N, then N
     total: Doubles  # integral images
     rows: Doubles  # log N of a few rows, then w N  # (C, ROWS + 1, largest stride)
     inverse: Doubles  # 1/p_i  # (n,)
@@ -70,6 +71,13 @@ def exp_of(x: float) -> Any:
     high = (1.0 / 40320.0 + r * (1.0 / 362880.0)) + r2 * (1.0 / 3628800.0)
     scale = from_bits((np.float64(shifted).view(np.int64) + 1023) << 52)
     return (low + r4 * (middle + r4 * high)) * scale
+
+
+@inlined
+def planes(room: Room, c: int, size: int) -> tuple[Doubles, Doubles]:
+    """Where one camera's log N or N and its integral image are."""
+    start = room.start[c]
+    return room.cover[start : start + size], room.total[start : start + size]
 
 
 @inlined
@@ -187,7 +195,8 @@ def exact_camera(cameras: Cameras, c: int, room: Room, logs: Doubles, direct: bo
     """Integral image of w N of one camera; returns Σ w N."""
     start, end = cameras.plane[c], cameras.plane[c + 1]
     height, stride, boxes = cameras.height[c], cameras.width[c] + 1, cameras.boxes[c]
-    cover, total, image = room.cover[start:end], room.total[start:end], cameras.image[start:end]
+    image = cameras.image[start:end]
+    cover, total = planes(room, c, end - start)
     rows = room.rows[c]
     spread(cameras, c, logs, cover)
     rows[ROWS, :stride] = 0.0
@@ -226,7 +235,8 @@ def ratio_camera(
     """
     start, end = cameras.plane[c], cameras.plane[c + 1]
     height, stride, boxes = cameras.height[c], cameras.width[c] + 1, cameras.boxes[c]
-    cover, total, image = room.cover[start:end], room.total[start:end], cameras.image[start:end]
+    image = cameras.image[start:end]
+    cover, total = planes(room, c, end - start)
     rows = room.rows[c]
     spread(cameras, c, logs, cover)
     rows[ROWS, :stride] = 0.0
@@ -272,7 +282,8 @@ def gather(
     """Add ``factor`` · Σ_{R_i} (image − ψ) N/p_i to ``out``; the integral image holds the sums."""
     start, end = cameras.plane[c], cameras.plane[c + 1]
     stride, boxes = cameras.width[c] + 1, cameras.boxes[c]
-    cover, total, image = room.cover[start:end], room.total[start:end], cameras.image[start:end]
+    image = cameras.image[start:end]
+    cover, total = planes(room, c, end - start)
     corner, owner, inverse = cameras.corner, cameras.owner, room.inverse
     for k in range(cameras.part[c], cameras.part[c + 1]):
         i = owner[k]
