@@ -58,7 +58,7 @@ def is_refused(name: str, variant: str) -> bool:
     """
     terms = EVERY[name].field().lower().extras
     if variant in SINGLE:
-        return bool(terms)
+        return bool(terms) and (variant == "colored" or not all(offers(t, "visits") for t in terms))
     return needs_curvature(variant) and not all(offers(t, "curvature") for t in terms)
 
 

@@ -332,7 +332,7 @@ def test_terms_that_iterate_on_their_own() -> None:
         found = fast.advance(b, plan, 3, 0.0, True)
         assert_same(found.free_energy, expected.free_energy, 2e-3)
         assert_same(fast.marginals(b), slow.marginals(a), 2e-3)
-        with pytest.raises(UnsupportedError, match=r"neighbors|every term"):
+        with pytest.raises(UnsupportedError, match=r"neighbors|visits|every term"):
             fast.advance(b, Order(np.arange(n)), 1, 0.0, True)
 
 

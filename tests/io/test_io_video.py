@@ -62,6 +62,17 @@ def test_the_same_again(videos: tuple[str, str]) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))  # type: ignore[arg-type]
 
 
+def test_frames_by_number(videos: tuple[str, str]) -> None:
+    source = VideoMasks(videos, ("a", "b"))
+    every = dict(source)
+    for frame in (3, 4, 20, 12, 12, 29):  # also backwards
+        for one, other in zip(source.read(frame), every[frame], strict=True):
+            assert np.array_equal(one, other)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="frame 30 is missing: the shortest video ends"):
+        source.read(30)
+    assert len(source.read(0)) == 2
+
+
 def test_faults(videos: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def refused(path: str, words: str, **options: object) -> None:
         with pytest.raises(InputError, match=words) as error:

@@ -191,3 +191,5 @@ register(Cooccurrence, "cuda", "proxfield.backends.triton.terms.cooccurrence:Coo
 register(LatentCooccurrence, "cuda", "proxfield.backends.triton.terms.cooccurrence:LatentOnDevice")
 register(ExactOccupancy, "cpu", "proxfield.backends.numba.occupancy:OccupancyOnCpu")
 register(RatioOccupancy, "cpu", "proxfield.backends.numba.occupancy:OccupancyOnCpu")
+register(ExactOccupancy, "cuda", "proxfield.backends.triton.terms.occupancy:OccupancyOnDevice")
+register(RatioOccupancy, "cuda", "proxfield.backends.triton.terms.occupancy:RatioOnDevice")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from proxfield.inference.history import Progress
 
-__all__ = ["COMPILING", "Display", "make_bar"]
+__all__ = ["COMPILING", "Counter", "Display", "make_bar"]
 
 COMPILING = "compiling kernels, once; 15 to 45 s…"
 
@@ -76,3 +76,40 @@ class Display:
 
         with when_compiling(notify):
             yield
+
+
+class Counter(Display):
+    """A bar over all images or frames with the time left, on a terminal only.
+
+    Example:
+        >>> with Counter(2) as counter:
+        ...     counter.count()
+    """
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self._total, self._done = total, 0
+
+    def __enter__(self) -> Counter:
+        self._bar = make_bar(time_left=True)
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=self._total, detail=f"0/{self._total}")
+        return self
+
+    def working(self, name: str) -> None:
+        """What is being done now."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=name)
+
+    def update(self, progress: Progress) -> None:
+        """A callback for `proxfield.infer`: the share of one item that is done."""
+        share = min(1.0, progress.iteration / max(1, progress.max_iters))
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done + share)
+
+    def count(self) -> None:
+        """One more item is finished."""
+        self._done += 1
+        if self._bar is not None:
+            detail = f"{self._done}/{self._total}"
+            self._bar.update(self._task, completed=self._done, detail=detail)

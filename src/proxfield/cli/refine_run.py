@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from proxfield.cli.progress import Display, make_bar
+from proxfield.cli.pool import import_joblib, run_in_processes
+from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
 from proxfield.common.interrupts import deferred
 from proxfield.common.records import Record
-from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
+from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
-from proxfield.io.images import ARRAYS, PICTURES, REMEDY, import_pillow
+from proxfield.io.images import ARRAYS, PICTURES, import_pillow
 
 if TYPE_CHECKING:
     from proxfield.common.arrays import Pixels
     from proxfield.images.densecrf import DenseCRF
-    from proxfield.inference.history import Callback, Progress
+    from proxfield.inference.history import Callback
 
 SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
@@ -35,19 +32,6 @@ PIXEL_BYTES = 650
 PROCESS_BYTES = 300 * 2**20
 """Memory that an image takes for each pixel and label, for each pixel, and in any case: measured
 on images of 0.3 megapixels with 3 and with 21 labels."""
-POLL_SECONDS = 0.1
-"""How often to ask for Ctrl-C while other processes work."""
-HANDOVER_SECONDS = 5.0
-"""Maximum time to wait until work that was submitted is taken over."""
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMBA_NUM_THREADS",
-)
-"""Environment variables that limit the threads of libraries in a process."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +180,6 @@ def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) ->
 # ---- all images ----
 
 
-class LostWorkerError(Exception):
-    """A process that refined an image was ended from outside."""
-
-
 def run_all(pairs: Sequence[Pair], work: Work, jobs: int, display: Counter) -> Iterator[Record]:
     """The records of all images, as they are finished."""
     # the first image compiles what is missing: once, not in every process
@@ -213,64 +193,8 @@ def run_all(pairs: Sequence[Pair], work: Work, jobs: int, display: Counter) -> I
                 yield refine_one(pair, work, display.update)
     if alone < len(pairs):
         display.working(f"{jobs} jobs")
-        yield from _run_in_processes(pairs[alone:], work, jobs)
-
-
-def _run_in_processes(pairs: Sequence[Pair], work: Work, jobs: int) -> Iterator[Record]:
-    """The records of images that are refined in processes of their own.
-
-    Ctrl-C reaches all processes of a terminal. Here it is only remembered and asked for between
-    results: raised while processes are being started or ended, it would leave some behind.
-    """
-    import_joblib()
-    from joblib.externals.loky import ProcessPoolExecutor
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-    env = {name: str(work.run["threads"]) for name in THREAD_VARIABLES}
-    todo = iter(pairs)
-    here = Path.cwd()
-    running: set[Future[Record]] = set()
-    with deferred():
-        pool = ProcessPoolExecutor(jobs, initializer=_ignore_ctrl_c, env=env)
-        if hasattr(signal, "pthread_sigmask"):
-            # started later, the tracker would unblock the signal (Python 3.11)
-            from multiprocessing.resource_tracker import ensure_running
-
-            ensure_running()
-    with deferred(block=True) as interrupted:
-        try:
-            while not interrupted():
-                for pair in islice(todo, 2 * jobs - len(running)):
-                    running.add(pool.submit(_in_worker, pair, work, here))
-                if not running:
-                    break
-                done, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        except TerminatedWorkerError:
-            raise LostWorkerError from None
-        finally:
-            _shut_down(pool, running)
-
-
-def _shut_down(pool: Any, running: set[Future[Record]]) -> None:
-    """End the processes, by force if they are at work."""
-    deadline = time.monotonic() + HANDOVER_SECONDS
-    while any(not (x.running() or x.done()) for x in running) and time.monotonic() < deadline:
-        # loky's thread fails, with a traceback, on work that it hasn't taken over at the end
-        time.sleep(0.01)
-    pool.shutdown(wait=True, kill_workers=bool(running))
-
-
-def _ignore_ctrl_c() -> None:
-    """Leave Ctrl-C to the process that started this one, which ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _in_worker(pair: Pair, work: Work, folder: Path) -> Record:
-    """`refine_one` in a process of its own, which may have been started elsewhere."""
-    os.chdir(folder)
-    return refine_one(pair, work)
+        one = partial(refine_one, work=work)
+        yield from run_in_processes(one, pairs[alone:], jobs, work.run["threads"])
 
 
 def check_packages(pairs: Sequence[Pair], jobs: int) -> None:
@@ -280,50 +204,3 @@ def check_packages(pairs: Sequence[Pair], jobs: int) -> None:
     paths = [path for x in pairs for path in (x.image, x.unary, x.overlay) if path is not None]
     if any(path.suffix.lower() in PICTURES for path in paths):
         import_pillow()
-
-
-def import_joblib() -> ModuleType:
-    """joblib, or how to install it."""
-    try:
-        import joblib
-    except ImportError:
-        raise MissingDependencyError(f"several jobs need joblib: {REMEDY}") from None
-    found: ModuleType = joblib
-    return found
-
-
-class Counter(Display):
-    """A bar over all images with the time left, on a terminal only.
-
-    Example:
-        >>> with Counter(2) as counter:
-        ...     counter.count()
-    """
-
-    def __init__(self, total: int) -> None:
-        super().__init__()
-        self._total, self._done = total, 0
-
-    def __enter__(self) -> Counter:
-        self._bar = make_bar(time_left=True)
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=self._total, detail=f"0/{self._total}")
-        return self
-
-    def working(self, name: str) -> None:
-        """What is being done now."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=name)
-
-    def update(self, progress: Progress) -> None:
-        """A callback for `proxfield.infer`: the share of an image that is done."""
-        share = min(1.0, progress.iteration / max(1, progress.max_iters))
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done + share)
-
-    def count(self) -> None:
-        """One more image is finished."""
-        self._done += 1
-        if self._bar is not None:
-            detail = f"{self._done}/{self._total}"
-            self._bar.update(self._task, completed=self._done, detail=detail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def _quiet(cv2: Any) -> Iterator[None]:
         switch(before)
 
 
-@dataclass(frozen=True)
+@dataclass
 class VideoMasks:
     """Masks from videos that were taken at the same time.
 
@@ -69,6 +69,10 @@ class VideoMasks:
     scale: float = 1.0
     history: int = 500
     threshold: float = 16.0
+    _run: Iterator[tuple[int, list[Doubles | None]]] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    _next: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_scale(self.scale)
@@ -88,6 +92,21 @@ class VideoMasks:
             counts.append(max(0, int(video.get(cv2.CAP_PROP_FRAME_COUNT))))
             video.release()
         return list(range(min(counts)))
+
+    def read(self, frame: int) -> list[Doubles | None]:
+        """The masks of a frame. All frames before it are looked at, so ask for them in order.
+
+        Raises:
+            InputError: If a video ends before.
+        """
+        if self._run is None or frame < self._next:
+            self._run, self._next = iter(self), 0
+        for number, masks in self._run:
+            self._next = number + 1
+            if number == frame:
+                return masks
+        self._run = None
+        raise InputError(f"frame {frame} is missing: the shortest video ends before it")
 
     def __iter__(self) -> Iterator[tuple[int, list[Doubles | None]]]:
         """Frames and the masks of all cameras, until the shortest video ends.

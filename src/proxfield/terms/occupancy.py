@@ -263,7 +263,7 @@ class ExactOccupancy(Occupancy):
         return total
 
     def visits(self, layout: Layout, q: Floats) -> OccupancyVisits:
-        return OccupancyVisits(self, log_empty(q))
+        return OccupancyVisits(self, layout, log_empty(q[self.entries(layout)]))
 
     def _spread(self, images: Sequence[Floats]) -> NDArray[np.float64]:
         """Sums of an image per camera over each location's silhouettes, over all cameras."""
@@ -325,23 +325,29 @@ class ExactOccupancy(Occupancy):
 class OccupancyVisits:
     """`Visits` of the exact energy: log N of every pixel, kept up to date."""
 
-    def __init__(self, term: ExactOccupancy, logs: NDArray[np.float64]) -> None:
-        self.term, self.logs = term, logs
+    def __init__(self, term: ExactOccupancy, layout: Layout, logs: NDArray[np.float64]) -> None:
+        self.term, self.layout, self.logs = term, layout, logs
         self.covers = [s.cover(logs).ravel() for s in term.silhouettes]
         self.weights = [w.ravel() for w in term.weights]
 
     def gradient(self, variable: int) -> Floats:
+        location = variable - self.term.first
+        if not 0 <= location < self.term.n_locations:
+            return np.zeros(int(self.layout.cardinalities[variable]))
         total = 0.0
         for s, w, cover in zip(self.term.silhouettes, self.weights, self.covers, strict=True):
-            at = s.pixels(variable)
-            total += float((w[at] * np.exp(cover[at] - self.logs[variable])).sum())
+            at = s.pixels(location)
+            total += float((w[at] * np.exp(cover[at] - self.logs[location])).sum())
         return np.array([total, 0.0])
 
     def move(self, variable: int, q: Floats) -> None:
-        new = float(log_empty(q)[0])
+        location = variable - self.term.first
+        if not 0 <= location < self.term.n_locations:
+            return
+        new = float(log_empty(q[:1])[0])
         for s, cover in zip(self.term.silhouettes, self.covers, strict=True):
-            cover[s.pixels(variable)] += new - self.logs[variable]
-        self.logs[variable] = new
+            cover[s.pixels(location)] += new - self.logs[location]
+        self.logs[location] = new
 
 
 class RatioOccupancy(Occupancy):

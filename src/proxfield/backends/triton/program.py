@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, Tangent, softmax
+from proxfield.backends.numba.terms import on_cpu
+from proxfield.backends.numba.visits import VisitingSweeps
 from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.batch import BatchProgram
 from proxfield.backends.triton.device_pack import from_numpy
@@ -217,7 +219,9 @@ class GpuProgram(Program):
         return sweeper
 
     def _sweep(self, s: BatchState, plan: Order, n: int, tol: float) -> Rows:
-        self.need_sweeps()
+        self.need_visits(plan)
+        if self.lowered.extras:
+            return self._sweep_on_host(s, plan, n, tol)
         if "q" not in s.extra:
             q = torch.as_tensor(self.batch.marginals_each(s)[0]).to(self.device)
             s.extra["f"] = float(self.batch.free_energy_each(s)[0])
@@ -243,6 +247,29 @@ class GpuProgram(Program):
         s.extra["f"] = f
         self.batch.set_marginals(s, self._normalized(q))
         return Rows(np.array(energies), np.array(changes))
+
+    def _sweep_on_host(self, s: BatchState, plan: Order, n: int, tol: float) -> Rows:
+        """Terms that are visited one variable at a time have no kernel for that here."""
+        energies, changes = [], []
+        for _ in range(n):
+            energies.append(float(self.batch.free_energy_each(s)[0]))
+            q = self.batch.marginals_each(s)[0]
+            old = q.copy()
+            order = plan.variables
+            if plan.shuffle is not None:
+                order = plan.shuffle.permutation(order)
+            self._visiting.sweep(q, order, plan.inverse_temperature)
+            s.pending[:] = False
+            self.batch.set_marginals(s, torch.as_tensor(q).to(self.device))
+            changes.append(float(np.abs(q - old).max(initial=0.0)))
+            if not changes[-1] > tol:
+                break
+        return Rows(np.array(energies), np.array(changes))
+
+    @cached_property
+    def _visiting(self) -> VisitingSweeps:
+        layout, dtype = self.layout, np.dtype(np.float64)
+        return VisitingSweeps(self.lowered, [on_cpu(t, layout, dtype) for t in self.lowered.extras])
 
     def _normalized(self, q: Tensor) -> Tensor:
         q = q.to(torch.float64)

@@ -1,0 +1,238 @@
+"""The output folder of ``proxfield detect``: a small file per frame, so that nothing is lost.
+
+settings.json      what the results depend on
+frames/N.json      detections, status and F of a frame; written last, so it says: finished
+maps/N.dat, .npy   probabilities of all locations
+pictures/N.png     cameras and the ground from above
+detections.csv     all frames that are finished; also .json
+frames.csv         a line per frame: people, status, F, iterations
+rectangles.npz     of a calibration
+warm.npz           the last map, where frames start from the one before
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxfield.cli.shared import finite
+from proxfield.common.records import Record
+from proxfield.errors import InputError, shown
+from proxfield.io.files import atomic_write, display_name
+
+if TYPE_CHECKING:
+    from proxfield.common.arrays import Doubles
+    from proxfield.people.detect import OccupancyMap
+
+MAPS = ("dat", "npy")
+COLUMNS = ("frame", "people", "status", "free_energy", "iterations", "seconds")
+SHOWN_DIFFERENCES = 3
+"""Settings that a message about other settings names."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The results in a folder.
+
+    Args:
+        folder: The folder.
+        maps: Kinds of maps that are wanted, of `MAPS`.
+        pictures: Whether pictures are wanted.
+    """
+
+    folder: Path
+    maps: tuple[str, ...] = ()
+    pictures: bool = False
+
+    @property
+    def cache(self) -> Path:
+        """Rectangles of a calibration."""
+        return self.folder / "rectangles.npz"
+
+    def frame_file(self, frame: int) -> Path:
+        """What was found in a frame."""
+        return self.folder / "frames" / f"{frame:08d}.json"
+
+    def map_file(self, frame: int, kind: str) -> Path:
+        """The map of a frame."""
+        return self.folder / "maps" / f"{frame:08d}.{kind}"
+
+    def picture_file(self, frame: int) -> Path:
+        """The picture of a frame."""
+        return self.folder / "pictures" / f"{frame:08d}.png"
+
+    # ---- begin ----
+
+    def check(self, settings: Record) -> None:
+        """Refuse a folder with results of other settings, or one that isn't ours."""
+        name = display_name(self.folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError("-o: a file is in the way, expected a folder", path=name)
+        file = self.folder / "settings.json"
+        if not file.exists():
+            if next((self.folder / "frames").glob("*.json"), None) is not None:
+                raise InputError(
+                    "-o: has frames but no settings.json, so that nobody knows what they are of; "
+                    "use another folder or --overwrite",
+                    path=name,
+                )
+            return
+        there = _read_json(file)
+        if there is None:
+            raise InputError(
+                "-o: can't be read; use another folder or --overwrite", path=display_name(file)
+            )
+        differences = compare(there, finite(settings))
+        if differences:
+            more = len(differences) - SHOWN_DIFFERENCES
+            text = "; ".join(differences[:SHOWN_DIFFERENCES])
+            text += f" and {more} more" if more > 0 else ""
+            raise InputError(
+                f"-o: holds results of other settings ({text}); use another folder or --overwrite",
+                path=name,
+            )
+
+    def clear(self) -> None:
+        """Remove all results, settings last; other files stay."""
+        for pattern in ("frames/*.json", "maps/*.dat", "maps/*.npy", "pictures/*.png"):
+            for file in self.folder.glob(pattern):
+                if file.stem.isdigit():
+                    file.unlink()
+        for name in ("warm.npz", "detections.csv", "detections.json", "frames.csv"):
+            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / "settings.json").unlink(missing_ok=True)
+
+    def begin(self, settings: Record) -> None:
+        """Make the folders, and write down what the results depend on."""
+        from proxfield.cli.refine_files import make_folder
+
+        names = ["frames", *(["maps"] if self.maps else []), *(["pictures"] * self.pictures)]
+        for name in ("", *names):
+            make_folder(str(self.folder / name), "-o")
+        text = json.dumps(finite(settings), indent=1, ensure_ascii=False) + "\n"
+        atomic_write(self.folder / "settings.json", text)
+
+    # ---- frames ----
+
+    def finished(self, frame: int) -> bool:
+        """Whether all files of a frame are there."""
+        files = [self.frame_file(frame), *(self.map_file(frame, kind) for kind in self.maps)]
+        files += [self.picture_file(frame)] if self.pictures else []
+        return all(file.exists() for file in files)
+
+    def write_frame(self, found: OccupancyMap) -> Record:
+        """Write the map and the detections of a frame; the picture comes before."""
+        from proxfield.io.pom import write_dat
+
+        for kind in self.maps:
+            if kind == "dat":
+                write_dat(self.map_file(found.frame, kind), found.q)
+            else:
+                atomic_write(self.map_file(found.frame, kind), _npy(found.q))
+        d, result = found.detections, found.result
+        record: Record = {
+            "frame": found.frame,
+            "status": result.status.label,
+            "free_energy": result.free_energy,
+            "iterations": result.iterations,
+            "seconds": result.seconds,
+            "location": d.location.tolist(),
+            "x": d.x.tolist(),
+            "y": d.y.tolist(),
+            "score": d.score.tolist(),
+        }
+        atomic_write(self.frame_file(found.frame), json.dumps(finite(record)) + "\n")
+        return record
+
+    def write_warm(self, found: OccupancyMap) -> None:
+        """Keep the map that the next frame starts from; after the frame's own files."""
+        import numpy as np
+
+        stream = io.BytesIO()
+        np.savez(stream, frame=found.frame, q=found.q)
+        atomic_write(self.folder / "warm.npz", stream.getvalue())
+
+    def read_warm(self) -> tuple[int, Doubles] | None:
+        """The last frame that was written, and its map."""
+        import numpy as np
+
+        try:
+            with np.load(self.folder / "warm.npz", allow_pickle=False) as stored:
+                return int(stored["frame"]), np.asarray(stored["q"], dtype=np.float64)
+        except Exception:  # missing or damaged: begin again
+            return None
+
+    # ---- end ----
+
+    def write_tables(self) -> int:
+        """Write detections and a line per frame, of all frames that are finished.
+
+        Returns:
+            Number of detections.
+        """
+        import numpy as np
+
+        from proxfield.people.detections import Detections
+
+        records = []
+        for file in sorted((self.folder / "frames").glob("*.json")):
+            record = _read_json(file)
+            if record is not None and file.stem.isdigit():
+                records.append(record)
+        parts = []
+        for r in records:
+            n = len(r["location"])
+            x, y = (np.array([np.nan if v is None else v for v in r[key]]) for key in ("x", "y"))
+            frame = np.full(n, r["frame"])
+            parts.append(Detections(frame, x, y, r["score"], r["location"], [r["frame"]]))
+        found = Detections.join(parts)
+        found.save(self.folder / "detections.csv")
+        found.save(self.folder / "detections.json")
+        out = io.StringIO()
+        write = csv.writer(out, lineterminator="\n")
+        write.writerow(COLUMNS)
+        for r in records:
+            write.writerow([len(r["location"]) if k == "people" else r[k] for k in COLUMNS])
+        atomic_write(self.folder / "frames.csv", out.getvalue())
+        return len(found)
+
+
+def compare(there: Record, now: Record) -> list[str]:
+    """What differs between settings.
+
+    Example:
+        >>> compare({"model": "exact", "scale": 1.0}, {"model": "ratio", "scale": 1.0})
+        ['model is exact there, ratio now']
+    """
+    out = []
+    for key in sorted({*there, *now}):
+        old, new = there.get(key), now.get(key)
+        if old != new:
+            name = key.replace("_", " ")
+            brief = not (isinstance(old, str) and len(old) == 64)  # a hash says nothing
+            out.append(f"{name} is {_word(old)} there, {_word(new)} now" if brief else name)
+    return out
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else "not given" if value is None else shown(value)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _npy(q: Doubles) -> bytes:
+    import numpy as np
+
+    stream = io.BytesIO()
+    np.save(stream, q)
+    return stream.getvalue()
