@@ -115,7 +115,7 @@ def people_table(table: PeopleTable) -> str:
         small = f"<small>{escape(paper or 'not in the paper')}</small>"
         body += f'<tr><th scope="row">{swatch(rule, place)}{escape(rule)}{small}</th>{cells}</tr>'
     caption = (
-        f"MODA, higher is better, over {table.frames} frames with {table.people} people; "
+        f"MODA, higher is better, over {table.size}; "
         "underneath, small: mean F. ★ is the best of its column."
     )
     html = (
@@ -191,7 +191,7 @@ def people_figures(people: People) -> dict[str, Figure]:
             for rule, c in table.curves.items()
         }
         if curves:
-            title = f"{table.suite}, {table.model} model: mean over {table.frames} frames"
+            title = f"{table.suite}, {table.model} model, {table.size}"
             out[chart_id(table, "passes")] = quality_figure(curves, title)
     return out
 

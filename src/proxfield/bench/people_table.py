@@ -76,6 +76,12 @@ class PeopleTable:
     people: int
     milliseconds: dict[str, float]
 
+    @property
+    def size(self) -> str:
+        """Frames and people, in words."""
+        frames = "1 frame" if self.frames == 1 else f"{self.frames} frames"
+        return f"{frames} with {self.people} people"
+
     def published(self, rule: str) -> tuple[tuple[float, float], ...] | None:
         """F and MODA of the paper at each of its budgets, where it has the rule."""
         return PEOPLE.get(rule) if self.model == "exact" else None
@@ -193,10 +199,7 @@ def show_moda(value: float | None) -> str:
 
 def people_blocks(table: PeopleTable) -> tuple[str, list[str], list[list[str]]]:
     """For the terminal: a title, a header and rows."""
-    title = (
-        f"{table.suite}, {table.model} model: mean F and MODA over {table.frames} frames with "
-        f"{table.people} people"
-    )
+    title = f"{table.suite}, {table.model} model: mean F and MODA over {table.size}"
     published = table.model == "exact"
     header = ["rule"]
     for column in table.columns:
