@@ -27,7 +27,7 @@ SETTINGS = Settings(1e-6, 1)
 
 @pytest.fixture(scope="module")
 def frame() -> people_work.Frame:
-    return simulated_frames([0], 1, size=(96, 54), spacing=4.0)[0].make()
+    return simulated_frames([0], 1, size=(96, 54), spacing=1.5)[0].make()
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

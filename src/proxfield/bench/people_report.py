@@ -202,7 +202,7 @@ def draw_frame(frame: Frame, setting: Setting, settings: Settings) -> list[tuple
     from proxfield.io.images import import_pillow, png_bytes
     from proxfield.people.detections import suppress
     from proxfield.rules.registry import make_rule
-    from proxfield.viz.people import contact_sheet
+    from proxfield.viz.sheet import contact_sheet
 
     name, passes = PICTURED
     rule = make_rule(name, {"step": STEP})

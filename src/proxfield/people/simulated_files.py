@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.pom import format_pom
-from proxfield.people.cameras import Camera
+from proxfield.people.cameras import save_cameras
 from proxfield.people.scene import Scene
 from proxfield.people.simulate import Simulation
 
@@ -84,7 +83,7 @@ def write_simulation(
         pom = simulation.scene.to_pom(input_format=MASKS, process=((0, count),))
         _write(aside / "scene.pom", format_pom(pom))
         _write(aside / "locations.csv", format_locations(simulation.scene))
-        _write(aside / "calibration.json", format_calibration(simulation.cameras))
+        save_cameras(aside / "calibration.json", simulation.cameras)
         rows = ["frame,x,y"]
         for frame, (masks, truth) in enumerate(simulation.frames(count)):
             for k, mask in enumerate(masks):
@@ -110,24 +109,6 @@ def format_locations(scene: Scene) -> str:
     assert scene.positions is not None
     rows = (f"{x:.6g},{y:.6g}" for x, y in scene.positions.tolist())
     return "\n".join(["x,y", *rows]) + "\n"
-
-
-def format_calibration(cameras: Sequence[Camera]) -> str:
-    """Cameras as JSON: K, R, t in meters, distortion and size of each by its name."""
-    return json.dumps(
-        {
-            camera.name: {
-                "K": camera.matrix.tolist(),
-                "R": camera.rotation.tolist(),
-                "t": camera.translation.tolist(),
-                "dist": [] if camera.distortion is None else camera.distortion.tolist(),
-                "width": camera.width,
-                "height": camera.height,
-            }
-            for camera in cameras
-        },
-        indent=1,
-    )
 
 
 def _write(path: Path, text: str) -> None:
