@@ -14,11 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
-from proxfield.people.cameras import PERSON_HEIGHT, PERSON_RADIUS, Camera
+from proxfield.people.cameras import PERSON_HEIGHT, Camera
 from proxfield.people.scene import Scene
 from proxfield.terms.base import Floats, as_floats
 from proxfield.terms.silhouettes import Boxes
 
+BODY_RADIUS = 0.25
+"""Radius in meters of a person with arms."""
 EXPONENT = 2.5
 """Of the superellipse that stands for a body."""
 PATCHES = (6, 3)
@@ -157,7 +159,7 @@ def draw_people(
     positions: ArrayLike,
     *,
     heights: ArrayLike = PERSON_HEIGHT,
-    radii: ArrayLike = PERSON_RADIUS,
+    radii: ArrayLike = BODY_RADIUS,
     noise: Noise | None = None,
     shape: str = "superellipse",
     strides: ArrayLike | None = None,

@@ -17,8 +17,14 @@ from proxfield.terms.silhouettes import Boxes
 
 PERSON_HEIGHT = 1.75
 """Height of a person in meters."""
-PERSON_RADIUS = 0.25
-"""Radius of the cylinder that stands for a person, in meters."""
+PERSON_RADIUS = 0.2
+"""Radius in meters of the cylinder whose rectangle stands for a person in a mask.
+
+Narrower than a person with arms: the corners of the rectangle around those are background."""
+BOX_HEIGHT = 1.85
+"""Height of the cylinder that stands for a detector's box: such boxes leave room."""
+BOX_RADIUS = 0.4
+"""Radius of that cylinder."""
 MIN_VISIBLE = 0.25
 """Share of a person's rectangle that must be inside the image."""
 AROUND = 8

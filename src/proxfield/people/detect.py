@@ -21,8 +21,13 @@ from proxfield.result import Result
 from proxfield.rules.base import Rule
 from proxfield.terms.base import Doubles
 
-DENSITY = 0.01
+DENSITY = 0.003
 """Expected number of people per square meter."""
+STRENGTH = 20.0
+"""Independent observations that a body counts for."""
+POOL = 0.35
+"""Distance in meters over which probabilities are pooled: a person covers several locations of a
+fine grid about as well, and mass spreads over them."""
 PASSES = 25
 """Maximum number of iterations per frame."""
 WARM_WEIGHT = 0.5
@@ -105,14 +110,14 @@ class Detector:
     tol: float = 1e-6
     miss: float = 0.3
     false_alarm: float = 0.05
-    strength: float = 8.0
+    strength: float = STRENGTH
     variance: float = 0.01
     floor: float = 0.01
     density: float | None = DENSITY
     prior: float | Doubles | None = None
     radius: float = RADIUS
     threshold: float = THRESHOLD
-    pool: float = 0.0
+    pool: float = POOL
     device: str = "cpu"
     kernels: str | None = None
     threads: int | None = None
