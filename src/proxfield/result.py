@@ -40,6 +40,10 @@ class Status(Enum):
         "the state of lowest F seen, as keep='best' asks; the rule went on from it and converged "
         "where F is higher; continue with init=result and rule='fixed'"
     )
+    SETTLED = (
+        "the rule's own criterion was met, but this isn't a fixed point of F; for one, continue "
+        "with init=result and rule='backtracking'"
+    )
     MAX_ITERS = "max_iters reached before tol; raise max_iters or tol, or continue with init=result"
     BUDGET = "the budget was used up before tol; raise budget, or continue with init=result"
     OSCILLATING = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, UnsupportedError
 from proxfield.io.calibration import read_calibration, write_calibration
 from proxfield.people.cameras import load_cameras, save_cameras
 
@@ -203,6 +204,11 @@ def test_side_by_side(folder: Path, tmp_path: Path) -> None:
             '<!DOCTYPE a [<!ENTITY b "1 2 3">]><a><rvec>&b;</rvec></a>',
             "has a document type or entities",
         ),
+        (
+            "extrinsic/extr_left.xml",
+            f'<!DOCTYPE a SYSTEM "x.dtd">{extrinsic()[22:]}',
+            "has a document type or entities",
+        ),
     ],
 )
 def test_faults_of_xml(folder: Path, file: str, text: str | None, words: str) -> None:
@@ -218,3 +224,31 @@ def test_faults_of_xml(folder: Path, file: str, text: str | None, words: str) ->
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no extr_NAME\.xml"):
         read_calibration(tmp_path)
+
+
+def test_lens_distortion(save: Callable[[object], Path]) -> None:
+    pytest.importorskip("cv2", reason="lens distortion needs OpenCV")
+    lens = [-0.2, 0.1, 0.001, 0.002, 0.05]
+    (one,) = load_cameras(save({"a": camera(dist=lens)}), size=(640, 480))
+    found, _ = one.project([[0.0, 0.0, 1.0], [1.0, 0.0, 2.0], [0.0, -8.0, 1.0]])
+    # Brown's model at the first point, which is at (-1, 1)/6 before the lens
+    x, y = -1 / 6, 1 / 6
+    square = x * x + y * y
+    k1, k2, p1, p2, k3 = lens
+    radial = 1 + k1 * square + k2 * square**2 + k3 * square**3
+    x, y = (
+        x * radial + 2 * p1 * x * y + p2 * (square + 2 * x * x),
+        y * radial + p1 * (square + 2 * y * y) + 2 * p2 * x * y,
+    )
+    assert found[0] == pytest.approx([320 + 800 * x, 240 + 810 * y])
+    assert found[1] == pytest.approx([320, 240])
+    assert np.isnan(found[2]).all()  # behind the camera
+
+
+def test_lens_distortion_needs_opencv(
+    save: Callable[[object], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    (one,) = load_cameras(save({"a": camera(dist=[0.1, 0, 0, 0])}), size=(640, 480))
+    with pytest.raises(UnsupportedError, match=r'pip install "proxfield\[video\]"'):
+        one.project([[0.0, 0.0, 1.0]])

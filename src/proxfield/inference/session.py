@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,6 +269,11 @@ class Stage:
             keep_best=keep_best,
             first=first,
         )
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What a `Custom` plan keeps from one update to the next."""
+        return self.state.memory
 
     def marginals(self) -> NDArray[np.float64]:
         """A copy of the state's marginals.  # (layout.size,)"""

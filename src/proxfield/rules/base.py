@@ -22,6 +22,8 @@ class Rule(ABC):
     summary: ClassVar[str]
     monotone: ClassVar[bool] = False
     """Whether it is proved that F never rises (with the default parameters)."""
+    special: ClassVar[bool] = False
+    """Whether it is for one kind of term, and refuses other fields."""
 
     def __post_init__(self) -> None:
         self.check()

@@ -10,6 +10,7 @@ from proxfield.rules.anneal import Anneal
 from proxfield.rules.auto import Auto
 from proxfield.rules.backtracking import Backtracking
 from proxfield.rules.base import Rule
+from proxfield.rules.original import Original
 from proxfield.rules.parallel import Adam, Adaptive, AdHoc, Fixed, FullParallel, Momentum
 from proxfield.rules.portfolio import Portfolio, Restarts
 from proxfield.rules.schedules import Colored, Sweep
@@ -30,6 +31,7 @@ RULES: dict[str, type[Rule]] = {
         Restarts,
         Portfolio,
         Auto,
+        Original,
     )
 }
 

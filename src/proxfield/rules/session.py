@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,6 +206,10 @@ class Stage(Protocol):
             first: F of the state, where it is known.
         """
 
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What a `Custom` plan keeps from one update to the next."""
+
     def marginals(self) -> NDArray[np.float64]:
         """A copy of the state's marginals.  # (layout.size,)"""
 
@@ -227,6 +231,10 @@ class Session(Protocol):
     @property
     def start(self) -> NDArray[np.float64]:
         """Marginals of the lowered field to start from.  # (layout.size,)"""
+
+    @property
+    def keep(self) -> str:
+        """Which state to return, "last" or "best"."""
 
     @property
     def limited(self) -> bool:

@@ -385,6 +385,32 @@ class RatioOccupancy(Occupancy):
             total -= slope * without(s, cover, logs, 1 - 2 * mask - psi)
         return total
 
+    def changes_at(self, logs: Floats, ignored: float = 1.0) -> NDArray[np.float64]:
+        """The energy with somebody at i minus that with nobody, all others as expected.
+
+        D_i = Σ_c (Ψ1² − Ψ0²)/(2σ²), with Ψ1 = (num + d_i)/(den + a_i) and, for λ = 1 − 1/p_i,
+        Ψ0 = (num + λ d_i)/(den + λ a_i). Not a gradient; see the rule "original".
+
+        Args:
+            logs: log p_i.  # (n,)
+            ignored: Locations with a larger p_i don't count in the expected images.
+
+        Returns:
+            D_i.  # (n,)
+        """
+        total = np.zeros(self.n_locations)
+        p = np.exp(logs)
+        counted = np.where(p <= ignored * (1 + 1e-12), logs, 0.0)  # p may have been rounded up
+        for s, mask in self.images():
+            cover = s.cover(counted)
+            num, den = self.sums(mask, np.exp(cover))
+            images = np.ones_like(mask), 1 - 2 * mask
+            a, d = (without(s, cover, logs, image) for image in images)  # a_i/p_i and d_i/p_i
+            there = (num + p * d) / (den + p * a)
+            empty = (num + p * d - d) / (den + p * a - a)
+            total += (there**2 - empty**2) / (2 * self.variance)
+        return total
+
     def magnitude(self, layout: Layout) -> float:
         worst = ((m.size * (1 + self.floor)) / (self.floor * m.size) for m in self.masks)
         return float(sum(ratio**2 / (2 * self.variance) for ratio in worst))

@@ -1,0 +1,221 @@
+"""Boxes that a detector found in each camera and frame, and masks of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from proxfield.common.arrays import Doubles
+from proxfield.common.checks import is_real, is_whole
+from proxfield.errors import InputError, shown
+from proxfield.io.files import Target, read_bytes
+from proxfield.io.masks import Size, check_scale, check_sizes, fill_boxes
+from proxfield.io.patterns import fields, fill
+
+COLUMNS = ("camera", "frame", "left", "top", "right", "bottom")
+MIN_SCORE = 0.5
+
+Found = dict[int, list[tuple[float, ...]]]
+"""Left, top, right, bottom and score of each box, by frame."""
+
+
+@dataclass(frozen=True)
+class BoxMasks:
+    """Masks from boxes: filled rectangles.
+
+    Args:
+        path: A ``.csv`` or ``.json`` file of all cameras, or a pattern with ``%c`` or
+            ``{camera}`` for one file per camera; see `read_boxes`.
+        cameras: Names of the cameras, as in the file.
+        sizes: Width and height of each camera's images.
+        scale: Resolution of the masks relative to the images.
+        min_score: Boxes of a lower score are dropped.
+        soft: Fill boxes with their scores instead of 1.
+    """
+
+    path: str
+    cameras: tuple[str, ...]
+    sizes: tuple[Size, ...]
+    scale: float = 1.0
+    min_score: float = MIN_SCORE
+    soft: bool = False
+    _found: dict[str, Found] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _all: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_scale(self.scale)
+        check_sizes(self.sizes, self.cameras)
+        self._found.update(read_boxes(self.path, self.cameras))
+        self._all.extend(sorted({frame for found in self._found.values() for frame in found}))
+
+    def frames(self) -> list[int]:
+        """Frames of the file, in order."""
+        return list(self._all)
+
+    def boxes(self, camera: str, frame: int) -> tuple[Doubles, Doubles]:
+        """Boxes of a camera in a frame, and their scores.  # (n, 4), (n,)"""
+        rows = np.array(self._found[camera].get(frame, []), dtype=float).reshape(-1, 5)
+        rows = rows[rows[:, 4] >= self.min_score]
+        return rows[:, :4], rows[:, 4]
+
+    def read(self, frame: int) -> list[Doubles | None]:
+        """The masks of a frame, one per camera."""
+        out: list[Doubles | None] = []
+        for camera, size in zip(self.cameras, self.sizes, strict=True):
+            if frame not in self._found[camera]:
+                raise InputError(f"frame {frame} of camera {camera} is missing", path=self.path)
+            boxes, scores = self.boxes(camera, frame)
+            values = np.clip(scores, 0, 1) if self.soft else np.ones(len(scores))
+            out.append(fill_boxes(boxes, values, size, self.scale))
+        return out
+
+
+def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
+    """Boxes of several cameras.
+
+    Three forms: CSV with columns camera, frame, left, top, right, bottom and, if wanted, score; a
+    JSON list of objects with these names; and, for one file per camera, a JSON object with
+    ``idxs`` (frames), ``bboxes`` (of each frame) and ``scores``.
+
+    Args:
+        path: The file, or a pattern with ``%c`` or ``{camera}``.
+        cameras: Names of the cameras.
+
+    Raises:
+        InputError: If a file can't be read, or a camera has no boxes.
+    """
+    if "camera" in fields(path):
+        parts = [_read_file(fill(path, camera=c), c) for c in cameras]
+    else:
+        parts = [_read_file(str(path), cameras[0] if len(cameras) == 1 else None)]
+    found = {camera: frames for part, _ in parts for camera, frames in part.items()}
+    for camera in cameras:
+        if camera not in found:
+            raise InputError(
+                f"camera {camera} has no boxes, expected one of: {', '.join(found)}", path=str(path)
+            )
+    # a frame without boxes isn't in a list of boxes: there a camera has seen nobody
+    known = {frame for frames in found.values() for frame in frames}
+    for part, complete in parts:
+        for frames in part.values():
+            for frame in () if complete else known:
+                frames.setdefault(frame, [])
+    return {camera: found[camera] for camera in cameras}
+
+
+def _read_file(path: str, camera: str | None) -> tuple[dict[str, Found], bool]:
+    """Boxes by camera and frame, and whether frames without boxes are listed too."""
+    data, name = read_bytes(path)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError("isn't text, expected CSV or JSON", path=name) from None
+    if not text.lstrip().startswith(("{", "[")):
+        return _from_csv(text, name, camera), False
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"isn't JSON ({error.msg})", path=name, line=error.lineno) from None
+    except (RecursionError, ValueError):
+        raise InputError("isn't JSON that can be read", path=name) from None
+    if isinstance(content, dict) and "bboxes" in content:
+        if camera is None:
+            raise InputError(
+                "has the boxes of one camera, expected one file for each: %c in the name", path=name
+            )
+        return {camera: _from_frames(content, name)}, True
+    if not isinstance(content, list):
+        raise InputError('expected a list of boxes, or an object with "bboxes"', path=name)
+    out: dict[str, Found] = {}
+    for k, item in enumerate(content):
+        if not isinstance(item, dict):
+            raise InputError(f"box {k} isn't an object", path=name)
+        who = item.get("camera", camera)
+        if who is None:
+            raise InputError(f"box {k} has no camera", path=name)
+        row = [item.get(key) for key in (*COLUMNS[2:], "score")]
+        _add(out, str(who), item.get("frame"), row, InputError(f"box {k}", path=name))
+    return out, False
+
+
+def _from_csv(text: str, name: str, camera: str | None) -> dict[str, Found]:
+    reader = csv.DictReader(io.StringIO(text))
+    names = [n.strip().lower() for n in reader.fieldnames or []]
+    need = COLUMNS if camera is None else COLUMNS[1:]
+    if not set(need) <= set(names):
+        raise InputError(
+            f"has columns {shown(', '.join(names))}, expected {', '.join(need)}", path=name, line=1
+        )
+    reader.fieldnames = names
+    out: dict[str, Found] = {}
+    for item in reader:
+        line = reader.line_num
+        try:
+            row = [float(item[key]) for key in COLUMNS[2:]]
+            score = (item.get("score") or "").strip()
+            frame = float(item["frame"])
+            who = (item.get("camera") or camera or "").strip()
+            _add(
+                out,
+                who,
+                frame,
+                [*row, float(score) if score else 1.0],
+                InputError("the box", path=name, line=line),
+            )
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError("has something that isn't a number", path=name, line=line) from None
+    if not out:
+        raise InputError("has no boxes", path=name)
+    return out
+
+
+def _from_frames(content: dict[str, Any], name: str) -> Found:
+    boxes: Any = content["bboxes"]
+    frames: Any = content.get("idxs")
+    if frames is None and isinstance(boxes, list):
+        frames = list(range(len(boxes)))
+    scores = content.get("scores")
+    lists = [frames, boxes] if scores is None else [frames, boxes, scores]
+    if not all(isinstance(v, list) and len(v) == len(boxes) for v in lists):
+        raise InputError("idxs, bboxes and scores must be lists of the same length", path=name)
+    out: dict[str, Found] = {"": {}}
+    for k, (frame, some) in enumerate(zip(frames, boxes, strict=True)):
+        if not isinstance(some, list):
+            raise InputError(f"frame {shown(frame)} has no list of boxes", path=name)
+        rates = [None] * len(some) if scores is None else scores[k]
+        if not isinstance(rates, list) or len(rates) != len(some):
+            raise InputError(f"frame {shown(frame)} has another number of scores", path=name)
+        if not is_whole(frame):
+            raise InputError(f"frame {shown(frame)}, expected a whole number", path=name)
+        out[""].setdefault(int(frame), [])
+        for box, score in zip(some, rates, strict=True):
+            row = [*box, score] if isinstance(box, list) else [box]
+            _add(out, "", frame, row, InputError(f"a box of frame {frame}", path=name))
+    return out[""]
+
+
+def _add(
+    out: dict[str, Found], camera: str, frame: object, row: list[Any], about: InputError
+) -> None:
+    """Keep a box, or say what is wrong with it."""
+
+    def refuse(message: str) -> InputError:
+        return InputError(f"{about.message} {message}", path=about.path, line=about.line)
+
+    if len(row) == 5 and row[4] is None:
+        row = [*row[:4], 1.0]
+    if not is_whole(frame):
+        raise refuse(f"has frame {shown(frame)}, expected a whole number")
+    if len(row) != 5 or not all(is_real(v) and np.isfinite(v) for v in row):
+        raise refuse("isn't made of numbers, expected left, top, right, bottom")
+    if row[2] < row[0] or row[3] < row[1]:
+        raise refuse(f"ends before it begins: {shown(row[:4])}")
+    frames = out.setdefault(camera, {})
+    frames.setdefault(int(frame), []).append(tuple(float(v) for v in row))  # type: ignore[call-overload]

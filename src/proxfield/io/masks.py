@@ -1,0 +1,243 @@
+"""Masks of the foreground: pictures of each camera and frame, or boxes of a detector filled.
+
+Every source of masks offers the same: `frames`, those that it has, and `read`, the masks of all
+cameras in one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from proxfield.common.arrays import Doubles, Pixels
+from proxfield.common.checks import is_real
+from proxfield.errors import InputError, shown
+from proxfield.io.files import Target, display_name
+from proxfield.io.images import read_image
+from proxfield.io.patterns import fields, fill, find_frames, missing_file
+
+Size = tuple[int, int]
+"""Width and height."""
+
+
+class MaskSource(Protocol):
+    """Where masks come from."""
+
+    def frames(self) -> list[int]:
+        """Frames for which there are masks, in order."""
+
+    def read(self, frame: int) -> list[Doubles | None]:
+        """The masks of a frame, one per camera; None for a camera without one.
+
+        Returns:
+            Values from 0 (background) to 1 (foreground).  # (height, width) each
+        """
+
+
+@dataclass(frozen=True)
+class MaskFiles:
+    """Masks in pictures: the mean of red, green and blue, divided by 255.
+
+    Args:
+        pattern: Names of the files, with places for the camera and the frame: ``%c`` and ``%f``,
+            or ``{camera}`` and ``{frame}``. ``.npy`` files are read too.
+        cameras: Names of the cameras, as in files' names.
+        sizes: Width and height of each camera's images; files may have this size or be scaled
+            already. By default any.
+        scale: Resolution of the masks relative to the files; 0.25 averages 4×4 pixels.
+        missing: What to do about a frame that a camera doesn't have: "error", or "skip", which
+            leaves its mask out.
+
+    Raises:
+        InputError: If a camera has no masks at all.
+    """
+
+    pattern: str
+    cameras: tuple[str, ...]
+    sizes: tuple[Size, ...] | None = None
+    scale: float = 1.0
+    missing: str = "error"
+
+    def __post_init__(self) -> None:
+        check_scale(self.scale)
+        if self.missing not in ("error", "skip"):
+            raise InputError(f"missing={shown(self.missing)}, expected error or skip")
+        places = fields(self.pattern)
+        if "frame" not in places:
+            raise InputError(f"masks {shown(self.pattern)}: expected a place for the frame, %f")
+        if len(self.cameras) > 1 and "camera" not in places:
+            raise InputError(
+                f"masks {shown(self.pattern)}: expected a place for the camera, %c, since there "
+                f"are {len(self.cameras)} cameras"
+            )
+        if self.sizes is not None and len(self.sizes) != len(self.cameras):
+            raise InputError(f"{len(self.sizes)} sizes for {len(self.cameras)} cameras")
+        for camera in self.cameras:
+            if not find_frames(self.pattern, camera):
+                raise InputError(
+                    f"camera {camera} has no masks, expected files like "
+                    f"{display_name(fill(self.pattern, camera=camera, frame=0))}"
+                )
+
+    def frames(self) -> list[int]:
+        """Frames that any camera has, in order."""
+        found = [find_frames(self.pattern, camera) for camera in self.cameras]
+        return sorted(set().union(*found))
+
+    def read(self, frame: int) -> list[Doubles | None]:
+        """The masks of a frame, one per camera.
+
+        Raises:
+            InputError: If a file is missing, damaged or of another size.
+        """
+        masks = [self._read_one(k, frame) for k in range(len(self.cameras))]
+        if all(mask is None for mask in masks):
+            raise InputError(f"frame {frame} has no masks in any camera")
+        return masks
+
+    def _read_one(self, k: int, frame: int) -> Doubles | None:
+        path = fill(self.pattern, camera=self.cameras[k], frame=frame)
+        if not Path(path).exists():
+            if self.missing == "skip":
+                return None
+            raise missing_file(self.pattern, self.cameras[k], frame)
+        size = None if self.sizes is None else self.sizes[k]
+        return read_mask(path, size, self.scale)
+
+
+def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Doubles:
+    """One mask, 0 to 1.
+
+    Args:
+        path: A picture or a ``.npy`` file.
+        size: Width and height that it must have, unless it is scaled already.
+        scale: Resolution of the result relative to the size.
+
+    Raises:
+        InputError: If the file can't be read or has another size.
+    """
+    name = display_name(path)
+    mask = as_mask(read_image(path), name)
+    height, width = mask.shape
+    full = (width, height) if size is None else size
+    wanted = scaled_size(full, scale)
+    if (width, height) == wanted:
+        return mask
+    if (width, height) != tuple(full):
+        raise InputError(
+            f"the mask has {width}×{height} pixels, expected {full[0]}×{full[1]} as the "
+            "silhouettes have",
+            path=name,
+        )
+    return resize(mask, *wanted)
+
+
+def as_mask(pixels: Pixels, name: str) -> Doubles:
+    """Pixels as a mask: whole numbers are shares of the largest, colors are averaged.
+
+    Example:
+        >>> as_mask(np.array([[[255, 0, 0], [255, 255, 255]]], dtype=np.uint8), "x").round(2)
+        array([[0.33, 1.  ]])
+    """
+    values = np.asarray(pixels)
+    full = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}.get(values.dtype, 1.0)
+    if values.ndim == 3 and values.shape[2] in (1, 3):
+        full, values = full * values.shape[2], values.sum(axis=2, dtype=np.float64)
+    if values.ndim != 2 or not values.size:
+        raise InputError(f"holds an array of shape {values.shape}, expected a mask", path=name)
+    out = np.asarray(values / full, dtype=np.float64)
+    if not ((out >= 0) & (out <= 1)).all():
+        raise InputError("has values outside of 0 to 1, expected a mask", path=name)
+    return out
+
+
+def check_scale(scale: float) -> None:
+    """Refuse what isn't a scale."""
+    if not is_real(scale) or not 0 < scale <= 16:
+        raise InputError(f"scale={shown(scale)}, expected a number above 0, 0.25 for a quarter")
+
+
+def scaled_size(size: Size, scale: float) -> Size:
+    """Width and height at another resolution, at least one pixel each.
+
+    Example:
+        >>> scaled_size((1920, 1080), 0.25)
+        (480, 270)
+    """
+    check_scale(scale)
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def resize(mask: Doubles, width: int, height: int) -> Doubles:
+    """A mask at another resolution: each pixel is the average over the area that it covers.
+
+    Example:
+        >>> resize(np.array([[0.0, 1.0, 1.0]]), 2, 1).round(3).tolist()
+        [[0.333, 1.0]]
+    """
+    rows, columns = mask.shape
+    if rows % height == 0 and columns % width == 0:
+        blocks = mask.reshape(height, rows // height, width, columns // width)
+        return np.asarray(blocks.mean(axis=(1, 3)))
+    return np.asarray(np.clip(_shrink(_shrink(mask, width).T, height).T, 0.0, 1.0))
+
+
+def _shrink(mask: Doubles, count: int) -> Doubles:
+    """Averages over ``count`` equal parts of each row."""
+    edges = np.arange(count + 1) * (mask.shape[1] / count)
+    whole = np.minimum(edges.astype(np.int64), mask.shape[1] - 1)
+    sums = np.zeros((mask.shape[0], mask.shape[1] + 1))
+    np.cumsum(mask, axis=1, out=sums[:, 1:])
+    at = sums[:, whole] + (edges - whole) * mask[:, whole]
+    return np.asarray(np.diff(at, axis=1) * (count / mask.shape[1]))
+
+
+def fill_boxes(boxes: Doubles, values: Doubles, size: Size, scale: float = 1.0) -> Doubles:
+    """A mask of filled boxes; a pixel that a box covers in part has that part of its value.
+
+    Args:
+        boxes: Left, top, right and bottom in pixels of the full resolution.  # (n, 4)
+        values: Of each box; the largest counts where they overlap.  # (n,)
+        size: Width and height at full resolution.
+        scale: Resolution of the mask relative to that.
+
+    Example:
+        >>> fill_boxes(np.array([[0.0, 0.0, 1.5, 1.0]]), np.array([1.0]), (3, 2)).tolist()
+        [[1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    """
+    width, height = scaled_size(size, scale)
+    out = np.zeros((height, width))
+    by = np.array([width / size[0], height / size[1]] * 2)
+    for box, value in zip(np.asarray(boxes, dtype=float).reshape(-1, 4) * by, values, strict=True):
+        (left, right), (top, bottom) = (
+            _reach(box[k], box[k + 2], m) for k, m in ((0, width), (1, height))
+        )
+        if left >= right or top >= bottom:
+            continue
+        across = _cover(box[0], box[2], left, right)
+        down = _cover(box[1], box[3], top, bottom)
+        part = out[top:bottom, left:right]
+        np.maximum(part, value * down[:, None] * across, out=part)
+    return out
+
+
+def _reach(low: float, high: float, limit: int) -> tuple[int, int]:
+    """The pixels between two coordinates that are in the image."""
+    return max(0, math.floor(max(low, 0.0))), min(limit, math.ceil(min(high, float(limit))))
+
+
+def _cover(low: float, high: float, first: int, end: int) -> Doubles:
+    """How much of each pixel is between two coordinates."""
+    at = np.arange(first, end)
+    return np.asarray(np.clip(np.minimum(high, at + 1) - np.maximum(low, at), 0.0, 1.0))
+
+
+def check_sizes(sizes: Sequence[Size], cameras: Sequence[str]) -> None:
+    """Refuse sizes that aren't one per camera."""
+    if len(sizes) != len(cameras):
+        raise InputError(f"{len(sizes)} sizes for {len(cameras)} cameras")
