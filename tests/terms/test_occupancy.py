@@ -29,7 +29,7 @@ def scene(
         right = np.minimum(width, left + rng.integers(0, 6, size=n))  # some can't be seen
         bottom = np.minimum(height, top + rng.integers(1, 7, size=n))
         silhouettes.append(pf.Boxes(height, width, np.stack([left, top, right, bottom], axis=1)))
-    silhouettes.append(pf.Runs.from_masks(rng.random((n, 9, 5)) < 0.3))
+    silhouettes.append(pf.Runs.from_masks(rng.random((n, 11, 5)) < 0.3))
     masks: list[Any] = [rng.random((s.height, s.width)) for s in silhouettes]
     masks[1] = masks[1] < 0.4
     if missing:
