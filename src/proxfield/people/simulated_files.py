@@ -16,6 +16,7 @@ from proxfield.io.files import display_name
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.pom import format_pom
 from proxfield.people.cameras import save_cameras
+from proxfield.people.scene import Scene
 from proxfield.people.simulate import Simulation
 
 MASKS = "mask-f%f-c%c.png"
@@ -26,6 +27,7 @@ A simulated scene ({kind}): {people} people, {cameras} cameras, {frames} frames,
 Made by proxfield make people --kind {kind} --seed {seed}, with the options that show below.
 
 scene.pom         what people at each of {locations} locations would cover in each camera
+locations.csv     where these locations are: x and y in meters, one line each
 calibration.json  the cameras: x = K (R X + t), in meters and pixels
 {masks}  masks of frame %f and camera %c: 0 background, 255 foreground
 truth.csv         where people are: frame, x and y in meters
@@ -80,6 +82,7 @@ def write_simulation(
         aside.mkdir()
         pom = simulation.scene.to_pom(input_format=MASKS, process=((0, count),))
         _write(aside / "scene.pom", format_pom(pom))
+        _write(aside / "locations.csv", format_locations(simulation.scene))
         save_cameras(aside / "calibration.json", simulation.cameras)
         rows = ["frame,x,y"]
         for frame, (masks, truth) in enumerate(simulation.frames(count)):
@@ -99,6 +102,13 @@ def write_simulation(
         raise InputError(f"can't write ({reason})", path=display_name(folder)) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def format_locations(scene: Scene) -> str:
+    """Positions of a scene's locations, one line each: a .pom file doesn't have them."""
+    assert scene.positions is not None
+    rows = (f"{x:.6g},{y:.6g}" for x, y in scene.positions.tolist())
+    return "\n".join(["x,y", *rows]) + "\n"
 
 
 def _write(path: Path, text: str) -> None:
