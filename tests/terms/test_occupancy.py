@@ -216,6 +216,26 @@ def test_kernels_follow_the_term(
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_kernels_where_almost_all_locations_are_occupied(model: str) -> None:
+    """Too many pixels to sum one by one: p from 1 down to below `SMALLEST`."""
+    pytest.importorskip("numba")
+    term, layout, n = scene(8, n=300, model=model), Layout(np.full(300, 2)), 300
+    maker = implementation(term, "cpu")
+    assert maker is not None
+    own = maker(term, layout, "float64")
+    rng = np.random.default_rng(1)
+    for few in (0, 296):
+        p = 10.0 ** rng.uniform(-33, 0, size=n)
+        p[:few] = 0.999
+        q = np.stack([p, 1 - p], axis=1).ravel()
+        expected, got = np.zeros(2 * n), np.zeros(2 * n)
+        term.add_gradient(layout, q, expected)
+        assert own.add_gradient(q, got) == pytest.approx(term.energy(layout, q), rel=1e-9)
+        np.testing.assert_allclose(got, expected, rtol=1e-7, atol=1e-8)
+    assert np.abs(expected).max() > 0.01
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_kernels_of_binary_programs(model: str) -> None:
     """From log p_i, with the sign of a difference between labels; −inf counts as `SMALLEST`."""
     pytest.importorskip("numba")
