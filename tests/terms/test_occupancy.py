@@ -29,7 +29,7 @@ def scene(
         right = np.minimum(width, left + rng.integers(0, 6, size=n))  # some can't be seen
         bottom = np.minimum(height, top + rng.integers(1, 7, size=n))
         silhouettes.append(pf.Boxes(height, width, np.stack([left, top, right, bottom], axis=1)))
-    silhouettes.append(pf.Runs.from_masks(rng.random((n, 9, 5)) < 0.3))
+    silhouettes.append(pf.Runs.from_masks(rng.random((n, 11, 5)) < 0.3))
     masks: list[Any] = [rng.random((s.height, s.width)) for s in silhouettes]
     masks[1] = masks[1] < 0.4
     if missing:
@@ -213,6 +213,27 @@ def test_kernels_follow_the_term(
         assert energy == pytest.approx(term.energy(layout, q), rel=1e-9)
         tolerance = {"float64": 1e-8, "float32": 1e-5}[dtype] * (1 + np.abs(expected).max())
         np.testing.assert_allclose(got - 3.0, expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_kernels_where_almost_all_locations_are_occupied(model: str) -> None:
+    """Too many pixels to sum one by one: p from 1 down to below `SMALLEST`."""
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(1)
+    boxes = [[0, 0, 4, 9]] * 200 + [[x, y, x + 1, y + 2] for x in range(5, 11) for y in (0, 2, 7)]
+    term = pf.Occupancy([pf.Boxes(9, 11, boxes)], [rng.random((9, 11))], model=model)
+    n = len(boxes)
+    layout = Layout(np.full(n, 2))
+    maker = implementation(term, "cpu")
+    assert maker is not None
+    own = maker(term, layout, "float64")
+    p = 10.0 ** rng.uniform(-33, 0, size=n)
+    q = np.stack([p, 1 - p], axis=1).ravel()
+    expected, got = np.zeros(2 * n), np.zeros(2 * n)
+    term.add_gradient(layout, q, expected)
+    assert own.add_gradient(q, got) == pytest.approx(term.energy(layout, q), rel=1e-9)
+    np.testing.assert_allclose(got, expected, rtol=1e-7, atol=1e-8)
+    assert (np.abs(expected[400::2]) > 1e-4).all()  # those that are alone
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -83,7 +83,7 @@ class Original(Rule):
             small = bool(np.abs(new - p).max(initial=0.0) < self.error)
             memory["stable"] = memory.get("stable", 0) + 1 if small else 0
             with np.errstate(divide="ignore"):
-                return -np.log(np.stack([1.0 - new, new], axis=1).ravel())
+                return np.asarray(-np.log(np.stack([1.0 - new, new], axis=1).ravel()))
 
         return Custom(update, 1.0 - self.smoothing)
 

@@ -26,6 +26,8 @@ LOG_DIRECT = float(np.log(DIRECT))
 LN2 = float(np.log(2.0))
 MAGIC = 1.5 * 2.0**52
 """Doubles of this size have no digits after the point."""
+MAX_DIRECT = 4
+"""Pixels that are summed one by one at most, as a multiple of those of the image."""
 ROWS = 4
 """Rows that are summed side by side."""
 
@@ -275,6 +277,16 @@ def ratio_camera(
 
 
 @inlined
+def difference(total: Doubles, corner: NDArray[np.int32], k: int, stride: int, boxes: bool) -> Any:
+    """Sum over one part of a silhouette, from the integral image."""
+    if boxes:
+        return (total[corner[k, 3]] - total[corner[k, 1]]) - (
+            total[corner[k, 2]] - total[corner[k, 0]]
+        )
+    return total[corner[k, 1] + stride] - total[corner[k, 0] + stride]
+
+
+@inlined
 def gather(
     cameras: Cameras, c: int, room: Room, logs: Doubles, direct: bool, factor: float, psi: float,
     out: Doubles,
@@ -282,32 +294,70 @@ def gather(
     """Add ``factor`` · Σ_{R_i} (image − ψ) N/p_i to ``out``; the integral image holds the sums."""
     start, end = cameras.plane[c], cameras.plane[c + 1]
     stride, boxes = cameras.width[c] + 1, cameras.boxes[c]
-    image = cameras.image[start:end]
-    cover, total = planes(room, c, end - start)
+    _, total = planes(room, c, end - start)
     corner, owner, inverse = cameras.corner, cameras.owner, room.inverse
     for k in range(cameras.part[c], cameras.part[c + 1]):
         i = owner[k]
         if direct and logs[i] < LOG_DIRECT:
             continue
-        if boxes:
-            value = (total[corner[k, 3]] - total[corner[k, 1]]) - (
-                total[corner[k, 2]] - total[corner[k, 0]]
-            )
-        else:
-            value = total[corner[k, 1] + stride] - total[corner[k, 0] + stride]
-        out[i] += factor * inverse[i] * value
-    if not direct:
-        return
-    for k in range(cameras.part[c], cameras.part[c + 1]):
-        i = owner[k]
-        if logs[i] < LOG_DIRECT:
+        out[i] += factor * inverse[i] * difference(total, corner, k, stride, boxes)
+    if direct:
+        gather_small(cameras, c, room, logs, factor, psi, out)
+
+
+@inlined
+def gather_small(
+    cameras: Cameras, c: int, room: Room, logs: Doubles, factor: float, psi: float, out: Doubles
+) -> None:
+    """The same for p_i below `DIRECT`, where differences of integral images lose their digits.
+
+    Their pixels are summed one by one, unless these would be more than the image has a few times:
+    then from integral images of the pixels with small N alone, one for each factor of `DIRECT`.
+    """
+    start, end = cameras.plane[c], cameras.plane[c + 1]
+    height, stride, boxes = cameras.height[c], cameras.width[c] + 1, cameras.boxes[c]
+    image = cameras.image[start:end]
+    cover, total = planes(room, c, end - start)
+    corner, owner, inverse = cameras.corner, cameras.owner, room.inverse
+    first, last = cameras.part[c], cameras.part[c + 1]
+    area = 0
+    for k in range(first, last):
+        if logs[owner[k]] < LOG_DIRECT:
             n_rows = (corner[k, 2] - corner[k, 0]) // stride if boxes else 1
-            value = 0.0
-            for y in range(n_rows):
-                a, b = corner[k, 0] + y * stride, corner[k, 1] + y * stride
-                for x in range(a, b):
-                    value += (image[x] - psi) * cover[x]
-            out[i] += factor * inverse[i] * value
+            area += n_rows * (corner[k, 1] - corner[k, 0])
+    if area <= MAX_DIRECT * (end - start):
+        for k in range(first, last):
+            i = owner[k]
+            if logs[i] < LOG_DIRECT:
+                n_rows = (corner[k, 2] - corner[k, 0]) // stride if boxes else 1
+                value = 0.0
+                for y in range(n_rows):
+                    a, b = corner[k, 0] + y * stride, corner[k, 1] + y * stride
+                    for x in range(a, b):
+                        value += (image[x] - psi) * cover[x]
+                out[i] += factor * inverse[i] * value
+        return
+    rows = room.rows[c]
+    top = LOG_DIRECT
+    while top > 6 * LOG_DIRECT:
+        low = top + LOG_DIRECT
+        limit = exp_of(top) * (1.0 + 1e-6)  # N may have been rounded up
+        y = 0
+        while y < height:
+            count = ROWS if y + ROWS <= height else 1
+            at = y * stride
+            for k in range(count):
+                row, w = rows[k], image[at + k * stride : at + (k + 1) * stride]
+                n = cover[at + k * stride : at + (k + 1) * stride]
+                for x in range(stride - 1):
+                    row[x] = (w[x] - psi) * n[x] if n[x] < limit else 0.0
+            integrate(rows, total, at, stride, count, boxes)
+            y += count
+        for k in range(first, last):
+            i = owner[k]
+            if low <= logs[i] < top:
+                out[i] += factor * inverse[i] * difference(total, corner, k, stride, boxes)
+        top = low
 
 
 @inlined

@@ -1,0 +1,174 @@
+"""Occupancy maps on one CPU thread: milliseconds of an iteration, and what they depend on.
+
+- ``smidm``: 2 cameras of 160×120 pixels and 1332 locations, the example of the published program.
+- ``wildtrack``: 7 cameras at a quarter of full HD, locations 10 cm apart (43,200).
+- ``regular``: a camera and a regular grid of locations, every number of pixels with every number
+  of locations. The cost is linear in both: a fit of ms = a + b·pixels + c·boxes is printed.
+
+An iteration is an update of all locations by ``fixed`` with a small step, energy and gradient
+included, in float64; ``kernel`` is the energy and the gradient alone. The least of some repetitions
+counts, because other work on a machine only adds to it; the median is there too.
+
+Run: python benchmarks/occupancy_speed.py [--data FOLDER] [--repeats N] [--json FILE]
+
+FOLDER holds ``smidm`` and ``wildtrack`` (see people_data.py); without it, only regular scenes run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import proxfield as pf
+from proxfield.backends.numba.occupancy import OccupancyOnCpu
+from proxfield.terms.occupancy import Occupancy
+
+STEP = 0.05
+ITERATIONS = 40
+PIXELS = ((120, 160), (240, 320), (480, 640), (960, 1280))
+"""Heights and widths of regular scenes."""
+LOCATIONS = (1_000, 10_000, 100_000)
+
+
+def regular(height: int, width: int, n: int) -> list[pf.Boxes]:
+    """Boxes an eighth as wide and a quarter as high as the image, on a grid over all of it."""
+    rows = max(1, round((n * height / width) ** 0.5))
+    columns = -(-n // rows)
+    across, down = width // 8, height // 4
+    left = np.linspace(0, width - across, columns).astype(np.int64)
+    top = np.linspace(0, height - down, rows).astype(np.int64)
+    y, x = (a.ravel()[:n] for a in np.meshgrid(top, left, indexing="ij"))
+    return [pf.Boxes(height, width, np.stack([x, y, x + across, y + down], axis=1))]
+
+
+def blobs(silhouettes: list[Any] | tuple[Any, ...], seed: int = 0) -> list[np.ndarray]:
+    """Masks in which a few people stand."""
+    rng = np.random.default_rng(seed)
+    there = rng.choice(silhouettes[0].n_locations, size=8, replace=False)
+    return [
+        np.clip(s.cover(np.isin(np.arange(s.n_locations), there).astype(float)), 0, 1)
+        for s in silhouettes
+    ]
+
+
+def smidm(folder: Path) -> tuple[list[pf.Boxes], list[np.ndarray]]:
+    """The silhouettes and the masks of the first frame."""
+    from PIL import Image
+
+    from proxfield.io.pom import read_pom
+
+    pom = read_pom(folder / "test.pom")
+    paths = [folder / "images" / f"view-f160-c{c}.png" for c in pom.cameras]
+    masks = [np.asarray(Image.open(p).convert("RGB")).mean(axis=2) / 255 for p in paths]
+    pairs = zip(pom.sizes, pom.boxes, strict=True)
+    return [pf.Boxes(height, width, boxes) for (width, height), boxes in pairs], masks
+
+
+def wildtrack(folder: Path) -> tuple[list[pf.Boxes], list[np.ndarray]]:
+    """The silhouettes and the masks of the first frame."""
+    from people_data import wildtrack as recording
+
+    found = recording(folder, spacing=0.1)
+    _, masks, _ = next(iter(found))
+    return list(found.scene.silhouettes), masks
+
+
+def measure(term: Occupancy, prior: float, repeats: int) -> dict[str, Any]:
+    """Milliseconds of an iteration and of the kernel alone."""
+    n = term.n_locations
+    energies = np.tile([0.0, np.log((1 - prior) / prior)], (n, 1))
+    field = pf.Field(n, 2, [pf.Unary(energies), term])
+    options: dict[str, Any] = {"init": "unary", "tol": 0.0, "threads": 1, "dtype": "float64"}
+    whole = []
+    for _ in range(repeats + 1):
+        result = pf.infer(field, "fixed", step=STEP, max_iters=ITERATIONS, **options)
+        whole.append(1e3 * result.seconds / result.iterations)
+    own = OccupancyOnCpu(term, field.layout, "float64")
+    logs = np.log(result.q[::2].clip(1e-30))
+    out, alone = np.zeros(n), []
+    for _ in range(repeats + 1):
+        begun = time.perf_counter()
+        for _ in range(ITERATIONS):
+            own.add_binary_gradient(logs, out)
+        alone.append(1e3 * (time.perf_counter() - begun) / ITERATIONS)
+    return {
+        "model": term.model,
+        "locations": n,
+        "cameras": len(term.silhouettes),
+        "pixels": sum(s.height * s.width for s in term.silhouettes),
+        "boxes": sum(int(s.visible.sum()) for s in term.silhouettes),
+        "iteration_ms": min(whole[1:]),
+        "iteration_median_ms": statistics.median(whole[1:]),
+        "kernel_ms": min(alone[1:]),
+        "kernel_median_ms": statistics.median(alone[1:]),
+    }
+
+
+def show(name: str, row: dict[str, Any]) -> None:
+    """One line per case."""
+    print(
+        f"{name:10} {row['model']:6} {row['locations']:>7} locations {row['boxes']:>7} boxes "
+        f"{row['pixels']:>8} pixels  iteration {row['iteration_ms']:8.3f} ms "
+        f"(median {row['iteration_median_ms']:.3f})  kernel {row['kernel_ms']:8.3f} ms",
+        flush=True,
+    )
+
+
+def fit(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """ns per pixel and per box, and the largest relative error, of kernels that grow linearly."""
+    design = np.array([[1.0, r["pixels"], r["boxes"]] for r in rows])
+    ms = np.array([r["kernel_ms"] for r in rows])
+    found, *_ = np.linalg.lstsq(design / ms[:, None], np.ones(len(ms)), rcond=None)
+    error = np.abs(design @ found / ms - 1)
+    return {
+        "ns_per_pixel": 1e6 * float(found[1]),
+        "ns_per_box": 1e6 * float(found[2]),
+        "largest_relative_error": float(error.max()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", type=Path, help="folder with smidm and wildtrack")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    found: dict[str, Any] = {
+        "machine": {"cpu": platform.processor() or platform.machine(), "load": os.getloadavg()[0]},
+        "cases": [],
+        "regular": [],
+        "fit": {},
+    }
+    for name, load, prior in (("smidm", smidm, 0.01), ("wildtrack", wildtrack, 1e-4)):
+        if args.data is None or not (args.data / name).exists():
+            continue
+        silhouettes, masks = load(args.data / name)
+        for model in ("exact", "ratio"):
+            row = measure(Occupancy(silhouettes, masks, model=model), prior, args.repeats)
+            show(name, row)
+            found["cases"].append({"name": name, **row})
+    for model in ("exact", "ratio"):
+        rows = []
+        for height, width in PIXELS:
+            for n in LOCATIONS:
+                silhouettes = regular(height, width, n)
+                term = Occupancy(silhouettes, blobs(silhouettes), model=model)
+                rows.append(measure(term, 1e-3, max(3, args.repeats // 3)))
+                show("regular", rows[-1])
+        found["regular"] += rows
+        found["fit"][model] = fit(rows)
+        print(f"{model}: " + ", ".join(f"{k} {v:.3g}" for k, v in found["fit"][model].items()))
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
