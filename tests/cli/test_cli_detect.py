@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.standins import DATA
 
 from proxfield.io.pom import read_dat, read_pom
 from proxfield.people.bodies import Noise
@@ -22,6 +23,7 @@ from proxfield.people.detections import Detections
 from proxfield.people.scene import Scene
 from proxfield.people.simulate import simulate
 from proxfield.people.simulated_files import write_simulation
+from standins import DATA
 
 pytest.importorskip("PIL", reason="masks are pictures")
 
@@ -215,6 +217,23 @@ def test_help_is_light_and_true(process: Callable[..., Any]) -> None:
         ("Distance over which probabilities of neighbors are pooled.", d.pool),
     ):
         assert f"{option} [default: {value:g}" in text
+
+
+def test_the_tutorial_runs_as_printed(invoke: Invoke) -> None:
+    pytest.importorskip("matplotlib", reason="pictures")
+    page = (Path(__file__).parents[2] / "docs" / "people.md").read_text(encoding="utf-8")
+    block = re.search(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    assert block is not None
+    lines = [line for line in block[1].splitlines() if line.startswith("proxfield ")]
+    assert [line.split()[1] for line in lines] == ["make", "detect", "evaluate", "detect"]
+    said = ""
+    for line in lines:
+        done = invoke(*shlex.split(line)[1:])
+        assert done.exit_code == 0, done.stderr
+        said += done.stdout
+    moda = re.search(r"MODA +(\S+)", said)
+    assert moda is not None and f"prints MODA {float(moda[1]):.3f}" in page
+    assert Path("found/pictures/00000000.png").exists()
 
 
 # ---- again ----

@@ -115,7 +115,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             raise
         else:  # a video that ends before its header says; what there is is kept
             ending = str(error)
-    people = store.write_tables()
+    wanted = set(frames)
+    people = sum(frame in wanted for frame in store.write_tables().frame.tolist())
     failed = sum(r["error"] is not None for r in records)
     summary = {
         "frames": len(frames),

@@ -27,6 +27,7 @@ from proxfield.io.files import atomic_write, display_name
 if TYPE_CHECKING:
     from proxfield.common.arrays import Doubles
     from proxfield.people.detect import OccupancyMap
+    from proxfield.people.detections import Detections
 
 MAPS = ("dat", "npy")
 COLUMNS = ("frame", "people", "status", "free_energy", "iterations", "seconds")
@@ -168,12 +169,8 @@ class Store:
 
     # ---- end ----
 
-    def write_tables(self) -> int:
-        """Write detections and a line per frame, of all frames that are finished.
-
-        Returns:
-            Number of detections.
-        """
+    def write_tables(self) -> Detections:
+        """Write detections and a line per frame, of all frames that are finished."""
         import numpy as np
 
         from proxfield.people.detections import Detections
@@ -198,7 +195,7 @@ class Store:
         for r in records:
             write.writerow([len(r["location"]) if k == "people" else r[k] for k in COLUMNS])
         atomic_write(self.folder / "frames.csv", out.getvalue())
-        return len(found)
+        return found
 
 
 def compare(there: Record, now: Record) -> list[str]:
