@@ -300,6 +300,21 @@ def test_warm_starts_go_on_where_they_were(invoke: Invoke, made: Path) -> None:
     assert run(invoke, *warm, "-o", "parts")["skipped"] == 0
 
 
+def test_a_broken_frame_among_warm_ones(invoke: Invoke, made: Path) -> None:
+    warm = (*CALIBRATED, "--warm", "--maps", "npy", "-o", "out")
+    file = made / "mask-f1-c0.png"
+    good = file.read_bytes()
+    file.write_bytes(good[:99])
+    assert invoke("detect", *warm).exit_code == 1
+    kept = Path("out/maps/00000002.npy").read_bytes()
+    assert invoke("detect", *warm).exit_code == 1
+    file.write_bytes(good)
+    summary = run(invoke, *warm)
+    assert (summary["detected"], summary["skipped"]) == (1, 3)
+    assert Path("out/maps/00000002.npy").read_bytes() == kept
+    assert run(invoke, *warm)["skipped"] == 4
+
+
 def test_rectangles_are_kept_and_never_stale(invoke: Invoke, made: Path, monkeypatch: Any) -> None:
     from proxfield.people.cameras import Camera
 
@@ -453,6 +468,10 @@ def test_a_truncated_picture(invoke: Invoke, made: Path, frame: int) -> None:
     assert "mask-f2-c1.png" in done.stderr
     assert Detections.load("out/detections.csv").frames.tolist() == [0, 1, 3]
     assert not Path("out/frames/00000002.json").exists()
+    Path("out/frames/00000003.json").unlink()  # as if the run had been stopped there
+    done = invoke("detect", "made/scene.pom", "-o", "out")
+    assert done.exit_code == 1 and "mask-f2-c1.png" in done.stderr
+    assert Path("out/frames/00000003.json").exists()
 
 
 def test_no_location_is_visible(invoke: Invoke, made: Path) -> None:
