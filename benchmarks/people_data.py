@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
-from scipy.spatial.distance import cdist
-from scipy.spatial.transform import Rotation
 
 from proxfield.people.bodies import Noise, draw_boxes
-from proxfield.people.cameras import Camera
+from proxfield.people.cameras import Camera, load_cameras
+from proxfield.people.detections import Detections
+from proxfield.people.evaluation import evaluate
 from proxfield.people.scene import Scene, grid_positions
 
 PETS_VIEWS = (1, 5, 6, 7, 8)
@@ -89,11 +88,9 @@ def grid_of(region: Region, spacing: float, margin: float) -> tuple[np.ndarray, 
 
 def pets_camera(folder: Path, view: int) -> Camera:
     """One camera, in meters and pixels of the original images."""
-    name = f"View_{view:03d}"
-    given = json.loads((folder / "calibration.json").read_text())[name]
-    width = 768 if view == 1 else 720
-    t = np.array(given["t"]) / 1000  # millimeters
-    return Camera(width, 576, given["K"], given["R"], t, given["dist"], name)
+    size = (768 if view == 1 else 720, 576)
+    path = folder / "calibration.json"
+    return load_cameras(path, names=[f"View_{view:03d}"], size=size, unit="mm")[0]
 
 
 def to_ground(camera: Camera, pixels: np.ndarray) -> np.ndarray:
@@ -198,15 +195,9 @@ def pets(
 # ---- WILDTRACK ----
 
 
-def wildtrack_camera(folder: Path, name: str) -> Camera:
-    """One camera of the undistorted images, in meters and pixels."""
-    calibrations = folder / "calibrations"
-    inner = ElementTree.parse(calibrations / "intrinsic_zero" / f"intr_{name}.xml").getroot()
-    outer = ElementTree.parse(calibrations / "extrinsic" / f"extr_{name}.xml").getroot()
-    matrix = _numbers(inner.find("camera_matrix/data")).reshape(3, 3)
-    rotation = Rotation.from_rotvec(_numbers(outer.find("rvec"))).as_matrix()
-    translation = _numbers(outer.find("tvec")) / 100  # centimeters
-    return Camera(*WILDTRACK_SIZE, matrix, rotation, translation, name=name)
+def wildtrack_cameras(folder: Path) -> tuple[Camera, ...]:
+    """The cameras of the undistorted images, in meters and pixels."""
+    return load_cameras(folder / "calibrations", names=WILDTRACK_CAMERAS, size=WILDTRACK_SIZE)
 
 
 def wildtrack_annotations(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -255,7 +246,7 @@ def wildtrack(
         margin: Meters around the annotated region where there are locations, too.
         **person: As in `Camera.silhouettes`.
     """
-    cameras = tuple(wildtrack_camera(folder, name).scaled(scale) for name in WILDTRACK_CAMERAS)
+    cameras = tuple(camera.scaled(scale) for camera in wildtrack_cameras(folder))
     annotations = wildtrack_annotations(folder)
     positions, grid = grid_of(WILDTRACK_REGION, spacing, margin)
     scene = Scene.from_cameras(cameras, positions, grid, **person)
@@ -275,27 +266,14 @@ def wildtrack(
     return Recording("WILDTRACK", scene, cameras, frames, masks, truth, WILDTRACK_REGION, 0.5)
 
 
-def _numbers(element: ElementTree.Element | None) -> np.ndarray:
-    assert element is not None
-    return np.array((element.text or "").split(), dtype=float)
-
-
 # ---- what is there ----
 
 
-def score_of(
-    found: dict[int, np.ndarray], truth: dict[int, np.ndarray], radius: float, frames: Sequence[int]
-) -> tuple[float, float, float]:
-    """MODA, precision and recall over frames."""
-    right = guesses = people = 0
-    for frame in frames:
-        a, b = found[frame], truth[frame]
-        away = cdist(a, b)
-        rows, columns = linear_sum_assignment(np.where(away <= radius, away - 1e3, 0.0))
-        right += int((away[rows, columns] <= radius).sum())
-        guesses, people = guesses + len(a), people + len(b)
-    misses, false_alarms = people - right, guesses - right
-    return 1 - (misses + false_alarms) / people, right / max(guesses, 1), right / max(people, 1)
+def as_detections(points: dict[int, np.ndarray], frames: Sequence[int]) -> Detections:
+    """Positions by the number of the frame, for `evaluate`."""
+    numbers = np.repeat(frames, [len(points[f]) for f in frames])
+    x, y = np.concatenate([points[f] for f in frames]).T
+    return Detections(numbers, x, y, frames=frames)
 
 
 def main() -> None:
@@ -309,15 +287,12 @@ def main() -> None:
             f"{recording.scene.n_locations} locations, {len(recording.cameras)} cameras"
         )
     truth = pets_truth(folder / "pets2009")
-    for score in (0.5, 0.7, 0.9):
-        alone = pets_baseline(folder / "pets2009", score)
+    for least in (0.5, 0.7, 0.9):
+        alone = pets_baseline(folder / "pets2009", least)
         for every, which in ((5, "development frames"), (1, "all frames")):
             frames = sorted(truth)[::every]
-            moda, precision, recall = score_of(alone, truth, 1.0, frames)
-            print(
-                f"PETS view 1's detector alone, score at least {score}, {which}: MODA {moda:.3f}, "
-                f"precision {precision:.3f}, recall {recall:.3f}"
-            )
+            score = evaluate(as_detections(alone, frames), as_detections(truth, frames), 1.0)
+            print(f"PETS view 1's detector alone, score at least {least}, {which}: {score}")
 
 
 if __name__ == "__main__":

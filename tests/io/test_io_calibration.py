@@ -204,6 +204,11 @@ def test_side_by_side(folder: Path, tmp_path: Path) -> None:
             '<!DOCTYPE a [<!ENTITY b "1 2 3">]><a><rvec>&b;</rvec></a>',
             "has a document type or entities",
         ),
+        (
+            "extrinsic/extr_left.xml",
+            f'<!DOCTYPE a SYSTEM "x.dtd">{extrinsic()[22:]}',
+            "has a document type or entities",
+        ),
     ],
 )
 def test_faults_of_xml(folder: Path, file: str, text: str | None, words: str) -> None:

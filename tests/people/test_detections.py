@@ -45,6 +45,9 @@ def test_pooling_finds_a_person_spread_over_neighbors() -> None:
     assert where.tolist() == [1]
     assert score[0] == pytest.approx(1 - 0.7 * 0.65 * 0.7)
     assert xy[0] == pytest.approx([0.1, 0.0])
+    xy = suppress([0.4, 0.45, 0.0, 0.0], spread, pool=0.15)[2]
+    weights = -np.log1p([-0.4, -0.45])
+    assert xy[0] == pytest.approx([0.1 * weights[1] / weights.sum(), 0.0])
 
 
 def test_pooled_probability_counts_once() -> None:

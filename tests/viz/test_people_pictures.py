@@ -13,7 +13,6 @@ from proxfield.people.scene import Scene, grid_positions
 from proxfield.terms.silhouettes import Boxes, Runs
 from proxfield.viz.people import (
     MAX_CELLS,
-    contact_sheet,
     draw_people,
     ground_figure,
     probability_colors,
@@ -21,6 +20,7 @@ from proxfield.viz.people import (
 )
 from proxfield.viz.plots import save_figure
 from proxfield.viz.quality import Curve, quality_figure
+from proxfield.viz.sheet import contact_sheet
 from proxfield.viz.video import write_video
 
 pytest.importorskip("matplotlib")
@@ -126,6 +126,9 @@ def test_a_sheet_of_all_cameras(scene: Scene, q: np.ndarray, tmp_path: Path) -> 
     assert below_title[50, 90 + 8 + 60].tolist() == [221, 221, 221]  # a missing one
     write_picture(tmp_path / "sheet.png", sheet)
     assert list(tmp_path.iterdir()) == [tmp_path / "sheet.png"]
+    turned = Scene(scene.silhouettes, np.asarray(scene.positions)[:, ::-1])  # a tall ground
+    beside = contact_sheet(turned, images, q, width=90)
+    assert beside.shape[1] > 500 and beside[50, 60].tolist() == [128, 128, 128]
     bare = contact_sheet(Scene(scene.silhouettes), images, q, width=90)  # no positions, no map
     assert bare.shape == (60, 188, 3)
 

@@ -71,7 +71,7 @@ def convergence_charts(curves: Curves) -> list[tuple[str, Chart]]:
             keep = [k for k, v in enumerate(f) if v is not None and iteration[k] > 0]
             x = [max(seconds[k], 1e-6) if what == "seconds" else iteration[k] for k in keep]
             values = [v for k in keep if (v := f[k]) is not None]
-            trace = _line(rule, place)
+            trace = line(rule, place)
             trace["x"] = x
             trace["y"] = [max(v - low, floor) for v in values]
             trace["customdata"] = [
@@ -82,9 +82,9 @@ def convergence_charts(curves: Curves) -> list[tuple[str, Chart]]:
                 "%{customdata[2]:.3g} s<extra></extra>"
             )
             traces.append(trace)
-        layout = _layout(title, "F − lowest F seen")
-        layout["yaxis"]["range"] = [math.log10(floor) - 0.15, math.log10(top) + 0.2]
-        out.append((f"convergence-{curves.suite}-{what}", {"data": traces, "layout": layout}))
+        frame = layout(title, "F − lowest F seen")
+        frame["yaxis"]["range"] = [math.log10(floor) - 0.15, math.log10(top) + 0.2]
+        out.append((f"convergence-{curves.suite}-{what}", {"data": traces, "layout": frame}))
     return out
 
 
@@ -114,7 +114,7 @@ def sensitivity_charts(figure: Sensitivity, suite: str) -> list[tuple[str, Chart
         for place, rule in enumerate(PARAMETER):
             points = figure.curves.get((suite, rule, budget), [])
             points = [(eta, f) for eta, f in points if math.isfinite(f)]
-            trace = _line(rule, place)
+            trace = line(rule, place)
             trace["mode"] = "lines+markers"
             trace["marker"] = {"size": 6, "symbol": ("circle", "diamond", "square")[place % 3]}
             trace["x"] = [eta for eta, _ in points]
@@ -125,12 +125,12 @@ def sensitivity_charts(figure: Sensitivity, suite: str) -> list[tuple[str, Chart
                 "mean F = %{customdata[0]:.2f}<extra></extra>"
             )
             traces.append(trace)
-        layout = _layout("η = 1/(1 + d)", "mean F − lowest", title=f"{budget_name(budget)} budget")
-        layout["yaxis"]["range"] = [math.log10(floor) - 0.15, math.log10(top) + 0.2]
-        layout["shapes"], layout["annotations"] = [], []
+        frame = layout("η = 1/(1 + d)", "mean F − lowest", title=f"{budget_name(budget)} budget")
+        frame["yaxis"]["range"] = [math.log10(floor) - 0.15, math.log10(top) + 0.2]
+        frame["shapes"], frame["annotations"] = [], []
         for label, d, level in damping_marks(figure, suite):
             x = math.log10(1 / (1 + d))
-            layout["shapes"].append(
+            frame["shapes"].append(
                 {
                     "type": "line",
                     "x0": 1 / (1 + d),
@@ -141,7 +141,7 @@ def sensitivity_charts(figure: Sensitivity, suite: str) -> list[tuple[str, Chart
                     "line": {"width": 1, "dash": "dot"},
                 }
             )
-            layout["annotations"].append(
+            frame["annotations"].append(
                 {
                     "x": x,
                     "y": level,
@@ -155,7 +155,7 @@ def sensitivity_charts(figure: Sensitivity, suite: str) -> list[tuple[str, Chart
         out.append(
             (
                 f"sensitivity-{suite}-{budget:g}".replace(".", "_"),
-                {"data": traces, "layout": layout},
+                {"data": traces, "layout": frame},
             )
         )
     return out
@@ -177,7 +177,8 @@ def damping_marks(figure: Sensitivity, suite: str) -> list[tuple[str, float, flo
     return [(label, by[suite], level) for label, by, level in marks if suite in by]
 
 
-def _line(rule: str, place: int) -> Chart:
+def line(rule: str, place: int) -> Chart:
+    """A rule's curve, without its points."""
     style = rule_style(rule, place)
     return {
         "type": "scatter",
@@ -189,7 +190,14 @@ def _line(rule: str, place: int) -> Chart:
     }
 
 
-def _layout(x: str, y: str, title: str | None = None) -> Chart:
+def layout(x: str, y: str, title: str | None = None) -> Chart:
+    """A chart with two logarithmic axes.
+
+    Args:
+        x: Name of the horizontal axis.
+        y: Name of the vertical one.
+        title: Above the chart.
+    """
     axis = {"type": "log", "exponentformat": "power", "dtick": 1, "zeroline": False}
     out: Chart = {
         "height": 360,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from proxfield.bench.charts import Curves, damping_marks, sensitivity_range
+from proxfield.bench.people_report import People, people_figures
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.table import budget_name
 from proxfield.common.records import Record
 from proxfield.errors import InputError, MissingDependencyError
-from proxfield.io.files import display_name
+from proxfield.io.files import atomic_write, display_name
 from proxfield.viz.style import rule_style
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ FORMATS = ("png", "svg")
 
 
 def save_figures(
-    folder: str, curves: Sequence[Curves], sensitivity: Sensitivity | None
+    folder: str,
+    curves: Sequence[Curves],
+    sensitivity: Sensitivity | None,
+    people: People | None = None,
 ) -> list[str]:
     """Draw everything into a folder, which is made if need be; returns the files' names.
 
@@ -41,6 +45,8 @@ def save_figures(
     for suite in sensitivity.suites if sensitivity else ():
         assert sensitivity is not None
         figures[f"sensitivity-{suite}"] = sensitivity_figure(sensitivity, suite)
+    if people is not None:
+        figures |= people_figures(people)
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -52,6 +58,9 @@ def save_figures(
     names = [f"{name}.{kind}" for name in figures for kind in FORMATS]
     for name in names:
         save_figure(figures[name.rpartition(".")[0]], target / name)
+    for name, _, png in people.pictures if people else ():
+        atomic_write(target / f"{name}.png", png)
+        names.append(f"{name}.png")
     return names
 
 

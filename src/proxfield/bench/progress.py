@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
     from rich.progress import TaskID
 
-    from proxfield.bench.runner import Task
-    from proxfield.bench.suites import Instance
+    from proxfield.bench.runner import Named, Work
 
 
 class Watcher:
@@ -22,16 +21,16 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def reading(self, instance: Instance) -> None:
+    def reading(self, instance: Named) -> None:
         """A model is about to be read."""
 
     def begin(self, cost: float, tasks: int, stored: int) -> None:
         """Work begins: its cost in seconds, the tasks in all and those stored before."""
 
-    def working(self, task: Task) -> None:
+    def working(self, task: Work) -> None:
         """A task begins."""
 
-    def done(self, task: Task) -> None:
+    def done(self, task: Work) -> None:
         """A task is done."""
 
 
@@ -76,7 +75,7 @@ class Bar(Watcher):
             self._bar.stop()
             self._bar = None
 
-    def reading(self, instance: Instance) -> None:
+    def reading(self, instance: Named) -> None:
         if self._bar is not None:
             self._bar.update(self._task, description=f"reading {instance.suite}/{instance.name}")
 
@@ -85,14 +84,14 @@ class Bar(Watcher):
         if self._bar is not None:
             self._bar.reset(self._task, total=cost, count=f"{stored}/{tasks}")
 
-    def working(self, task: Task) -> None:
+    def working(self, task: Work) -> None:
         if self._bar is not None:
             rule = "" if task.rule is None else f" {task.rule.name}"
             budget = "" if task.budget is None else f" {task.budget:g} s"
             what = f"{task.instance.suite}/{task.instance.name}{rule}{budget}"
             self._bar.update(self._task, description=what)
 
-    def done(self, task: Task) -> None:
+    def done(self, task: Work) -> None:
         self._count += 1
         if self._bar is not None:
             self._bar.update(self._task, advance=task.cost, count=f"{self._count}/{self._tasks}")

@@ -9,6 +9,7 @@ from html import escape
 from proxfield.bench.charts import Curves, convergence_charts, sensitivity_charts
 from proxfield.bench.exact import Gaps
 from proxfield.bench.page import definitions, legend, paragraphs, plots, whole_page
+from proxfield.bench.people_report import People, people_section
 from proxfield.bench.published import ABOUT, FULL_NAMES
 from proxfield.bench.report_tables import effort_table, gap_table, headlines, main_table
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
@@ -33,6 +34,7 @@ class ReportData:
         curves: How F falls on one instance of each suite.
         sensitivity: Figure 2.
         gaps: Gaps to the exact log Z.
+        people: Table 3.
         figures: The folder and the names of the pictures saved beside the report.
         failures: What couldn't be run.
         overruns: A sentence about runs that took too long, if any did.
@@ -47,6 +49,7 @@ class ReportData:
     curves: list[Curves] = field(default_factory=list)
     sensitivity: Sensitivity | None = None
     gaps: Gaps | None = None
+    people: People | None = None
     figures: tuple[str, list[str]] | None = None
     failures: list[str] = field(default_factory=list)
     overruns: str | None = None
@@ -74,6 +77,8 @@ def make_report(data: ReportData) -> str:
         sections.append(_sensitivity_section(data.sensitivity, charts))
     if data.gaps is not None and data.gaps.cells:
         sections.append(_exact_section(data.gaps))
+    if data.people is not None:
+        sections.append(people_section(data.people, charts))
     sections += [_rules_section(data), _origin_section(data)]
     latest = data.metas[-1] if data.metas else {}
     versions, machine = latest.get("versions", {}), latest.get("machine", {})
@@ -96,7 +101,8 @@ def make_report(data: ReportData) -> str:
         f"<main>\n{''.join(sections)}\n</main>\n"
         "<footer><p>The published numbers are those of Baqué, Bagautdinov, Fleuret and Fua, "
         "<cite>Principled Parallel Mean-Field Inference for Discrete Random Fields</cite> "
-        "(CVPR 2016), Table 1. This file is complete in itself and loads nothing.</p></footer>"
+        "(CVPR 2016), Tables 1 and 3. This file is complete in itself and loads nothing.</p>"
+        "</footer>"
     )
     return whole_page(f"proxfield: {TITLE.lower()}", body, charts)
 
@@ -107,7 +113,11 @@ def _what(data: ReportData) -> str:
         "A random field gives a probability to every labelling of many variables. Mean field "
         "replaces it by independent marginals, one per variable, and looks for those with the "
         "lowest free energy F. Lower is better: −F is a certified lower bound on log Z, the "
-        "logarithm of the field’s normalizer, and one unit of F is a factor of e in the bound.",
+        "logarithm of the field’s normalizer, and one unit of F is a factor of e in the bound."
+    )
+    if data.table is None and not data.curves and data.sensitivity is None:
+        return out + "</section>"
+    out += paragraphs(
         "The rules below all go down in F, in different ways and at different speeds, and they "
         "end in different local minima. So each rule starts from the same uniform marginals, gets "
         "a fixed time, and is judged by F of the state it is in when the time is up. Finding a "
@@ -226,7 +236,10 @@ def _rules_section(data: ReportData) -> str:
     """What the rules do, in a line each."""
     from proxfield.rules.registry import RULES
 
-    names = list(data.table.rules) if data.table else list(PARAMETER)
+    names = list(data.table.rules) if data.table else []
+    if data.people is not None:
+        names += [rule for table in data.people.tables for rule in table.rules]
+    names = list(dict.fromkeys(names)) or list(PARAMETER)
     rows = [(name, str(RULES[name].summary)) for name in names if name in RULES]
     return f"<section><h2>The rules</h2>{definitions(rows)}</section>"
 

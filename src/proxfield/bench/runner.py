@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,77 @@ class Settings:
 
     tol: float
     threads: int
+
+
+ModelT = TypeVar("ModelT")
+ReadT = TypeVar("ReadT", covariant=True)
+Warm = set[tuple[str, ...]]
+"""What has been run once already."""
+
+
+class Named(Protocol):
+    """What work is done on."""
+
+    @property
+    def suite(self) -> str:
+        """The suite it belongs to."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+class Readable(Named, Protocol[ReadT]):
+    """The same with what it takes to have it: `Instance`, or a frame of people."""
+
+    @property
+    def make(self) -> Callable[[], ReadT]:
+        """Reads or makes it."""
+
+    @property
+    def reference(self) -> Callable[[], object] | None:
+        """Reads the exact answers, where there are any."""
+
+
+class Work(Protocol):
+    """A piece of work, as far as those know it who only hear of it."""
+
+    @property
+    def kind(self) -> str:
+        """Its kind, a key of `store.NEEDED`."""
+
+    @property
+    def instance(self) -> Named:
+        """What it is done on."""
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule, where one is needed."""
+
+    @property
+    def budget(self) -> float | None:
+        """Seconds of iterating, where these are limited."""
+
+    @property
+    def cost(self) -> float:
+        """Seconds that it takes at most, roughly."""
+
+    def identity(self, settings: Settings) -> Record:
+        """What tells it from others in a results file."""
+
+
+class Job(Work, Protocol[ModelT]):
+    """A piece of work that `run_tasks` can do: a `Task`, or one on people."""
+
+    @property
+    def instance(self) -> Readable[ModelT]:
+        """What it is done on."""
+
+    def warm_up(self, model: ModelT, settings: Settings, warm: Warm) -> None:
+        """A short run, so that nothing is timed for the first time."""
+
+    def do(self, model: ModelT, settings: Settings) -> Record:
+        """The work itself: what to store beside the identity."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +156,33 @@ class Task:
         """Seconds that it takes at most, roughly."""
         return (self.budget or 0.1) + 0.01
 
+    def warm_up(self, field: Field, settings: Settings, warm: Warm) -> None:
+        """One short run of each rule on each family."""
+        if self.kind != "run" or self.rule is None:
+            return
+        family = (self.instance.suite, self.rule.name)
+        if family not in warm:
+            warm.add(family)
+            inference.infer(
+                field, self.rule, max_iters=3, tol=settings.tol, threads=settings.threads,
+                trace=False,
+            )  # fmt: skip
+
+    def do(self, field: Field, settings: Settings) -> Record:
+        """What there is to store."""
+        return WORK[self.kind](self, field, settings)
+
 
 @dataclass(frozen=True)
 class Failure:
     """A task that couldn't be done, and why."""
 
-    task: Task
+    task: Work
     why: str
 
 
 def run_tasks(
-    tasks: Sequence[Task], store: Store, settings: Settings, watcher: Watcher
+    tasks: Sequence[Job[ModelT]], store: Store, settings: Settings, watcher: Watcher
 ) -> list[Failure]:
     """Run the tasks that aren't stored yet, instance by instance.
 
@@ -113,18 +200,17 @@ def run_tasks(
         InputError: If a model can't be read, before anything is run.
     """
     pending = [t for t in tasks if store.find(t.identity(settings)) is None]
-    fields = _read_all(pending, watcher)
+    models = _read_all(pending, watcher)
     watcher.begin(sum(t.cost for t in pending), len(tasks), len(tasks) - len(pending))
-    warm: set[tuple[str, str]] = set()
+    warm: Warm = set()
     failures: list[Failure] = []
     for instance, group in groupby(pending, key=lambda t: t.instance):
-        field = fields[instance]
+        model = models[instance]
         for task in group:
             watcher.working(task)
             try:
-                _warm_up(task, field, settings, warm)
-                found = WORK[task.kind](task, field, settings)
-                store.add({**task.identity(settings), **found})
+                task.warm_up(model, settings, warm)
+                store.add({**task.identity(settings), **task.do(model, settings)})
             except FAILURES as error:
                 if _is_stores_own(error, store):
                     raise
@@ -140,9 +226,9 @@ def _is_stores_own(error: BaseException, store: Store) -> bool:
     return getattr(error, "path", None) == display_name(store.path)
 
 
-def _read_all(pending: Iterable[Task], watcher: Watcher) -> dict[Instance, Field]:
-    """All fields that are needed, so that a bad model shows before a long run."""
-    out: dict[Instance, Field] = {}
+def _read_all(pending: Iterable[Job[ModelT]], watcher: Watcher) -> dict[Readable[ModelT], ModelT]:
+    """All models that are needed, so that a bad one shows before a long run."""
+    out: dict[Readable[ModelT], ModelT] = {}
     for instance in dict.fromkeys(t.instance for t in pending):
         watcher.reading(instance)
         out[instance] = instance.make()
@@ -151,27 +237,18 @@ def _read_all(pending: Iterable[Task], watcher: Watcher) -> dict[Instance, Field
     return out
 
 
-def _warm_up(task: Task, field: Field, settings: Settings, warm: set[tuple[str, str]]) -> None:
-    """One short run of each rule on each family, so that nothing is timed for the first time."""
-    if task.kind != "run" or task.rule is None:
-        return
-    family = (task.instance.suite, task.rule.name)
-    if family not in warm:
-        warm.add(family)
-        inference.infer(
-            field, task.rule, max_iters=3, tol=settings.tol, threads=settings.threads, trace=False
-        )
-
-
-def _infer(task: Task, field: Field, settings: Settings, **options: Any) -> Result:
-    """Run the task's rule from uniform marginals; Ctrl-C is passed on."""
-    assert task.rule is not None
-    result = inference.infer(
-        field, task.rule, tol=settings.tol, threads=settings.threads, **options
-    )
+def infer_with(rule: Rule, field: Field, settings: Settings, **options: Any) -> Result:
+    """Run a rule, from uniform marginals by default; Ctrl-C is passed on."""
+    result = inference.infer(field, rule, tol=settings.tol, threads=settings.threads, **options)
     if result.status.name == "INTERRUPTED":
         raise KeyboardInterrupt
     return result
+
+
+def _infer(task: Task, field: Field, settings: Settings, **options: Any) -> Result:
+    """Run the task's rule."""
+    assert task.rule is not None
+    return infer_with(task.rule, field, settings, **options)
 
 
 def _do_run(task: Task, field: Field, settings: Settings) -> Record:

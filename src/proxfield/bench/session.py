@@ -14,6 +14,7 @@ from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
 
 if TYPE_CHECKING:
     from proxfield.bench.charts import Curves
+    from proxfield.bench.people_report import People
     from proxfield.bench.report import ReportData
     from proxfield.bench.runner import Failure, Settings, Task
     from proxfield.bench.sensitivity import Sensitivity
@@ -69,6 +70,21 @@ def parse_numbers(text: str, option: str, highest: float = math.inf) -> list[flo
         if not (0 < value <= highest and math.isfinite(value)):
             raise InputError(f"{option}: {part!r}, expected numbers {allowed}, such as 0.05,0.3")
         out.add(value)
+    return sorted(out)
+
+
+def parse_counts(text: str, option: str, lowest: int) -> list[int]:
+    """Whole numbers separated by commas; sorted, each once.
+
+    Example:
+        >>> parse_counts("60,10,25", "--passes", 1)
+        [10, 25, 60]
+    """
+    out: set[int] = set()
+    for part in split_names(text, option):
+        if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= lowest):
+            raise InputError(f"{option}: {part!r}, expected whole numbers, {lowest} or more")
+        out.add(int(part))
     return sorted(out)
 
 
@@ -143,9 +159,9 @@ def write_outputs(outputs: Outputs, data: ReportData) -> list[str]:
 
     notes = []
     try:
-        if outputs.pictures is not None and (data.curves or data.sensitivity):
+        if outputs.pictures is not None and (data.curves or data.sensitivity or data.people):
             try:
-                names = save_figures(outputs.pictures, data.curves, data.sensitivity)
+                names = save_figures(outputs.pictures, data.curves, data.sensitivity, data.people)
                 data.figures = (_relative(outputs.pictures, outputs.report), names)
                 notes.append(f"pictures: {outputs.pictures}")
             except MissingDependencyError as error:
@@ -185,3 +201,17 @@ def load_sensitivity(path: str) -> tuple[list[Record], Sensitivity]:
         return metas, make_sensitivity(records)
     except ProxfieldError as error:
         raise InputError(str(error), path=display_name(path)) from None
+
+
+def load_people(path: str) -> tuple[list[Record], People]:
+    """Where the results of ``bench people`` come from, and its tables."""
+    from proxfield.bench.people_report import People
+    from proxfield.bench.people_table import make_people_tables
+    from proxfield.bench.store import read_records
+    from proxfield.io.files import display_name
+
+    metas, records = read_records(path)
+    tables = make_people_tables(records)
+    if not tables:
+        raise InputError("no results of bench people in it", path=display_name(path))
+    return metas, People(tables)

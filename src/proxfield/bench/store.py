@@ -29,6 +29,8 @@ IDENTITY = (
     "params",
     "budget",
     "repeat",
+    "setting",
+    "max_passes",
     "tol",
     "threads",
     "version",
@@ -39,6 +41,8 @@ NEEDED = {
     "trace": ("iteration", "trace_seconds", "trace_free_energy"),
     "exact": ("free_energy", "log_z"),
     "curvature": ("lipschitz", "certified"),
+    "passes": ("passes", "trace_free_energy", "matches", "false_alarms", "people"),
+    "people": ("free_energy", "seconds", "matches", "false_alarms", "people"),
 }
 """Kinds of lines, and what each must hold beside its identity."""
 PASSING = ("when", "load_average")

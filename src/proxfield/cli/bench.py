@@ -1,26 +1,31 @@
-"""``proxfield bench``: the paper's benchmark, its figure on damping, and a report of both."""
+"""``proxfield bench``: the paper's benchmarks, its figure on damping, and a report of all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.options import CommandWithRules, F, json_option, stack
-from proxfield.common.records import Record
+from proxfield.cli.bench_people import people
+from proxfield.cli.bench_shared import (
+    BenchCommand,
+    BenchCommandWithRules,
+    do,
+    finish,
+    make_settings,
+    note,
+    open_store,
+    output_options,
+    prepare_outputs,
+    print_report,
+    run_options,
+    this_command,
+)
+from proxfield.cli.options import stack
 
 if TYPE_CHECKING:
-    from proxfield.bench.report import ReportData
-    from proxfield.bench.runner import Failure, Settings, Task
     from proxfield.bench.sensitivity import Sensitivity
-    from proxfield.bench.session import Outputs
-    from proxfield.bench.store import Store
     from proxfield.bench.table import Table
-
-BUSY_LOAD = 0.5
-"""Load average per core above which timings are doubtful."""
 
 data_options = stack(
     click.option(
@@ -33,61 +38,6 @@ data_options = stack(
     ),
 )
 
-run_options = stack(
-    click.option(
-        "--threads",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Maximum number of threads; all cores by default.",
-    ),
-    click.option(
-        "--tol",
-        metavar="X",
-        type=float,
-        default=1e-6,
-        show_default=True,
-        help="Tolerance: stop early when no marginal changes by more.",
-    ),
-)
-
-
-def output_options(results: str) -> Callable[[F], F]:
-    """Where things go."""
-    return stack(
-        click.option(
-            "-o",
-            "--output",
-            "results",
-            metavar="FILE",
-            default=results,
-            show_default=True,
-            help="Results file (JSON lines); runs that it contains aren't repeated.",
-        ),
-        click.option("--report", metavar="FILE.html", help="Write an HTML report."),
-        click.option(
-            "--figures",
-            metavar="DIR",
-            help="Folder for pictures (.png, .svg); next to the report by default.",
-        ),
-        json_option,
-    )
-
-
-class BenchCommand(click.Command):
-    """A command whose ``--json`` used to take the name of the results file."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for flag, after in pairwise(args):
-            if flag == "--json" and not after.startswith("-"):
-                raise click.UsageError(
-                    f"--json takes no file name, it prints the summary; -o {after} writes results"
-                )
-        return super().parse_args(ctx, args)
-
-
-class BenchCommandWithRules(BenchCommand, CommandWithRules):
-    """The same with the list of rules."""
-
 
 @click.group(no_args_is_help=False)
 def command() -> None:
@@ -95,6 +45,9 @@ def command() -> None:
 
     Ctrl-C stops it; the same command goes on where it stopped.
     """
+
+
+command.add_command(people)
 
 
 @command.command(cls=BenchCommandWithRules)
@@ -129,6 +82,11 @@ def command() -> None:
     metavar="FILE",
     help="Results file of bench sensitivity, to be included in the report.",
 )
+@click.option(
+    "--people",
+    metavar="FILE",
+    help="Results file of bench people, to be included in the report.",
+)
 @click.pass_context
 def paper(ctx: click.Context, /, **options: Any) -> None:
     """The paper's Table 1: mean F on three sets of models, at three budgets.
@@ -140,7 +98,13 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
       proxfield bench paper
       proxfield bench paper --data DIR --threads 1 --repeats 3 --report paper.html
     """
-    from proxfield.bench.session import default_rules, load_sensitivity, parse_numbers, split_names
+    from proxfield.bench.session import (
+        default_rules,
+        load_people,
+        load_sensitivity,
+        parse_numbers,
+        split_names,
+    )
     from proxfield.bench.suites import is_the_papers, load_exact, load_suites
     from proxfield.rules.registry import make_rule
 
@@ -149,11 +113,14 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     names = default_rules() if chosen is None else split_names(chosen, "--rules")
     rules = [make_rule(name) for name in names]
     outputs = prepare_outputs(
-        options, {"--sensitivity": options["sensitivity"]}, {"--exact": options["exact"]}
+        options,
+        {"--sensitivity": options["sensitivity"], "--people": options["people"]},
+        {"--exact": options["exact"]},
     )
     settings = make_settings(options)
     suites = load_suites(options["data"], wanted_suites(options["suite"]))
     figure = None if options["sensitivity"] is None else load_sensitivity(options["sensitivity"])
+    third = None if options["people"] is None else load_people(options["people"])
 
     from proxfield.bench.exact import exact_tasks, make_gaps
     from proxfield.bench.report import ReportData
@@ -174,7 +141,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
             print_blocks(table)
         found = [store.find(t.identity(settings)) for t in exact]
         data = ReportData(
-            metas=merge_metas(store.metas, figure[0] if figure else []),
+            metas=merge_metas(store.metas, figure[0] if figure else [], third[0] if third else []),
             command=this_command(),
             tol=settings.tol,
             repeats=options["repeats"],
@@ -183,6 +150,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
             curves=stored_curves(traces, store, settings),
             sensitivity=figure[1] if figure else None,
             gaps=make_gaps(found, [r.name for r in rules]) if exact else None,
+            people=third[1] if third else None,
             failures=describe_failures(failures),
             overruns=overruns(runs, store, settings),
         )
@@ -253,94 +221,6 @@ def wanted_suites(given: str | None) -> list[str] | None:
     return list(dict.fromkeys(name.upper() for name in split_names(given, "--suite")))
 
 
-def make_settings(options: Record) -> Settings:
-    """What all runs share, checked."""
-    from proxfield.bench.runner import Settings, threads_of
-    from proxfield.cli.running import check_limits
-
-    check_limits(1, options["tol"], None, options["threads"])
-    return Settings(options["tol"], threads_of(options["threads"]))
-
-
-def prepare_outputs(
-    options: Record, inputs: dict[str, str | None], folders: dict[str, str | None]
-) -> Outputs:
-    """Where things go; refuses targets that can't be written or that name an input."""
-    from proxfield.bench.session import Outputs, check_outputs
-    from proxfield.cli.shared import check_distinct, check_target
-
-    outputs = Outputs(options["results"], options["report"], options["figures"])
-    check_target(outputs.results, "-o")
-    if outputs.report is not None:
-        check_target(outputs.report, "--report")
-    check_distinct(
-        {
-            "--data": options["data"],
-            "-o": outputs.results,
-            "--report": outputs.report,
-            "--figures": outputs.figures,
-            **inputs,
-            **folders,
-        }
-    )
-    check_outputs(outputs)
-    return outputs
-
-
-def open_store(outputs: Outputs, data: str | None, settings: Settings) -> Store:
-    """The results file; says what happened to it."""
-    import os
-
-    from proxfield.bench.machine import metadata
-    from proxfield.bench.store import Store
-
-    meta = metadata(data, settings.threads)
-    store = Store(outputs.results, meta)
-    for line in store.notes:
-        note(line)
-    load, cores = meta["load_average"], os.cpu_count() or 1
-    if load is not None and load > BUSY_LOAD * cores:
-        note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
-    return store
-
-
-def do(ctx: click.Context, tasks: list[Task], store: Store, settings: Settings) -> list[Failure]:
-    """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
-    from proxfield.bench.progress import Bar
-    from proxfield.bench.runner import run_tasks
-    from proxfield.bench.session import describe_failures
-    from proxfield.cli.signals import begin_work
-
-    begin_work()
-    try:
-        with Bar() as bar:
-            failures = run_tasks(tasks, store, settings, bar)
-    except KeyboardInterrupt:
-        from proxfield.cli.signals import INTERRUPTED
-
-        finished = sum(store.find(t.identity(settings)) is not None for t in tasks)
-        click.echo(
-            f"proxfield: interrupted: {finished} of {len(tasks)} runs are kept in {store.path}; "
-            "the same command goes on from there",
-            err=True,
-        )
-        store.close()
-        ctx.exit(INTERRUPTED)
-    for line in describe_failures(failures):
-        note(line)
-    return failures
-
-
-def print_report(data: Record, outputs: Outputs, failures: list[Failure]) -> None:
-    """The summary as JSON."""
-    from proxfield._version import __version__
-    from proxfield.bench.session import describe_failures
-    from proxfield.cli.shared import print_json
-
-    where = {"output": outputs.results, "report": outputs.report, "figures": outputs.pictures}
-    print_json({**data, **where, "failures": describe_failures(failures), "version": __version__})
-
-
 def print_blocks(table: Table) -> None:
     """Table 1 on stdout, a block for each suite."""
     from proxfield.bench.table import text_blocks
@@ -375,25 +255,3 @@ def print_sensitivity(figure: Sensitivity) -> None:
         header = ["eta", *(f"{rule} {budget_name(budget)}" for rule, budget in keys)]
         rows = [[f"{eta:g}", *(show(curve.get(eta)) for curve in curves)] for eta in etas]
         print_table(header, rows, left=())
-
-
-def finish(outputs: Outputs, data: ReportData) -> None:
-    """Pictures and report, after all results are stored."""
-    from proxfield.bench.session import write_outputs
-
-    for line in write_outputs(outputs, data):
-        click.echo(line, err=True)
-
-
-def note(text: str) -> None:
-    """One line on stderr."""
-    from proxfield.cli.main import report
-
-    report(text, kind="note: ")
-
-
-def this_command() -> str:
-    """The command as it was typed."""
-    from proxfield.bench.machine import command_line
-
-    return command_line()

@@ -118,7 +118,7 @@ def rule_names(given: str | None) -> list[str]:
     if given is None:
         from proxfield.rules.registry import RULES
 
-        return list(RULES)
+        return [name for name, rule in RULES.items() if not rule.special]
     names = [name.strip() for name in given.split(",") if name.strip()]
     if not names:
         raise click.UsageError("--rules is empty, expected names separated by commas")

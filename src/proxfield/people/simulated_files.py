@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,8 @@ from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.pom import format_pom
-from proxfield.people.cameras import Camera
+from proxfield.people.cameras import save_cameras
+from proxfield.people.scene import Scene
 from proxfield.people.simulate import Simulation
 
 MASKS = "mask-f%f-c%c.png"
@@ -27,6 +27,7 @@ A simulated scene ({kind}): {people} people, {cameras} cameras, {frames} frames,
 Made by proxfield make people --kind {kind} --seed {seed}, with the options that show below.
 
 scene.pom         what people at each of {locations} locations would cover in each camera
+locations.csv     where these locations are: x and y in meters, one line each
 calibration.json  the cameras: x = K (R X + t), in meters and pixels
 {masks}  masks of frame %f and camera %c: 0 background, 255 foreground
 truth.csv         where people are: frame, x and y in meters
@@ -81,7 +82,8 @@ def write_simulation(
         aside.mkdir()
         pom = simulation.scene.to_pom(input_format=MASKS, process=((0, count),))
         _write(aside / "scene.pom", format_pom(pom))
-        _write(aside / "calibration.json", format_calibration(simulation.cameras))
+        _write(aside / "locations.csv", format_locations(simulation.scene))
+        save_cameras(aside / "calibration.json", simulation.cameras)
         rows = ["frame,x,y"]
         for frame, (masks, truth) in enumerate(simulation.frames(count)):
             for k, mask in enumerate(masks):
@@ -102,22 +104,11 @@ def write_simulation(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def format_calibration(cameras: Sequence[Camera]) -> str:
-    """Cameras as JSON: K, R, t in meters, distortion and size of each by its name."""
-    return json.dumps(
-        {
-            camera.name: {
-                "K": camera.matrix.tolist(),
-                "R": camera.rotation.tolist(),
-                "t": camera.translation.tolist(),
-                "dist": [] if camera.distortion is None else camera.distortion.tolist(),
-                "width": camera.width,
-                "height": camera.height,
-            }
-            for camera in cameras
-        },
-        indent=1,
-    )
+def format_locations(scene: Scene) -> str:
+    """Positions of a scene's locations, one line each: a .pom file doesn't have them."""
+    assert scene.positions is not None
+    rows = (f"{x:.6g},{y:.6g}" for x, y in scene.positions.tolist())
+    return "\n".join(["x,y", *rows]) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

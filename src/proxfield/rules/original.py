@@ -121,9 +121,9 @@ def only_term(lowered: Lowered) -> RatioOccupancy:
         UnsupportedError: If the field is another one.
     """
     terms = list(lowered.terms)
-    if len(terms) == 1 and isinstance(terms[0], RatioOccupancy):
-        if terms[0].n_locations == lowered.layout.n_vars:
-            return terms[0]
+    term = terms[0] if len(terms) == 1 else None
+    if isinstance(term, RatioOccupancy) and term.n_locations == lowered.layout.n_vars:
+        return term
     raise UnsupportedError(
         "original is for occupancy maps only: fields of one Occupancy term with model='ratio' over "
         "all variables, and unary energies"

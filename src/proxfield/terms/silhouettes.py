@@ -90,9 +90,8 @@ class Boxes(Silhouettes):
     boxes: Ints
 
     def __init__(self, height: int, width: int, boxes: ArrayLike) -> None:
-        b = as_indices(boxes, "boxes", 2)
-        if b.size == 0:
-            b = np.zeros((0, 4), dtype=np.int64)
+        given = np.asarray(boxes)
+        b = as_indices(given if given.size else given.reshape(0, 4), "boxes", 2)
         if b.shape[1] != 4:
             raise InputError(f"boxes need 4 columns (left, top, right, bottom), not {b.shape[1]}")
         if height < 1 or width < 1:
@@ -161,9 +160,8 @@ class Runs(Silhouettes):
     starts: Ints
 
     def __init__(self, height: int, width: int, runs: ArrayLike, starts: ArrayLike) -> None:
-        r = as_indices(runs, "runs", 2)
-        if r.size == 0:
-            r = np.zeros((0, 3), dtype=np.int64)
+        given = np.asarray(runs)
+        r = as_indices(given if given.size else given.reshape(0, 3), "runs", 2)
         s = as_indices(starts, "starts", 1)
         if r.shape[1] != 3:
             raise InputError(f"runs need 3 columns (row, first, end), not {r.shape[1]}")

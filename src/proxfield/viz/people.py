@@ -7,7 +7,6 @@ Figures need matplotlib (``pip install "proxfield[plot]"``), drawings over image
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
-    from PIL.Image import Image as PillowImage
-    from PIL.ImageDraw import ImageDraw as Draw
-    from PIL.ImageFont import FreeTypeFont
-    from PIL.ImageFont import ImageFont as BitmapFont
 
 SHADES = ((0.0, "#FFFFFF"), (0.02, "#E3EFF7"), (0.3, "#8CC3E6"), (0.7, "#0072B2"), (1.0, "#0A2A4A"))
 """Probabilities from above, on white: few are neither 0 nor 1, so that small ones must show."""
@@ -36,13 +31,12 @@ TINTS = ((0.0, "#56B4E9"), (0.5, "#F0E442"), (1.0, "#D55E00"))
 """Probabilities over images, which may be dark or bright."""
 FOUND, TRUE = "#D55E00", "#111111"
 """Colors of detections and of the truth."""
-BACKGROUND, INK = "#FFFFFF", "#222222"
 DRAWN = 0.5
 """People are drawn in images from this probability."""
-MAX_CELLS = 160
+NARROW = 4.5
+"""Width in inches up to which the legend has one column."""
+MAX_CELLS = 400
 """Columns of a heat map; of finer grids it shows the maximum over blocks."""
-GAP = 8
-"""Pixels between the pictures of a sheet."""
 
 Picture = NDArray[np.uint8]
 
@@ -92,10 +86,8 @@ def ground_figure(
         InputError: If the scene's locations have no positions, or shapes don't match.
     """
     figure_class = find_figure_class()
-    positions, values = _placed(scene, q)
-    x, y = positions.T
-    high = float(np.ptp(y)) / max(float(np.ptp(x)), 1e-9)
-    needed = min(2.0, max(0.3, high)) * (width - 1.6) + 1.2
+    _, values = _placed(scene, q)
+    needed = aspect(scene) * (width - 1.6) + 1.2
     tall = needed if max_height is None else min(needed, max_height)
     figure = figure_class(figsize=(width, tall), layout="constrained")
     axes = figure.subplots()
@@ -103,6 +95,14 @@ def ground_figure(
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
     draw_ground(axes, scene, values, detections=detections, truth=truth)
     return figure
+
+
+def aspect(scene: Scene) -> float:
+    """How high the ground is drawn, relative to its width."""
+    if scene.positions is None:
+        return 1.0
+    wide, high = np.ptp(scene.positions, axis=0)
+    return float(min(3.0, max(0.3, high / max(wide, 1e-9))))
 
 
 def draw_ground(
@@ -171,7 +171,11 @@ def draw_ground(
     bar.outline.set_visible(False)
     if detections is not None or truth is not None:
         axes.legend(
-            loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=9
+            loc="lower right",
+            bbox_to_anchor=(1.0, 1.0),
+            ncols=2 if axes.figure.bbox.width > NARROW * axes.figure.dpi else 1,
+            frameon=False,
+            fontsize=9,
         )
 
 
@@ -208,7 +212,7 @@ def draw_people(
     values = _probabilities(q, silhouettes.n_locations)
     if not 0 <= threshold <= 1:
         raise InputError(f"threshold={shown(threshold)}, expected 0 to 1")
-    pixels = _rgb(image)
+    pixels = to_rgb(image)
     height, width = pixels.shape[:2]
     some = np.arange(len(values)) if locations is None else np.asarray(locations, dtype=np.int64)
     if some.size and not (some.min() >= 0 and some.max() < len(values)):
@@ -225,81 +229,6 @@ def draw_people(
         corner = max(left, right - 1), max(top, bottom - 1)
         draw.rectangle((left, top, *corner), outline=(r, g, b), width=line)
     return np.array(picture)
-
-
-def contact_sheet(
-    scene: Scene,
-    images: Sequence[ArrayLike | None],
-    q: ArrayLike,
-    *,
-    detections: ArrayLike | None = None,
-    locations: ArrayLike | None = None,
-    truth: ArrayLike | None = None,
-    threshold: float = DRAWN,
-    title: str | None = None,
-    columns: int | None = None,
-    width: int = 480,
-) -> Picture:
-    """All cameras of a frame with the people in them, and the ground from above.
-
-    Args:
-        scene: The scene.
-        images: A frame or a mask of each camera; None for one that is missing.
-        q: Probability that somebody is at each location.  # (n,)
-        detections: As in `ground_figure`.
-        locations: As in `draw_people`.
-        truth: As in `ground_figure`.
-        threshold: As in `draw_people`.
-        title: A title.
-        columns: Cameras per row; about as many as rows by default.
-        width: Of each camera's picture, in pixels.
-
-    Returns:
-        RGB.  # (height, width, 3)
-    """
-    import_pillow()
-    from PIL import Image, ImageDraw
-
-    if len(images) != len(scene.silhouettes):
-        raise InputError(f"{len(scene.silhouettes)} cameras but {len(images)} images")
-    across = columns or min(len(images), 3 if len(images) > 4 else 2)
-    font = _font(13)
-    cells = []
-    for s, image, name in zip(scene.silhouettes, images, scene.names, strict=True):
-        high = max(1, round(width * s.height / s.width))
-        if image is None:
-            cell = Image.new("RGB", (width, high), "#DDDDDD")
-            ImageDraw.Draw(cell).text((10, 24), "no image", fill=INK, font=font)
-        else:
-            base = Image.fromarray(_rgb(image)).resize((width, high))
-            drawn = draw_people(np.array(base), s, q, locations=locations, threshold=threshold)
-            cell = Image.fromarray(drawn)
-        _label(ImageDraw.Draw(cell), f"camera {name}", font)
-        cells.append(cell)
-    rows = [cells[k : k + across] for k in range(0, len(cells), across)]
-    total = across * width + (across - 1) * GAP
-    parts = []
-    if title:
-        head = Image.new("RGB", (total, 26), BACKGROUND)
-        ImageDraw.Draw(head).text((2, 4), title, fill=INK, font=_font(16))
-        parts.append(head)
-    for row in rows:
-        strip = Image.new("RGB", (total, max(cell.height for cell in row)), BACKGROUND)
-        for k, cell in enumerate(row):
-            strip.paste(cell, (k * (width + GAP), 0))
-        parts.append(strip)
-    if scene.positions is not None:
-        inches = total / 120
-        above = ground_figure(
-            scene, q, detections=detections, truth=truth, width=inches, max_height=0.66 * inches
-        )
-        parts.append(_rendered(above, total))
-    sheet = Image.new("RGB", (total, sum(p.height + GAP for p in parts) - GAP), BACKGROUND)
-    down = 0
-    for part in parts:
-        sheet.paste(part, (0, down))
-        down += part.height + GAP
-    return np.array(sheet)
 
 
 def write_picture(path: Target, picture: Picture) -> None:
@@ -347,7 +276,7 @@ def _outlines(silhouettes: Silhouettes, locations: NDArray[np.int64]) -> NDArray
     return out
 
 
-def _rgb(image: ArrayLike) -> Picture:
+def to_rgb(image: ArrayLike) -> Picture:
     """An image or a mask as 8-bit RGB: shares of 1 and booleans become gray."""
     pixels = np.asarray(image)
     if pixels.ndim not in (2, 3) or pixels.size == 0:
@@ -363,30 +292,3 @@ def _pooled(grid: NDArray[np.float64], most: int) -> tuple[NDArray[np.float64], 
     padded = np.pad(grid, [(0, -n % block) for n in grid.shape], mode="edge")
     rows, columns = padded.shape[0] // block, padded.shape[1] // block
     return padded.reshape(rows, block, columns, block).max(axis=(1, 3)), block
-
-
-def _font(size: int) -> FreeTypeFont | BitmapFont:
-    """Pillow's font; versions before 10.1 have it in one size."""
-    from PIL import ImageFont
-
-    try:
-        return ImageFont.load_default(size)
-    except TypeError:
-        return ImageFont.load_default()
-
-
-def _label(draw: Draw, text: str, font: FreeTypeFont | BitmapFont) -> None:
-    """A camera's name in the corner, legible on any image."""
-    box = draw.textbbox((4, 3), text, font=font)
-    draw.rectangle((0, 0, box[2] + 4, box[3] + 3), fill=BACKGROUND)
-    draw.text((4, 3), text, fill=INK, font=font)
-
-
-def _rendered(figure: Figure, width: int) -> PillowImage:
-    """A figure as a picture of a given width."""
-    from PIL import Image
-
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=width / figure.get_size_inches()[0])
-    picture = Image.open(buffer).convert("RGB")
-    return picture.resize((width, round(picture.height * width / picture.width)))

@@ -48,6 +48,8 @@ RULE_STYLES: dict[str, RuleStyle] = {
     "adaptive": RuleStyle("#009E73", "#3FD6A8", paper_name="OURS-ADAPTIVE"),
     "momentum": RuleStyle("#B8438C", "#F29BCB", paper_name="OURS-MOMENTUM"),
     "adam": RuleStyle("#8B5E3C", "#D6A67F", paper_name="OURS-ADAM"),
+    "backtracking": RuleStyle("#2F6F3E", "#84D696"),
+    "original": RuleStyle("#A6322C", "#FF8E86", "dashdot"),
     "anneal": RuleStyle("#5B4BB5", "#B0A3FF"),
     "restarts": RuleStyle("#3A9BD0", "#8FD3FF", "dashdot"),
     "portfolio": RuleStyle("#6B7A00", "#CBDD4A", "dashdot"),

@@ -1,0 +1,189 @@
+"""What the subcommands of ``proxfield bench`` share: options, where things go, running tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from proxfield.cli.options import CommandWithRules, F, json_option, stack
+from proxfield.common.records import Record
+
+if TYPE_CHECKING:
+    from proxfield.bench.report import ReportData
+    from proxfield.bench.runner import Failure, Job, Settings
+    from proxfield.bench.session import Outputs
+    from proxfield.bench.store import Store
+
+ModelT = TypeVar("ModelT")
+BUSY_LOAD = 0.5
+"""Load average per core above which timings are doubtful."""
+
+run_options = stack(
+    click.option(
+        "--threads",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Maximum number of threads; all cores by default.",
+    ),
+    click.option(
+        "--tol",
+        metavar="X",
+        type=float,
+        default=1e-6,
+        show_default=True,
+        help="Tolerance: stop early when no marginal changes by more.",
+    ),
+)
+
+
+def output_options(results: str) -> Callable[[F], F]:
+    """Where things go."""
+    return stack(
+        click.option(
+            "-o",
+            "--output",
+            "results",
+            metavar="FILE",
+            default=results,
+            show_default=True,
+            help="Results file (JSON lines); runs that it contains aren't repeated.",
+        ),
+        click.option("--report", metavar="FILE.html", help="Write an HTML report."),
+        click.option(
+            "--figures",
+            metavar="DIR",
+            help="Folder for pictures (.png, .svg); next to the report by default.",
+        ),
+        json_option,
+    )
+
+
+class BenchCommand(click.Command):
+    """A command whose ``--json`` used to take the name of the results file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for flag, after in pairwise(args):
+            if flag == "--json" and not after.startswith("-"):
+                raise click.UsageError(
+                    f"--json takes no file name, it prints the summary; -o {after} writes results"
+                )
+        return super().parse_args(ctx, args)
+
+
+class BenchCommandWithRules(BenchCommand, CommandWithRules):
+    """The same with the list of rules."""
+
+
+def make_settings(options: Record) -> Settings:
+    """What all runs share, checked."""
+    from proxfield.bench.runner import Settings, threads_of
+    from proxfield.cli.running import check_limits
+
+    check_limits(1, options["tol"], None, options["threads"])
+    return Settings(options["tol"], threads_of(options["threads"]))
+
+
+def prepare_outputs(
+    options: Record, inputs: dict[str, str | None], folders: dict[str, str | None]
+) -> Outputs:
+    """Where things go; refuses targets that can't be written or that name an input."""
+    from proxfield.bench.session import Outputs, check_outputs
+    from proxfield.cli.shared import check_distinct, check_target
+
+    outputs = Outputs(options["results"], options["report"], options["figures"])
+    check_target(outputs.results, "-o")
+    if outputs.report is not None:
+        check_target(outputs.report, "--report")
+    check_distinct(
+        {
+            "--data": options["data"],
+            "-o": outputs.results,
+            "--report": outputs.report,
+            "--figures": outputs.figures,
+            **inputs,
+            **folders,
+        }
+    )
+    check_outputs(outputs)
+    return outputs
+
+
+def open_store(outputs: Outputs, data: str | None, settings: Settings) -> Store:
+    """The results file; says what happened to it."""
+    import os
+
+    from proxfield.bench.machine import metadata
+    from proxfield.bench.store import Store
+
+    meta = metadata(data, settings.threads)
+    store = Store(outputs.results, meta)
+    for line in store.notes:
+        note(line)
+    load, cores = meta["load_average"], os.cpu_count() or 1
+    if load is not None and load > BUSY_LOAD * cores:
+        note(f"other processes keep this machine busy (load {load:g} on {cores} cores)")
+    return store
+
+
+def do(
+    ctx: click.Context, tasks: Sequence[Job[ModelT]], store: Store, settings: Settings
+) -> list[Failure]:
+    """Run the tasks that aren't stored yet; exits with 130 on Ctrl-C."""
+    from proxfield.bench.progress import Bar
+    from proxfield.bench.runner import run_tasks
+    from proxfield.bench.session import describe_failures
+    from proxfield.cli.signals import begin_work
+
+    begin_work()
+    try:
+        with Bar() as bar:
+            failures = run_tasks(tasks, store, settings, bar)
+    except KeyboardInterrupt:
+        from proxfield.cli.signals import INTERRUPTED
+
+        finished = sum(store.find(t.identity(settings)) is not None for t in tasks)
+        click.echo(
+            f"proxfield: interrupted: {finished} of {len(tasks)} runs are kept in {store.path}; "
+            "the same command goes on from there",
+            err=True,
+        )
+        store.close()
+        ctx.exit(INTERRUPTED)
+    for line in describe_failures(failures):
+        note(line)
+    return failures
+
+
+def print_report(data: Record, outputs: Outputs, failures: list[Failure]) -> None:
+    """The summary as JSON."""
+    from proxfield._version import __version__
+    from proxfield.bench.session import describe_failures
+    from proxfield.cli.shared import print_json
+
+    where = {"output": outputs.results, "report": outputs.report, "figures": outputs.pictures}
+    print_json({**data, **where, "failures": describe_failures(failures), "version": __version__})
+
+
+def finish(outputs: Outputs, data: ReportData) -> None:
+    """Pictures and report, after all results are stored."""
+    from proxfield.bench.session import write_outputs
+
+    for line in write_outputs(outputs, data):
+        click.echo(line, err=True)
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    from proxfield.cli.main import report
+
+    report(text, kind="note: ")
+
+
+def this_command() -> str:
+    """The command as it was typed."""
+    from proxfield.bench.machine import command_line
+
+    return command_line()
