@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.standins import DATA
 
 from proxfield.io.pom import read_dat, read_pom
 from proxfield.people.bodies import Noise
@@ -22,6 +23,7 @@ from proxfield.people.detections import Detections
 from proxfield.people.scene import Scene
 from proxfield.people.simulate import simulate
 from proxfield.people.simulated_files import write_simulation
+from standins import DATA
 
 pytest.importorskip("PIL", reason="masks are pictures")
 
@@ -217,6 +219,23 @@ def test_help_is_light_and_true(process: Callable[..., Any]) -> None:
         assert f"{option} [default: {value:g}" in text
 
 
+def test_the_tutorial_runs_as_printed(invoke: Invoke) -> None:
+    pytest.importorskip("matplotlib", reason="pictures")
+    page = (Path(__file__).parents[2] / "docs" / "people.md").read_text(encoding="utf-8")
+    block = re.search(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    assert block is not None
+    lines = [line for line in block[1].splitlines() if line.startswith("proxfield ")]
+    assert [line.split()[1] for line in lines] == ["make", "detect", "evaluate", "detect"]
+    said = ""
+    for line in lines:
+        done = invoke(*shlex.split(line)[1:])
+        assert done.exit_code == 0, done.stderr
+        said += done.stdout
+    moda = re.search(r"MODA +(\S+)", said)
+    assert moda is not None and f"prints MODA {float(moda[1]):.3f}" in page
+    assert Path("found/pictures/00000000.png").exists()
+
+
 # ---- again ----
 
 
@@ -279,6 +298,21 @@ def test_warm_starts_go_on_where_they_were(invoke: Invoke, made: Path) -> None:
     assert Path("whole", last).read_bytes() != Path("cold", last).read_bytes()
     (Path("parts") / "frames/00000000.json").unlink()
     assert run(invoke, *warm, "-o", "parts")["skipped"] == 0
+
+
+def test_a_broken_frame_among_warm_ones(invoke: Invoke, made: Path) -> None:
+    warm = (*CALIBRATED, "--warm", "--maps", "npy", "-o", "out")
+    file = made / "mask-f1-c0.png"
+    good = file.read_bytes()
+    file.write_bytes(good[:99])
+    assert invoke("detect", *warm).exit_code == 1
+    kept = Path("out/maps/00000002.npy").read_bytes()
+    assert invoke("detect", *warm).exit_code == 1
+    file.write_bytes(good)
+    summary = run(invoke, *warm)
+    assert (summary["detected"], summary["skipped"]) == (1, 3)
+    assert Path("out/maps/00000002.npy").read_bytes() == kept
+    assert run(invoke, *warm)["skipped"] == 4
 
 
 def test_rectangles_are_kept_and_never_stale(invoke: Invoke, made: Path, monkeypatch: Any) -> None:
@@ -434,6 +468,10 @@ def test_a_truncated_picture(invoke: Invoke, made: Path, frame: int) -> None:
     assert "mask-f2-c1.png" in done.stderr
     assert Detections.load("out/detections.csv").frames.tolist() == [0, 1, 3]
     assert not Path("out/frames/00000002.json").exists()
+    Path("out/frames/00000003.json").unlink()  # as if the run had been stopped there
+    done = invoke("detect", "made/scene.pom", "-o", "out")
+    assert done.exit_code == 1 and "mask-f2-c1.png" in done.stderr
+    assert Path("out/frames/00000003.json").exists()
 
 
 def test_no_location_is_visible(invoke: Invoke, made: Path) -> None:

@@ -107,6 +107,10 @@ def test_a_warm_start_is_mixed_with_the_prior() -> None:
             warm_start(strip(), wrong)
 
 
+def test_cold_frames_start_at_the_prior() -> None:
+    assert Detector(prior=0.07, passes=0).detect(strip(), [MASK]).q == pytest.approx(0.07)
+
+
 def test_warm_starts_need_fewer_iterations(square: Simulation) -> None:
     detector = Detector(passes=200)
     frames = [square.masks(k) for k in range(3)]

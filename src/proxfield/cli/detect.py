@@ -52,7 +52,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
       proxfield detect scene.pom --rule original --maps dat -o found
     """
     from proxfield.cli.detect_inputs import forget, load_scene
-    from proxfield.cli.detect_run import Work, make_tasks, resume_warm, run_all, run_warm
+    from proxfield.cli.detect_run import Chain, Work, make_tasks, resume_warm, run_all, run_warm
     from proxfield.cli.detect_store import Store
     from proxfield.cli.pool import LostWorkerError
     from proxfield.cli.progress import Counter
@@ -77,14 +77,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if not options["overwrite"]:
         store.check(settings)
     begun = time.perf_counter()
-    before = None
-    if options["overwrite"]:
-        todo = frames
-    elif options["warm"]:
-        todo, before = resume_warm(frames, store)
-    else:
-        todo = [frame for frame in frames if not store.finished(frame)]
-    tasks = make_tasks(todo, work)
+    chain = Chain(frames)
+    if options["warm"] and not options["overwrite"]:
+        chain = resume_warm(frames, store)
+    elif not options["overwrite"]:
+        chain = Chain([frame for frame in frames if not store.finished(frame)])
+    todo = chain.todo
+    tasks = make_tasks(todo, work, check=len(todo) == len(frames))
     records: list[Record] = []
     ending = ""
     begin_work()
@@ -96,7 +95,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         jobs = min(options["jobs"], max(1, len(todo)))
         with raised_again(), Counter(len(todo)) as display:
             if options["warm"]:
-                some = run_warm(tasks, work, before, display)
+                some = run_warm(tasks, work, chain, display)
             else:
                 some = run_all(tasks, len(todo), work, jobs, display)
             for record in some:
@@ -115,7 +114,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             raise
         else:  # a video that ends before its header says; what there is is kept
             ending = str(error)
-    people = store.write_tables()
+    wanted = set(frames)
+    people = sum(frame in wanted for frame in store.write_tables().frame.tolist())
     failed = sum(r["error"] is not None for r in records)
     summary = {
         "frames": len(frames),

@@ -19,7 +19,7 @@ from proxfield.io.masks import MaskFiles
 from proxfield.io.patterns import fields, fill, find_frames, missing_file
 from proxfield.io.pom import PomFile, read_pom
 from proxfield.io.video import VideoMasks
-from proxfield.people.cache import cached_scene, visible_region, write_cache
+from proxfield.people.cache import read_cache, visible_region, write_cache
 from proxfield.people.cameras import Camera, load_cameras
 from proxfield.people.scene import Scene, grid_positions
 
@@ -67,7 +67,7 @@ class Loaded:
         scene: At the resolution of the masks.
         sizes: Width and height of each camera's images at full resolution.
         pom: The ``.pom`` file.
-        views: The cameras of a calibration, at the resolution of the masks.
+        views: The cameras whose rectangles were computed and not read from a file.
     """
 
     scene: Scene
@@ -84,7 +84,7 @@ class Loaded:
         return [*places.min(axis=0).tolist(), *places.max(axis=0).tolist()]
 
     def keep(self, cache: Path) -> None:
-        """Write the rectangles of a calibration to a file."""
+        """Write rectangles that were computed to a file."""
         if self.views:
             write_cache(cache, self.views, self.scene)
 
@@ -138,8 +138,10 @@ def _from_calibration(files: SceneFiles) -> Loaded:
     places, shape = grid_positions((x0, x1), (y0, y1), files.grid)
     sizes = tuple((camera.width, camera.height) for camera in full)
     views = full if files.scale == 1 else tuple(c.scaled(files.scale) for c in full)
-    scene = cached_scene(views, places, shape, cache=files.cache, write=False)
-    return Loaded(scene, sizes, None, views)
+    kept = None if files.cache is None else read_cache(files.cache, views, places, shape)
+    if kept is not None:
+        return Loaded(kept, sizes)
+    return Loaded(Scene.from_cameras(views, places, shape), sizes, None, views)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain as joined
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,7 +93,8 @@ def _detect(task: Task, work: Work, before: Doubles | None) -> OccupancyMap:
 
 def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: Work) -> None:
     """Write the picture of a frame: all cameras, and the ground from above."""
-    from proxfield.viz.people import contact_sheet, write_picture
+    from proxfield.viz.people import write_picture
+    from proxfield.viz.sheet import contact_sheet
 
     images: list[Any] = list(masks)
     if work.images is not None:
@@ -117,42 +118,70 @@ def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: Work) -> None:
 # ---- all frames ----
 
 
-def make_tasks(frames: Sequence[int], work: Work) -> Iterator[Task]:
-    """Frames in order, the first of them looked at: bad input shows before anything is written."""
-    if not frames:
-        return iter(())
-    here, first = work.masks.in_order, work.masks.read(frames[0])
+def make_tasks(frames: Sequence[int], work: Work, *, check: bool) -> Iterator[Task]:
+    """Frames in order.
+
+    Args:
+        frames: Their numbers.
+        work: What to do with them.
+        check: Look at the first one now, so that bad input shows before anything is written. Where
+            others are finished already, a broken one must not keep the rest from being done.
+    """
+    here = work.masks.in_order
+    tasks = (Task(frame, work.masks.read(frame) if here else None) for frame in frames)
+    if not check or not frames:
+        return tasks
+    first = next(tasks)
+    masks = work.masks.read(first.frame) if first.masks is None else first.masks
     detector = work.detector
-    detector.field(detector.prepare(load_scene(work.scene).scene), first)
-    rest = (Task(frame, work.masks.read(frame) if here else None) for frame in frames[1:])
-    return chain([Task(frames[0], first)], rest)
+    detector.field(detector.prepare(load_scene(work.scene).scene), masks)
+    return joined([Task(first.frame, masks)], tasks)
 
 
-def resume_warm(frames: Sequence[int], store: Store) -> tuple[list[int], Doubles | None]:
-    """Frames that are left where each starts from the one before, and the map to start from.
+@dataclass(eq=False)
+class Chain:
+    """Frames that each start from the one before, and where that is.
+
+    Attributes:
+        todo: Frames that are left.
+        before: The map to start from; None for the prior.
+        failed: Frames of an earlier run that couldn't be read; tried again, from the prior.
+    """
+
+    todo: list[int]
+    before: Doubles | None = None
+    failed: list[int] = field(default_factory=list)
+
+
+def resume_warm(frames: Sequence[int], store: Store) -> Chain:
+    """What is left where each frame starts from the one before.
 
     Frames up to the last that was kept are done; the others, of which there is at most one that
     was finished, are made again.
     """
     kept = store.read_warm()
     if kept is None or kept[0] not in frames:
-        return list(frames), None
-    done = list(frames).index(kept[0]) + 1
-    if not all(store.finished(frame) for frame in frames[:done]):
-        return list(frames), None
-    return list(frames[done:]), kept[1]
+        return Chain(list(frames))
+    last, q, failed = kept
+    done = list(frames).index(last) + 1
+    again = [frame for frame in frames[:done] if not store.finished(frame)]
+    if not set(again) <= set(failed):
+        return Chain(list(frames))
+    return Chain([*again, *frames[done:]], q, again)
 
 
-def run_warm(
-    tasks: Iterator[Task], work: Work, before: Doubles | None, display: Counter
-) -> Iterator[Record]:
+def run_warm(tasks: Iterator[Task], work: Work, chain: Chain, display: Counter) -> Iterator[Record]:
     """Records of frames that start from the one before."""
+    before, failed = chain.before, list(chain.failed)
     with display.announcing_compilation():
         for task in tasks:
             display.working(f"frame {task.frame}")
-            record, found = _attempt(task, work, before)
-            if found is not None:
-                work.store.write_warm(found)
+            again = task.frame in chain.failed
+            record, found = _attempt(task, work, None if again else before)
+            if found is None and not again:
+                failed.append(task.frame)
+            elif found is not None and not again:
+                work.store.write_warm(found, failed)
                 before = np.asarray(found.q)
             yield record
 

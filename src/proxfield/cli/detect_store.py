@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from proxfield.io.files import atomic_write, display_name
 if TYPE_CHECKING:
     from proxfield.common.arrays import Doubles
     from proxfield.people.detect import OccupancyMap
+    from proxfield.people.detections import Detections
 
 MAPS = ("dat", "npy")
 COLUMNS = ("frame", "people", "status", "free_energy", "iterations", "seconds")
@@ -148,32 +150,34 @@ class Store:
         atomic_write(self.frame_file(found.frame), json.dumps(finite(record)) + "\n")
         return record
 
-    def write_warm(self, found: OccupancyMap) -> None:
-        """Keep the map that the next frame starts from; after the frame's own files."""
+    def write_warm(self, found: OccupancyMap, failed: Sequence[int]) -> None:
+        """Keep the map that the next frame starts from; after the frame's own files.
+
+        Args:
+            found: The last map.
+            failed: Frames before it that can't be read.
+        """
         import numpy as np
 
         stream = io.BytesIO()
-        np.savez(stream, frame=found.frame, q=found.q)
+        np.savez(stream, frame=found.frame, q=found.q, failed=np.array(failed, dtype=np.int64))
         atomic_write(self.folder / "warm.npz", stream.getvalue())
 
-    def read_warm(self) -> tuple[int, Doubles] | None:
-        """The last frame that was written, and its map."""
+    def read_warm(self) -> tuple[int, Doubles, list[int]] | None:
+        """The last frame that was written, its map, and frames before it that failed."""
         import numpy as np
 
         try:
             with np.load(self.folder / "warm.npz", allow_pickle=False) as stored:
-                return int(stored["frame"]), np.asarray(stored["q"], dtype=np.float64)
+                q = np.asarray(stored["q"], dtype=np.float64)
+                return int(stored["frame"]), q, [int(frame) for frame in stored["failed"]]
         except Exception:  # missing or damaged: begin again
             return None
 
     # ---- end ----
 
-    def write_tables(self) -> int:
-        """Write detections and a line per frame, of all frames that are finished.
-
-        Returns:
-            Number of detections.
-        """
+    def write_tables(self) -> Detections:
+        """Write detections and a line per frame, of all frames that are finished."""
         import numpy as np
 
         from proxfield.people.detections import Detections
@@ -198,7 +202,7 @@ class Store:
         for r in records:
             write.writerow([len(r["location"]) if k == "people" else r[k] for k in COLUMNS])
         atomic_write(self.folder / "frames.csv", out.getvalue())
-        return len(found)
+        return found
 
 
 def compare(there: Record, now: Record) -> list[str]:

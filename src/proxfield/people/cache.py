@@ -46,39 +46,28 @@ def scene_fingerprint(scene: Scene) -> str:
     return fingerprint(parts)
 
 
-def cached_scene(
-    cameras: Sequence[Camera],
-    positions: ArrayLike,
-    shape: tuple[int, int] | None = None,
-    *,
-    cache: Target | None = None,
-    write: bool = True,
-) -> Scene:
-    """`Scene.from_cameras`, with the rectangles from a file if they are there.
+def read_cache(
+    cache: Target, cameras: Sequence[Camera], positions: ArrayLike, shape: tuple[int, int] | None
+) -> Scene | None:
+    """`Scene.from_cameras` with the rectangles from a file; None if it has no such.
 
     The file has a hash of the cameras and the locations, so that rectangles of others never count.
 
     Args:
+        cache: The file, ``.npz``.
         cameras: Calibrated for the images that the masks will be of.
         positions: Of the locations, in meters.  # (n, 2)
         shape: Rows and columns of the grid of locations.
-        cache: The file, ``.npz``; None for none.
-        write: Write it if it isn't there or has other rectangles.
     """
     ground = np.asarray(positions, dtype=np.float64)
-    key = _key(cameras, ground)
-    if cache is not None:
-        kept = _read(Path(cache), key, cameras)
-        if kept is not None:
-            return Scene(kept, ground, shape, tuple(camera.name for camera in cameras))
-    scene = Scene.from_cameras(cameras, ground, shape)
-    if cache is not None and write:
-        write_cache(cache, cameras, scene)
-    return scene
+    kept = _read(Path(cache), _key(cameras, ground), cameras)
+    if kept is None:
+        return None
+    return Scene(kept, ground, shape, tuple(camera.name for camera in cameras))
 
 
 def write_cache(cache: Target, cameras: Sequence[Camera], scene: Scene) -> None:
-    """Keep the rectangles of a scene for `cached_scene`."""
+    """Keep the rectangles of a scene for `read_cache`."""
     parts: dict[str, Any] = {
         f"boxes_{k}": s.boxes for k, s in enumerate(scene.silhouettes) if isinstance(s, Boxes)
     }
