@@ -45,15 +45,18 @@ ROWS: dict[str, tuple[tuple[str, Record], ...]] = {
         ("backtracking", {}),
     ),
     "ratio": (
-        ("original", {}),
+        ("original", {"ignored": 1.0}),
         ("full-parallel", {}),
         ("fixed", {"step": STEP}),
         ("backtracking", {}),
     ),
 }
 """Rules and their parameters, by the model of the energy."""
-MODELS: dict[str, Record] = {"exact": {}, "ratio": {"variance": 0.003}}
-"""Parameters of each model beside the defaults of `Occupancy`."""
+MODELS: dict[str, Record] = {
+    "exact": {"prior": 1e-4},
+    "ratio": {"prior": 1e-4, "variance": 0.006},
+}
+"""Parameters of each model beside the defaults of `Occupancy`, the same for all rules."""
 
 
 @dataclass(frozen=True)
