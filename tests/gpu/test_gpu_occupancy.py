@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+from test_gpu_many import assert_same, batches
 from triton_setup import INTERPRETED, direct, indirect, run_interpreted, torch
 
 import proxfield as pf
@@ -16,6 +19,7 @@ from proxfield.backends.triton.terms.occupancy import OccupancyFrames, Occupancy
 from proxfield.terms.base import Layout
 from proxfield.terms.silhouettes import Boxes, Runs, Silhouettes
 
+__all__ = ["batches"]  # a fixture
 DEVICE = "cpu" if INTERPRETED else "cuda"
 MODELS = ("exact", "ratio")
 N = 30
@@ -36,7 +40,7 @@ def boxes(height: int, width: int, seed: int, n: int = N) -> Boxes:
     out[:12, :2] = 0, 1
     out[:12, 3] = np.maximum(out[:12, 3], 2)
     out[3] = 0, 0, width, height
-    out[[5, 17]] = 0
+    out[[5, n - 2]] = 0
     return Boxes(height, width, out)
 
 
@@ -64,8 +68,8 @@ def masks_of(scene: list[Silhouettes], seed: int, as_bytes: bool = False) -> lis
 
 
 def term_of(scene: list[Silhouettes], model: str, seed: int = 0, **options: Any) -> pf.Occupancy:
-    given = {"exact": {"miss": 0.2, "strength": 3.0}, "ratio": {"variance": 0.3, "floor": 0.02}}
-    return pf.Occupancy(scene, masks_of(scene, seed), model=model, **given[model], **options)
+    given: dict[str, Any] = {"miss": 0.2, "strength": 3.0, "variance": 0.3, "floor": 0.02}
+    return pf.Occupancy(scene, masks_of(scene, seed), model=model, **{**given, **options})
 
 
 def marginals(seed: int, n: int = N, saturated: bool = True) -> Any:
@@ -150,8 +154,26 @@ def test_nothing_to_see(model: str) -> None:
 def test_masks_of_bytes_and_of_booleans() -> None:
     scene = SCENES["mixed"]
     given = masks_of(scene, 0, as_bytes=True)
-    check(pf.Occupancy(scene, given), marginals(7), "float64", 1e-11)
-    check(pf.Occupancy(scene, [m > 99 for m in given]), marginals(7), "float64", 1e-11)
+    made = check(pf.Occupancy(scene, given), marginals(7), "float64", 1e-11)
+    assert made.staging.dtype == torch.uint8
+    made = check(pf.Occupancy(scene, [m > 99 for m in given]), marginals(7), "float64", 1e-11)
+    assert made.staging.dtype == torch.uint8
+    check(pf.Occupancy(scene, [given[0], given[1] / 255, given[2]]), marginals(7), "float64", 1e-11)
+
+
+@direct
+def test_beside_other_variables() -> None:
+    scene = SCENES["mixed"]
+    term = term_of(scene, "exact", first=2)
+    layout = Layout(np.array([3, 4] + [2] * N + [5]))
+    q = np.concatenate([np.full(3, 1 / 3), np.full(4, 0.25), marginals(7), np.full(5, 0.2)])
+    out = np.ones(layout.size)
+    term.add_gradient(layout, q, out)
+    made = on_device(term, layout, "float64", DEVICE)
+    found = torch.ones(layout.size, dtype=torch.float64, device=DEVICE)
+    energy = made.add_gradient(torch.from_numpy(q).to(DEVICE), found)
+    np.testing.assert_allclose(found.cpu(), out, rtol=1e-11, atol=1e-11 * abs(out).max())
+    assert float(energy) == pytest.approx(term.energy(layout, q), rel=1e-11)
 
 
 @direct
@@ -189,7 +211,7 @@ def test_frames(model: str, together: int, monkeypatch: pytest.MonkeyPatch) -> N
     layout = Layout(np.full(N, 2))
     terms = [term_of(scene, model, seed) for seed in range(3)]
     frames = OccupancyFrames(terms, layout, "float64", DEVICE)
-    assert frames.together == min(together, 3)
+    assert frames.at_once == min(together, 3)
     q = [marginals(seed, saturated=seed != 1) for seed in range(3)]
     there = torch.from_numpy(np.concatenate(q)).to(DEVICE)
     for some in (terms, terms[::-1]):
@@ -213,3 +235,120 @@ def test_what_frames_have_in_common() -> None:
     assert key(term_of(scene, "ratio")) != first
     assert key(term_of(scene, "exact", false_alarm=0.01)) != first
     assert key(term_of([scene[0], scene[1], runs(3, 3, 6)], "exact")) != first
+
+
+# ---- inference ----
+
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fixed": ("fixed", {"step": 0.2}),
+    "full-parallel": ("full-parallel", {}),
+    "adaptive": ("adaptive", {"step": 0.5}),
+    "backtracking": ("backtracking", {}),
+    "adhoc": ("adhoc", {"eta": 0.4}),
+    "momentum": ("momentum", {"gamma": 0.6}),
+    "adam": ("adam", {"step": 0.3, "epsilon": 0.1}),
+}
+
+
+TINY: list[Silhouettes] = [boxes(3, 4, 5, 14), runs(2, 3, 6, 14)]
+"""The interpreter takes a millisecond or so for each row of each image."""
+
+
+def field_of(term: Any, prior: float = 0.2) -> pf.Field:
+    energies = np.zeros((term.n_locations, 2))
+    energies[:, 1] = np.log(1 / prior - 1)
+    return pf.Field(term.n_locations, 2, [pf.Unary(energies), term])
+
+
+def frames_of(scene: list[Silhouettes], model: str, count: int) -> list[pf.Field]:
+    return [field_of(term_of(scene, model, seed), 0.1 + 0.1 * seed) for seed in range(count)]
+
+
+@direct
+@pytest.mark.parametrize("name", RULES)
+def test_frames_end_as_alone(name: str, batches: list[int]) -> None:
+    rule, params = RULES[name]
+    model = "ratio" if name in ("adhoc", "momentum") else "exact"
+    fields = frames_of(TINY, model, 2)
+    options: dict[str, Any] = {"max_iters": 3, "tol": 0, "dtype": "float64", "device": "cuda"}
+    results = pf.infer_many(fields, rule, **options, **params)
+    assert batches == [2]
+    for field, result in zip(fields, results, strict=True):
+        assert_same(result, pf.infer(field, rule, **options, **params))
+        assert result.free_energy == pytest.approx(field.free_energy(result.q), rel=1e-10)
+
+
+@direct
+def test_as_on_the_host(batches: list[int]) -> None:
+    fields = frames_of(TINY, "exact", 2)
+    options: dict[str, Any] = {"max_iters": 4, "step": 0.2, "tol": 0}
+    results = pf.infer_many(fields, "fixed", device="cuda", **options)
+    assert batches == [2]
+    for field, result in zip(fields, results, strict=True):
+        host = pf.infer(field, "fixed", kernels="reference", **options)
+        np.testing.assert_allclose(result.q, host.q, atol=1e-5)
+        assert result.free_energy == pytest.approx(host.free_energy, rel=1e-5)
+
+
+@direct
+def test_each_frame_stops_by_itself(batches: list[int]) -> None:
+    """One starts where it ends; the other goes on."""
+    scene: list[Silhouettes] = [boxes(2, 2, 5, 14)]
+    fields = frames_of(scene, "exact", 2)
+    start = pf.infer(fields[1], "fixed", step=0.5, kernels="reference", max_iters=30, tol=0)
+    options: dict[str, Any] = {"step": 0.5, "device": "cuda", "dtype": "float64", "max_iters": 3}
+    results = pf.infer_many(fields, "fixed", init=["uniform", start], tol=0.05, **options)
+    assert batches == [2]
+    assert [r.iterations for r in results] == [3, 1]
+    assert results[1].converged and not results[0].converged
+
+
+@direct
+def test_only_frames_of_one_scene_are_together(batches: list[int]) -> None:
+    one, other = TINY, [runs(2, 3, 7, 14)]
+    hidden = pf.Occupancy(one, [masks_of(one, 3)[0], None], miss=0.2, strength=3.0)
+    terms = [
+        term_of(one, "exact"), term_of(other, "exact"), term_of(one, "ratio"), hidden,
+        term_of(one, "exact", 1),
+    ]  # fmt: skip
+    results = pf.infer_many([field_of(t) for t in terms], "adhoc", device="cuda", max_iters=2)
+    assert sorted(batches) == [1, 1, 1, 2]
+    for term, result in zip(terms, results, strict=True):
+        assert result.field.terms[-1] is term
+
+
+@direct
+@pytest.mark.parametrize("model", MODELS)
+def test_the_next_frames_use_the_same_program(
+    model: str, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from proxfield.backends.triton import frames
+
+    made: list[int] = []
+    make = frames.FramesProgram.__init__
+
+    def counted(self: Any, lowereds: Any, *args: Any) -> None:
+        made.append(len(lowereds))
+        make(self, lowereds, *args)
+
+    monkeypatch.setattr(frames.FramesProgram, "__init__", counted)
+    scene: list[Silhouettes] = [boxes(3, 4, 5, 14), runs(2, 3, 6, 14)]
+    fields = frames_of(scene, model, 5)
+    options: dict[str, Any] = {"max_iters": 2, "dtype": "float64", "device": "cuda"}
+    for some in (fields[:2], fields[2:4], fields[4:]):
+        for field, result in zip(some, pf.infer_many(some, "adhoc", **options), strict=True):
+            assert_same(result, pf.infer(field, "adhoc", **options))
+    assert made == [2, 1]
+
+
+@direct
+def test_a_scene_can_go(batches: list[int]) -> None:
+    """Programs kept for the next frames don't keep the scene."""
+    gone = boxes(3, 4, 5)
+    fields = frames_of([gone], "exact", 2)
+    pf.infer_many(fields, "adhoc", max_iters=1, device="cuda")
+    assert gone in occupancy_plan._PLANS
+    there = weakref.ref(gone)
+    del fields, gone
+    gc.collect()
+    assert there() is None

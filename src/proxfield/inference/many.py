@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from proxfield.rules.base import Rule
 from proxfield.rules.plan import Update
 from proxfield.rules.session import Outcome, Verdict
 
+if TYPE_CHECKING:
+    from proxfield.backends.triton.batch import BatchProgram
+
 MIN_ENTRIES_ALONE = 1 << 20
 """Entries from which on a field fills a GPU by itself, so that it iterates alone."""
 MAX_ENTRIES_TEAM = 1 << 14
@@ -36,6 +40,8 @@ MAX_FIELDS = 2048
 """Maximum number of fields per batch; each takes 64 KiB for its rows."""
 MAX_ENTRIES = 1 << 26
 """Maximum number of entries per batch: a few GiB."""
+BYTES_PER_ENTRY = 32
+"""About how many bytes a batch takes per entry, to compare images with it."""
 
 
 def infer_many(
@@ -59,8 +65,9 @@ def infer_many(
     On a GPU, fields iterate together where they can: with the rules fixed, adaptive,
     full-parallel, adhoc, momentum and adam, and in fields of tables without forbidden
     configurations. That pays for fields too small to fill a GPU by themselves. They may differ in
-    everything; each stops when it has converged. All other fields, and all on the CPU, run one
-    after another.
+    everything; each stops when it has converged. Frames of occupancy maps iterate together too
+    if they share their silhouettes (the same objects) and parameters. All other fields, and all on
+    the CPU, run one after another.
 
     Args:
         fields: The fields.
@@ -181,18 +188,36 @@ class _Member:
     def lowered(self) -> Lowered:
         return self.session.problem.lowered
 
+    scene: int | None = None
+    """For frames that iterate together: the same number for the same scene."""
+
     @property
     def key(self) -> tuple[float, ...]:
         """What fields have in common that iterate together."""
         p = self.plan
         moving = (p.kind, p.gamma1, p.gamma2, p.epsilon, p.adaptive, p.inverse_temperature)
-        return (is_binary(self.lowered), self.lowered.layout.size <= MAX_ENTRIES_TEAM, *moving)
+        small = self.lowered.layout.size <= MAX_ENTRIES_TEAM
+        scene = -1 if self.scene is None else self.scene
+        return (scene, is_binary(self.lowered), small, *moving)
 
-    def judged(self, outcome: Outcome) -> Outcome:
-        """The outcome with the result of the second-order test, made on the host."""
+    @property
+    def entries(self) -> int:
+        """Entries of the state, and as many for the images of a frame as take the same memory."""
+        images = sum(term.nbytes for term in self.lowered.extras)
+        return self.lowered.layout.size + images // BYTES_PER_ENTRY
+
+    def judged(self, outcome: Outcome, kernels: str) -> Outcome:
+        """The outcome with the result of the second-order test, made on the host.
+
+        Terms with implementations of their own are tested where they iterated: on the host they
+        can take a thousand times longer.
+        """
         if outcome.status is not Status.CONVERGED:
             return outcome
-        program = program_for(self.lowered)
+        lowered = self.lowered
+        program = (
+            program_for(lowered, kernels, "float64") if lowered.extras else program_for(lowered)
+        )
         found = judge(program, program.start(outcome.q), seed=self.session.problem.seed)
         status = Status.SADDLE if found.verdict is Verdict.SADDLE else outcome.status
         return replace(outcome, status=status, judgement=found)
@@ -202,23 +227,32 @@ def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iter
     """Fields that can iterate together, as batches; the others are left out."""
     if not on_gpu(request.kernels) or type(request.rule).solve is not Rule.solve:
         return
+    from proxfield.backends.triton.frames import batch_key
+
     members = []
+    scenes: dict[Hashable, int] = {}
     for k, each in enumerate(fields):
         low = each.lower()
-        if low.infeasible or low.hard or low.extras or not 0 < low.layout.size < MIN_ENTRIES_ALONE:
+        if low.infeasible or low.hard or not 0 < low.layout.size < MIN_ENTRIES_ALONE:
             continue
+        scene = None
+        if low.extras:
+            key = batch_key(low)
+            if key is None:
+                continue
+            scene = scenes.setdefault(key, len(scenes))
         session = request.open(each, starts[k])
         request.rule.prepare(session.problem)
         with session.loop.clock():
             plan = request.rule.plan(session.problem)
         if not isinstance(plan, Update):  # sweeps, or a Python function: the same for all fields
             return
-        members.append(_Member(k, each, session, plan))
+        members.append(_Member(k, each, session, plan, scene))
     members.sort(key=lambda m: m.key)  # stable
     for _, alike in groupby(members, key=lambda m: m.key):
         batch: list[_Member] = []
         for member in alike:
-            entries = sum(m.lowered.layout.size for m in batch) + member.lowered.layout.size
+            entries = sum(m.entries for m in batch) + member.entries
             if len(batch) == MAX_FIELDS or entries > MAX_ENTRIES:
                 yield _Batch(batch)
                 batch = []
@@ -247,15 +281,24 @@ class _Batch:
             safe = np.concatenate([p.step if p.fallback is None else p.fallback for p in plans])
         return replace(plans[0], step=step, fallback=safe)
 
-    def solve(self, request: Request) -> list[Result]:
-        """Iterate all fields to their ends."""
+    def program(self, request: Request) -> AbstractContextManager[BatchProgram]:
+        """All fields as one program."""
+        lowereds = [m.lowered for m in self.members]
+        device = placed(request.kernels).device.handle()
+        if self.members[0].scene is not None:
+            from proxfield.backends.triton.frames import frames_program
+
+            return frames_program(lowereds, request.dtype, device)
         from proxfield.backends.triton.batch import BatchProgram
 
+        return nullcontext(BatchProgram(lowereds, request.dtype, device))
+
+    def solve(self, request: Request) -> list[Result]:
+        """Iterate all fields to their ends."""
         lowereds = [m.lowered for m in self.members]
         starts = [m.session.start for m in self.members]
         loops = [m.session.loop for m in self.members]
-        with device_memory(request.kernels, *lowereds):
-            program = BatchProgram(lowereds, request.dtype, placed(request.kernels).device.handle())
+        with device_memory(request.kernels, *lowereds), self.program(request) as program:
             state = program.start(starts)
             look_back = not request.rule.never_rises
             ended = run_together(loops, program, self.plan, state, look_back)
@@ -267,7 +310,7 @@ class _Batch:
             f = partial(float, first[k])
             outcome = conclude(loops[k], request.rule, last, f, starts[k])
             try:
-                outcome = member.judged(outcome)
+                outcome = member.judged(outcome, request.kernels)
             except KeyboardInterrupt:  # no more tests; a second one is raised
                 outcome = replace(outcome, status=Status.INTERRUPTED)
             out.append(finish(member.given, request, member.session, outcome))

@@ -84,7 +84,8 @@ def write_cache(cache: Target, cameras: Sequence[Camera], scene: Scene) -> None:
     }
     assert scene.positions is not None
     stream = BytesIO()
-    np.savez_compressed(stream, key=np.array(_key(cameras, scene.positions)), **parts)
+    arrays: dict[str, Any] = {"key": np.array(_key(cameras, scene.positions)), **parts}
+    np.savez_compressed(stream, **arrays)
     atomic_write(cache, stream.getvalue())
 
 

@@ -120,13 +120,15 @@ class Occupancy(Term):
             if not is_real(value) or not 0 < value < np.inf:
                 raise InputError(f"{key}={shown(value)}, expected a number above 0")
         self.n_locations, self.first = counts.pop(), whole_number(first, "first", 0)
-        self.silhouettes = tuple(
-            s for s, m in zip(silhouettes, masks, strict=True) if m is not None
-        )
-        self.masks = tuple(
-            _read_mask(m, s, k)
+        used = [
+            (k, s, m)
             for k, (s, m) in enumerate(zip(silhouettes, masks, strict=True))
             if m is not None
+        ]
+        self.silhouettes = tuple(s for _, s, _ in used)
+        self.masks = tuple(_read_mask(m, s, k) for k, s, m in used)
+        self.compact = tuple(
+            _as_bytes(m, read) for (_, _, m), read in zip(used, self.masks, strict=True)
         )
         self.miss, self.false_alarm = float(miss), float(false_alarm)
         self.strength, self.variance, self.floor = float(strength), float(variance), float(floor)
@@ -433,6 +435,14 @@ def without(s: Silhouettes, cover: Floats, logs: Floats, image: Floats) -> NDArr
         at = s.pixels(int(i))
         sums[i] = (image.ravel()[at] * np.exp(cover.ravel()[at] - logs[i])).sum()
     return np.asarray(sums)
+
+
+def _as_bytes(mask: ArrayLike, read: Floats) -> NDArray[np.generic]:
+    """A mask in 8 bits where it was given in these, or as booleans: an eighth to copy."""
+    raw = np.asarray(mask)
+    if raw.dtype == np.bool_:
+        return np.asarray(np.where(raw, np.uint8(255), np.uint8(0)))
+    return np.array(raw) if raw.dtype == np.uint8 else read
 
 
 def _read_mask(mask: ArrayLike, s: Silhouettes, camera: int) -> NDArray[np.float64]:

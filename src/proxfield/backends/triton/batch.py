@@ -17,7 +17,7 @@ from proxfield.backends.triton import launch
 from proxfield.backends.triton import state as states
 from proxfield.backends.triton.device_pack import BinaryTensors, Joined, Tensors, from_numpy
 from proxfield.backends.triton.general_pack import GeneralTensors
-from proxfield.backends.triton.graphs import Graphs
+from proxfield.backends.triton.graphs import LENGTHS, LENGTHS_WITH_TERMS, Graphs
 from proxfield.backends.triton.natural_parameters import Natural
 from proxfield.backends.triton.state import BatchState, Slot, default_device
 from proxfield.backends.triton.update import arithmetic, kinds
@@ -68,7 +68,11 @@ class BatchProgram(Batch[Update, BatchState]):
         self.binary = self.joined.binary
         self.natural = Natural(self.joined, self.device)
         self.terms: list[DeviceTerm] = []
-        """Terms iterated on their own (see `gpu.terms`), and whether graphs can hold them."""
+        """Terms iterated on their own (see `gpu.terms`), and whether graphs can hold them.
+
+        With several fields, of the same size, each term is of all of them: it gives an energy for
+        each field.
+        """
         self.capturable = True
         kind = BinaryTensors if self.binary else GeneralTensors
         self.pack: BinaryTensors | GeneralTensors = kind(self.joined, self.tensors, form)
@@ -80,6 +84,7 @@ class BatchProgram(Batch[Update, BatchState]):
         self.inside = slice(self.front, self.front + self.per_state)
         """A buffer without its padding."""
         self.fields = len(lowereds)
+        self._each = torch.arange(self.fields, device=self.device)
         self._pool: list[Slot] = []
         self._slots: WeakSet[Slot] = WeakSet()
         self._exact: BatchProgram | None = None
@@ -106,7 +111,7 @@ class BatchProgram(Batch[Update, BatchState]):
             safe=torch.ones(n, dtype=kind, device=device),
             parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
             out=torch.zeros((2, self.fields, states.CAPACITY), **real),
-            graphs=Graphs(device),
+            graphs=Graphs(device, LENGTHS_WITH_TERMS if self.terms else LENGTHS),
         )
         self._slots.add(slot)
         self._set_constants(slot)
@@ -400,7 +405,11 @@ class BatchProgram(Batch[Update, BatchState]):
         slot.numbers[:, arithmetic.EXTRA] = energy
 
     def _present(self, slot: Slot) -> Tensor:
-        return slot.buffers.index_select(0, self._which(slot, 0))[0, self.inside]
+        """The natural parameters of all fields, by operations that a graph can hold."""
+        if self.fields == 1:
+            return slot.buffers.index_select(0, self._which(slot, 0))[0, self.inside]
+        fields = slot.buffers[:, self.inside].unflatten(1, (self.fields, -1))
+        return fields[self._which(slot, 0), self._each].ravel()  # each has its own buffer
 
     def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
         """The rows of each field: one copy to the host."""

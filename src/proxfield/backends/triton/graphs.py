@@ -9,8 +9,11 @@ from proxfield.devices.tensors import CudaGraph, TorchDevice
 
 LENGTHS = (64, 8)
 """Iterations in one graph; fewer are launched one by one."""
+LENGTHS_WITH_TERMS = (64, 8, 1)
+"""The same where an iteration takes many launches."""
 MIN_ITERATIONS = 32
-"""Iterations asked for from which recording pays: it takes as long as launching about a hundred."""
+"""Iterations asked for so far from which recording pays: it takes as long as launching about a
+hundred."""
 ENABLED = True
 """Whether to record graphs at all; for measuring what they bring."""
 
@@ -20,12 +23,17 @@ class Graphs:
 
     What changes between plans (steps, temperature, tolerances) lives in tensors that the kernels
     read, so that a graph stays right when these change; what it is recorded for is in its key.
+
+    Args:
+        device: A device of torch.
+        lengths: Iterations in one graph, the longest first.
     """
 
-    def __init__(self, device: TorchDevice) -> None:
-        self.device = device
+    def __init__(self, device: TorchDevice, lengths: tuple[int, ...] = LENGTHS) -> None:
+        self.device, self.lengths = device, lengths
         self.found: dict[tuple[Hashable, int], CudaGraph] = {}
-        self.seen: set[Hashable] = set()
+        self.asked: dict[Hashable, int] = {}
+        """Iterations so far, by key."""
 
     def repeat(self, key: Hashable, once: Callable[[], None], n: int, capturable: bool) -> None:
         """Call ``once`` n times, through graphs where that can be."""
@@ -33,12 +41,13 @@ class Graphs:
             for _ in range(n):
                 once()
             return
-        if key not in self.seen and n:  # compiles kernels and fills caches, outside of recording
+        before = self.asked.get(key, 0)
+        self.asked[key] = before + n
+        if before == 0 and n:  # compiles kernels and fills caches, outside of recording
             once()
-            self.seen.add(key)
             n -= 1
-        for length in LENGTHS:
-            if n < MIN_ITERATIONS and (key, length) not in self.found:
+        for length in self.lengths:
+            if self.asked[key] < MIN_ITERATIONS and (key, length) not in self.found:
                 continue
             while n >= length:
                 self._graph(key, once, length).replay()

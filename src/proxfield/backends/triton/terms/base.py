@@ -7,7 +7,8 @@ iteration.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -75,3 +76,32 @@ def on_device(term: Term, layout: Layout, dtype: str, device: TorchDevice) -> De
     maker = implementation(term, "cuda") or HostTerm
     made: DeviceTerm = maker(term, layout, name, place)
     return made
+
+
+def frame_key(term: Term) -> Hashable | None:
+    """What terms of several fields have in common that a device can evaluate as one.
+
+    None if there is no such implementation. One that can evaluate terms together offers
+    ``frame_key(term)``; ``together(terms, layout, dtype, device)``, which makes a `DeviceTerm` of
+    all fields, one after another, whose energy is one number per field, and which has a method
+    ``set_terms(terms)``; and ``kept_with(term, device)``, see there.
+    """
+    key = getattr(implementation(term, "cuda"), "frame_key", None)
+    found: Hashable | None = None if key is None else key(term)
+    return found
+
+
+def together(terms: Sequence[Term], layout: Layout, dtype: str, device: TorchDevice) -> DeviceTerm:
+    """Terms of several fields with the same layout and `frame_key`, as one term."""
+    maker = implementation(terms[0], "cuda")
+    assert maker is not None, "they have a key"
+    made: DeviceTerm = maker.together(terms, layout, dtype, device)  # type: ignore[attr-defined]
+    return made
+
+
+def kept_with(term: Term, device: TorchDevice) -> dict[Hashable, Any]:
+    """Where to keep what should live as long as what a term shares with others of its key."""
+    maker = implementation(term, "cuda")
+    assert maker is not None, "it has a key"
+    kept: dict[Hashable, Any] = maker.kept_with(term, device)  # type: ignore[attr-defined]
+    return kept

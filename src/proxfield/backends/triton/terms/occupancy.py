@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,11 @@ LOGS_BLOCK = 1024
 """Locations of one program that takes logarithms, or adds up cameras."""
 COLLECT_BLOCK = 128
 """Locations of one program that sums over silhouettes."""
-PIXELS = 512
-"""Pixels that it sums together where they are visited one by one."""
-FLAGS = 64
+FLAGS = 256
+"""Flags that are looked at together."""
 
-Masks = Sequence[NDArray[np.generic]]
-"""Of each camera, as given: booleans, 8-bit values, or numbers from 0 to 1."""
+Masks = Sequence[NDArray[Any]]
+"""Of each camera: 8-bit values, or numbers from 0 to 1."""
 
 
 class OccupancyFrames:
@@ -50,6 +50,8 @@ class OccupancyFrames:
         first = terms[0]
         self.device = torch.device(device)
         self.frames, self.n = len(terms), first.n_locations
+        self.entries, self.entry = layout.size, first.entries(layout).start
+        """Entries of a frame's state, and the first that is of a location."""
         self.ratio = isinstance(first, RatioOccupancy)
         self.plan: ScenePlan | None = None
         """Without one no camera has a mask: the energy is 0."""
@@ -74,7 +76,7 @@ class OccupancyFrames:
         self.factors = torch.zeros((self.frames, plan.cameras, 2), **real)
         self.energies = torch.zeros((self.frames, plan.cameras), **real)
         # images of some frames and of one group of cameras
-        self.together = some = min(self.frames, plan.frames_together)
+        self.at_once = some = min(self.frames, plan.frames_together)
         room = some * max(group.size for group in plan.groups)
         self.cover, self.sums = torch.zeros(room, **real), torch.zeros(room, **real)
         self.values = torch.zeros(some * max(1, *(g.cells for g in plan.groups)), **real)
@@ -85,7 +87,7 @@ class OccupancyFrames:
         self.constants = torch.zeros(self.frames, **real)
         self.mask_sums = torch.zeros((self.frames, plan.cameras), **real)
         self.staging: Tensor | None = None
-        self.set_masks([term.masks for term in terms])
+        self.set_terms(terms)
 
     @staticmethod
     def accepts(term: Occupancy) -> bool:
@@ -96,9 +98,27 @@ class OccupancyFrames:
     def frame_key(term: Occupancy) -> Hashable:
         """What terms have in common that can be one."""
         parameters = (term.miss, term.false_alarm, term.strength, term.variance, term.floor)
-        return (type(term), term.n_locations, *map(id, term.silhouettes), *parameters)
+        return (type(term), term.n_locations, term.first, *map(id, term.silhouettes), *parameters)
+
+    @staticmethod
+    def together(
+        terms: Sequence[Occupancy], layout: Layout, dtype: str, device: TorchDevice
+    ) -> OccupancyFrames:
+        """Terms with the same key as one."""
+        return OccupancyFrames(terms, layout, dtype, device)
+
+    @staticmethod
+    def kept_with(term: Occupancy, device: TorchDevice) -> dict[Hashable, Any]:
+        """What lives as long as the silhouettes."""
+        if not term.silhouettes or not term.n_locations:
+            return {}
+        return plan_for(term.silhouettes, device).kept
 
     # ---- masks ----
+
+    def set_terms(self, terms: Sequence[Occupancy]) -> None:
+        """Replace all frames by others with the same key."""
+        self.set_masks([term.compact for term in terms])
 
     def set_masks(self, frames: Sequence[Masks]) -> None:
         """Replace the masks of all frames; silhouettes and parameters stay.
@@ -119,7 +139,8 @@ class OccupancyFrames:
             kernels.weigh_masks[(group.lines, self.frames)](
                 masks, plan.pixels, plan.shares[group.offset :], self.image[:, group.offset :],
                 plan.size, group.line_base, group.mask_base, group.line_columns, numbers, totals,
-                plan.lines, group.line, RATIO=self.ratio, WIDTH=group.width, num_warps=4,
+                plan.lines, group.line, RATIO=self.ratio, WIDTH=group.width,
+                num_warps=group.warps,
             )  # fmt: skip
         if self.ratio:
             sums = [part.sum(1) for part in totals.split(plan.heights, 1)]
@@ -138,7 +159,10 @@ class OccupancyFrames:
             shape = (self.frames, self.plan.pixels)
             self.staging = torch.empty(shape, dtype=kind, pin_memory=pinned)
         for row, masks in zip(self.staging.numpy(), frames, strict=True):
-            np.concatenate([mask.ravel() for mask in masks], out=row)
+            flat = [mask.ravel() for mask in masks]
+            if not small:
+                flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
+            np.concatenate(flat, out=row)
         return self.staging.to(self.device)
 
     # ---- value and gradient ----
@@ -147,8 +171,8 @@ class OccupancyFrames:
         """Add dE/dq at ``q`` to ``out``.
 
         Args:
-            q: Marginals of all frames, one after another.  # (frames · 2n,)
-            out: Changed in place, of the same type.  # (frames · 2n,)
+            q: Marginals of all frames, one after another.  # (frames · size,)
+            out: Changed in place, of the same type.  # (frames · size,)
 
         Returns:
             The energy of each frame, on the device.  # (frames,) float64
@@ -157,16 +181,16 @@ class OccupancyFrames:
         if plan is None:
             return torch.zeros(self.frames, dtype=torch.float64, device=q.device)
         kernels.take_logs[(self.blocks, self.frames)](
-            q, self.logs, self.flags, self.n, self.limits, self.limits[1:], BLOCK=LOGS_BLOCK,
-            num_warps=4,
+            q[self.entry :], self.entries, self.logs, self.flags, self.n, self.limits,
+            self.limits[1:], BLOCK=LOGS_BLOCK, num_warps=4,
         )  # fmt: skip
-        for first in range(0, self.frames, self.together):
-            last = min(first + self.together, self.frames)
+        for first in range(0, self.frames, self.at_once):
+            last = min(first + self.at_once, self.frames)
             for group in plan.groups:
                 self._look(plan, group, first, last)
             kernels.add_cameras[(self.blocks, last - first)](
-                self.parts, out[first * 2 * self.n :], self.n, self.counts, BLOCK=LOGS_BLOCK,
-                num_warps=4,
+                self.parts, out[first * self.entries + self.entry :], self.entries, self.n,
+                self.counts, BLOCK=LOGS_BLOCK, num_warps=4,
             )  # fmt: skip
         return self.energies.sum(1) if self.ratio else self.constants + self.totals.sum(1)
 
@@ -181,7 +205,8 @@ class OccupancyFrames:
         if self.ratio:
             kernels.measure_rows[(group.lines, some)](
                 cover, image, plan.size, size, *rows, self.measured, group.lines,
-                WIDTH=group.width, num_warps=4,
+                WIDTH=group.width,
+                num_warps=group.warps,
             )  # fmt: skip
             kernels.find_ratios[(group.count, some)](
                 self.measured, group.lines, group.line_first, group.line_count, group.ground,
@@ -191,11 +216,15 @@ class OccupancyFrames:
         kernels.weigh_rows[(group.lines, some)](
             cover, sums, image, plan.size, size, *rows, group.line_owner, factors, plan.cameras,
             group.first, self.flags[first:], self.counts, self.totals[first:], plan.lines,
-            group.line, RATIO=self.ratio, WIDTH=group.width, FLAGS=FLAGS, num_warps=4,
+            group.line, RATIO=self.ratio, WIDTH=group.width, FLAGS=FLAGS,
+            num_warps=group.warps,
         )  # fmt: skip
         blocks = -(-self.n // COLLECT_BLOCK)
         ends = logs, factors, self.limits[1:], self.parts, plan.cameras, group.first
-        shape = {"RATIO": self.ratio, "BLOCK": COLLECT_BLOCK, "PIXELS": PIXELS, "num_warps": 4}
+        shape = {
+            "RATIO": self.ratio, "BLOCK": COLLECT_BLOCK, "PIXELS": group.pixels_together,
+            "num_warps": 8 if group.pixels_together > 1024 else 4,
+        }  # fmt: skip
         if group.boxed:
             group.integrate(sums, some)
             kernels.collect_boxes[(blocks, len(group.boxed), some)](

@@ -55,20 +55,54 @@ def weigh_masks(
 
 
 @jit
-def take_logs(q, logs, flags, n, smallest, direct, BLOCK: constexpr):
+def take_logs(q, entries, logs, flags, n, smallest, direct, BLOCK: constexpr):
     """log p_i of each location; a flag for blocks in which one is below ``direct``.
 
-    q: (frames, 2n); logs: (frames, n) float64; flags: (frames, blocks) int32.
+    q: p_0 of the first frame, each of which has so many ``entries``; logs: (frames, n) float64;
+    flags: (frames, blocks) int32.
     """
     block, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
-    p = tl.load(q + frame * 2 * n + 2 * at, mask=inside, other=1.0).to(tl.float64)
+    p = tl.load(q + frame * entries + 2 * at, mask=inside, other=1.0).to(tl.float64)
     lowest = tl.load(smallest)
     log = tl.log(tl.maximum(p, lowest, propagate_nan=tl.PropagateNan.ALL))
     tl.store(logs + frame * n + at, log, mask=inside)
     small = inside & (log < tl.load(direct))
     tl.store(flags + frame * tl.num_programs(0) + block, tl.max(small.to(tl.int32), 0))
+
+
+@jit
+def sum_many(logs, start, count, entry, values, first, end, CELLS: constexpr, WIDE: constexpr):
+    """`sum_corners` for pixels with many corners: several lanes share the list of each."""
+    cell = first + tl.arange(0, CELLS)
+    inside = cell < end
+    low = tl.load(start + cell, mask=inside, other=0)[:, None]
+    many = tl.load(count + cell, mask=inside, other=0)
+    total = tl.zeros((CELLS, WIDE), tl.float64)
+    for k in range(0, tl.max(many, 0), WIDE):
+        at = k + tl.arange(0, WIDE)[None, :]
+        here = at < many[:, None]
+        e = tl.load(entry + low + at, mask=here, other=0)
+        log = tl.load(logs + (e >> 1), mask=here, other=0.0)
+        total += tl.where((e & 1) != 0, -log, log)
+    tl.store(values + cell, tl.sum(total, 1), mask=inside)
+
+
+@jit
+def sum_few(logs, start, count, entry, values, first, end, BLOCK: constexpr):
+    """`sum_corners` for pixels with few corners: a lane each."""
+    cell = first + tl.arange(0, BLOCK)
+    inside = cell < end
+    low = tl.load(start + cell, mask=inside, other=0)
+    many = tl.load(count + cell, mask=inside, other=0)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for k in range(tl.max(many, 0)):
+        here = k < many
+        e = tl.load(entry + low + k, mask=here, other=0)
+        log = tl.load(logs + (e >> 1), mask=here, other=0.0)
+        total += tl.where((e & 1) != 0, -log, log)
+    tl.store(values + cell, total, mask=inside)
 
 
 @jit
@@ -78,37 +112,16 @@ def sum_corners(
 ):  # fmt: skip
     """The difference at each pixel where corners lie: Σ ± log p_i.
 
-    An entry is 2 · location, + 1 where it is subtracted. The first pixels are the ``crowded`` ones:
-    many lanes share the list of each; others have a lane each.
+    An entry is 2 · location, + 1 where it is subtracted. The first pixels are the ``crowded`` ones.
     """
     block, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
     logs += frame * n
     values += frame * cells
     if block < crowded_blocks:
-        cell = block * CELLS + tl.arange(0, CELLS)
-        inside = cell < crowded
-        low = tl.load(start + cell, mask=inside, other=0)[:, None]
-        many = tl.load(count + cell, mask=inside, other=0)
-        total = tl.zeros((CELLS, WIDE), tl.float64)
-        for k in range(0, tl.max(many, 0), WIDE):
-            at = k + tl.arange(0, WIDE)[None, :]
-            here = at < many[:, None]
-            e = tl.load(entry + low + at, mask=here, other=0)
-            log = tl.load(logs + (e >> 1), mask=here, other=0.0)
-            total += tl.where((e & 1) != 0, -log, log)
-        tl.store(values + cell, tl.sum(total, 1), mask=inside)
+        sum_many(logs, start, count, entry, values, block * CELLS, crowded, CELLS, WIDE)
     else:
-        cell = crowded + (block - crowded_blocks) * BLOCK + tl.arange(0, BLOCK)
-        inside = cell < cells
-        low = tl.load(start + cell, mask=inside, other=0)
-        many = tl.load(count + cell, mask=inside, other=0)
-        few = tl.zeros((BLOCK,), tl.float64)
-        for k in range(tl.max(many, 0)):
-            here = k < many
-            e = tl.load(entry + low + k, mask=here, other=0)
-            log = tl.load(logs + (e >> 1), mask=here, other=0.0)
-            few += tl.where((e & 1) != 0, -log, log)
-        tl.store(values + cell, few, mask=inside)
+        first = crowded + (block - crowded_blocks) * BLOCK
+        sum_few(logs, start, count, entry, values, first, cells, BLOCK)
 
 
 @jit
@@ -395,10 +408,10 @@ def collect_runs(
 
 
 @jit
-def add_cameras(parts, out, n, counts, BLOCK: constexpr):
+def add_cameras(parts, out, entries, n, counts, BLOCK: constexpr):
     """Add Σ_c of what `collect_boxes` and `collect_runs` left to the gradient of label 0.
 
-    parts: (frames, cameras, n); out: (frames, 2n).
+    parts: (frames, cameras, n); out: as q of `take_logs`.
     """
     frame = tl.program_id(1).to(tl.int64)
     cameras = tl.load(counts + 1)
@@ -408,6 +421,6 @@ def add_cameras(parts, out, n, counts, BLOCK: constexpr):
     parts += frame * cameras * n + at
     for camera in range(cameras):
         total += tl.load(parts + camera * n, mask=inside, other=0.0)
-    out += frame * 2 * n + 2 * at
+    out += frame * entries + 2 * at
     before = tl.load(out, mask=inside, other=0.0)
     tl.store(out, before + total.to(before.dtype), mask=inside)

@@ -5,9 +5,10 @@ Made once per scene: terms with the same silhouettes share it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,6 +34,8 @@ STRIP, STRIP_ROWS = 16, 64
 """Columns of a strip, and rows that are summed together."""
 MAX_WIDTH = 2048
 """Columns of a row that are summed together."""
+MAX_PIXELS = 2048
+"""Pixels of a silhouette that are summed together at most."""
 MAX_FRAME = 2**31 - 1
 """Pixels of one frame that 32-bit positions can count."""
 
@@ -93,6 +96,10 @@ class Group:
         self.pixels = int(columns.sum())
         self.line_owner = self._ints(np.repeat(np.arange(self.count), heights))
         self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
+        self.warps = max(4, self.width // 256)
+        area = max(int(s.areas.max(initial=1)) for s in cameras)
+        self.pixels_together = min(MAX_PIXELS, max(256, power_of_two(area // 16)))
+        """Pixels of a silhouette that are summed together where they are visited one by one."""
         self.boxed = [k for k, s in enumerate(cameras) if isinstance(s, Boxes)]
         self.other = [k for k, s in enumerate(cameras) if isinstance(s, Runs)]
         self.strips = self._strips(cameras, bases, strides, range(self.count))
@@ -198,7 +205,12 @@ class Group:
         out = torch.zeros((frames, self.size), **real)
         self.spread(values, torch.empty((frames, max(1, self.cells)), **real), out)
         kernels.finish_cover[(self.lines, frames)](
-            out, self.size, self.line_base, self.line_columns, WIDTH=self.width, num_warps=4
+            out,
+            self.size,
+            self.line_base,
+            self.line_columns,
+            WIDTH=self.width,
+            num_warps=self.warps,
         )
         return out
 
@@ -217,6 +229,8 @@ class ScenePlan:
     def __init__(self, silhouettes: Sequence[Silhouettes], device: TorchDevice) -> None:
         self.device = torch.device(device)
         self.cameras = len(silhouettes)
+        self.kept: dict[Hashable, Any] = {}
+        """What others keep as long as the silhouettes are in use."""
         self.n = silhouettes[0].n_locations
         self.heights = [s.height for s in silhouettes]
         self.groups: list[Group] = []

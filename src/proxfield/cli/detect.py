@@ -1,0 +1,360 @@
+"""``proxfield detect``: where people stand, from masks of several cameras."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxfield.cli.detect_options import (
+    PASSES,
+    mask_options,
+    model_options,
+    run_options,
+    scene_options,
+)
+from proxfield.cli.options import CommandWithRules, json_option, parse_settings
+from proxfield.common.records import Record
+
+if TYPE_CHECKING:
+    from proxfield.cli.detect_inputs import Loaded, SceneFiles
+    from proxfield.cli.detect_run import Work
+    from proxfield.people.detect import Detector
+    from proxfield.rules.base import Rule
+
+FAILED = 1
+
+
+@click.command(cls=CommandWithRules)
+@scene_options
+@mask_options
+@model_options
+@run_options
+@json_option
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Find people on the ground, from masks of the foreground in several cameras.
+
+    The scene is a .pom file of the original occupancy-map program, or --calibration with --grid.
+    OUT gets detections.csv and .json (frame, x, y, score, location), frames.csv (status and F of
+    each frame) and a small file per frame, so that a run that was stopped goes on where it was. A
+    frame that can't be read is reported and passed over; the exit code is then 1.
+
+    \b
+    Examples:
+      proxfield detect scene.pom -o found
+      proxfield detect --calibration calibration.json --grid 0.25 --region 0,0,10,10 \\
+          --masks "masks/%c/{frame:05d}.png" --frames 0:99 --scale 0.5 --jobs 4 -o found
+      proxfield detect scene.pom --rule original --maps dat -o found
+    """
+    from proxfield.cli.detect_inputs import forget, load_scene
+    from proxfield.cli.detect_run import Work, make_tasks, resume_warm, run_all, run_warm
+    from proxfield.cli.detect_store import Store
+    from proxfield.cli.pool import LostWorkerError
+    from proxfield.cli.progress import Counter
+    from proxfield.cli.signals import begin_work, interrupted
+    from proxfield.common.interrupts import raised_again
+    from proxfield.errors import ProxfieldError
+
+    forget()
+    files = check_options(options)
+    rule = check_rule(options)
+    store = Store(
+        Path(options["output"]),
+        tuple(dict.fromkeys(options["maps"])),
+        options["pictures"] or options["movie"] is not None,
+    )
+    loaded = load_scene(files)
+    masks = choose_masks(options, loaded)
+    detector = make_detector(options, rule, loaded)
+    frames = masks.choose(choose_frames(options, loaded))
+    work = Work(files, masks, detector, store, options["images"])
+    settings = describe(work, loaded, frames if options["warm"] else None)
+    if not options["overwrite"]:
+        store.check(settings)
+    begun = time.perf_counter()
+    before = None
+    if options["overwrite"]:
+        todo = frames
+    elif options["warm"]:
+        todo, before = resume_warm(frames, store)
+    else:
+        todo = [frame for frame in frames if not store.finished(frame)]
+    tasks = make_tasks(todo, work)
+    records: list[Record] = []
+    ending = ""
+    begin_work()
+    try:  # from here on, an interrupted run says what is left of it
+        if options["overwrite"]:
+            store.clear()
+        store.begin(settings)
+        loaded.keep(store.cache)
+        jobs = min(options["jobs"], max(1, len(todo)))
+        with raised_again(), Counter(len(todo)) as display:
+            if options["warm"]:
+                some = run_warm(tasks, work, before, display)
+            else:
+                some = run_all(tasks, len(todo), work, jobs, display)
+            for record in some:
+                records.append(record)
+                display.count()
+                if record["error"] is not None:
+                    display.note(f"proxfield: error: {record['error']}")
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    except LostWorkerError:
+        ending = "a job was ended from outside, for lack of memory perhaps; try fewer --jobs"
+    except Exception as error:
+        if interrupted():
+            ending = "interrupted"  # what a library made of Ctrl-C
+        elif not isinstance(error, ProxfieldError) or not records:
+            raise
+        else:  # a video that ends before its header says; what there is is kept
+            ending = str(error)
+    people = store.write_tables()
+    failed = sum(r["error"] is not None for r in records)
+    summary = {
+        "frames": len(frames),
+        "detected": len(records) - failed,
+        "skipped": len(frames) - len(todo),
+        "failed": failed,
+        "detections": people,
+        "locations": loaded.scene.n_locations,
+        "cameras": len(loaded.scene.names),
+        "region": loaded.region,
+        "output": options["output"],
+        "seconds": time.perf_counter() - begun,
+    }
+    if options["movie"] is not None and not ending:
+        from proxfield.cli.detect_run import write_movie
+
+        write_movie(options["movie"], frames, store, options["rate"])
+        summary["movie"] = options["movie"]
+    show(summary, records, options["as_json"])
+    finish(ctx, summary, ending)
+
+
+# ---- what is asked for ----
+
+
+def check_options(options: Record) -> SceneFiles:
+    """Where the scene comes from; refuses options that don't go together."""
+    from proxfield.cli.detect_inputs import SceneFiles
+    from proxfield.cli.pool import import_joblib
+    from proxfield.cli.running import check_device
+    from proxfield.cli.shared import check_target
+    from proxfield.io.masks import check_scale
+
+    pom, calibration = options["scene"], options["calibration"]
+    if (pom is None) == (calibration is None):
+        raise click.UsageError("expected SCENE.pom or --calibration, one of them")
+    if calibration is not None and options["grid"] is None:
+        raise click.UsageError("--calibration needs --grid, the distance of locations in meters")
+    if pom is not None and (options["grid"] is None) != (options["region"] is None):
+        raise click.UsageError("--grid and --region together say where locations of a .pom are")
+    given = [name for name in ("masks", "video", "boxes") if options[name]]
+    if len(given) > 1:
+        raise click.UsageError(f"--{given[0]} and --{given[1]}, expected one of them")
+    if calibration is not None and not given:
+        raise click.UsageError("expected --masks, --video or --boxes with --calibration")
+    if options["prior"] is not None and options["density"] is not None:
+        raise click.UsageError("--prior and --density, expected one of them")
+    if options["warm"] and options["jobs"] > 1:
+        raise click.UsageError("--warm needs the frame before, so that --jobs must be 1")
+    if options["images"] is not None and not (options["pictures"] or options["movie"]):
+        raise click.UsageError("--images goes with --pictures or --movie")
+    check_scale(options["scale"])
+    check_device(dict(options))
+    if options["jobs"] > 1:
+        import_joblib()
+    if options["pictures"] or options["movie"]:
+        check_packages(options["movie"])
+    if options["movie"] is not None:
+        check_target(options["movie"], "--movie")
+    cameras = options["cameras"]
+    return SceneFiles(
+        pom,
+        calibration,
+        options["grid"],
+        options["region"],
+        None if cameras is None else tuple(name.strip() for name in cameras.split(",")),
+        options["size"],
+        options["unit"],
+        options["clip"],
+        options["scale"],
+        str(Path(options["output"]) / "rectangles.npz"),
+    )
+
+
+def check_packages(movie: str | None) -> None:
+    """Name a package that is missing before the work begins."""
+    from proxfield.errors import InputError
+    from proxfield.io.images import import_pillow
+    from proxfield.viz.plots import find_figure_class
+
+    import_pillow()
+    find_figure_class()
+    if movie is not None:
+        from proxfield.io.video import import_opencv
+
+        if Path(movie).suffix.lower() != ".mp4":
+            raise InputError("--movie: videos are written as .mp4", path=movie)
+        import_opencv()
+
+
+def check_rule(options: Record) -> Rule:
+    """The rule, which the published program's default settings may come with."""
+    from proxfield.cli.running import prepare_rule
+
+    settings = parse_settings(options["settings"])
+    if options["rule"] == "original":
+        if options["model"] == "exact":
+            raise click.UsageError("--rule original needs --model ratio")
+        options["model"] = "ratio"
+    options["model"] = options["model"] or "exact"
+    return prepare_rule(options["rule"], settings)
+
+
+def choose_masks(options: Record, loaded: Loaded) -> Any:
+    """Where masks come from: as given, or as the .pom file says."""
+    from proxfield.cli.detect_inputs import MaskInput
+    from proxfield.errors import InputError
+    from proxfield.io.files import display_name
+
+    pattern = options["masks"]
+    if pattern is None and not options["video"] and options["boxes"] is None:
+        pom = loaded.pom
+        if pom is None or pom.input_format is None:
+            raise InputError(
+                "has no INPUT_VIEW_FORMAT, expected --masks, --video or --boxes",
+                path=display_name(options["scene"]),
+            )
+        pattern = pom.resolve(pom.input_format)
+    return MaskInput(
+        pattern,
+        options["boxes"],
+        options["video"],
+        options["missing"],
+        options["min_score"],
+        loaded.scene.names,
+        loaded.sizes,
+        options["scale"],
+    )
+
+
+def choose_frames(options: Record, loaded: Loaded) -> list[int] | None:
+    """Frames as given, or as the .pom file says; None for all."""
+    from proxfield.cli.evaluate import span
+
+    text = options["frames"]
+    if text is not None:
+        return list(span(text if ":" in text else f"{text}:{text}"))
+    return loaded.pom.frames or None if loaded.pom is not None else None
+
+
+def make_detector(options: Record, rule: Rule, loaded: Loaded) -> Detector:
+    """The detector; a .pom file has settings of its own."""
+    from dataclasses import replace
+
+    from proxfield.cli.detect_inputs import read_prior
+    from proxfield.people.detect import DENSITY, Detector
+
+    names = ("miss", "false_alarm", "strength", "variance", "radius", "threshold", "pool")
+    given: Record = {name: options[name] for name in names if options[name] is not None}
+    passes, density, pom = options["passes"], options["density"], loaded.pom
+    original = rule.name == "original"
+    if pom is not None:
+        given.setdefault("variance", pom.variance)
+        if original:
+            own = {"smoothing": pom.smoothing, "stable": pom.n_stable, "error": pom.tol}
+            set_ = parse_settings(options["settings"])
+            rule = replace(rule, **{k: v for k, v in own.items() if k not in set_})
+    if passes is None:
+        passes = (pom.max_iters if pom is not None else 100) if original else PASSES
+    prior: Any = None
+    if options["prior"] is not None:
+        prior = read_prior(options["prior"], loaded.scene.n_locations)
+    elif pom is None:
+        density = density or DENSITY
+    threads = options["threads"]
+    if options["jobs"] > 1 and threads is None:
+        threads = max(1, (os.cpu_count() or 1) // options["jobs"])
+    return Detector(
+        options["model"],
+        rule,
+        passes=passes,
+        density=density,
+        prior=prior,
+        device=options["device"],
+        threads=threads,
+        **given,
+    )
+
+
+def describe(work: Work, loaded: Loaded, in_order: list[int] | None) -> Record:
+    """What results depend on."""
+    from proxfield.people.cache import fingerprint, scene_fingerprint
+
+    d = work.detector
+    prior = d.prepare(loaded.scene).prior
+    assert not isinstance(d.rule, str)
+    names = ("model", "passes", "tol", "miss", "false_alarm", "strength", "variance", "floor")
+    return {
+        "format": "proxfield detect 1",
+        "scene": scene_fingerprint(loaded.scene),
+        **work.masks.describe(),
+        "scale": work.masks.scale,
+        **{name: getattr(d, name) for name in (*names, "radius", "threshold", "pool")},
+        "rule": d.rule.name,
+        **{f"rule {key}": value for key, value in asdict(d.rule).items()},
+        "prior": prior if isinstance(prior, float) else fingerprint([prior]),
+        "warm": None if in_order is None else f"from frame {in_order[0]}",
+    }
+
+
+# ---- what is said ----
+
+
+def show(summary: Record, records: list[Record], as_json: bool) -> None:
+    """What was done, on stdout."""
+    from proxfield.cli.shared import print_json, print_pairs
+
+    if as_json:
+        hidden = ("location", "x", "y", "score")  # they are in the files
+        some = [{k: v for k, v in r.items() if k not in hidden} for r in records]
+        print_json({**summary, "records": some})
+        return
+    seconds = f"{summary['seconds']:.3g} s"
+    rows = [
+        ("frames", f"{summary['detected']} of {summary['frames']} in {seconds}"),
+        ("detections", str(summary["detections"])),
+    ]
+    if summary["skipped"]:
+        rows.append(("skipped", f"{summary['skipped']}, done before (--overwrite redoes them)"))
+    if summary["failed"]:
+        rows.append(("failed", str(summary["failed"])))
+    rows.append(("locations", f"{summary['locations']} in {summary['cameras']} cameras"))
+    if summary["region"] is not None:
+        x0, y0, x1, y1 = summary["region"]
+        rows.append(("region", f"x {x0:g} to {x1:g} m, y {y0:g} to {y1:g} m"))
+    if "movie" in summary:
+        rows.append(("movie", summary["movie"]))
+    print_pairs([*rows, ("results", summary["output"])])
+
+
+def finish(ctx: click.Context, summary: Record, ending: str) -> None:
+    """Leave with the right code."""
+    from proxfield.cli.main import report
+    from proxfield.cli.signals import INTERRUPTED
+
+    if ending:
+        left = summary["frames"] - summary["detected"] - summary["skipped"] - summary["failed"]
+        report(f"{ending}; {left} frames are left, run the same again to go on", kind="")
+    if ending == "interrupted":
+        ctx.exit(INTERRUPTED)
+    if summary["failed"] or ending:
+        ctx.exit(FAILED)
