@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 START = "unary"
 """All rules start from the prior."""
 STEP = 0.2
-"""Of fixed and adaptive."""
+"""Of fixed."""
 ROWS: dict[str, tuple[tuple[str, Record], ...]] = {
     "exact": (
         ("sweep", {}),
         ("full-parallel", {}),
         ("adhoc", {}),
         ("fixed", {"step": STEP}),
-        ("adaptive", {"step": STEP}),
+        ("adaptive", {}),
         ("momentum", {}),
         ("adam", {}),
         ("backtracking", {}),
@@ -53,8 +53,8 @@ ROWS: dict[str, tuple[tuple[str, Record], ...]] = {
 }
 """Rules and their parameters, by the model of the energy."""
 MODELS: dict[str, Record] = {
-    "exact": {"prior": 1e-4},
-    "ratio": {"prior": 1e-4, "variance": 0.006},
+    "exact": {"prior": 5e-5},
+    "ratio": {"prior": 5e-5, "variance": 0.003},
 }
 """Parameters of each model beside the defaults of `Occupancy`, the same for all rules."""
 
