@@ -92,7 +92,7 @@ def test_every_rule_of_the_table_runs(frame: people_work.Frame) -> None:
         for rule in some:
             way = iterate(counted_field(frame, Setting(model)), rule, 4, SETTINGS)
             starts.add(round(way.free_energy[0], 6))
-            assert np.allclose(way.states[0], frame.scene.prior)
+            assert np.allclose(way.states[0], people_work.MODELS[model]["prior"])
         assert len(starts) == 1
 
 

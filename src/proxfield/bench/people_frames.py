@@ -22,6 +22,8 @@ from proxfield.people.simulate import simulate
 
 PITCH = "pitch"
 """The suite of simulated frames."""
+SPACING = 0.35
+"""Distance of neighboring locations of the pitch, in meters."""
 STRIDE = 50
 """Simulated frames are that far apart, 2 seconds: those in between hardly differ."""
 Masks = Sequence[ArrayLike | None]
@@ -68,11 +70,12 @@ def simulated_frames(
         seeds: Of each simulation.
         frames: Number of frames of each.
         size: As in `simulate`.
-        spacing: As in `simulate`.
+        spacing: Distance of neighboring locations in meters; `SPACING` by default.
     """
     out = []
     for seed in seeds:
-        made = simulate(PITCH, size=size, spacing=spacing, seed=seed)
+        step = SPACING if spacing is None else spacing
+        made = simulate(PITCH, size=size, spacing=step, seed=seed)
         known = scene_digest(made.scene)
         for number in range(0, STRIDE * frames, STRIDE):
             frame = Frame(made.scene, number, partial(made.masks, number), made.truth(number))

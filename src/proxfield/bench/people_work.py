@@ -32,28 +32,31 @@ if TYPE_CHECKING:
 START = "unary"
 """All rules start from the prior."""
 STEP = 0.2
-"""Of fixed and adaptive."""
+"""Of fixed."""
 ROWS: dict[str, tuple[tuple[str, Record], ...]] = {
     "exact": (
         ("sweep", {}),
         ("full-parallel", {}),
         ("adhoc", {}),
         ("fixed", {"step": STEP}),
-        ("adaptive", {"step": STEP}),
+        ("adaptive", {}),
         ("momentum", {}),
         ("adam", {}),
         ("backtracking", {}),
     ),
     "ratio": (
-        ("original", {}),
+        ("original", {"ignored": 1.0}),
         ("full-parallel", {}),
         ("fixed", {"step": STEP}),
         ("backtracking", {}),
     ),
 }
 """Rules and their parameters, by the model of the energy."""
-MODELS: dict[str, Record] = {"exact": {}, "ratio": {"variance": 0.003}}
-"""Parameters of each model beside the defaults of `Occupancy`."""
+MODELS: dict[str, Record] = {
+    "exact": {"prior": 5e-5},
+    "ratio": {"prior": 5e-5, "variance": 0.003},
+}
+"""Parameters of each model beside the defaults of `Occupancy`, the same for all rules."""
 
 
 @dataclass(frozen=True)

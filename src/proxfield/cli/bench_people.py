@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "--frames",
     metavar="N",
     type=click.IntRange(min=1),
-    default=4,
+    default=2,
     show_default=True,
     help="Number of frames of each simulation, 2 seconds apart.",
 )
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     "--spacing",
     metavar="METERS",
     type=click.FloatRange(0, min_open=True),
-    help="Distance of neighboring locations of a simulation; 0.5 by default.",
+    help="Distance of neighboring locations of a simulation; 0.35 by default.",
 )
 @click.option(
     "--passes",
