@@ -58,6 +58,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "adaptive": ("adaptive", {}),
     "adaptive-local": ("adaptive", {"step": "certified-local"}),
     "adaptive-0.9": ("adaptive", {"step": 0.9}),
+    "backtracking": ("backtracking", {}),
+    "backtracking-large": ("backtracking", {"first": 0.9, "growth": 1.3, "largest": 1.0}),
     "momentum": ("momentum", {}),
     "momentum-certified": ("momentum", {"step": "certified", "gamma": 0.8}),
     "momentum-printed": ("momentum", {"variant": "printed"}),

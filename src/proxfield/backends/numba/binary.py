@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends.numba.kinds import Motion, difference_move, move_differences, rates_of
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
-from proxfield.compiled.math import as_bits, exp_ratio, from_bits
+from proxfield.compiled.math import as_bits, exp_ratio, from_bits, log1m
 from proxfield.rules.plan import Kind
 from proxfield.terms.base import Doubles, Floats, Ints
 
@@ -360,6 +360,17 @@ def evaluate(pack: BinaryPack, st: BinaryArrays, phase: int) -> tuple[float, flo
     return energy, entropy
 
 
+@kernel
+def energy_only(pack: BinaryPack, st: BinaryArrays, phase: int) -> float:
+    """The same without the entropy, where that is known."""
+    n = len(pack.bias)
+    energy = 0.0
+    for i0 in range(0, n, BLOCK):
+        i1 = min(n, i0 + BLOCK)
+        energy += gradient_block(pack, st.v[phase], st.g[i0:i1], i0, i1, True)
+    return energy
+
+
 @parallel_kernel
 def fused_parallel(
     pack: BinaryPack, st: BinaryArrays, motion: Motion, phase: int, parts: Doubles
@@ -423,11 +434,14 @@ LOG_SMALLEST = np.log(1e-30)
 @kernel
 def log_first(pack: BinaryPack, st: BinaryArrays, phase: int, natural: bool, out: Doubles) -> None:
     """log q_i(0) of each variable, by ``a`` where that says all about it.  # (n,)"""
-    for i in range(len(out)):
-        if natural:
+    if natural:
+        for i in range(len(out)):
             a = np.float64(st.a[i])
-            out[i] = max(LOG_SMALLEST, min(a, 0.0) - np.log1p(np.exp(-abs(a))))
-        else:
+            num, den = exp_ratio(-abs(a))
+            value = (a if a < 0.0 else 0.0) - log1m(num / (num + den))
+            out[i] = LOG_SMALLEST if value < LOG_SMALLEST else value
+    else:
+        for i in range(len(out)):
             q = 0.5 - np.float64(st.v[phase, pack.pad + i])
             out[i] = max(LOG_SMALLEST, np.log(max(q, 1e-30)))
 

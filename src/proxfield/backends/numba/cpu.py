@@ -118,6 +118,13 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             return np.inf
         return float(self.constant + energy + extra - entropy)
 
+    def _evaluate_with(self, s: CpuState[ArraysT], entropy: float) -> float:
+        """The same for fields with extra terms, where the entropy is known."""
+        energy = self.kernels.energy_only(self.pack, s.arrays, s.phase)
+        s.entropy = entropy
+        extra = self._add_extras(s)
+        return np.inf if s.pending else float(self.constant + energy + extra - entropy)
+
     def _add_extras(self, s: CpuState[ArraysT]) -> float:
         """Add the gradient of terms without a kernel to ``g``; return their energy."""
         if not self.lowered.extras:
@@ -224,7 +231,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         entropy, twice = s.entropy or 0.0, np.inf
         for k in range(len(changes)):
             if self.lowered.extras:
-                energies[k] = self._evaluate(s)
+                energies[k] = self._evaluate_with(s, entropy)
                 entropy, changes[k], twice = self._move(s, motion, False, parts)
             else:
                 self._fused(s, motion, parts)
@@ -314,7 +321,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     def _look(self, s: CpuState[ArraysT], entropy: float, parts: NDArray[np.float64]) -> float:
         """F of the buffer in use, whose entropy is known; its gradient is left in ``g``."""
         if self.lowered.extras:
-            return self._evaluate(s)
+            return self._evaluate_with(s, entropy)
         self._gradient(s, parts)
         return self.constant + self._totals(parts)[0] - entropy
 

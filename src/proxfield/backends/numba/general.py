@@ -398,6 +398,19 @@ def evaluate(pack: GeneralPack, st: GeneralArrays, phase: int) -> tuple[float, f
 
 
 @kernel
+def energy_only(pack: GeneralPack, st: GeneralArrays, phase: int) -> float:
+    """The same without the entropy, where that is known."""
+    scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
+    q = st.q[phase]
+    for f in range(len(pack.factor_start)):
+        messages_of(pack, q, st.message, f, scratch)
+    energy = 0.0
+    for b in range(len(pack.block) - 1):
+        energy += gradient_block(pack, q, st.message, st.g, pack.block[b], pack.block[b + 1])
+    return energy
+
+
+@kernel
 def update_only(
     pack: GeneralPack, st: GeneralArrays, motion: Motion, old: int, new: int, redo: bool
 ) -> tuple[float, float, float]:

@@ -31,6 +31,10 @@ class Kernels(Protocol):
         """Energy and entropy; the gradient is left in ``g``."""
 
     @property
+    def energy_only(self) -> Callable[..., float]:
+        """The energy alone; the gradient is left in ``g``."""
+
+    @property
     def entropy_parallel(self) -> ParallelKernel:
         """The entropy of each block."""
 
