@@ -60,6 +60,20 @@ def test_certified_steps_never_raise_f(seed: int) -> None:
         assert (np.diff(f) <= 1e-10 * (1 + np.abs(f[:-1]))).all(), step
 
 
+def test_the_relative_bound_is_reached() -> None:
+    """One pixel: by many locations of odds 1/(n − 1) where w > 0, by two of odds 1 where w < 0."""
+    for seen, n, odds, share in ((1.0, 400, 1 / 399, 1 / np.e), (0.0, 2, 1.0, 0.25)):
+        term = pf.Occupancy([pf.Boxes(1, 1, [[0, 0, 1, 1]] * n)], [[[seen]]])
+        layout = pf.Layout(np.full(n, 2))
+        q1 = np.full(n, odds / (1 + odds))
+        h = hessian(term, layout, np.stack([1 - q1, q1], axis=1).ravel())[::2, ::2]
+        root = np.sqrt(q1 * (1 - q1))
+        top = np.linalg.eigvalsh(h * root[:, None] * root).max()
+        bound = term.relative_curvature(layout)
+        np.testing.assert_allclose(bound, share * abs(term.weights[0].item()))
+        assert 0.99 * bound[0] <= top <= bound[0] * (1 + 1e-6)
+
+
 def test_damping() -> None:
     assert relative_damping(np.zeros(1), 6.0) == damping_for(6.0)
     assert relative_damping(np.array([5.0]), 0.0) == 5.0

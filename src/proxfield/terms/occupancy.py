@@ -52,9 +52,21 @@ class Occupancy(Term):
 
     Prior probabilities are a `Unary` term.
 
-    Curvature of the exact energy: H_ij = Σ_c Σ_{x ∈ R_i ∩ R_j} w_x N_x/(p_i p_j). With odds
-    o = q/p, N_x Σ_i o_i ≤ 1 at every pixel, hence ΔᵀHΔ ≤ Σ_i L_i Δ_i²/(q_i p_i) with
-    L_i = Σ_c Σ_{x ∈ R_i} |w_x|, however many silhouettes overlap (`relative_curvature`).
+    Curvature of the exact energy: H_ij = Σ_c Σ_{x ∈ R_i ∩ R_j} w_x N_x/(p_i p_j). Relative to the
+    entropy's curvature 1/(q_i p_i), one pixel contributes w N (vvᵀ − diag(o)), where o_i = q_i/p_i
+    are the odds of the locations that cover it, v_i = √o_i, and N = Π 1/(1 + o_i). Its eigenvalues
+    are at most w/e for w > 0 and |w|/4 for w < 0, however many silhouettes overlap:
+
+    - If λ > 0 is one of vvᵀ − diag(o), then t_i = o_i/(λ + o_i) add up to 1, and −log N =
+      Σ log(1 + (λ − 1) t_i) − Σ log(1 − t_i). For λ ≥ 1 the first sum is at least log λ and the
+      second at least 1; for λ < 1 every summand of both is convex in t_i, hence at least λ t_i
+      together, and λ ≥ 1 + log λ. So λ N ≤ 1/e.
+    - If −s < 0 is the smallest, then s lies between the two largest odds, and for given s the
+      product Π (1 + o_i) is least with two locations, where s = √(o_1 o_2) and
+      (1 + o_1)(1 + o_2) ≥ (1 + s)² ≥ 4 s. So s N ≤ 1/4.
+
+    Hence ΔᵀHΔ ≤ Σ_i L_i Δ_i²/(q_i p_i) with L_i = Σ_c Σ_{x ∈ R_i} (w⁺/e + w⁻/4): see
+    `relative_curvature`.
 
     Args:
         silhouettes: Of each camera; all for the same locations.
@@ -278,7 +290,8 @@ class ExactOccupancy(Occupancy):
         return abs(self.constant) + float(sum(np.abs(w).sum() for w in self.weights))
 
     def relative_curvature(self, layout: Layout) -> Floats:
-        return self._widen(layout, self._spread([np.abs(w) for w in self.weights]))
+        bounds = [np.maximum(w, 0) / np.e + np.maximum(-w, 0) / 4 for w in self.weights]
+        return self._widen(layout, self._spread(bounds))
 
     def curvature(self, layout: Layout) -> Floats:
         return self._widen(layout, 0.5 * self._overlaps)
