@@ -112,7 +112,7 @@ def test_a_curve_holds_the_last_state_that_was_reached() -> None:
 def test_the_table_and_resuming(
     invoke: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = ("bench", "people", *TINY, *RULES, "--frames", "2", "--budgets", "0.01")
+    args = ("bench", "people", *TINY, *RULES, "--frames", "2")
     whole = invoke(*args, "-o", "whole.jsonl")
     assert whole.exit_code == 0, whole.stderr
     first, second = whole.stdout.split("\n\n")
@@ -120,7 +120,7 @@ def test_the_table_and_resuming(
     assert "paper 0.5 s" in first and "1783.63  0.626" in first
     assert second.startswith("pitch, ratio model") and "paper" not in second
     records = lines(tmp_path / "whole.jsonl")[1:]
-    assert len(records) == 2 * RUNS  # as many timed ones
+    assert len(records) == RUNS
     real, calls = people_work.iterate, []
 
     def stopped(*given: Any) -> Any:
@@ -130,15 +130,14 @@ def test_the_table_and_resuming(
         return real(*given)
 
     monkeypatch.setattr(people_work, "iterate", stopped)
-    counted = args[:-2]  # without seconds, so that tables can be compared
-    out = invoke(*counted, "-o", "parts.jsonl")
+    out = invoke(*args, "-o", "parts.jsonl")
     assert out.exit_code == 130 and out.stdout == ""
     assert f"interrupted: 5 of {RUNS} runs are kept in parts.jsonl" in out.stderr
-    out = invoke(*counted, "-o", "parts.jsonl")
+    out = invoke(*args, "-o", "parts.jsonl")
     assert out.exit_code == 0 and len(calls) == 6 + RUNS - 5
-    assert out.stdout == invoke(*counted, "-o", "whole.jsonl").stdout
+    assert out.stdout == invoke(*args, "-o", "whole.jsonl").stdout
     assert len(calls) == 6 + RUNS - 5  # all of it was there
-    found = json.loads(invoke(*counted, "-o", "parts.jsonl", "--json").stdout)
+    found = json.loads(invoke(*args, "-o", "parts.jsonl", "--json").stdout)
     tables = make_people_tables(lines(tmp_path / "parts.jsonl"), [2, 6])
     [cell] = [
         c for c in found["cells"]
@@ -156,6 +155,16 @@ def test_the_table_and_resuming(
     assert cell["free_energy"] == pytest.approx(want, abs=1e-4)
 
 
+def test_a_timed_run_has_what_the_table_needs() -> None:
+    """Outside of the command, whose clock counts work in these tests."""
+    [instance] = simulated_frames([0], 1, size=(96, 54), spacing=4.0)
+    task = people_work.PeopleTask(instance, Setting("exact"), make_rule("fixed"), budget=0.01)
+    record = {**task.identity(SETTINGS), **task.do(instance.make(), SETTINGS)}
+    [table] = make_people_tables([record], (), [0.01])
+    assert table.columns == ("0.01 s",) and table.people == 27
+    assert table.cells["fixed"][0].free_energy == record["free_energy"]
+
+
 def test_a_folder_gives_what_its_simulation_gives(
     invoke: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -163,11 +172,14 @@ def test_a_folder_gives_what_its_simulation_gives(
     assert invoke(*made).exit_code == 0
     (tmp_path / "more").mkdir()
     assert invoke(*made[:2], "more/two", *made[3:], "--seed", "1").exit_code == 0
-    from_folder = invoke("bench", "people", "--data", "one", "--data", "more/two", *RULES)
+    near = (*RULES, "--radius", "4")  # as far apart as locations are, so that some are found
+    from_folder = invoke("bench", "people", "--data", "one", "--data", "more/two", *near)
     assert from_folder.exit_code == 0, from_folder.stderr
     blocks = from_folder.stdout.split("\n\n")
     assert [b.split(",")[0] for b in blocks] == ["one", "one", "two", "two"]
-    simulated = invoke("bench", "people", *TINY, *RULES, "--frames", "1", "-o", "s.jsonl")
+    records = lines(tmp_path / "bench-people.jsonl")[1:]
+    assert any(max(r["matches"]) > 0 for r in records)
+    simulated = invoke("bench", "people", *TINY, *near, "--frames", "1", "-o", "s.jsonl")
     assert blocks[0].splitlines()[1:] == simulated.stdout.split("\n\n")[0].splitlines()[1:]
 
 
