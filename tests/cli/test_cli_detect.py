@@ -91,7 +91,7 @@ def test_a_pom_scene_says_everything_itself(invoke: Invoke, made: Path) -> None:
 
 def test_positions_of_a_pom_scene(invoke: Invoke, made: Path) -> None:
     where = ("--grid", "1", "--region=-10,-10,10,10")
-    run(invoke, "made/scene.pom", *where, "--density", "0.01", "-o", "pom")
+    run(invoke, "made/scene.pom", *where, "--density", "0.003", "-o", "pom")
     run(invoke, *CALIBRATED, "-o", "calibrated")
     text = Path("pom/detections.csv").read_text()
     assert text == Path("calibrated/detections.csv").read_text()

@@ -9,6 +9,7 @@ import pytest
 
 from proxfield.errors import InputError
 from proxfield.people.bodies import SHAPES, Noise, draw_boxes, draw_people, smooth_noise
+from proxfield.people.cameras import PERSON_RADIUS
 from proxfield.people.scene import Scene
 from proxfield.people.simulate import GROUNDS, Simulation, look_at, simulate
 from proxfield.terms.silhouettes import Boxes, Runs
@@ -89,7 +90,7 @@ def test_a_person_at_a_location_covers_its_silhouette() -> None:
     at = sim.scene.n_locations // 3
     assert sim.scene.positions is not None
     here = sim.scene.positions[at : at + 1]
-    by_cameras = draw_people(sim.cameras, here, noise=Noise.none())
+    by_cameras = draw_people(sim.cameras, here, radii=PERSON_RADIUS, noise=Noise.none())
     by_scene = draw_people(sim.scene, here + 0.2, noise=Noise.none())
     for s, a, b in zip(sim.scene.silhouettes, by_cameras, by_scene, strict=True):
         inside = np.zeros(s.height * s.width, dtype=bool)

@@ -45,7 +45,7 @@ ROWS: dict[str, tuple[tuple[str, Record], ...]] = {
         ("backtracking", {}),
     ),
     "ratio": (
-        ("original", {"ignored": 1.0}),
+        ("original", {}),
         ("full-parallel", {}),
         ("fixed", {"step": STEP}),
         ("backtracking", {}),

@@ -186,8 +186,20 @@ def check_options(options: Record) -> SceneFiles:
         options["unit"],
         options["clip"],
         options["scale"],
+        person_size(options),
         str(Path(options["output"]) / "rectangles.npz"),
     )
+
+
+def person_size(options: Record) -> tuple[float, float]:
+    """Height and radius of a person; boxes of detectors leave room around people."""
+    from proxfield.people.cameras import BOX_HEIGHT, BOX_RADIUS, PERSON_HEIGHT, PERSON_RADIUS
+
+    boxes = options["boxes"] is not None
+    height, radius = options["person_height"], options["person_radius"]
+    height = (BOX_HEIGHT if boxes else PERSON_HEIGHT) if height is None else height
+    radius = (BOX_RADIUS if boxes else PERSON_RADIUS) if radius is None else radius
+    return height, radius
 
 
 def check_packages(movie: str | None) -> None:
@@ -270,7 +282,12 @@ def make_detector(options: Record, rule: Rule, loaded: Loaded) -> Detector:
     if pom is not None:
         given.setdefault("variance", pom.variance)
         if original:
-            own = {"smoothing": pom.smoothing, "stable": pom.n_stable, "error": pom.tol}
+            own = {
+                "smoothing": pom.smoothing,
+                "stable": pom.n_stable,
+                "error": pom.tol,
+                "ignored": pom.ignored,
+            }
             set_ = parse_settings(options["settings"])
             rule = replace(rule, **{k: v for k, v in own.items() if k not in set_})
     if passes is None:

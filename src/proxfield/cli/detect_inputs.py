@@ -20,7 +20,7 @@ from proxfield.io.patterns import fields, fill, find_frames, missing_file
 from proxfield.io.pom import PomFile, read_pom
 from proxfield.io.video import VideoMasks
 from proxfield.people.cache import read_cache, visible_region, write_cache
-from proxfield.people.cameras import Camera, load_cameras
+from proxfield.people.cameras import PERSON_HEIGHT, PERSON_RADIUS, Camera, load_cameras
 from proxfield.people.scene import Scene, grid_positions
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class SceneFiles:
         unit: Of the calibration.
         clip: Cut rectangles that reach outside of the image.
         scale: Resolution of the masks relative to the images.
+        person: Height and radius in meters of the cylinder that stands for a person.
         cache: A file for the rectangles of a calibration.
     """
 
@@ -56,6 +57,7 @@ class SceneFiles:
     unit: str | None = None
     clip: bool = False
     scale: float = 1.0
+    person: tuple[float, float] = (PERSON_HEIGHT, PERSON_RADIUS)
     cache: str | None = None
 
 
@@ -68,12 +70,14 @@ class Loaded:
         sizes: Width and height of each camera's images at full resolution.
         pom: The ``.pom`` file.
         views: The cameras whose rectangles were computed and not read from a file.
+        person: Height and radius of a person in them.
     """
 
     scene: Scene
     sizes: tuple[tuple[int, int], ...]
     pom: PomFile | None = None
     views: tuple[Camera, ...] = ()
+    person: tuple[float, float] = (PERSON_HEIGHT, PERSON_RADIUS)
 
     @property
     def region(self) -> list[float] | None:
@@ -86,7 +90,7 @@ class Loaded:
     def keep(self, cache: Path) -> None:
         """Write rectangles that were computed to a file."""
         if self.views:
-            write_cache(cache, self.views, self.scene)
+            write_cache(cache, self.views, self.scene, self.person)
 
 
 @lru_cache(maxsize=1)
@@ -138,10 +142,14 @@ def _from_calibration(files: SceneFiles) -> Loaded:
     places, shape = grid_positions((x0, x1), (y0, y1), files.grid)
     sizes = tuple((camera.width, camera.height) for camera in full)
     views = full if files.scale == 1 else tuple(c.scaled(files.scale) for c in full)
-    kept = None if files.cache is None else read_cache(files.cache, views, places, shape)
+    kept = None
+    if files.cache is not None:
+        kept = read_cache(files.cache, views, places, shape, files.person)
     if kept is not None:
         return Loaded(kept, sizes)
-    return Loaded(Scene.from_cameras(views, places, shape), sizes, None, views)
+    height, radius = files.person
+    scene = Scene.from_cameras(views, places, shape, person_height=height, person_radius=radius)
+    return Loaded(scene, sizes, None, views, files.person)
 
 
 @dataclass(frozen=True)

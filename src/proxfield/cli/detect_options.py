@@ -62,6 +62,14 @@ scene_options = stack(
         "--unit", type=click.Choice(["m", "cm", "mm"]), help="Unit of lengths in the calibration."
     ),
     click.option("--clip", is_flag=True, help="Cut rectangles that reach outside of the image."),
+    positive(
+        "--person-height", "METERS", "Height of a person.  [default: 1.75; with --boxes 1.85]"
+    ),
+    positive(
+        "--person-radius",
+        "METERS",
+        "Radius of the cylinder that stands for a person.  [default: 0.2; with --boxes 0.4]",
+    ),
 )
 
 mask_options = stack(
@@ -137,7 +145,7 @@ model_options = stack(
         help="Prior probability of presence: a number, or one per location (.npy, .dat).  "
         "[default: PRIOR of the scene, or by --density]",
     ),
-    positive("--density", "X", "Expected number of people per square meter.  [default: 0.01]"),
+    positive("--density", "X", "Expected number of people per square meter.  [default: 0.003]"),
     positive("--miss", "P", "Probability that a pixel of a person is missing in masks (exact)."),
     positive("--false-alarm", "P", "Probability that a pixel is in masks for no reason (exact)."),
     positive("--strength", "X", "How many independent observations a body counts for (exact)."),
@@ -154,7 +162,7 @@ model_options = stack(
         "--pool",
         metavar="METERS",
         type=click.FloatRange(0),
-        help="Distance over which probabilities of neighbors are pooled.  [default: 0]",
+        help="Distance over which probabilities of neighbors are pooled.  [default: 0.35]",
     ),
 )
 

@@ -47,7 +47,11 @@ def scene_fingerprint(scene: Scene) -> str:
 
 
 def read_cache(
-    cache: Target, cameras: Sequence[Camera], positions: ArrayLike, shape: tuple[int, int] | None
+    cache: Target,
+    cameras: Sequence[Camera],
+    positions: ArrayLike,
+    shape: tuple[int, int] | None,
+    person: tuple[float, float],
 ) -> Scene | None:
     """`Scene.from_cameras` with the rectangles from a file; None if it has no such.
 
@@ -58,29 +62,31 @@ def read_cache(
         cameras: Calibrated for the images that the masks will be of.
         positions: Of the locations, in meters.  # (n, 2)
         shape: Rows and columns of the grid of locations.
+        person: Height and radius of a person in meters.
     """
     ground = np.asarray(positions, dtype=np.float64)
-    kept = _read(Path(cache), _key(cameras, ground), cameras)
+    kept = _read(Path(cache), _key(cameras, ground, person), cameras)
     if kept is None:
         return None
     return Scene(kept, ground, shape, tuple(camera.name for camera in cameras))
 
 
-def write_cache(cache: Target, cameras: Sequence[Camera], scene: Scene) -> None:
+def write_cache(
+    cache: Target, cameras: Sequence[Camera], scene: Scene, person: tuple[float, float]
+) -> None:
     """Keep the rectangles of a scene for `read_cache`."""
     parts: dict[str, Any] = {
         f"boxes_{k}": s.boxes for k, s in enumerate(scene.silhouettes) if isinstance(s, Boxes)
     }
     assert scene.positions is not None
     stream = BytesIO()
-    arrays: dict[str, Any] = {"key": np.array(_key(cameras, scene.positions)), **parts}
+    arrays: dict[str, Any] = {"key": np.array(_key(cameras, scene.positions, person)), **parts}
     np.savez_compressed(stream, **arrays)
     atomic_write(cache, stream.getvalue())
 
 
-def _key(cameras: Sequence[Camera], ground: Doubles) -> str:
-    person = (rectangles.PERSON_HEIGHT, rectangles.PERSON_RADIUS, rectangles.MIN_VISIBLE)
-    parts: list[object] = [VERSION, rectangles.AROUND, person, ground]
+def _key(cameras: Sequence[Camera], ground: Doubles, person: tuple[float, float]) -> str:
+    parts: list[object] = [VERSION, rectangles.AROUND, *person, rectangles.MIN_VISIBLE, ground]
     for c in cameras:
         lens = np.zeros(0) if c.distortion is None else c.distortion
         parts += [c.width, c.height, c.matrix, c.rotation, c.translation, lens]

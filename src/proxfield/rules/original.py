@@ -36,7 +36,7 @@ class Original(Rule):
         stable: Number of iterations in a row with small changes after which it ends.
         error: What counts as a small change.
         ignored: Locations that are empty with a larger probability don't count in the expected
-            images: the value of the program's example, 1 to count all.
+            images (PROBA_IGNORED). 1, the program's default, counts all; its example has 0.99.
 
     Example:
         >>> import proxfield as pf
@@ -54,7 +54,7 @@ class Original(Rule):
     smoothing: float = 0.8
     stable: int = 5
     error: float = 1e-4
-    ignored: float = 0.99
+    ignored: float = 1.0
 
     def check(self) -> None:
         self._nonnegative_below_one("smoothing")

@@ -17,8 +17,9 @@ from proxfield.backends.numba.occupancy_kernels import (
     ratio_parallel,
     ratio_serial,
 )
+from proxfield.backends.numba.occupancy_visits import BoxVisits
 from proxfield.compiled.jit import PARALLEL_WORK
-from proxfield.terms.base import Doubles, Floats, Layout
+from proxfield.terms.base import Doubles, Floats, Layout, Visits
 from proxfield.terms.occupancy import (
     SMALLEST,
     ExactOccupancy,
@@ -41,6 +42,7 @@ class OccupancyOnCpu:
     """
 
     def __init__(self, term: Occupancy, layout: Layout, dtype: str) -> None:
+        self.term, self.layout = term, layout
         self.entries = term.entries(layout)
         self.variables = slice(term.first, term.first + term.n_locations)
         if isinstance(term, ExactOccupancy):
@@ -63,6 +65,13 @@ class OccupancyOnCpu:
     def accepts(term: Occupancy) -> bool:
         """Whether the silhouettes are of the two kinds that the kernels know."""
         return all(type(s) in (Boxes, Runs) for s in term.silhouettes)
+
+    def visits(self, q: Floats) -> Visits:
+        """As `Term.visits`, compiled where silhouettes are rectangles."""
+        term = self.term
+        if isinstance(term, ExactOccupancy) and all(type(s) is Boxes for s in term.silhouettes):
+            return BoxVisits(term, self.layout, q)
+        return term.visits(self.layout, q)
 
     def add_gradient(self, q: Floats, out: Floats) -> float:
         """Add dE/dq at flat marginals; returns the energy.  # (size,)"""
