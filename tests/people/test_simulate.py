@@ -98,7 +98,7 @@ def test_a_person_at_a_location_covers_its_silhouette() -> None:
         inside = inside.reshape(s.height, s.width)
         for mask in (a, b):
             assert not mask[~inside].any()
-            assert (mask[inside] > 0).mean() > 0.75
+            assert (mask[inside] > 0).mean() > 0.6
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
