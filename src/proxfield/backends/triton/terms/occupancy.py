@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.backends.triton.device_pack import from_numpy
 from proxfield.backends.triton.terms import occupancy_kernels as kernels
 from proxfield.backends.triton.terms.occupancy_plan import Group, ScenePlan, plan_for
 from proxfield.devices.cuda import torch
@@ -45,6 +46,8 @@ class OccupancyFrames:
     """
 
     capturable = True
+    of_pairs = True
+    """Where all variables have two labels, marginals are read in one launch (`update.pairs`)."""
 
     def __init__(
         self, terms: Sequence[Occupancy], layout: Layout, dtype: str, device: TorchDevice
@@ -92,6 +95,8 @@ class OccupancyFrames:
         self.constants = torch.zeros(self.frames, **real)
         self.mask_sums = torch.zeros((self.frames, plan.cameras), **real)
         self.staging: Tensor | None = None
+        self.masks: Tensor | None = None
+        """Those of the present frames, on the device.  # (frames, pixels)"""
         self.set_terms(terms)
 
     @staticmethod
@@ -136,7 +141,16 @@ class OccupancyFrames:
             raise InputError(f"masks of {len(frames)} frames, expected {self.frames}")
         if plan is None:
             return
-        masks = self._upload(frames)
+        self.masks = self._upload(frames)
+        self._weigh(plan, self.masks)
+
+    def take_frames(self, other: OccupancyFrames) -> None:
+        """Replace all frames by those of another term with the same key."""
+        if self.plan is not None and other.masks is not None:
+            self._weigh(self.plan, other.masks)
+
+    def _weigh(self, plan: ScenePlan, masks: Tensor) -> None:
+        """What masks on the device make of the images."""
         one = 255.0 if masks.dtype == torch.uint8 else 1.0
         numbers = torch.tensor([one, *self.weighing], dtype=torch.float64, device=self.device)
         totals = torch.empty((self.frames, plan.lines), dtype=torch.float64, device=self.device)
@@ -163,11 +177,10 @@ class OccupancyFrames:
             pinned = self.device.type == "cuda"
             shape = (self.frames, self.plan.pixels)
             self.staging = torch.empty(shape, dtype=kind, pin_memory=pinned)
-        for row, masks in zip(self.staging.numpy(), frames, strict=True):
-            flat = [mask.ravel() for mask in masks]
-            if not small:
-                flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
-            np.concatenate(flat, out=row)
+        flat = [mask.ravel() for masks in frames for mask in masks]
+        if not small:
+            flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
+        torch.cat([from_numpy(mask) for mask in flat], out=self.staging.view(-1))  # on all cores
         return self.staging.to(self.device)
 
     # ---- value and gradient ----

@@ -133,28 +133,37 @@ def sum_corners(
 
 
 @jit
+def band_of(bands, many, band):
+    """A row of the table of bands (see `Group`); rows of images begin at multiples of 16."""
+    first = tl.multiple_of(tl.load(bands + band), 16)
+    head = tl.multiple_of(tl.load(bands + many + band), 16)
+    rows, width = tl.load(bands + 2 * many + band), tl.load(bands + 3 * many + band)
+    stride = tl.multiple_of(tl.load(bands + 4 * many + band), 16)
+    return first, head, rows, width, stride, tl.load(bands + 5 * many + band)
+
+
+@jit
 def sum_bands(diff, size, bands, many, heads, head_size, ROWS: constexpr, WIDTH: constexpr):
     """Sums down the columns of each band's differences, for rectangles.
 
-    bands: see `Group`  # (6, many); heads: sums of each band's columns  # (frames, head_size).
+    heads: (frames, head_size). Ends of rows are read and written too: they hold 0, and without
+    them several columns are read at once.
     """
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    diff += frame * size + tl.load(bands + band)
-    heads += frame * head_size + tl.load(bands + many + band)
-    rows, width = tl.load(bands + 2 * many + band), tl.load(bands + 3 * many + band)
-    stride = tl.load(bands + 4 * many + band)
-    if tl.load(bands + 5 * many + band) < 0:  # runs have no sums down columns
+    first, head, rows, width, stride, number = band_of(bands, many, band)
+    diff += frame * size + first
+    heads += frame * head_size + head
+    if number < 0:  # runs have no sums down columns
         rows = 0
     for x in range(0, width, WIDTH):
         column = x + tl.arange(0, WIDTH)
         total = tl.zeros((WIDTH,), diff.dtype.element_ty)
         for y in range(0, rows, ROWS):
             row = y + tl.arange(0, ROWS)[:, None]
-            inside = (row < rows) & (column < width)[None, :]
-            total += tl.sum(
-                tl.load(diff + row * stride + column[None, :], mask=inside, other=0.0), 0
-            )
-        tl.store(heads + column, total, mask=column < width)
+            inside = (row < rows) & (column < stride)[None, :]
+            d = tl.load(diff + row * stride + column[None, :], mask=inside, other=0.0)
+            total += tl.sum(d, 0)
+        tl.store(heads + column, total, mask=column < stride)
 
 
 @jit
@@ -190,31 +199,29 @@ def measure_bands(
     totals: (frames, many, 2). PIECES: whether rows are longer than WIDTH.
     """
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    first = tl.load(bands + band)
+    first, head, rows, width, stride, number = band_of(bands, many, band)
     diff += frame * size + first
     image += frame * image_size + first
-    heads += frame * head_size + tl.load(bands + many + band)
-    rows, width = tl.load(bands + 2 * many + band), tl.load(bands + 3 * many + band)
-    stride, number = tl.load(bands + 4 * many + band), tl.load(bands + 5 * many + band)
+    heads += frame * head_size + head
     before = tl.zeros((CHUNKS, ROWS), diff.dtype.element_ty)
     all_of_it = tl.zeros((WIDTH,), tl.float64)
     wrong = tl.zeros((WIDTH,), tl.float64)
     for x in range(0, width, WIDTH):
         column = x + tl.arange(0, WIDTH)
-        above = sum_heads(heads, column, number, stride, column < width, WIDTH)
+        above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
         for y in range(0, rows, ROWS):
             row = y + tl.arange(0, ROWS)[:, None]
             at = row * stride + column[None, :]
-            inside = (row < rows) & (column < width)[None, :]
-            d = tl.load(diff + at, mask=inside, other=0.0)
-            b = tl.load(image + at, mask=inside, other=0.0)
+            there = (row < rows) & (column < stride)[None, :]
+            d = tl.load(diff + at, mask=there, other=0.0)
+            b = tl.load(image + at, mask=there, other=0.0)
             slope = tl.where(number < 0, d, tl.cumsum(d, 0) + above[None, :])
             above += tl.sum(d, 0)
             log = tl.cumsum(slope, 1)
             if PIECES:
                 log += carried(before, y // ROWS, CHUNKS)
                 before = carry(before, slope, y // ROWS, CHUNKS)
-            a = tl.where(inside, 1.0 - tl.exp(log), 0.0)
+            a = tl.where(there & (column < width)[None, :], 1.0 - tl.exp(log), 0.0)
             all_of_it += tl.sum(a, 0).to(tl.float64)
             wrong += tl.sum(a * b, 0).to(tl.float64)
     to = totals + (frame * many + band) * 2
@@ -278,9 +285,7 @@ def weigh_bands(
     """
     n_flags = tl.load(counts)
     band, frame = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    first, head = tl.load(bands + band), tl.load(bands + many + band)
-    rows, width = tl.load(bands + 2 * many + band), tl.load(bands + 3 * many + band)
-    stride, number = tl.load(bands + 4 * many + band), tl.load(bands + 5 * many + band)
+    first, head, rows, width, stride, number = band_of(bands, many, band)
     factors += 2 * (frame * cameras + camera + tl.load(owner + band))
     diff += frame * size + first
     cover += frame * size + first
@@ -298,21 +303,21 @@ def weigh_bands(
     total = tl.zeros((WIDTH,), tl.float64)
     for x in range(0, width, WIDTH):
         column = x + tl.arange(0, WIDTH)
-        above = sum_heads(heads, column, number, stride, column < width, WIDTH)
+        above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
         upper = tl.zeros((WIDTH,), diff.dtype.element_ty)
         for y in range(0, rows, ROWS):
             row = y + tl.arange(0, ROWS)[:, None]
             at = row * stride + column[None, :]
-            inside = (row < rows) & (column < width)[None, :]
-            d = tl.load(diff + at, mask=inside, other=0.0)
-            w = weigh(tl.load(image + at, mask=inside, other=0.0), factors, RATIO)
+            there = (row < rows) & (column < stride)[None, :]
+            d = tl.load(diff + at, mask=there, other=0.0)
+            w = weigh(tl.load(image + at, mask=there, other=0.0), factors, RATIO)
             slope = tl.where(number < 0, d, tl.cumsum(d, 0) + above[None, :])
             above += tl.sum(d, 0)
             log = tl.cumsum(slope, 1)
             if PIECES:
                 log += carried(before, y // ROWS, CHUNKS)
                 before = carry(before, slope, y // ROWS, CHUNKS)
-            weighted = tl.where(inside, w * tl.exp(log), 0.0)
+            weighted = tl.where(there & (column < width)[None, :], w * tl.exp(log), 0.0)
             total += tl.sum(weighted, 0).to(tl.float64)
             along = tl.cumsum(weighted, 1)
             if PIECES:
@@ -322,9 +327,9 @@ def weigh_bands(
             along = tl.where(row < rows, along, 0.0)
             out = tl.where(number < 0, along, tl.cumsum(along, 0) + upper[None, :])
             upper += tl.sum(along, 0)
-            tl.store(sums + at, out, mask=inside)
-            tl.store(cover + at, log, mask=inside & keep)
-        tl.store(feet + column, upper.to(tl.float64), mask=column < width)
+            tl.store(sums + at, out, mask=there)
+            tl.store(cover + at, log, mask=there & keep)
+        tl.store(feet + column, upper.to(tl.float64), mask=column < stride)
     tl.store(totals + frame * all_bands + band_offset + band, tl.sum(total, 0))
 
 

@@ -31,7 +31,7 @@ CROWDED_CELLS, CROWDED_WIDTH, CELLS = 8, 32, 256
 """Pixels with many corners of one program, lanes for each; pixels with few."""
 BAND = 32
 """Rows of a band; a power of two."""
-BAND_VALUES = {"float32": 4096, "float64": 2048}
+BAND_VALUES = {"float32": 2048, "float64": 1024}
 """Pixels of a band that are summed together."""
 STRIP = 128
 """Columns of one program that adds up bands."""
@@ -173,9 +173,8 @@ class Group:
 
     def tile(self, dtype: str) -> dict[str, int]:
         """What kernels over bands are compiled for."""
-        rows = max(1, min(8, BAND_VALUES[dtype] // self.width, self.band))
-        warps = max(4, min(16, self.width // 128))
-        return {"ROWS": rows, "WIDTH": self.width, "num_warps": warps}
+        rows = min(self.band, max(2, min(8, BAND_VALUES[dtype] // self.width)))
+        return {"ROWS": rows, "WIDTH": self.width, "num_warps": self.warps}
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
         """Differences of Σ log p_i, of some frames.
