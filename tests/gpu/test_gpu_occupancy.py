@@ -137,10 +137,10 @@ def test_small_p(kind: str, model: str) -> None:
 @direct
 @pytest.mark.parametrize("model", MODELS)
 def test_groups_of_cameras_and_pieces_of_rows(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What large images need: cameras one after another, rows and columns in pieces."""
+    """What large images need: cameras one after another, rows in pieces, bands of few rows."""
     monkeypatch.setattr(occupancy_plan, "SCRATCH_BYTES", 100)
     monkeypatch.setattr(occupancy_plan, "MAX_WIDTH", 16)
-    monkeypatch.setattr(occupancy_plan, "STRIP_ROWS", 4)
+    monkeypatch.setattr(occupancy_plan, "BAND", 4)
     scene = [boxes(7, 19, 0), runs(5, 17, 4), boxes(11, 5, 1)]  # others than those of SCENES
     made = check(term_of(scene, model), marginals(7), "float64", 1e-11)
     assert len(made.plan.groups) == 3
@@ -222,7 +222,7 @@ def test_frames(model: str, together: int, monkeypatch: pytest.MonkeyPatch) -> N
     """Each frame as alone, however many are worked on together; then with other masks."""
     scene = SCENES["mixed"]
     plan = occupancy_plan.plan_for(tuple(scene), DEVICE)
-    monkeypatch.setattr(occupancy_plan, "SCRATCH_BYTES", together * 16 * plan.size)
+    monkeypatch.setattr(occupancy_plan, "SCRATCH_BYTES", together * 24 * plan.size)
     layout = Layout(np.full(N, 2))
     terms = [term_of(scene, model, seed) for seed in range(3)]
     frames = OccupancyFrames(terms, layout, "float64", DEVICE)

@@ -236,6 +236,8 @@ class Drive(Generic[P, S]):
             self.pace.per_iteration = lead.costs.iteration(plan)
             self.pace.ending = lead.costs.evaluation
         self.parts = sweep_parts(plan) if slow and hurry and program.cuts_sweeps else []
+        self.blind = program.fields > 1 and not (self.trace or getattr(plan, "watches", False))
+        """Whether F of the states isn't known, so that none of them can be the best."""
         self.begun = self.now()
 
     def to_the_end(self) -> list[Status]:
@@ -280,7 +282,7 @@ class Drive(Generic[P, S]):
         since, cut = self.now() - self.begun, False
         with nullcontext() if self.bare else finish_first():
             before: Before[S] | None = None
-            if self.keep_best:
+            if self.keep_best and not self.blind:
                 before, n = self.snapshot(n)
             if self.parts and pace.until_end(left) < 2 * pace.per_iteration:
                 rows, cut = self.part_of_a_sweep(runs[0])

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.backends.cache import program_for
 from proxfield.backends.numba.pack import is_binary
@@ -191,7 +192,7 @@ class _Member:
     scene: int | None = None
     """For frames that iterate together: the same number for the same scene."""
 
-    @property
+    @cached_property
     def key(self) -> tuple[float, ...]:
         """What fields have in common that iterate together."""
         p = self.plan
@@ -200,7 +201,7 @@ class _Member:
         scene = -1 if self.scene is None else self.scene
         return (scene, is_binary(self.lowered), small, *moving)
 
-    @property
+    @cached_property
     def entries(self) -> int:
         """Entries of the state, and as many for the images of a frame as take the same memory."""
         images = sum(term.nbytes for term in self.lowered.extras)
@@ -231,6 +232,7 @@ def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iter
 
     members = []
     scenes: dict[Hashable, int] = {}
+    uniform: dict[tuple[int, int | None], NDArray[np.float64]] = {}
     for k, each in enumerate(fields):
         low = each.lower()
         if low.infeasible or low.hard or not 0 < low.layout.size < MIN_ENTRIES_ALONE:
@@ -242,6 +244,11 @@ def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iter
                 continue
             scene = scenes.setdefault(key, len(scenes))
         session = request.open(each, starts[k])
+        if scene is not None and isinstance(starts[k], str) and starts[k] == "uniform":
+            # one array for all frames is copied to the device once
+            size = low.layout.size, low.layout.common
+            if low.layout.size == each.layout.size and not (each.evidence >= 0).any():
+                session.start = uniform.setdefault(size, session.start)
         request.rule.prepare(session.problem)
         with session.loop.clock():
             plan = request.rule.plan(session.problem)
@@ -251,11 +258,12 @@ def _batches(fields: list[Field], starts: list[Start], request: Request) -> Iter
     members.sort(key=lambda m: m.key)  # stable
     for _, alike in groupby(members, key=lambda m: m.key):
         batch: list[_Member] = []
+        entries = 0
         for member in alike:
-            entries = sum(m.entries for m in batch) + member.entries
-            if len(batch) == MAX_FIELDS or entries > MAX_ENTRIES:
+            entries += member.entries
+            if batch and (len(batch) == MAX_FIELDS or entries > MAX_ENTRIES):
                 yield _Batch(batch)
-                batch = []
+                batch, entries = [], member.entries
             batch.append(member)
         yield _Batch(batch)
 
@@ -303,12 +311,13 @@ class _Batch:
             look_back = not request.rule.never_rises
             ended = run_together(loops, program, self.plan, state, look_back)
             q = program.marginals_each(state)
-            first = program.free_energy_each(program.start(starts))
+            first = [np.inf] * len(starts)
+            if Status.DIVERGED in ended:  # nothing else looks at F of the start
+                first = program.free_energy_each(program.start(starts)).tolist()
         out = []
         for k, member in enumerate(self.members):
             last = Outcome(q[k], loops[k].last, ended[k])
-            f = partial(float, first[k])
-            outcome = conclude(loops[k], request.rule, last, f, starts[k])
+            outcome = conclude(loops[k], request.rule, last, partial(float, first[k]), starts[k])
             try:
                 outcome = member.judged(outcome, request.kernels)
             except KeyboardInterrupt:  # no more tests; a second one is raised

@@ -53,6 +53,8 @@ def given_start(field: Field, init: Start) -> NDArray[np.float64]:
 def named_start(layout: Layout, lowered: Lowered, init: str, seed: int) -> NDArray[np.float64]:
     """Marginals by one of the words that `infer` knows.  # (layout.size,)"""
     if init == "uniform":
+        if layout.common:
+            return np.full(layout.size, 1.0 / layout.common)
         return np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
     if init == "possible":
         weight = np.isfinite(lowered.unary).astype(np.float64)

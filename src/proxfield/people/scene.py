@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -172,11 +173,16 @@ class Scene:
             **model: As in `Occupancy`: ``model``, ``miss``, ``strength`` and others.
         """
         given = self if prior is None else replace(self, prior=np.asarray(prior, dtype=float))
-        energies = np.zeros((self.n_locations, 2))
-        energies[:, 1] = np.log1p(-np.asarray(given.prior)) - np.log(given.prior)
         return Field(
-            self.n_locations, 2, [Unary(energies), Occupancy(self.silhouettes, masks, **model)]
+            self.n_locations, 2, [given._priors, Occupancy(self.silhouettes, masks, **model)]
         )
+
+    @cached_property
+    def _priors(self) -> Unary:
+        """Shared by all frames: a GPU then copies it once for all of them."""
+        energies = np.zeros((self.n_locations, 2))
+        energies[:, 1] = np.log1p(-np.asarray(self.prior)) - np.log(self.prior)
+        return Unary(energies)
 
 
 def scaled(silhouettes: Silhouettes, scale: float) -> Silhouettes:

@@ -15,12 +15,20 @@ from numpy.typing import NDArray
 from proxfield.backends.base import ROUNDING_FACTOR, Batch, Rows, slack
 from proxfield.backends.triton import launch
 from proxfield.backends.triton import state as states
-from proxfield.backends.triton.device_pack import BinaryTensors, Joined, Tensors, from_numpy
+from proxfield.backends.triton.device_pack import (
+    BinaryTensors,
+    Joined,
+    Tensors,
+    download,
+    from_numpy,
+    upload,
+)
 from proxfield.backends.triton.general_pack import GeneralTensors
 from proxfield.backends.triton.graphs import LENGTHS, LENGTHS_WITH_TERMS, Graphs
 from proxfield.backends.triton.natural_parameters import Natural
 from proxfield.backends.triton.state import BatchState, Slot, default_device
 from proxfield.backends.triton.update import arithmetic, kinds
+from proxfield.backends.triton.update import pairs as pairs_kernel
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.errors import UnsupportedError
@@ -84,6 +92,9 @@ class BatchProgram(Batch[Update, BatchState]):
         self.inside = slice(self.front, self.front + self.per_state)
         """A buffer without its padding."""
         self.fields = len(lowereds)
+        sizes = np.diff(self.joined.bounds)
+        self.equal = bool((sizes == sizes[:1]).all()) and (self.binary or self.joined.common > 0)
+        """Whether all fields have the same number of entries."""
         self._each = torch.arange(self.fields, device=self.device)
         self._pool: list[Slot] = []
         self._slots: WeakSet[Slot] = WeakSet()
@@ -122,8 +133,11 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def start(self, q: Sequence[Floats]) -> BatchState:
         """A state at the marginals of each field."""
-        flat = np.concatenate([np.zeros(0), *q]) if len(q) != 1 else np.asarray(q[0])
-        return self.start_from(from_numpy(flat).to(self.device))
+        if not len(q):
+            return self.start_from(torch.zeros(0, dtype=torch.float64, device=self.device))
+        return self.start_from(
+            upload([np.asarray(each) for each in q], self.device).to(torch.float64)
+        )
 
     def start_from(self, q: Tensor) -> BatchState:
         """A state at the marginals of all fields, as one tensor.  # (size,)"""
@@ -197,7 +211,9 @@ class BatchProgram(Batch[Update, BatchState]):
             return slot.buffers[0, self.inside]
         if self.fields == 1:
             return slot.buffers[self._which(slot, ago)[0], self.inside]
-        entries = self._field_of_entries()
+        if self.equal:
+            return self._present(slot, ago)
+        entries = self._field_of_entries
         at = torch.arange(self.per_state, device=self.device)
         return slot.buffers[self._which(slot, ago)[entries], at]
 
@@ -206,6 +222,7 @@ class BatchProgram(Batch[Update, BatchState]):
             slot.board[:, arithmetic.TICK].long() + arithmetic.BUFFERS - ago
         ) % arithmetic.BUFFERS
 
+    @cached_property
     def _field_of_entries(self) -> Tensor:
         bounds = self.joined.bounds if self.binary else self.joined.offsets[self.joined.bounds]
         fields = np.repeat(np.arange(self.fields), np.diff(bounds))
@@ -227,7 +244,7 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def marginals_each(self, state: BatchState) -> list[NDArray[np.float64]]:
         """Marginals of each field, on the host."""
-        q = self.tensor(state, torch.float64).cpu().numpy()
+        q = download(self.tensor(state, torch.float64))
         entry = self.joined.offsets[self.joined.bounds]
         return [q[a:b] for a, b in pairwise(entry)]
 
@@ -396,20 +413,23 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def _add_terms(self, slot: Slot) -> None:
         assert slot.q is not None and slot.shift is not None, "made with the slot"
-        q = self.natural.marginals(self._present(slot))
-        slot.q.copy_(q)
-        slot.shift.zero_()
-        energy = torch.zeros((), dtype=torch.float64, device=self.device)
-        for term in self.terms:
-            energy = energy + term.add_gradient(slot.q, slot.shift[: self.joined.size])
-        slot.numbers[:, arithmetic.EXTRA] = energy
+        pairs = all(getattr(term, "of_pairs", False) for term in self.terms)
+        if pairs and self.equal and self.joined.common == 2:
+            each = self.joined.size // self.fields
+            pairs_kernel.read(slot, self.front, self.stride, self.fields, each)
+        else:
+            slot.q.copy_(self.natural.marginals(self._present(slot)))
+            slot.shift.zero_()
+        shift = slot.shift[: self.joined.size]
+        energies = [term.add_gradient(slot.q, shift) for term in self.terms]
+        slot.numbers[:, arithmetic.EXTRA] = sum(energies[1:], energies[0].to(torch.float64))
 
-    def _present(self, slot: Slot) -> Tensor:
+    def _present(self, slot: Slot, ago: int = 0) -> Tensor:
         """The natural parameters of all fields, by operations that a graph can hold."""
         if self.fields == 1:
-            return slot.buffers.index_select(0, self._which(slot, 0))[0, self.inside]
+            return slot.buffers.index_select(0, self._which(slot, ago))[0, self.inside]
         fields = slot.buffers[:, self.inside].unflatten(1, (self.fields, -1))
-        return fields[self._which(slot, 0), self._each].ravel()  # each has its own buffer
+        return fields[self._which(slot, ago), self._each].ravel()  # each has its own buffer
 
     def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
         """The rows of each field: one copy to the host."""
@@ -447,8 +467,7 @@ class BatchProgram(Batch[Update, BatchState]):
             slot = state.slot
             trial = slot.board[:, arithmetic.TRIAL] != 0
             if self.fields > 1:
-                owner = torch.as_tensor(self.joined.owner()).to(self.device)
-                trial = trial[owner]
+                trial = trial[self.owner]
             inverse = torch.where(trial, 1 + (1 / slot.step - 1) * spread, 1 / slot.safe)
             gap = gap * inverse
         elif plan.search is not None:
@@ -459,6 +478,8 @@ class BatchProgram(Batch[Update, BatchState]):
             gap = gap / state.slot.step
         if self.fields == 1:
             return gap.max()[None]
+        if self.equal:
+            return gap.reshape(self.fields, -1).amax(1).clamp(min=0.0)
         bounds = torch.as_tensor(self.joined.bounds).to(self.device)
         return torch.segment_reduce(gap, "max", offsets=bounds, initial=0.0)
 

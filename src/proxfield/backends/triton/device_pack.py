@@ -6,6 +6,7 @@ variables holds those of two fields, so that each field has sums and a board of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
@@ -85,6 +86,36 @@ def _cat(arrays: list[NDArray[V]], dtype: type[np.generic]) -> NDArray[V]:
     if len(arrays) == 1:
         return np.asarray(arrays[0])
     return np.concatenate([np.zeros(0, dtype=dtype), *arrays])
+
+
+def upload(arrays: Sequence[Floats], device: TorchDevice) -> Tensor:
+    """Arrays one after another on a device; those that are the same memory are copied once."""
+    if len({each.dtype for each in arrays}) > 1:
+        arrays = [each.astype(np.float64) for each in arrays]
+    first = from_numpy(arrays[0])
+    if all(same_memory(each, arrays[0]) for each in arrays[1:]):
+        return first.to(device).repeat(len(arrays))
+    place = torch.device(device)
+    total = sum(len(each) for each in arrays)
+    staging = torch.empty(total, dtype=first.dtype, pin_memory=place.type == "cuda")
+    torch.cat([from_numpy(each) for each in arrays], out=staging)  # on all cores
+    return staging.to(place, non_blocking=True)
+
+
+def same_memory(a: Floats, b: Floats) -> bool:
+    """Whether two arrays show the same numbers without looking at them."""
+    return a is b or (
+        a.__array_interface__["data"] == b.__array_interface__["data"]
+        and (a.dtype, a.shape, a.strides) == (b.dtype, b.shape, b.strides)
+    )
+
+
+def download(values: Tensor) -> NDArray[np.float64]:
+    """A tensor on the host, through memory that the device can write to by itself."""
+    if values.device.type != "cuda":
+        return np.asarray(values.cpu().numpy())
+    staging = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return np.asarray(staging.copy_(values).clone().numpy())  # the clone isn't pinned
 
 
 class Blocks:

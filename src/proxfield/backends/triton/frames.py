@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from proxfield.backends.triton.batch import BatchProgram
-from proxfield.backends.triton.device_pack import from_numpy
+from proxfield.backends.triton.device_pack import upload
 from proxfield.backends.triton.state import BatchState, default_device
 from proxfield.backends.triton.terms.base import DeviceTerm, frame_key, kept_with, together
 from proxfield.devices.cuda import torch
@@ -70,20 +70,18 @@ class FramesProgram(BatchProgram):
         constants = np.array([low.constant for low in lowereds], dtype=np.float64)
         assert self.pack.constants is not None, "made with the pack"
         self.pack.constants.copy_(torch.as_tensor(constants))
-        self._set_terms(self)
-        self._stale = self._exact is not None
-        self.set_unary(from_numpy(self.joined.unary).to(self.device))
-
-    def _set_terms(self, program: BatchProgram) -> None:
-        for term in program.terms:
+        for term in self.terms:
             term.set_terms(self.extras)  # type: ignore[attr-defined]
+        self._stale = self._exact is not None
+        self.set_unary(upload([low.unary for low in lowereds], self.device))
 
     @property
     def exact(self) -> BatchProgram:
         """See `BatchProgram`; it gets the present frames when it is first asked for them."""
         found = super().exact
         if self._stale:
-            self._set_terms(found)
+            for theirs, mine in zip(found.terms, self.terms, strict=True):
+                theirs.take_frames(mine)  # type: ignore[attr-defined]
             self._stale = False
         return found
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.backends.triton.device_pack import from_numpy
 from proxfield.backends.triton.terms import occupancy_kernels as kernels
 from proxfield.backends.triton.terms.occupancy_plan import Group, ScenePlan, plan_for
 from proxfield.devices.cuda import torch
@@ -23,6 +24,8 @@ COLLECT_BLOCK = 128
 """Locations of one program that sums over silhouettes."""
 FLAGS = 256
 """Flags that are looked at together."""
+DIRECT_BELOW = {"float32": 1e-3, "float64": DIRECT}
+"""p_i below which pixels are summed one by one."""
 
 Masks = Sequence[NDArray[Any]]
 """Of each camera: 8-bit values, or numbers from 0 to 1."""
@@ -43,6 +46,8 @@ class OccupancyFrames:
     """
 
     capturable = True
+    of_pairs = True
+    """Where all variables have two labels, marginals are read in one launch (`update.pairs`)."""
 
     def __init__(
         self, terms: Sequence[Occupancy], layout: Layout, dtype: str, device: TorchDevice
@@ -64,29 +69,34 @@ class OccupancyFrames:
         )
         """Weights w, or 1 − 2B.  # (frames, size)"""
         self.weighing = weighing(first)
+        self.dtype = dtype
         self.numbers = torch.tensor([first.variance, first.floor], **real)
-        self.limits = torch.tensor([SMALLEST, np.log(DIRECT)], **real)
+        self.limits = torch.tensor([SMALLEST, np.log(DIRECT_BELOW[dtype])], **real)
         self.blocks = -(-self.n // LOGS_BLOCK)
-        self.counts = torch.tensor(
-            [self.blocks, plan.cameras], dtype=torch.int32, device=self.device
-        )
-        self.logs = torch.zeros((self.frames, self.n), **real)
+        self.counts = torch.tensor([self.blocks], dtype=torch.int32, device=self.device)
+        kind = {"dtype": getattr(torch, dtype), "device": self.device}
+        self.logs = torch.zeros((self.frames, self.n), **kind)
         self.flags = torch.zeros((self.frames, self.blocks), dtype=torch.int32, device=self.device)
-        self.totals = torch.zeros((self.frames, plan.lines), **real)
+        bands = sum(group.band_count for group in plan.groups)
+        self.totals = torch.zeros((self.frames, bands), **real)
         self.factors = torch.zeros((self.frames, plan.cameras, 2), **real)
         self.energies = torch.zeros((self.frames, plan.cameras), **real)
-        # images of some frames and of one group of cameras
-        self.at_once = some = min(self.frames, plan.frames_together)
+        # images of some frames; those that aren't kept, of one group of cameras
+        self.at_once = some = min(self.frames, plan.frames_together(dtype))
         room = some * max(group.size for group in plan.groups)
-        self.cover, self.sums = torch.zeros(room, **real), torch.zeros(room, **real)
-        self.values = torch.zeros(some * max(1, *(g.cells for g in plan.groups)), **real)
-        self.parts = torch.zeros((some, plan.cameras, self.n), **real)
+        self.diff = torch.zeros(some * plan.size, **kind)
+        """Differences: 0 for ever where no corner lies."""
+        self.cover, self.sums = torch.zeros(room, **kind), torch.zeros(room, **kind)
+        columns = some * max(group.head_size for group in plan.groups)
+        self.heads, self.feet = torch.zeros(columns, **kind), torch.zeros(columns, **real)
         if self.ratio:
-            lines = max(group.lines for group in plan.groups)
-            self.measured = torch.zeros((some, lines, 2), **real)
+            most = max(group.band_count for group in plan.groups)
+            self.measured = torch.zeros((some, most, 2), **real)
         self.constants = torch.zeros(self.frames, **real)
         self.mask_sums = torch.zeros((self.frames, plan.cameras), **real)
         self.staging: Tensor | None = None
+        self.masks: Tensor | None = None
+        """Those of the present frames, on the device.  # (frames, pixels)"""
         self.set_terms(terms)
 
     @staticmethod
@@ -131,7 +141,16 @@ class OccupancyFrames:
             raise InputError(f"masks of {len(frames)} frames, expected {self.frames}")
         if plan is None:
             return
-        masks = self._upload(frames)
+        self.masks = self._upload(frames)
+        self._weigh(plan, self.masks)
+
+    def take_frames(self, other: OccupancyFrames) -> None:
+        """Replace all frames by those of another term with the same key."""
+        if self.plan is not None and other.masks is not None:
+            self._weigh(self.plan, other.masks)
+
+    def _weigh(self, plan: ScenePlan, masks: Tensor) -> None:
+        """What masks on the device make of the images."""
         one = 255.0 if masks.dtype == torch.uint8 else 1.0
         numbers = torch.tensor([one, *self.weighing], dtype=torch.float64, device=self.device)
         totals = torch.empty((self.frames, plan.lines), dtype=torch.float64, device=self.device)
@@ -158,11 +177,10 @@ class OccupancyFrames:
             pinned = self.device.type == "cuda"
             shape = (self.frames, self.plan.pixels)
             self.staging = torch.empty(shape, dtype=kind, pin_memory=pinned)
-        for row, masks in zip(self.staging.numpy(), frames, strict=True):
-            flat = [mask.ravel() for mask in masks]
-            if not small:
-                flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
-            np.concatenate(flat, out=row)
+        flat = [mask.ravel() for masks in frames for mask in masks]
+        if not small:
+            flat = [mask / 255.0 if mask.dtype == np.uint8 else mask for mask in flat]
+        torch.cat([from_numpy(mask) for mask in flat], out=self.staging.view(-1))  # on all cores
         return self.staging.to(self.device)
 
     # ---- value and gradient ----
@@ -186,55 +204,62 @@ class OccupancyFrames:
         )  # fmt: skip
         for first in range(0, self.frames, self.at_once):
             last = min(first + self.at_once, self.frames)
+            at = first * self.entries + self.entry
+            band = 0
             for group in plan.groups:
-                self._look(plan, group, first, last)
-            kernels.add_cameras[(self.blocks, last - first)](
-                self.parts, out[first * self.entries + self.entry :], self.entries, self.n,
-                self.counts, BLOCK=LOGS_BLOCK, num_warps=4,
-            )  # fmt: skip
+                self._look(plan, group, first, last, band, out[at:])
+                band += group.band_count
         return self.energies.sum(1) if self.ratio else self.constants + self.totals.sum(1)
 
-    def _look(self, plan: ScenePlan, group: Group, first: int, last: int) -> None:
+    def _look(
+        self, plan: ScenePlan, group: Group, first: int, last: int, band: int, out: Tensor
+    ) -> None:
         """What the cameras of a group add to the frames ``first`` to ``last``."""
-        some, size = last - first, group.size
+        some, size, heads = last - first, group.size, group.head_size
         logs = self.logs[first:last]
-        cover, sums = self.cover[: some * size], self.sums[: some * size]
+        diff = self.diff[self.at_once * group.offset :]
         image, factors = self.image[first:, group.offset :], self.factors[first:]
-        group.spread(logs, self.values, cover)
-        rows = group.line_base, group.line_columns
+        bands = group.bands, group.band_count
+        tile = group.tile(self.dtype)
+        group.scatter(logs, diff)
+        if group.boxed:
+            kernels.sum_bands[(group.band_count, some)](
+                diff, size, *bands, self.heads, heads, **tile
+            )
+        shape = {"PIECES": group.pieces, "CHUNKS": group.band // tile["ROWS"], **tile}
         if self.ratio:
-            kernels.measure_rows[(group.lines, some)](
-                cover, image, plan.size, size, *rows, self.measured, group.lines,
-                WIDTH=group.width,
-                num_warps=group.warps,
-            )  # fmt: skip
+            kernels.measure_bands[(group.band_count, some)](
+                diff, size, image, plan.size, *bands, self.heads, heads, self.measured, **shape
+            )
             kernels.find_ratios[(group.count, some)](
-                self.measured, group.lines, group.line_first, group.line_count, group.ground,
+                self.measured, group.band_count, group.band_first, group.bands_each, group.ground,
                 self.mask_sums[first:], self.numbers, factors, self.energies[first:],
                 plan.cameras, group.first, WIDTH=256, num_warps=4,
             )  # fmt: skip
-        kernels.weigh_rows[(group.lines, some)](
-            cover, sums, image, plan.size, size, *rows, group.line_owner, factors, plan.cameras,
-            group.first, self.flags[first:], self.counts, self.totals[first:], plan.lines,
-            group.line, RATIO=self.ratio, WIDTH=group.width, FLAGS=FLAGS,
-            num_warps=group.warps,
+        kernels.weigh_bands[(group.band_count, some)](
+            diff, self.cover, self.sums, size, image, plan.size, *bands, self.heads, self.feet,
+            heads, group.band_owner, factors, plan.cameras, group.first, self.flags[first:],
+            self.counts, self.totals[first:], self.totals.shape[1], band, RATIO=self.ratio,
+            FLAGS=FLAGS, **shape,
         )  # fmt: skip
         blocks = -(-self.n // COLLECT_BLOCK)
-        ends = logs, factors, self.limits[1:], self.parts, plan.cameras, group.first
-        shape = {
+        ends = logs, factors, self.limits[1:], out, self.entries, plan.cameras, group.first
+        collecting = {
             "RATIO": self.ratio, "BLOCK": COLLECT_BLOCK, "PIXELS": group.pixels_together,
             "num_warps": 8 if group.pixels_together > 1024 else 4,
         }  # fmt: skip
         if group.boxed:
-            group.integrate(sums, some)
-            kernels.collect_boxes[(blocks, len(group.boxed), some)](
-                sums, cover, image, plan.size, size, plan.boxes, self.n, group.with_boxes,
-                group.base, group.stride, *ends, **shape,
+            group.add_feet(self.feet, some)
+            kernels.collect_boxes[(blocks, some)](
+                self.sums, self.cover, size, self.feet, heads, image, plan.size, plan.boxes,
+                self.n, group.with_boxes, group.numbers, group.base, group.heads, group.stride,
+                *ends, BAND=group.band, **collecting,
             )  # fmt: skip
         if group.other:
-            kernels.collect_runs[(blocks, len(group.other), some)](
-                sums, cover, image, plan.size, size, group.run_at, group.run_column,
-                group.run_length, group.run_start, self.n, group.with_runs, *ends, **shape,
+            kernels.collect_runs[(blocks, some)](
+                self.sums, self.cover, size, image, plan.size, group.run_at, group.run_column,
+                group.run_length, group.run_start, self.n, group.with_runs, group.numbers[1:],
+                *ends, **collecting,
             )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ Made once per scene: terms with the same silhouettes share it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,36 +21,28 @@ from proxfield.filters.triton.plans import resolved
 from proxfield.terms.base import Ints
 from proxfield.terms.silhouettes import Boxes, Runs, Silhouettes
 
-SCRATCH_BYTES = 40 << 20
-"""Bytes of images that are worked on together: what stays in the cache of a large GPU."""
+SCRATCH_BYTES = 120 << 20
+"""Bytes of images that are worked on together: about what the cache of a large GPU has use for."""
 ALIGNMENT = 16
 """Rows of images begin at multiples of this many pixels."""
 CROWDED = 8
 """Corners at one pixel above which many lanes share them."""
 CROWDED_CELLS, CROWDED_WIDTH, CELLS = 8, 32, 256
 """Pixels with many corners of one program, lanes for each; pixels with few."""
-STRIP, STRIP_ROWS = 16, 64
-"""Columns of a strip, and rows that are summed together."""
+BAND = 32
+"""Rows of a band; a power of two."""
+BAND_VALUES = {"float32": 2048, "float64": 1024}
+"""Pixels of a band that are summed together."""
+STRIP = 128
+"""Columns of one program that adds up bands."""
 MAX_WIDTH = 2048
 """Columns of a row that are summed together."""
+PIXEL_BYTES = {"float32": 12, "float64": 24}
+"""Bytes of images per pixel: differences, log N and integral images."""
 MAX_PIXELS = 2048
 """Pixels of a silhouette that are summed together at most."""
 MAX_FRAME = 2**31 - 1
 """Pixels of one frame that 32-bit positions can count."""
-
-
-@dataclass
-class Strips:
-    """Columns of images, in strips: what each program of a scan down the columns has."""
-
-    base: Tensor
-    columns: Tensor
-    rows: Tensor
-    stride: Tensor
-    vertical: Tensor
-
-    def __len__(self) -> int:
-        return len(self.base)
 
 
 class Group:
@@ -76,6 +67,7 @@ class Group:
         device: TorchDevice,
     ) -> None:
         self.first, self.offset, self.line, self.device = first, offset, line, device
+        self.band = BAND
         self.count = len(cameras)
         strides = [stride_of(s) for s in cameras]
         sizes = [s.height * stride for s, stride in zip(cameras, strides, strict=True)]
@@ -85,8 +77,6 @@ class Group:
         self.base, self.stride = self._ints(bases), self._ints(strides)
         heights = [s.height for s in cameras]
         self.lines = sum(heights)
-        self.line_first = self._ints([0, *accumulate(heights)][:-1])
-        self.line_count = self._ints(heights)
         self.ground = self._ints([s.height * s.width for s in cameras])
         rows = zip(bases, strides, heights, strict=True)
         self.line_base = self._ints(np.concatenate([b + w * np.arange(h) for b, w, h in rows]))
@@ -94,16 +84,18 @@ class Group:
         self.line_columns = self._ints(columns)
         self.mask_base = self._ints(pixel + np.cumsum(columns) - columns)
         self.pixels = int(columns.sum())
-        self.line_owner = self._ints(np.repeat(np.arange(self.count), heights))
         self.width = min(MAX_WIDTH, max(16, power_of_two(max(s.width for s in cameras))))
         self.warps = max(4, self.width // 256)
+        self.pieces = max(s.width for s in cameras) > self.width
+        """Whether rows are longer than what is summed together."""
         area = max(int(s.areas.max(initial=1)) for s in cameras)
         self.pixels_together = min(MAX_PIXELS, max(256, power_of_two(area // 16)))
         """Pixels of a silhouette that are summed together where they are visited one by one."""
         self.boxed = [k for k, s in enumerate(cameras) if isinstance(s, Boxes)]
         self.other = [k for k, s in enumerate(cameras) if isinstance(s, Runs)]
-        self.strips = self._strips(cameras, bases, strides, range(self.count))
-        self.vertical = self._strips(cameras, bases, strides, self.boxed)
+        self._list_bands(cameras, bases, strides)
+        self.numbers = self._ints([len(self.boxed), len(self.other)])
+        """Cameras with rectangles, and with runs."""
         self.with_boxes, self.with_runs = self._ints(self.boxed), self._ints(self.other)
         self._list_corners(cameras, bases, strides)
         self._list_runs([cameras[k] for k in self.other], [bases[k] for k in self.other])
@@ -111,21 +103,35 @@ class Group:
     def _ints(self, values: Sequence[int] | Ints) -> Tensor:
         return from_numpy(np.asarray(values, dtype=np.int32)).to(self.device)
 
-    def _strips(
-        self,
-        cameras: Sequence[Silhouettes],
-        bases: list[int],
-        strides: list[int],
-        which: Sequence[int],
-    ) -> Strips:
-        rows = [
-            (bases[k] + x, min(STRIP, cameras[k].width - x), cameras[k].height, strides[k],
-             isinstance(cameras[k], Boxes))
-            for k in which
-            for x in range(0, cameras[k].width, STRIP)
-        ]  # fmt: skip
-        table = np.array(rows, dtype=np.int64).reshape(-1, 5)
-        return Strips(*(self._ints(column) for column in table.T))
+    def _list_bands(
+        self, cameras: Sequence[Silhouettes], bases: list[int], strides: list[int]
+    ) -> None:
+        """Bands of rows: where each begins, where its columns' sums are, rows, columns, stride,
+        and its number within the camera; −1 for silhouettes of runs.
+        """
+        rows, counts, heads, strips, head = [], [], [], [], 0
+        for s, base, stride in zip(cameras, bases, strides, strict=True):
+            boxed = isinstance(s, Boxes)
+            counts.append(-(-s.height // self.band))
+            heads.append(head)
+            if boxed:
+                parts = range(0, s.width, STRIP)
+                strips += [(head + x, min(STRIP, s.width - x), stride, counts[-1]) for x in parts]
+            for k in range(counts[-1]):
+                height = min(self.band, s.height - k * self.band)
+                number = k if boxed else -1
+                rows.append((base + k * self.band * stride, head, height, s.width, stride, number))
+                head += stride
+        self.head_size = head
+        """Columns of all bands, with the ends of rows."""
+        self.band_count = len(rows)
+        self.bands = self._ints(np.array(rows).T.ravel())
+        self.band_owner = self._ints(np.repeat(np.arange(self.count), counts))
+        self.band_first = self._ints([0, *accumulate(counts)][:-1])
+        self.bands_each = self._ints(counts)
+        self.heads = self._ints(heads)
+        table = np.array(strips, dtype=np.int64).reshape(-1, 4)
+        self.strips = [self._ints(column) for column in table.T]
 
     def _list_corners(
         self, cameras: Sequence[Silhouettes], bases: list[int], strides: list[int]
@@ -146,9 +152,7 @@ class Group:
         self.crowded = int(many.sum())
         self.entry = entry.to(torch.int32)
         self.entry_start, self.entry_count = start[order], count[order].to(torch.int32)
-        self.slot = torch.full((self.size,), -1, dtype=torch.int32, device=self.device)
-        number = torch.arange(self.cells, dtype=torch.int32, device=self.device)
-        self.slot[place[order]] = number
+        self.place = place[order].to(torch.int32)
 
     def _list_runs(self, cameras: Sequence[Silhouettes], bases: list[int]) -> None:
         at, column, length, starts, before = [], [], [], [], 0
@@ -167,52 +171,33 @@ class Group:
 
     # ---- from differences to images ----
 
-    def spread(self, logs: Tensor, values: Tensor, cover: Tensor) -> None:
-        """Differences along the rows of Σ log p_i, of some frames.
+    def tile(self, dtype: str) -> dict[str, int]:
+        """What kernels over bands are compiled for."""
+        rows = min(self.band, max(2, min(8, BAND_VALUES[dtype] // self.width)))
+        return {"ROWS": rows, "WIDTH": self.width, "num_warps": self.warps}
+
+    def scatter(self, logs: Tensor, diff: Tensor) -> None:
+        """Differences of Σ log p_i, of some frames.
 
         Args:
             logs: # (frames, n)
-            values: Scratch.  # (frames, cells)
-            cover: Written.  # (frames, size)
+            diff: Written where corners lie; 0 elsewhere.  # (frames, size)
         """
         frames, n = logs.shape
         crowded = -(-self.crowded // CROWDED_CELLS)
         blocks = crowded + -(-(self.cells - self.crowded) // CELLS)
         if blocks:
             kernels.sum_corners[(blocks, frames)](
-                logs, n, self.entry_start, self.entry_count, self.entry, values, self.cells,
-                self.crowded, crowded, CELLS=CROWDED_CELLS, WIDE=CROWDED_WIDTH, BLOCK=CELLS,
-                num_warps=4,
+                logs, n, self.entry_start, self.entry_count, self.entry, self.place, diff,
+                self.size, self.cells, self.crowded, crowded, CELLS=CROWDED_CELLS,
+                WIDE=CROWDED_WIDTH, BLOCK=CELLS, num_warps=4,
             )  # fmt: skip
-        s = self.strips
-        kernels.spread_columns[(len(s), frames)](
-            values, self.cells, self.slot, cover, self.size, s.base, s.columns, s.rows, s.stride,
-            s.vertical, ROWS=STRIP_ROWS, COLUMNS=STRIP, num_warps=4,
-        )  # fmt: skip
 
-    def integrate(self, sums: Tensor, frames: int) -> None:
-        """Sum images of boxes down the columns, in place.  # (frames · size,)"""
-        s = self.vertical
-        kernels.sum_columns[(len(s), frames)](
-            sums, self.size, s.base, s.columns, s.rows, s.stride, ROWS=STRIP_ROWS, COLUMNS=STRIP,
-            num_warps=4,
-        )  # fmt: skip
-
-    def cover(self, values: Tensor) -> Tensor:
-        """Each pixel's sum over the locations that cover it.  # (frames, n) -> (frames, size)"""
-        frames = len(values)
-        real = {"dtype": torch.float64, "device": self.device}
-        out = torch.zeros((frames, self.size), **real)
-        self.spread(values, torch.empty((frames, max(1, self.cells)), **real), out)
-        kernels.finish_cover[(self.lines, frames)](
-            out,
-            self.size,
-            self.line_base,
-            self.line_columns,
-            WIDTH=self.width,
-            num_warps=self.warps,
+    def add_feet(self, feet: Tensor, frames: int) -> None:
+        """From last rows of bands to what is above them, in place.  # (frames, head_size)"""
+        kernels.add_feet[(len(self.strips[0]), frames)](
+            feet, self.head_size, *self.strips, COLUMNS=STRIP, num_warps=4
         )
-        return out
 
 
 class ScenePlan:
@@ -256,21 +241,19 @@ class ScenePlan:
         out = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for group in self.groups:
             mine = out[group.offset : group.offset + group.size]
-            for k in range(group.count):
+            bases = group.base.tolist()
+            for k, base in enumerate(bases):
                 # a location has another area in each camera
                 s = silhouettes[group.first + k]
-                alone = group if group.count == 1 else Group([s], 0, 0, 0, 0, self.device)
-                both = np.stack([s.visible, s.areas]).astype(np.float64)
-                count, area = alone.cover(from_numpy(both).to(self.device))
-                base = int(group.base[k])
+                end = bases[k + 1] if k + 1 < group.count else group.size
+                count, area = cover(s, self.device)
                 share = torch.where(count > 0.5, count / torch.where(count > 0.5, area, 1.0), 0.0)
-                mine[base : base + alone.size] = share
+                mine[base:end].view(s.height, -1)[:, : s.width] = share
         return out
 
-    @property
-    def frames_together(self) -> int:
+    def frames_together(self, dtype: str) -> int:
         """Frames that are worked on together, so that their images stay in the cache."""
-        return max(1, SCRATCH_BYTES // (16 * self.size))
+        return max(1, SCRATCH_BYTES // (PIXEL_BYTES[dtype] * self.size))
 
 
 def stride_of(silhouettes: Silhouettes) -> int:
@@ -278,12 +261,30 @@ def stride_of(silhouettes: Silhouettes) -> int:
     return -(-silhouettes.width // ALIGNMENT) * ALIGNMENT
 
 
+def cover(silhouettes: Silhouettes, device: TorchDevice) -> tuple[Tensor, Tensor]:
+    """Number of locations over each pixel, and the sum of their areas.  # (height, width) each"""
+    s = silhouettes
+    place, entry = corners(s, s.width)
+    place, entry = from_numpy(place).to(device), from_numpy(entry).to(device)
+    out = []
+    for values in (s.visible, s.areas):
+        each = from_numpy(values.astype(np.float64)).to(device)[entry >> 1]
+        image = torch.zeros(s.height * s.width, dtype=torch.float64, device=device)
+        # whole numbers: the order of sums doesn't matter
+        image.index_add_(0, place, torch.where((entry & 1) != 0, -each, each))
+        image = image.view(s.height, s.width)
+        if isinstance(s, Boxes):
+            image = image.cumsum(0)
+        out.append(image.cumsum(1))
+    return out[0], out[1]
+
+
 def grouped(silhouettes: Sequence[Silhouettes]) -> list[list[Silhouettes]]:
     """Consecutive cameras whose images fit into the cache together; at least one each."""
     out: list[list[Silhouettes]] = []
     room = 0
     for s in silhouettes:
-        held = 16 * s.height * stride_of(s)
+        held = PIXEL_BYTES["float32"] * s.height * stride_of(s)
         if not out or held > room:
             out.append([])
             room = SCRATCH_BYTES
