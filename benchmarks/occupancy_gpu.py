@@ -263,9 +263,9 @@ def check(scene: Scene) -> dict[str, Any]:
     """Both models, rectangles and runs."""
     out: dict[str, Any] = {}
     masks = make_masks(scene, 0)
-    tiny = np.random.default_rng(1).random((50, 40, 60)) < 0.3
-    shapes = Runs.from_masks(tiny)
-    soft = np.random.default_rng(2).random((40, 60))
+    count, height, width = (4, 3, 5) if interpreted() else (50, 40, 60)
+    shapes = Runs.from_masks(np.random.default_rng(1).random((count, height, width)) < 0.3)
+    soft = np.random.default_rng(2).random((height, width))
     for model in MODELS:
         out[f"boxes_{model}"] = errors(Occupancy(scene.silhouettes, masks, model=model), 0)
         out[f"runs_{model}"] = errors(Occupancy([shapes], [soft], model=model), 1)

@@ -86,7 +86,7 @@ class OccupancyFrames:
         room = some * max(group.size for group in plan.groups)
         self.diff = torch.zeros(some * plan.size, **kind)
         """Differences: 0 for ever where no corner lies."""
-        self.cover, self.sums = torch.zeros(room, **kind), torch.zeros(room, **kind)
+        self.cover, self.sums = torch.zeros(room, **kind), torch.zeros(room, **real)
         columns = some * max(group.head_size for group in plan.groups)
         self.heads, self.feet = torch.zeros(columns, **kind), torch.zeros(columns, **real)
         if self.ratio:

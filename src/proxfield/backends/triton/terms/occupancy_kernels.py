@@ -5,9 +5,10 @@ An image of log N is made from the corners of the rectangles (differences, summe
 and along the rows), and sums over rectangles are differences of an integral image. Every sum has
 a fixed order: corners are listed by the pixel where they lie, and nothing is added atomically.
 
-Images are cut into bands of rows, one program each. The integral image of a band begins anew:
-what the bands above add to its columns is kept apart, in float64. So numbers stay small, and
-images can have the type of the program, float32 or float64.
+Images are cut into bands of rows, one program each; the integral image of a band begins anew, and
+what the bands above add to its columns is kept apart. Integral images are float64: what is small
+is found from their differences, and in float32 the last digits of q would never come to rest. All
+other images have the type of the program.
 
 The images of a frame lie one after another in one buffer, row by row. The second index of a grid
 is the frame, so that what is the same for all frames is read from the cache.
@@ -299,12 +300,12 @@ def weigh_bands(
         found = tl.maximum(found, tl.load(flags + frame * n_flags + at, mask=at < n_flags, other=0))
     keep = tl.max(found, 0) != 0
     before = tl.zeros((CHUNKS, ROWS), diff.dtype.element_ty)
-    done = tl.zeros((CHUNKS, ROWS), diff.dtype.element_ty)
+    done = tl.zeros((CHUNKS, ROWS), tl.float64)
     total = tl.zeros((WIDTH,), tl.float64)
     for x in range(0, width, WIDTH):
         column = x + tl.arange(0, WIDTH)
         above = sum_heads(heads, column, number, stride, column < stride, WIDTH)
-        upper = tl.zeros((WIDTH,), diff.dtype.element_ty)
+        upper = tl.zeros((WIDTH,), tl.float64)
         for y in range(0, rows, ROWS):
             row = y + tl.arange(0, ROWS)[:, None]
             at = row * stride + column[None, :]
@@ -318,7 +319,8 @@ def weigh_bands(
                 log += carried(before, y // ROWS, CHUNKS)
                 before = carry(before, slope, y // ROWS, CHUNKS)
             weighted = tl.where(there & (column < width)[None, :], w * tl.exp(log), 0.0)
-            total += tl.sum(weighted, 0).to(tl.float64)
+            weighted = weighted.to(tl.float64)
+            total += tl.sum(weighted, 0)
             along = tl.cumsum(weighted, 1)
             if PIECES:
                 along += carried(done, y // ROWS, CHUNKS)
@@ -329,7 +331,7 @@ def weigh_bands(
             upper += tl.sum(along, 0)
             tl.store(sums + at, out, mask=there)
             tl.store(cover + at, log, mask=there & keep)
-        tl.store(feet + column, upper.to(tl.float64), mask=column < stride)
+        tl.store(feet + column, upper, mask=column < stride)
     tl.store(totals + frame * all_bands + band_offset + band, tl.sum(total, 0))
 
 
@@ -358,8 +360,7 @@ def corner(sums, feet, first, head, row, column, stride, inside, BAND: constexpr
     real = inside & (row > 0) & (column > 0)
     at, right = row - 1, column - 1
     mine = tl.load(sums + first + at * stride + right, mask=real, other=0.0)
-    above = tl.load(feet + head + (at // BAND) * stride + right, mask=real, other=0.0)
-    return mine.to(tl.float64) + above
+    return mine + tl.load(feet + head + (at // BAND) * stride + right, mask=real, other=0.0)
 
 
 @jit
@@ -407,7 +408,7 @@ def collect_boxes(
             width = tl.sum(tl.where(here, right, 0), 0) - x
             area = width * (tl.sum(tl.where(here, bottom, 0), 0) - y)
             own = tl.sum(tl.where(here, log, 0.0), 0)
-            total = tl.zeros((PIXELS,), sums.dtype.element_ty)
+            total = tl.zeros((PIXELS,), cover.dtype.element_ty)
             for p in range(0, area, PIXELS):
                 pixel = p + tl.arange(0, PIXELS)
                 real = pixel < area
@@ -459,15 +460,15 @@ def collect_runs(
             to = tl.load(run_at + low + k, mask=here, other=0)
             length = tl.load(run_length + low + k, mask=here, other=1)
             column = tl.load(run_column + low + k, mask=here, other=0)
-            found += tl.load(sums + to + length - 1, mask=here, other=0.0).to(tl.float64)
-            found -= tl.load(sums + to - 1, mask=here & (column > 0), other=0.0).to(tl.float64)
+            found += tl.load(sums + to + length - 1, mask=here, other=0.0)
+            found -= tl.load(sums + to - 1, mask=here & (column > 0), other=0.0)
         found = found * inverse
         waiting = ((runs > 0) & small).to(tl.int32)
         while tl.max(waiting, 0) > 0:
             here = lane == tl.argmax(waiting, 0)
             run, each = tl.sum(tl.where(here, low, 0), 0), tl.sum(tl.where(here, runs, 0), 0)
             own = tl.sum(tl.where(here, log, 0.0), 0)
-            total = tl.zeros((PIXELS,), sums.dtype.element_ty)
+            total = tl.zeros((PIXELS,), cover.dtype.element_ty)
             for r in range(run, run + each):
                 to, length = tl.load(run_at + r), tl.load(run_length + r)
                 for k in range(0, length, PIXELS):

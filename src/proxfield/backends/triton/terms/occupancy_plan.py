@@ -37,7 +37,7 @@ STRIP = 128
 """Columns of one program that adds up bands."""
 MAX_WIDTH = 2048
 """Columns of a row that are summed together."""
-PIXEL_BYTES = {"float32": 12, "float64": 24}
+PIXEL_BYTES = {"float32": 16, "float64": 24}
 """Bytes of images per pixel: differences, log N and integral images."""
 MAX_PIXELS = 2048
 """Pixels of a silhouette that are summed together at most."""
@@ -174,7 +174,7 @@ class Group:
     def tile(self, dtype: str) -> dict[str, int]:
         """What kernels over bands are compiled for."""
         rows = min(self.band, max(2, min(8, BAND_VALUES[dtype] // self.width)))
-        return {"ROWS": rows, "WIDTH": self.width, "num_warps": self.warps}
+        return {"ROWS": rows, "WIDTH": self.width, "num_warps": min(16, max(4, self.width // 128))}
 
     def scatter(self, logs: Tensor, diff: Tensor) -> None:
         """Differences of Σ log p_i, of some frames.
