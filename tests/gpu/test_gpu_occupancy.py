@@ -13,9 +13,12 @@ from triton_setup import INTERPRETED, direct, indirect, run_interpreted, torch
 
 import proxfield as pf
 from proxfield.backends.terms import implementation
+from proxfield.backends.triton.device_pack import upload
+from proxfield.backends.triton.frames import FramesProgram
 from proxfield.backends.triton.terms import occupancy_plan
 from proxfield.backends.triton.terms.base import HostTerm, on_device
 from proxfield.backends.triton.terms.occupancy import OccupancyFrames, OccupancyOnDevice
+from proxfield.backends.triton.update import arithmetic, pairs
 from proxfield.terms.base import Layout
 from proxfield.terms.silhouettes import Boxes, Runs, Silhouettes
 
@@ -250,6 +253,30 @@ def test_what_frames_have_in_common() -> None:
     assert key(term_of(scene, "ratio")) != first
     assert key(term_of(scene, "exact", false_alarm=0.01)) != first
     assert key(term_of([scene[0], scene[1], runs(3, 3, 6)], "exact")) != first
+
+
+@direct
+def test_marginals_of_pairs_of_each_field() -> None:
+    """Each field has its own present buffer; the others hold other numbers."""
+    lowereds = [field.lower() for field in frames_of(TINY, "exact", 2)]
+    program = FramesProgram(lowereds, "float64", DEVICE)
+    state = program.start([marginals(k, 14, saturated=False) for k in range(2)])
+    slot = state.slot
+    slot.buffers[1] *= 3.0
+    slot.board[:, arithmetic.TICK] = torch.tensor([4, 5], dtype=torch.int32)
+    expected = program.natural.marginals(program._present(slot))
+    slot.shift.fill_(7.0)
+    pairs.read(slot, program.front, program.stride, 2, 28)
+    np.testing.assert_allclose(slot.q.cpu(), expected.cpu(), rtol=1e-14)
+    assert not slot.shift[:56].any()
+
+
+@direct
+def test_arrays_one_after_another() -> None:
+    one, other = np.array([1.0, 2.0]), np.array([3.0, 4.0], dtype=np.float32)
+    assert upload([one, one[:]], DEVICE).tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert upload([one, other], DEVICE).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert upload([one, one[::-1]], DEVICE).tolist() == [1.0, 2.0, 2.0, 1.0]
 
 
 # ---- inference ----

@@ -37,7 +37,7 @@ class Reduction:
             return np.zeros(0, dtype=np.int64)
         return np.add.reduceat(self.keep, self.full.offsets[:-1], dtype=np.int64)
 
-    @property
+    @cached_property
     def empty(self) -> Ints:
         """Variables that have no possible label left."""
         return np.flatnonzero(self.counts == 0)
