@@ -243,27 +243,23 @@ class ExactOccupancy(Occupancy):
         """w_x of each camera: what it costs if nobody covers the pixel.  # (height, width) each"""
         seen = np.log((1 - self.miss) / self.false_alarm)
         unseen = np.log(self.miss / (1 - self.false_alarm))
-        return tuple(
-            share * (mask * seen + (1 - mask) * unseen)
-            for share, mask in zip(self._shares, self.masks, strict=True)
-        )
-
-    @cached_property
-    def _shares(self) -> tuple[NDArray[np.float64], ...]:
-        """κ/a_x; 0 where nobody can be.  # (height, width) each"""
-        shares = []
-        for s in self.silhouettes:
-            count, area = s.cover(s.visible.astype(float)), s.cover(s.areas.astype(float))
-            covered = count > 0.5
-            shares.append(np.where(covered, self.strength * count / np.where(covered, area, 1), 0))
-        return tuple(shares)
+        weights = []
+        for s, mask in self.images():
+            w = mask * (self.strength * (seen - unseen))
+            w += self.strength * unseen
+            w *= s.per_area
+            weights.append(w)
+        return tuple(weights)
 
     @cached_property
     def constant(self) -> float:
         """The energy where somebody covers every pixel that can be covered."""
         seen, unseen = np.log(1 - self.miss), np.log(self.miss)
-        pairs = zip(self._shares, self.masks, strict=True)
-        return -float(sum((a * (b * seen + (1 - b) * unseen)).sum() for a, b in pairs))
+        total = 0.0
+        for s, mask in self.images():
+            a = s.per_area
+            total += float((seen - unseen) * np.vdot(a, mask) + unseen * a.sum())
+        return -self.strength * total
 
     def energy_at(self, logs: Floats) -> float:
         pairs = zip(self.silhouettes, self.weights, strict=True)

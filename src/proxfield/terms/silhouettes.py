@@ -62,6 +62,16 @@ class Silhouettes(ABC):
         return np.rint(self.collect(np.ones((self.height, self.width)))).astype(np.int64)
 
     @cached_property
+    def per_area(self) -> NDArray[np.float64]:
+        """1 over the mean area of the silhouettes that cover each pixel, 0 where none does.
+
+        Frames of a scene share it.  # (height, width)
+        """
+        count, area = self.cover(self.visible.astype(float)), self.cover(self.areas.astype(float))
+        covered = count > 0.5
+        return np.asarray(np.where(covered, count / np.where(covered, area, 1), 0.0))
+
+    @cached_property
     def visible(self) -> NDArray[np.bool_]:
         """Which locations the camera sees.  # (n,)"""
         return np.asarray(self.areas > 0)
