@@ -56,7 +56,6 @@ def rules() -> dict[str, Detector]:
         "backtracking": plain,
         "fixed 0.2": replace(plain, rule="fixed", params={"step": 0.2}),
         "adhoc": replace(plain, rule="adhoc"),
-        "original": replace(plain, model="ratio", rule="original", prior=0.01, pool=0.0),
     }
 
 
