@@ -179,7 +179,7 @@ def test_status_names() -> None:
     assert Status.CONVERGED.converged
     assert {s.label for s in Status} == {
         "converged", "saddle", "overshot", "max-iters", "budget", "oscillating", "interrupted",
-        "stopped", "diverged", "no-feasible", "infeasible",
+        "stopped", "settled", "diverged", "no-feasible", "infeasible",
     }  # fmt: skip
 
 

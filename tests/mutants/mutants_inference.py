@@ -72,8 +72,8 @@ STEPS = [
     Mutant(
         "annealed-step-not-for-its-temperature",
         "rules/anneal.py",
-        "damping_for(problem.curvature.largest / temperature)",
-        "damping_for(problem.curvature.largest)",
+        "problem.curvature.damping(1.0 / temperature)",
+        "problem.curvature.damping(1.0)",
         "rules/test_solvers.py::test_steps_are_certified_for_their_temperature",
     ),
     Mutant(

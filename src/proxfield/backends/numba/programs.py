@@ -130,7 +130,10 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     def _flat_gradient(self, s: BinaryState) -> NDArray[np.float64]:
         pairs = self.lowered.unary.reshape(-1, 2)
         mean, half = pairs.mean(axis=1), 0.5 * s.arrays.g.astype(np.float64)
-        return np.stack([mean - half, mean + half], axis=1).ravel()
+        out = np.stack([mean - half, mean + half], axis=1)
+        if self.lowered.forbids:  # the mean of such a variable is infinite for both labels
+            out = np.where(np.isinf(pairs).any(axis=1)[:, None], pairs, out)
+        return out.ravel()
 
     def couple(self, v: Floats) -> NDArray[np.float64]:
         """W v, without the bias: what curvature needs.  # (n,)"""
