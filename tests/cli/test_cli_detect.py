@@ -18,7 +18,7 @@ import pytest
 
 from proxfield.io.pom import read_dat, read_pom
 from proxfield.people.bodies import Noise
-from proxfield.people.detect import Detector
+from proxfield.people.detect import POOL, Detector
 from proxfield.people.detections import Detections
 from proxfield.people.scene import Scene
 from proxfield.people.simulate import simulate
@@ -214,7 +214,7 @@ def test_help_is_light_and_true(process: Callable[..., Any]) -> None:
         ("Expected number of people per square meter.", d.density),
         ("Minimum distance of two detections.", d.radius),
         ("Minimum probability of a detection.", d.threshold),
-        ("Distance over which probabilities of neighbors are pooled.", d.pool),
+        ("Distance over which probabilities of neighbors are pooled.", POOL),
     ):
         assert f"{option} [default: {value:g}" in text
 
@@ -573,3 +573,18 @@ def test_folders_of_somebody_else(invoke: Invoke, made: Path) -> None:
     Path("other/settings.json").write_text("{")
     done = invoke("detect", "made/scene.pom", "-o", "other")
     assert done.exit_code == 2 and "settings.json: -o: can't be read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--pool", "0.8"), ("--rule", "sweep", "--model", "ratio"), ("--rule", "colored")]
+)
+def test_settings_that_do_not_fit_leave_results_alone(
+    invoke: Invoke, made: Path, wrong: tuple[str, ...]
+) -> None:
+    run(invoke, *CALIBRATED, "-o", "kept")
+    before = Path("kept/detections.csv").read_bytes()
+    refuse(invoke, *CALIBRATED, *wrong, "--overwrite", "-o", "kept")
+    assert Path("kept/detections.csv").read_bytes() == before
+    refuse(invoke, *CALIBRATED, *wrong, "-o", "other")
+    assert not Path("other").exists()
+    run(invoke, *CALIBRATED, "--radius", "0.3", "-o", "close")

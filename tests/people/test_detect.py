@@ -151,3 +151,23 @@ def test_rules_and_their_parameters() -> None:
     assert found.result.rule == "fixed" and found.result.iterations == 3
     with pytest.raises(InputError, match="expected"):
         Detector(rule="nothing").detect(strip(), [MASK])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "foo"}, "model"),
+        ({"radius": 0.0}, "radius"),
+        ({"threshold": 7.0}, "threshold"),
+        ({"pool": -1.0}, "pool"),
+        ({"pool": 0.8}, "expected 0 to the radius, 0.5"),
+        ({"passes": -3}, "passes"),
+    ],
+)
+def test_settings_are_checked_at_once(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Detector(**settings)  # type: ignore[arg-type]
+
+
+def test_a_small_radius_pools_less() -> None:
+    assert len(Detector(radius=0.1).detect(strip(), [MASK]).detections.frames) == 1

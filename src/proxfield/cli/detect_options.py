@@ -162,7 +162,8 @@ model_options = stack(
         "--pool",
         metavar="METERS",
         type=click.FloatRange(0),
-        help="Distance over which probabilities of neighbors are pooled.  [default: 0.35]",
+        help="Distance over which probabilities of neighbors are pooled.  [default: 0.35, or the "
+        "radius if that is less]",
     ),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain as joined
 from typing import TYPE_CHECKING, Any
@@ -98,10 +98,7 @@ def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: Work) -> None:
 
     images: list[Any] = list(masks)
     if work.images is not None:
-        from proxfield.io.images import read_image
-        from proxfield.io.patterns import fill
-
-        images = [read_image(fill(work.images, camera=c, frame=found.frame)) for c in scene.names]
+        images = read_images(work.images, scene, found.frame)
     d = found.detections
     picture = contact_sheet(
         scene,
@@ -113,6 +110,14 @@ def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: Work) -> None:
         title=f"frame {found.frame}: {len(d)} people",
     )
     write_picture(work.store.picture_file(found.frame), picture)
+
+
+def read_images(pattern: str, scene: Scene, frame: int) -> list[Any]:
+    """The pictures of a frame to draw on, one per camera."""
+    from proxfield.io.images import read_image
+    from proxfield.io.patterns import fill
+
+    return [read_image(fill(pattern, camera=c, frame=frame)) for c in scene.names]
 
 
 # ---- all frames ----
@@ -134,7 +139,13 @@ def make_tasks(frames: Sequence[int], work: Work, *, check: bool) -> Iterator[Ta
     first = next(tasks)
     masks = work.masks.read(first.frame) if first.masks is None else first.masks
     detector = work.detector
-    detector.field(detector.prepare(load_scene(work.scene).scene), masks)
+    # one iteration says whether everything fits: the rule, the scene, the suppression
+    scene = load_scene(work.scene).scene
+    tried = replace(detector, passes=1).detect(scene, masks, frame=first.frame)
+    if tried.result.status.name == "INTERRUPTED":
+        raise KeyboardInterrupt
+    if work.images is not None:
+        read_images(work.images, scene, first.frame)
     return joined([Task(first.frame, masks)], tasks)
 
 

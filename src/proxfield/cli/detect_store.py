@@ -88,6 +88,8 @@ class Store:
             raise InputError(
                 "-o: can't be read; use another folder or --overwrite", path=display_name(file)
             )
+        if next((self.folder / "frames").glob("*.json"), None) is None:
+            return  # nothing was finished
         differences = compare(there, finite(settings))
         if differences:
             more = len(differences) - SHOWN_DIFFERENCES

@@ -63,7 +63,7 @@ def infer_many(
 ) -> list[Result]:
     """Infer in many fields; each result is as if its field had been given to `infer` by itself.
 
-    On a GPU, fields iterate together where they can: with the rules fixed, adaptive,
+    On a GPU, fields iterate together where they can: with the rules fixed, adaptive, backtracking,
     full-parallel, adhoc, momentum and adam, and in fields of tables without forbidden
     configurations. That pays for fields too small to fill a GPU by themselves. They may differ in
     everything; each stops when it has converged. Frames of occupancy maps iterate together too

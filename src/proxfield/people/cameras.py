@@ -72,7 +72,7 @@ class Camera:
 
     def scaled(self, scale: float) -> Camera:
         """The same camera with images of another resolution: 0.25 for a quarter."""
-        width, height = round(self.width * scale), round(self.height * scale)
+        width, height = (max(1, round(n * scale)) for n in (self.width, self.height))
         factors = np.diag([width / self.width, height / self.height, 1.0])
         return replace(self, width=width, height=height, matrix=factors @ self.matrix)
 

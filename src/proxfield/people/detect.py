@@ -20,6 +20,7 @@ from proxfield.people.scene import Scene
 from proxfield.result import Result
 from proxfield.rules.base import Rule
 from proxfield.terms.base import Doubles
+from proxfield.terms.occupancy import MODELS
 
 DENSITY = 0.003
 """Expected number of people per square meter."""
@@ -91,7 +92,8 @@ class Detector:
         prior: Prior probability instead: one number, or one per location.  # () or (n,)
         radius: Minimum distance of two detections in meters.
         threshold: Minimum probability of a detection.
-        pool: Distance in meters over which probabilities are pooled; see `suppress`.
+        pool: Distance in meters over which probabilities are pooled; see `suppress`. By default
+            0.35, or the radius if that is less.
         device: As in `infer`.
         kernels: As in `infer`.
         threads: As in `infer`.
@@ -117,7 +119,7 @@ class Detector:
     prior: float | Doubles | None = None
     radius: float = RADIUS
     threshold: float = THRESHOLD
-    pool: float = POOL
+    pool: float | None = None
     device: str = "cpu"
     kernels: str | None = None
     threads: int | None = None
@@ -126,6 +128,16 @@ class Detector:
         d = self.density
         if d is not None and (not is_real(d) or not 0 < d < np.inf):
             raise InputError(f"density={shown(d)}, expected a number above 0")
+        if self.model not in MODELS:
+            raise InputError(f"model={shown(self.model)}, expected one of: {', '.join(MODELS)}")
+        if not is_real(self.radius) or not 0 < self.radius < np.inf:
+            raise InputError(f"radius={shown(self.radius)}, expected a number above 0")
+        if not is_real(self.threshold) or not 0 < self.threshold <= 1:
+            raise InputError(f"threshold={shown(self.threshold)}, expected above 0 and at most 1")
+        if self.pool is not None and (not is_real(self.pool) or not 0 <= self.pool <= self.radius):
+            raise InputError(f"pool={shown(self.pool)}, expected 0 to the radius, {self.radius:g}")
+        if self.passes is not None:
+            whole_number(self.passes, "passes", 0)
 
     def detect(
         self,
@@ -222,7 +234,7 @@ class Detector:
             frame,
             radius=self.radius,
             threshold=self.threshold,
-            pool=self.pool,
+            pool=min(POOL, self.radius) if self.pool is None else self.pool,
         )
         return OccupancyMap(scene, q, found, result, frame)
 

@@ -97,13 +97,15 @@ class Original(Rule):
         best = session.keep == "best"
         first: float | None = None
         status = Status.MAX_ITERS
-        while loop.spent is None:
+        while True:
             # that many are needed at least, whatever they change
             missing = self.stable - int(stage.memory.get("stable", 0))
             if missing <= 0:
                 q = stage.marginals()
                 fixed = residual(lowered, q) <= loop.tol
                 status = Status.CONVERGED if fixed else Status.SETTLED
+                break
+            if loop.spent is not None:
                 break
             status = stage.run(plan, limit=missing, tol=-1.0, keep_best=best, first=first)
             first = loop.last

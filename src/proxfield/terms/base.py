@@ -247,7 +247,7 @@ class Term(ABC):
 
     def neighbors(self, layout: Layout) -> Ints:
         """Pairs of variables that share an energy, each once or more.  # (m, 2)"""
-        raise missing(self, "neighbors", "sweep, colored and rounding")
+        raise missing(self, "neighbors", "colored, restarts and chains")
 
     def visits(self, layout: Layout, q: Floats) -> Visits:
         """The gradient of one variable after another, for terms that can't be lowered.

@@ -132,7 +132,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         mean, half = pairs.mean(axis=1), 0.5 * s.arrays.g.astype(np.float64)
         out = np.stack([mean - half, mean + half], axis=1)
         if self.lowered.forbids:  # the mean of such a variable is infinite for both labels
-            out = np.where(np.isinf(pairs).any(axis=1)[:, None], pairs, out)
+            out = np.where(np.isinf(pairs).any(axis=1, keepdims=True), pairs, out)
         return out.ravel()
 
     def couple(self, v: Floats) -> NDArray[np.float64]:
