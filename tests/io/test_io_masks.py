@@ -73,6 +73,19 @@ def test_arrays(tmp_path: Path) -> None:
         as_mask(np.full((2, 2), np.nan), "x")
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 3)])
+def test_masks_of_0_and_1_are_refused(dtype: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    pixels = np.zeros(shape, dtype=dtype)
+    assert not as_mask(pixels, "x").any()  # nobody is there: fine
+    pixels[0, 0] = 1
+    with pytest.raises(InputError, match=r"x: has no value above 1, expected 255 .* multiply"):
+        as_mask(pixels, "x")
+    assert as_mask(2 * pixels, "x").max() > 0  # soft
+    Image.fromarray(np.array([[True, False]])).save(tmp_path / "bits.png")
+    assert read_mask(tmp_path / "bits.png").tolist() == [[1.0, 0.0]]
+
+
 def test_resize_is_an_average_over_areas() -> None:
     rng = np.random.default_rng(1)
     for (h, w), (rows, columns) in [((7, 9), (3, 4)), ((4, 6), (2, 3)), ((3, 5), (6, 7))]:
