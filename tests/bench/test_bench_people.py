@@ -81,6 +81,15 @@ def test_a_sweep_is_one_pass(frame: people_work.Frame) -> None:
     assert way.passes[:3] == [0, 1, 2] and (np.diff(way.free_energy) <= 1e-9).all()
 
 
+def test_sweeps_use_the_compiled_visits_of_the_product(frame: people_work.Frame) -> None:
+    from proxfield.backends.numba.occupancy_visits import BoxVisits
+
+    field = counted_field(frame, Setting("exact"))
+    own = people_work.CountedOnCpu(field.terms[1], field.layout, "float64")  # type: ignore[arg-type]
+    q = np.tile([0.75, 0.25], frame.scene.n_locations)
+    assert isinstance(own.visits(q), BoxVisits)
+
+
 def test_every_rule_of_the_table_runs(frame: people_work.Frame) -> None:
     rules = people_rules()
     assert {"sweep", "full-parallel", "adhoc", "fixed", "adaptive", "momentum", "adam"} < {
@@ -215,6 +224,7 @@ def test_the_report(invoke: Callable[..., Any], data: Path, tmp_path: Path) -> N
         (["--data", "nowhere"], "nowhere/scene.pom"),
         (["--data", "bare"], "bare/locations.csv"),
         (["--data", "few"], "few/locations.csv: 1 locations, expected 2 as scene.pom has"),
+        (["--data", "none"], "none/truth.csv: has no frames"),
         (["--data", "bare", "--data", "sub/bare"], "two folders have the same name"),
         (["-o", "no/such.jsonl"], "its folder doesn't exist"),
     ],
@@ -223,10 +233,15 @@ def test_bad_input_is_one_line(
     invoke: Callable[..., Any], tmp_path: Path, args: list[str], message: str
 ) -> None:
     pom = "ROOM 8 6 1 2\nRECTANGLE 0 0 0 0 3 3\nRECTANGLE 0 1 4 0 7 3\n"
-    for name in ("bare", "few", "sub/bare"):
+    for name in ("bare", "few", "none", "sub/bare"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "scene.pom").write_text(pom)
     (tmp_path / "few" / "locations.csv").write_text("x,y\n1,2\n")
+    none = tmp_path / "none"
+    (none / "scene.pom").write_text(pom + "INPUT_VIEW_FORMAT f%f-c%c.npy\n")
+    (none / "locations.csv").write_text("x,y\n1,2\n3,4\n")
+    np.save(none / "f0-c0.npy", np.zeros((6, 8)))
+    (none / "truth.csv").write_text("frame,x,y\n")
     out = invoke("bench", "people", *args)
     assert out.exit_code == 2 and out.stdout == ""
     assert message in out.stderr and len(out.stderr.strip().splitlines()) == 1, out.stderr
