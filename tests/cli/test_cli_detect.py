@@ -149,6 +149,26 @@ def test_boxes_of_detectors(invoke: Invoke, made: Path) -> None:
     assert found.frames.tolist() == [7] and found.location.tolist() == [220]
 
 
+def test_frames_without_boxes(invoke: Invoke, made: Path) -> None:
+    boxes = [s.boxes[220].tolist() for s in Scene.from_pom("made/scene.pom").silhouettes]  # type: ignore[attr-defined]
+    lines = ["camera,frame,left,top,right,bottom"]
+    lines += [f"{c},{f},{','.join(map(str, b))}" for f in (7, 9) for c, b in enumerate(boxes)]
+    Path("boxes.csv").write_text("\n".join(lines) + "\n")
+    run(invoke, *CALIBRATED[:5], "--boxes", "boxes.csv", "-o", "all")
+    found = Detections.load("all/detections.csv")
+    assert found.frames.tolist() == [7, 8, 9] and found.frame.tolist() == [7, 9]
+    run(invoke, *CALIBRATED[:5], "--boxes", "boxes.csv", "--frames", "8", "-o", "one")
+    assert Detections.load("one/detections.csv").frames.tolist() == [8]
+    for c, box in enumerate(boxes):  # camera 2 has no frame 8
+        some = {"idxs": [7, 8][: 2 - (c == 2)], "bboxes": [[box], [box]][: 2 - (c == 2)]}
+        Path(f"{c}.json").write_text(json.dumps(some))
+    lists = (*CALIBRATED[:5], "--boxes", "%c.json")
+    done = invoke("detect", *lists, "-o", "strict")
+    assert done.exit_code == 1 and "frame 8 of camera 2 is missing" in done.stderr
+    run(invoke, *lists, "--missing", "skip", "-o", "skipped")
+    assert Detections.load("skipped/detections.csv").frame.tolist() == [7, 8]
+
+
 def test_pictures(invoke: Invoke, made: Path) -> None:
     pytest.importorskip("matplotlib")
     run(invoke, *CALIBRATED, "--frames", "0:1", "-o", "out")
