@@ -13,6 +13,7 @@ import pytest
 import proxfield as pf
 from proxfield.bench import people_work
 from proxfield.bench.people_frames import simulated_frames
+from proxfield.bench.people_report import chart_id
 from proxfield.bench.people_table import make_curve, make_people_tables
 from proxfield.bench.people_work import Setting, counted_field, iterate, people_rules
 from proxfield.bench.runner import Settings
@@ -116,6 +117,35 @@ def test_a_curve_holds_the_last_state_that_was_reached() -> None:
     np.testing.assert_allclose(curve.free_energy, [8.0, 6.0, 4.0, 3.5, 3.5])
     # 8 people: misses and false alarms of both frames together
     np.testing.assert_allclose(curve.moda, [1 - 10 / 8, 1 - 5 / 8, 1 - 4 / 8, 1 - 1 / 8, 7 / 8])
+
+
+def test_runs_of_other_settings_are_told_apart() -> None:
+    def record(energy: float, most: int, radius: float = 1.0, **more: Any) -> dict[str, Any]:
+        return {
+            "kind": "passes", "suite": "pitch", "instance": "frame 0", "digest": "d",
+            "setting": {"model": "exact", "radius": radius, "prior": 5e-5}, "rule": "fixed",
+            "max_passes": most, "budget": None, "people": 2, "seconds": 1.0, "passes": [0, most],
+            "trace_free_energy": [9.0, energy], "matches": [0, 1], "false_alarms": [0, 0], **more,
+        }  # fmt: skip
+
+    # a run of more passes and one of fewer, before or after it, aren't averaged
+    for runs in ([record(4.0, 5), record(2.0, 6)], [record(2.0, 6), record(4.0, 5)]):
+        [table] = make_people_tables(runs, [6])
+        assert table.cells["fixed"][0].free_energy == 2.0
+        assert (table.frames, table.people, table.note) == (1, 2, "")
+    [table] = make_people_tables([record(2.0, 6), record(3.0, 6, version="later")], [6])
+    assert table.cells["fixed"][0].free_energy == 3.0
+    near, far = make_people_tables([record(2.0, 6), record(2.0, 6, 4.0, matches=[0, 2])], [6])
+    assert (near.cells["fixed"][0].moda, far.cells["fixed"][0].moda) == (0.5, 1.0)
+    assert (near.name, far.name) == (
+        "pitch, exact model, radius 1.0",
+        "pitch, exact model, radius 4.0",
+    )
+    assert chart_id(near, "F") != chart_id(far, "F")
+    timed = {"kind": "people", "max_passes": None, "budget": 0.5, "matches": 1, "false_alarms": 0}
+    runs = [record(0.0, 1, free_energy=f) for f in (8.0, 7.0)]
+    [table] = make_people_tables([{**r, **timed} for r in runs], (), [0.5])
+    assert table.cells["fixed"][0].free_energy == 7.0
 
 
 def test_the_table_and_resuming(

@@ -62,7 +62,7 @@ class BoxMasks:
         self._all.extend(sorted({frame for found in self._found.values() for frame in found}))
 
     def frames(self) -> list[int]:
-        """Frames that any camera has, in order; of lists of boxes all from the first to the last."""
+        """Frames that any camera has, in order; all from first to last of lists of boxes."""
         return list(self._all)
 
     def boxes(self, camera: str, frame: int) -> tuple[Doubles, Doubles]:
