@@ -13,6 +13,7 @@ import pytest
 import proxfield as pf
 from proxfield.bench import people_work
 from proxfield.bench.people_frames import simulated_frames
+from proxfield.bench.people_report import chart_id
 from proxfield.bench.people_table import make_curve, make_people_tables
 from proxfield.bench.people_work import Setting, counted_field, iterate, people_rules
 from proxfield.bench.runner import Settings
@@ -81,6 +82,15 @@ def test_a_sweep_is_one_pass(frame: people_work.Frame) -> None:
     assert way.passes[:3] == [0, 1, 2] and (np.diff(way.free_energy) <= 1e-9).all()
 
 
+def test_sweeps_use_the_compiled_visits_of_the_product(frame: people_work.Frame) -> None:
+    from proxfield.backends.numba.occupancy_visits import BoxVisits
+
+    field = counted_field(frame, Setting("exact"))
+    own = people_work.CountedOnCpu(field.terms[1], field.layout, "float64")  # type: ignore[arg-type]
+    q = np.tile([0.75, 0.25], frame.scene.n_locations)
+    assert isinstance(own.visits(q), BoxVisits)
+
+
 def test_every_rule_of_the_table_runs(frame: people_work.Frame) -> None:
     rules = people_rules()
     assert {"sweep", "full-parallel", "adhoc", "fixed", "adaptive", "momentum", "adam"} < {
@@ -107,6 +117,35 @@ def test_a_curve_holds_the_last_state_that_was_reached() -> None:
     np.testing.assert_allclose(curve.free_energy, [8.0, 6.0, 4.0, 3.5, 3.5])
     # 8 people: misses and false alarms of both frames together
     np.testing.assert_allclose(curve.moda, [1 - 10 / 8, 1 - 5 / 8, 1 - 4 / 8, 1 - 1 / 8, 7 / 8])
+
+
+def test_runs_of_other_settings_are_told_apart() -> None:
+    def record(energy: float, most: int, radius: float = 1.0, **more: Any) -> dict[str, Any]:
+        return {
+            "kind": "passes", "suite": "pitch", "instance": "frame 0", "digest": "d",
+            "setting": {"model": "exact", "radius": radius, "prior": 5e-5}, "rule": "fixed",
+            "max_passes": most, "budget": None, "people": 2, "seconds": 1.0, "passes": [0, most],
+            "trace_free_energy": [9.0, energy], "matches": [0, 1], "false_alarms": [0, 0], **more,
+        }  # fmt: skip
+
+    # a run of more passes and one of fewer, before or after it, aren't averaged
+    for runs in ([record(4.0, 5), record(2.0, 6)], [record(2.0, 6), record(4.0, 5)]):
+        [table] = make_people_tables(runs, [6])
+        assert table.cells["fixed"][0].free_energy == 2.0
+        assert (table.frames, table.people, table.note) == (1, 2, "")
+    [table] = make_people_tables([record(2.0, 6), record(3.0, 6, version="later")], [6])
+    assert table.cells["fixed"][0].free_energy == 3.0
+    near, far = make_people_tables([record(2.0, 6), record(2.0, 6, 4.0, matches=[0, 2])], [6])
+    assert (near.cells["fixed"][0].moda, far.cells["fixed"][0].moda) == (0.5, 1.0)
+    assert (near.name, far.name) == (
+        "pitch, exact model, radius 1.0",
+        "pitch, exact model, radius 4.0",
+    )
+    assert chart_id(near, "F") != chart_id(far, "F")
+    timed = {"kind": "people", "max_passes": None, "budget": 0.5, "matches": 1, "false_alarms": 0}
+    runs = [record(0.0, 1, free_energy=f) for f in (8.0, 7.0)]
+    [table] = make_people_tables([{**r, **timed} for r in runs], (), [0.5])
+    assert table.cells["fixed"][0].free_energy == 7.0
 
 
 def test_the_table_and_resuming(
@@ -215,6 +254,7 @@ def test_the_report(invoke: Callable[..., Any], data: Path, tmp_path: Path) -> N
         (["--data", "nowhere"], "nowhere/scene.pom"),
         (["--data", "bare"], "bare/locations.csv"),
         (["--data", "few"], "few/locations.csv: 1 locations, expected 2 as scene.pom has"),
+        (["--data", "none"], "none/truth.csv: has no frames"),
         (["--data", "bare", "--data", "sub/bare"], "two folders have the same name"),
         (["-o", "no/such.jsonl"], "its folder doesn't exist"),
     ],
@@ -223,10 +263,15 @@ def test_bad_input_is_one_line(
     invoke: Callable[..., Any], tmp_path: Path, args: list[str], message: str
 ) -> None:
     pom = "ROOM 8 6 1 2\nRECTANGLE 0 0 0 0 3 3\nRECTANGLE 0 1 4 0 7 3\n"
-    for name in ("bare", "few", "sub/bare"):
+    for name in ("bare", "few", "none", "sub/bare"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "scene.pom").write_text(pom)
     (tmp_path / "few" / "locations.csv").write_text("x,y\n1,2\n")
+    none = tmp_path / "none"
+    (none / "scene.pom").write_text(pom + "INPUT_VIEW_FORMAT f%f-c%c.npy\n")
+    (none / "locations.csv").write_text("x,y\n1,2\n3,4\n")
+    np.save(none / "f0-c0.npy", np.zeros((6, 8)))
+    (none / "truth.csv").write_text("frame,x,y\n")
     out = invoke("bench", "people", *args)
     assert out.exit_code == 2 and out.stdout == ""
     assert message in out.stderr and len(out.stderr.strip().splitlines()) == 1, out.stderr

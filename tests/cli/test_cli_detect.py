@@ -149,6 +149,26 @@ def test_boxes_of_detectors(invoke: Invoke, made: Path) -> None:
     assert found.frames.tolist() == [7] and found.location.tolist() == [220]
 
 
+def test_frames_without_boxes(invoke: Invoke, made: Path) -> None:
+    boxes = [s.boxes[220].tolist() for s in Scene.from_pom("made/scene.pom").silhouettes]  # type: ignore[attr-defined]
+    lines = ["camera,frame,left,top,right,bottom"]
+    lines += [f"{c},{f},{','.join(map(str, b))}" for f in (7, 9) for c, b in enumerate(boxes)]
+    Path("boxes.csv").write_text("\n".join(lines) + "\n")
+    run(invoke, *CALIBRATED[:5], "--boxes", "boxes.csv", "-o", "all")
+    found = Detections.load("all/detections.csv")
+    assert found.frames.tolist() == [7, 8, 9] and found.frame.tolist() == [7, 9]
+    run(invoke, *CALIBRATED[:5], "--boxes", "boxes.csv", "--frames", "8", "-o", "one")
+    assert Detections.load("one/detections.csv").frames.tolist() == [8]
+    for c, box in enumerate(boxes):  # camera 2 has no frame 8
+        some = {"idxs": [7, 8][: 2 - (c == 2)], "bboxes": [[box], [box]][: 2 - (c == 2)]}
+        Path(f"{c}.json").write_text(json.dumps(some))
+    lists = (*CALIBRATED[:5], "--boxes", "%c.json")
+    done = invoke("detect", *lists, "-o", "strict")
+    assert done.exit_code == 1 and "frame 8 of camera 2 is missing" in done.stderr
+    run(invoke, *lists, "--missing", "skip", "-o", "skipped")
+    assert Detections.load("skipped/detections.csv").frame.tolist() == [7, 8]
+
+
 def test_pictures(invoke: Invoke, made: Path) -> None:
     pytest.importorskip("matplotlib")
     run(invoke, *CALIBRATED, "--frames", "0:1", "-o", "out")
@@ -543,6 +563,11 @@ def test_a_pom_file_with_a_prior_of_1(invoke: Invoke, made: Path) -> None:
         (("made/scene.pom", "--masks", "a", "--boxes", "b"), "expected one of them"),
         (("made/scene.pom", "--grid", "1"), "--grid and --region together"),
         (("made/scene.pom", "--prior", "0.1", "--density", "1"), "expected one of them"),
+        (("made/scene.pom", "--density", "0.01"), "--density with a .pom needs --grid"),
+        (("made/scene.pom", "--person-height", "1.8"), "--person-height goes with --calibration"),
+        (("made/scene.pom", "--person-radius", "0.3"), "--person-radius goes with --calibration"),
+        (("made/scene.pom", "--min-score", "0.5"), "--min-score goes with --boxes"),
+        ((*CALIBRATED, "--clip"), "--clip goes with a .pom"),
         (("made/scene.pom", "--warm", "--jobs", "2"), "--jobs must be 1"),
         (("made/scene.pom", "--images", "x%f.png"), "goes with --pictures"),
         (("made/scene.pom", "--rule", "original", "--model", "exact"), "needs --model ratio"),

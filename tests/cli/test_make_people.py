@@ -14,6 +14,7 @@ from proxfield.io.pom import read_pom
 from proxfield.people import simulated_files
 from proxfield.people.bodies import Noise
 from proxfield.people.cameras import load_cameras
+from proxfield.people.detections import Detections
 from proxfield.people.scene import Scene
 from proxfield.people.simulate import simulate
 
@@ -52,6 +53,14 @@ def test_the_folder_holds_the_simulation(invoke: Callable[..., Any]) -> None:
         assert np.allclose(a.rectangles(people), b.rectangles(people))
     text = (folder / "README.txt").read_text()
     assert "5 people, 4 cameras, 2 frames" in text and "--seed 3" in text
+
+
+def test_frames_without_people_are_in_the_truth(invoke: Callable[..., Any]) -> None:
+    empty = ("--kind", "square", "--people", 0, "--size", 96, 72, "--spacing", 2.0)
+    assert invoke("make", "people", "out", *empty, "--frames", 2).exit_code == 0
+    assert Path("out/truth.csv").read_text() == "frame,x,y\n0,,\n1,,\n"
+    truth = Detections.load("out/truth.csv")
+    assert truth.frames.tolist() == [0, 1] and len(truth) == 0
 
 
 def test_options_of_the_masks(invoke: Callable[..., Any]) -> None:

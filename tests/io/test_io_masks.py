@@ -73,6 +73,19 @@ def test_arrays(tmp_path: Path) -> None:
         as_mask(np.full((2, 2), np.nan), "x")
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 3)])
+def test_masks_of_0_and_1_are_refused(dtype: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    pixels = np.zeros(shape, dtype=dtype)
+    assert not as_mask(pixels, "x").any()  # nobody is there: fine
+    pixels[0, 0] = 1
+    with pytest.raises(InputError, match=r"x: has no value above 1, expected 255 .* multiply"):
+        as_mask(pixels, "x")
+    assert as_mask(2 * pixels, "x").max() > 0  # soft
+    Image.fromarray(np.array([[True, False]])).save(tmp_path / "bits.png")
+    assert read_mask(tmp_path / "bits.png").tolist() == [[1.0, 0.0]]
+
+
 def test_resize_is_an_average_over_areas() -> None:
     rng = np.random.default_rng(1)
     for (h, w), (rows, columns) in [((7, 9), (3, 4)), ((4, 6), (2, 3)), ((3, 5), (6, 7))]:
@@ -171,6 +184,22 @@ def test_boxes_from_csv_and_json(tmp_path: Path) -> None:
         assert first is not None and first[0].tolist() == [0.9, 0.9, 0.2, 0]
 
 
+def test_frames_of_a_list_that_nobody_is_in(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text(CSV.replace("b,4", "b,6"))
+    (tmp_path / "b-a.csv").write_text(CSV.rsplit("b,", 1)[0])
+    (tmp_path / "b-b.csv").write_text(CSV.split("\n")[0] + "\nb,6,0,0,1,1,\n")
+    for name in ("b.csv", "b-%c.csv"):
+        source = BoxMasks(str(tmp_path / name), ("a", "b"), SIZE)
+        assert source.frames() == [3, 4, 5, 6]
+        for mask in source.read(5):
+            assert mask is not None and mask.shape == (2, 4) and not mask.any()
+        with pytest.raises(InputError, match="frame 7 of camera a is missing"):
+            source.read(7)
+    (tmp_path / "b.csv").write_text(CSV.replace("b,4", "b,1600000000000"))
+    with pytest.raises(InputError, match="frames are numbered one by one"):
+        BoxMasks(str(tmp_path / "b.csv"), ("a", "b"), SIZE)
+
+
 def test_one_file_per_camera(tmp_path: Path) -> None:
     for camera, frames in (("a", [3, 4]), ("b", [3])):
         content = {
@@ -184,6 +213,13 @@ def test_one_file_per_camera(tmp_path: Path) -> None:
     assert a is not None and b is not None and np.array_equal(a, b) and a.sum() == 2
     with pytest.raises(InputError, match="frame 4 of camera b is missing"):
         source.read(4)
+    source = BoxMasks(str(tmp_path / "%c.json"), ("a", "b"), SIZE, missing="skip")
+    a, b = source.read(4)
+    assert a is not None and not a.any() and b is None
+    with pytest.raises(InputError, match="frame 9 has no boxes in any camera"):
+        source.read(9)
+    with pytest.raises(InputError, match="missing='no'"):
+        BoxMasks(str(tmp_path / "%c.json"), ("a", "b"), SIZE, missing="no")
     with pytest.raises(InputError, match="one file for each"):
         BoxMasks(str(tmp_path / "a.json"), ("a", "b"), SIZE)
 

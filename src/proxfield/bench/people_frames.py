@@ -87,7 +87,7 @@ def folder_frames(folder: str) -> list[FrameInstance]:
     """Frames of a folder as ``proxfield make people`` writes it; all masks are read once.
 
     Raises:
-        InputError: If a file is missing or damaged.
+        InputError: If a file is missing or damaged, or there are no frames.
     """
     path = Path(folder)
     pom = read_pom(path / "scene.pom")
@@ -100,6 +100,8 @@ def folder_frames(folder: str) -> list[FrameInstance]:
         )
     files = MaskFiles(pom.resolve(pom.input_format), scene.names, pom.sizes)
     truth = Detections.load(path / "truth.csv")
+    if not truth.frames.size:
+        raise InputError("has no frames", path=display_name(path / "truth.csv"))
     known = scene_digest(scene)
     frames = [
         (n, Frame(scene, n, partial(files.read, n), truth.at(n))) for n in truth.frames.tolist()

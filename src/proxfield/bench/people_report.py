@@ -61,7 +61,7 @@ def people_section(people: People, charts: list[Record]) -> str:
         "table only.",
     )
     for table in people.tables:
-        name = f"{table.suite}, {table.model} model"
+        name = table.name
         out += f"<h3>{escape(name)}</h3>" + people_table(table)
         if table.model == "exact":
             out += (
@@ -122,7 +122,7 @@ def people_table(table: PeopleTable) -> str:
         f'<table><caption>{caption}</caption><thead><tr><th scope="col" rowspan="2" class="corner">'
         f"rule</th>{groups}</tr><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
     )
-    return scrolling(html, f"MODA and F by rule, {table.suite}, {table.model} model")
+    return scrolling(html, f"MODA and F by rule, {table.name}")
 
 
 def _heads(names: Sequence[str]) -> str:
@@ -134,8 +134,10 @@ def _heads(names: Sequence[str]) -> str:
 
 def chart_id(table: PeopleTable, what: str) -> str:
     """An id that a page can hold."""
-    suite = "".join(c if c.isalnum() else "_" for c in table.suite)
-    return f"people-{suite}-{table.model}-{what}"
+    suite, note = (
+        "".join(c if c.isalnum() else "_" for c in part) for part in (table.suite, table.note)
+    )
+    return "-".join(["people", suite, table.model, *([note] if note else []), what])
 
 
 def people_charts(table: PeopleTable) -> dict[str, Chart]:
@@ -191,7 +193,7 @@ def people_figures(people: People) -> dict[str, Figure]:
             for rule, c in table.curves.items()
         }
         if curves:
-            title = f"{table.suite}, {table.model} model, {table.size}"
+            title = f"{table.name}, {table.size}"
             out[chart_id(table, "passes")] = quality_figure(curves, title)
     return out
 

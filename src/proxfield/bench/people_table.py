@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from proxfield.common.arrays import Doubles
 
 PASSES = (10, 25, 60)
 """Columns of the table."""
-Key = tuple[str, str]
-"""Name of the data and model of the energy: F compares within one of these only."""
+Key = tuple[str, str, str]
+"""Name of the data, model of the energy, and all of the setting: F and MODA compare within one of
+these only."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class PeopleTable:
         frames: Number of frames.
         people: Number of people in all frames.
         milliseconds: Median time of a pass, by rule.
+        note: What else of the setting tells it from other tables, "radius 2" for example.
     """
 
     suite: str
@@ -75,6 +78,12 @@ class PeopleTable:
     frames: int
     people: int
     milliseconds: dict[str, float]
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The data and the setting, in words."""
+        return f"{self.suite}, {self.model} model" + (f", {self.note}" if self.note else "")
 
     @property
     def size(self) -> str:
@@ -90,7 +99,10 @@ class PeopleTable:
 def make_people_tables(
     records: Iterable[Record], passes: Sequence[int] = PASSES, budgets: Sequence[float] = ()
 ) -> list[PeopleTable]:
-    """The tables of what is stored, one for each data set and model.
+    """The tables of what is stored, one for each data set and setting.
+
+    Where a rule ran several times on a frame, the run of the most passes counts; of equal ones the
+    last.
 
     Args:
         records: Results; those of other kinds are ignored.
@@ -100,12 +112,35 @@ def make_people_tables(
     groups: dict[Key, list[Record]] = {}
     for r in records:
         if r["kind"] in ("passes", "people"):
-            groups.setdefault((str(r["suite"]), str(r["setting"]["model"])), []).append(r)
-    return [_table(key, group, passes, budgets) for key, group in groups.items()]
+            setting = r["setting"]
+            key = (str(r["suite"]), str(setting["model"]), json.dumps(setting, sort_keys=True))
+            groups.setdefault(key, []).append(r)
+    return [
+        _table(key, _one_of_each(group), passes, budgets, _difference(key, groups))
+        for key, group in groups.items()
+    ]
+
+
+def _one_of_each(records: list[Record]) -> list[Record]:
+    """One run of each rule, frame and budget: that of the most passes, the last of equal ones."""
+    kept: dict[tuple[object, ...], Record] = {}
+    for r in records:
+        key = (r["kind"], r["rule"], r["instance"], r["digest"], r["budget"])
+        if key not in kept or (r["max_passes"] or 0) >= (kept[key]["max_passes"] or 0):
+            kept[key] = r
+    return list(kept.values())
+
+
+def _difference(key: Key, keys: Iterable[Key]) -> str:
+    """What tells a setting from others of the same data and model, in words."""
+    mine = json.loads(key[2])
+    others = [json.loads(k[2]) for k in keys if k[:2] == key[:2]]
+    some = [name for name in mine if any(o.get(name) != mine[name] for o in others)]
+    return ", ".join(f"{name} {mine[name]}" for name in some)
 
 
 def _table(
-    key: Key, records: list[Record], passes: Sequence[int], budgets: Sequence[float]
+    key: Key, records: list[Record], passes: Sequence[int], budgets: Sequence[float], note: str
 ) -> PeopleTable:
     frames = {(r["instance"], r["digest"]): int(r["people"]) for r in records}
     order = [name for name, _ in ROWS.get(key[1], ())]
@@ -130,7 +165,7 @@ def _table(
     columns = [f"{p} passes" for p in passes] + [budget_name(b) for b in budgets]
     return PeopleTable(
         key[0], key[1], tuple(rules), tuple(columns), _with_bests(cells), curves, len(frames),
-        sum(frames.values()), milliseconds,
+        sum(frames.values()), milliseconds, note,
     )  # fmt: skip
 
 
@@ -199,7 +234,7 @@ def show_moda(value: float | None) -> str:
 
 def people_blocks(table: PeopleTable) -> tuple[str, list[str], list[list[str]]]:
     """For the terminal: a title, a header and rows."""
-    title = f"{table.suite}, {table.model} model: mean F and MODA over {table.size}"
+    title = f"{table.name}: mean F and MODA over {table.size}"
     published = table.model == "exact"
     header = ["rule"]
     for column in table.columns:

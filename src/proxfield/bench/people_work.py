@@ -23,7 +23,7 @@ from proxfield.people.evaluation import match
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Update
 from proxfield.rules.registry import make_rule
-from proxfield.terms.base import Floats, Layout
+from proxfield.terms.base import Floats, Layout, Visits
 from proxfield.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 
 if TYPE_CHECKING:
@@ -214,6 +214,10 @@ class CountedOnCpu:
 
         self.term = term
         self.kernels: OccupancyOnCpu = OccupancyOnCpu(term, layout, dtype)
+
+    def visits(self, q: Floats) -> Visits:
+        """As `OccupancyOnCpu`; a sweep is counted by its plan, so that visits are not."""
+        return self.kernels.visits(q)
 
     def add_gradient(self, q: Floats, out: Floats) -> float:
         """As `OccupancyOnCpu`."""

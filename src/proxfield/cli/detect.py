@@ -163,6 +163,7 @@ def check_options(options: Record) -> SceneFiles:
         raise click.UsageError("expected --masks, --video or --boxes with --calibration")
     if options["prior"] is not None and options["density"] is not None:
         raise click.UsageError("--prior and --density, expected one of them")
+    check_effects(options)
     if options["warm"] and options["jobs"] > 1:
         raise click.UsageError("--warm needs the frame before, so that --jobs must be 1")
     if options["images"] is not None and not (options["pictures"] or options["movie"]):
@@ -189,6 +190,21 @@ def check_options(options: Record) -> SceneFiles:
         person_size(options),
         str(Path(options["output"]) / "rectangles.npz"),
     )
+
+
+def check_effects(options: Record) -> None:
+    """Refuse options that would do nothing."""
+    if options["scene"] is not None:
+        if options["density"] is not None and options["grid"] is None:
+            raise click.UsageError("--density with a .pom needs --grid and --region")
+        for name in ("person_height", "person_radius"):
+            if options[name] is not None:
+                option = name.replace("_", "-")
+                raise click.UsageError(f"--{option} goes with --calibration; a .pom has rectangles")
+    elif options["clip"]:
+        raise click.UsageError("--clip goes with a .pom; rectangles of a calibration are cut")
+    if options["min_score"] is not None and options["boxes"] is None:
+        raise click.UsageError("--min-score goes with --boxes")
 
 
 def person_size(options: Record) -> tuple[float, float]:
@@ -235,6 +251,7 @@ def choose_masks(options: Record, loaded: Loaded) -> Any:
     """Where masks come from: as given, or as the .pom file says."""
     from proxfield.cli.detect_inputs import MaskInput
     from proxfield.errors import InputError
+    from proxfield.io.boxes import MIN_SCORE
     from proxfield.io.files import display_name
 
     pattern = options["masks"]
@@ -251,7 +268,7 @@ def choose_masks(options: Record, loaded: Loaded) -> Any:
         options["boxes"],
         options["video"],
         options["missing"],
-        options["min_score"],
+        MIN_SCORE if options["min_score"] is None else options["min_score"],
         loaded.scene.names,
         loaded.sizes,
         options["scale"],

@@ -186,7 +186,8 @@ class MaskInput:
         if self.video:
             return {"video": [os.path.realpath(path) for path in self.videos]}
         if self.boxes is not None:
-            return {"boxes": os.path.realpath(self.boxes), "min_score": self.min_score}
+            path = os.path.realpath(self.boxes)
+            return {"boxes": path, "min_score": self.min_score, "missing": self.missing}
         assert self.masks is not None
         return {"masks": os.path.realpath(self.masks), "missing": self.missing}
 
@@ -238,7 +239,10 @@ def open_source(given: MaskInput) -> Source:
     if given.video:
         return VideoMasks(given.videos, given.cameras, given.sizes, given.scale)
     if given.boxes is not None:
-        return BoxMasks(given.boxes, given.cameras, given.sizes, given.scale, given.min_score)
+        return BoxMasks(
+            given.boxes, given.cameras, given.sizes, given.scale, given.min_score,
+            missing=given.missing,
+        )  # fmt: skip
     assert given.masks is not None
     return MaskFiles(given.masks, given.cameras, given.sizes, given.scale, given.missing)
 

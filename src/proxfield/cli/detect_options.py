@@ -92,9 +92,7 @@ mask_options = stack(
         "--min-score",
         metavar="P",
         type=float,
-        default=0.5,
-        show_default=True,
-        help="Drop boxes of a lower score.",
+        help="Drop boxes of a lower score.  [default: 0.5]",
     ),
     click.option(
         "--missing",

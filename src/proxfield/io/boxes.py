@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ from proxfield.io.patterns import fields, fill
 
 COLUMNS = ("camera", "frame", "left", "top", "right", "bottom")
 MIN_SCORE = 0.5
+MOST_FRAMES = 1_000_000
+"""Between the first and the last of a list; more are times, or a slip."""
 
 Found = dict[int, list[tuple[float, ...]]]
 """Left, top, right, bottom and score of each box, by frame."""
@@ -36,6 +39,8 @@ class BoxMasks:
         scale: Resolution of the masks relative to the images.
         min_score: Boxes of a lower score are dropped.
         soft: Fill boxes with their scores instead of 1.
+        missing: What to do about a frame that a camera's file doesn't list although it lists
+            frames without boxes: "error", or "skip", which leaves its mask out.
     """
 
     path: str
@@ -44,17 +49,20 @@ class BoxMasks:
     scale: float = 1.0
     min_score: float = MIN_SCORE
     soft: bool = False
+    missing: str = "error"
     _found: dict[str, Found] = field(default_factory=dict, init=False, repr=False, compare=False)
     _all: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_scale(self.scale)
         check_sizes(self.sizes, self.cameras)
+        if self.missing not in ("error", "skip"):
+            raise InputError(f"missing={shown(self.missing)}, expected error or skip")
         self._found.update(read_boxes(self.path, self.cameras))
         self._all.extend(sorted({frame for found in self._found.values() for frame in found}))
 
     def frames(self) -> list[int]:
-        """Frames of the file, in order."""
+        """Frames that any camera has, in order; all from first to last of lists of boxes."""
         return list(self._all)
 
     def boxes(self, camera: str, frame: int) -> tuple[Doubles, Doubles]:
@@ -64,14 +72,23 @@ class BoxMasks:
         return rows[:, :4], rows[:, 4]
 
     def read(self, frame: int) -> list[Doubles | None]:
-        """The masks of a frame, one per camera."""
+        """The masks of a frame, one per camera.
+
+        Raises:
+            InputError: If a camera doesn't have the frame, or none of them where that is skipped.
+        """
         out: list[Doubles | None] = []
         for camera, size in zip(self.cameras, self.sizes, strict=True):
             if frame not in self._found[camera]:
+                if self.missing == "skip":
+                    out.append(None)
+                    continue
                 raise InputError(f"frame {frame} of camera {camera} is missing", path=self.path)
             boxes, scores = self.boxes(camera, frame)
             values = np.clip(scores, 0, 1) if self.soft else np.ones(len(scores))
             out.append(fill_boxes(boxes, values, size, self.scale))
+        if all(mask is None for mask in out):
+            raise InputError(f"frame {frame} has no boxes in any camera", path=self.path)
         return out
 
 
@@ -80,7 +97,8 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
 
     Three forms: CSV with columns camera, frame, left, top, right, bottom and, if wanted, score; a
     JSON list of objects with these names; and, for one file per camera, a JSON object with
-    ``idxs`` (frames), ``bboxes`` (of each frame) and ``scores``.
+    ``idxs`` (frames), ``bboxes`` (of each frame) and ``scores``. The first two don't list frames
+    without boxes: all frames from the first to the last are there.
 
     Args:
         path: The file, or a pattern with ``%c`` or ``{camera}``.
@@ -100,12 +118,25 @@ def read_boxes(path: Target, cameras: tuple[str, ...]) -> dict[str, Found]:
                 f"camera {camera} has no boxes, expected one of: {', '.join(found)}", path=str(path)
             )
     # a frame without boxes isn't in a list of boxes: there a camera has seen nobody
-    known = {frame for frames in found.values() for frame in frames}
+    known: Iterable[int] = {frame for frames in found.values() for frame in frames}
+    if not any(complete for _, complete in parts):  # nor is one where no camera has seen anybody
+        known = _span(min(known), max(known), str(path))
     for part, complete in parts:
         for frames in part.values():
             for frame in () if complete else known:
                 frames.setdefault(frame, [])
     return {camera: found[camera] for camera in cameras}
+
+
+def _span(first: int, last: int, name: str) -> range:
+    """All frames between two."""
+    if last - first >= MOST_FRAMES:
+        raise InputError(
+            f"has frames {first} to {last}, expected at most {MOST_FRAMES} from the first to the "
+            "last: frames are numbered one by one",
+            path=name,
+        )
+    return range(first, last + 1)
 
 
 def _read_file(path: str, camera: str | None) -> tuple[dict[str, Found], bool]:

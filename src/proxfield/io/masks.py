@@ -140,11 +140,21 @@ def read_mask(path: Target, size: Size | None = None, scale: float = 1.0) -> Dou
 def as_mask(pixels: Pixels, name: str) -> Doubles:
     """Pixels as a mask: whole numbers are shares of the largest, colors are averaged.
 
+    Raises:
+        InputError: If this is no mask, or one of 8 or 16 bits whose largest value is 1.
+
     Example:
         >>> as_mask(np.array([[[255, 0, 0], [255, 255, 255]]], dtype=np.uint8), "x").round(2)
         array([[0.33, 1.  ]])
     """
     values = np.asarray(pixels)
+    if values.dtype in (np.uint8, np.uint16) and values.size and values.max() == 1:
+        # 0 and 1 of segmentation tools, or a soft mask of almost nothing: no way to tell
+        raise InputError(
+            "has no value above 1, expected 255 (65535 in 16 bits) for foreground: multiply masks "
+            "of 0 and 1 by that",
+            path=name,
+        )
     full = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}.get(values.dtype, 1.0)
     if values.ndim == 3 and values.shape[2] in (1, 3):
         full, values = full * values.shape[2], values.sum(axis=2, dtype=np.float64)

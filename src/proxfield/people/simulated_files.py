@@ -89,7 +89,8 @@ def write_simulation(
             for k, mask in enumerate(masks):
                 name = MASKS.replace("%f", str(frame)).replace("%c", str(k))
                 (aside / name).write_bytes(png_bytes(pillow.fromarray(mask)))
-            rows += [f"{frame},{x:.4f},{y:.4f}" for x, y in truth.tolist()]
+            # a frame that nobody is in has a line too: it counts where detections are compared
+            rows += [f"{frame},{x:.4f},{y:.4f}" for x, y in truth.tolist()] or [f"{frame},,"]
             if progress is not None:
                 progress(frame + 1)
         _write(aside / "truth.csv", "\n".join(rows) + "\n")
