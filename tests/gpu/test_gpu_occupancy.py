@@ -306,8 +306,12 @@ def frames_of(scene: list[Silhouettes], model: str, count: int) -> list[pf.Field
     return [field_of(term_of(scene, model, seed), 0.1 + 0.1 * seed) for seed in range(count)]
 
 
+SOME = ("fixed", "momentum", "backtracking") if INTERPRETED else tuple(RULES)
+"""The interpreter takes seconds for each."""
+
+
 @direct
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", SOME)
 def test_frames_end_as_alone(name: str, batches: list[int]) -> None:
     rule, params = RULES[name]
     model = "ratio" if name in ("adhoc", "momentum") else "exact"
