@@ -258,12 +258,14 @@ def test_kernels_of_binary_programs(model: str) -> None:
 
 def test_the_exponential_of_the_kernels() -> None:
     pytest.importorskip("numba")
-    from proxfield.backends.numba.occupancy_kernels import exp_of
+    from proxfield.backends.numba.occupancy_kernels import exp2_of
 
-    x = np.concatenate([np.linspace(-699, 80, 4001), [0.0, 1e-14, -1e-300]])
-    found = np.array([exp_of(float(v)) for v in x])
-    np.testing.assert_allclose(found, np.exp(x), rtol=1e-12)
-    assert exp_of(-1e9) < 1e-300
+    x = np.concatenate([np.linspace(-999, 110, 4001), [0.0, 0.5, -0.5, 1e-14, -1e-300]])
+    found = np.array([exp2_of(float(v)) for v in x])
+    np.testing.assert_allclose(found, np.exp2(x), rtol=1e-13)
+    assert exp2_of(0.0) == 1.0
+    assert exp2_of(-1e9) < 1e-300
+    assert np.isnan(exp2_of(np.nan))
 
 
 def test_other_silhouettes_are_left_to_the_term() -> None:

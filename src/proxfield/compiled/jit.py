@@ -37,8 +37,8 @@ PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""
 SOURCES = ("compiled", "filters/numba", "backends/numba")
 """Folders of compiled functions that call compiled functions of other files."""
-CONSTANTS = ("rules/plan.py",)
-"""Files of numbers that are constants in compiled functions: those of the kinds of rules."""
+CONSTANTS = ("rules/plan.py", "terms/occupancy.py")
+"""Files of numbers that are constants in compiled functions: those of the kinds of rules, limits."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
 

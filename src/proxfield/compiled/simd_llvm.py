@@ -419,6 +419,86 @@ def _scatter_row(
     return _void(to, source, n, n, row, weight, n, n, n, to.dtype), vectorized(False, write)
 
 
+def _turned(x: Lanes, rows: list[Any]) -> list[Any]:
+    """Eight vectors as columns: lane k of vector i becomes lane i of vector k.
+
+    Squares of 1, 2 and 4 numbers beside the diagonal change places.
+    """
+    for half in (1, 2, 4):
+        low = [k + LANES - half if k & half else k for k in range(LANES)]
+        high = [k + LANES if k & half else k + half for k in range(LANES)]
+        out = list(rows)
+        for i in range(LANES):
+            if not i & half:
+                for to, order in ((i, low), (i + half, high)):
+                    numbers = ir.Constant(VECTOR(INDEX, LANES), order)
+                    out[to] = x.builder.shuffle_vector(rows[i], rows[i + half], numbers)
+        rows = out
+    return rows
+
+
+def _row_starts(x: Lanes, at: int, stride: int, count: int) -> list[Any]:
+    """Where rows begin that follow each other at argument ``at``."""
+    b = x.builder
+    starts = [x.args[at]]
+    while len(starts) < count:
+        starts.append(b.add(starts[-1], x.args[stride]))
+    return starts
+
+
+def _columns(x: Lanes, offset: Any) -> list[Any]:
+    """Where eight columns of turned rows begin, the first of them ``offset``."""
+    b = x.builder
+    first = b.mul(offset, ir.Constant(offset.type, LANES))
+    return [b.add(first, ir.Constant(offset.type, LANES * k)) for k in range(LANES)]
+
+
+def _sum_rows(typing: Any, to: Any, source: Any, at: Any, stride: Any, above: Any, keep: Any) -> Any:
+    def write(x: Lanes) -> None:
+        b, zero, keep = x.builder, x.constant(0.0), x.spread(x.args[5])
+        starts = _row_starts(x, 2, 3, LANES)
+
+        def more(so_far: Any, k: Any) -> Any:
+            rows, down = [], x.load(4, k)
+            for start in starts:
+                here = b.add(start, k)
+                down = x.add(x.multiply(keep, down), x.load(1, here))
+                x.store(zero, 1, here)
+                rows.append(down)
+            x.store(down, 4, k)
+            for place, column in zip(_columns(x, k), _turned(x, rows), strict=True):
+                so_far = x.add(so_far, column)
+                x.store(so_far, 0, place)
+            return so_far
+
+        x.over_row(3, zero, more)
+
+    n = types.intp
+    return _void(to, source, n, n, above, to.dtype), vectorized(False, write)
+
+
+def _integrate_rows(typing: Any, to: Any, at: Any, stride: Any, source: Any, keep: Any) -> Any:
+    def write(x: Lanes) -> None:
+        b, keep = x.builder, x.spread(x.args[4])
+        before, *starts = _row_starts(x, 1, 2, LANES + 1)
+
+        def more(so_far: Any, k: Any) -> Any:
+            columns = []
+            for place in _columns(x, k):
+                so_far = x.add(so_far, x.load(3, place))
+                columns.append(so_far)
+            down = x.load(0, b.add(before, k))
+            for start, row in zip(starts, _turned(x, columns), strict=True):
+                down = x.add(x.multiply(keep, down), row)
+                x.store(down, 0, b.add(start, k))
+            return so_far
+
+        x.over_row(2, x.constant(0.0), more)
+
+    n = types.intp
+    return _void(to, n, n, source, to.dtype), vectorized(False, write)
+
+
 clear: Any = intrinsic(_clear)
 put_scaled: Any = intrinsic(_put_scaled)
 add_scaled: Any = intrinsic(_add_scaled)
@@ -434,3 +514,5 @@ expected: Any = intrinsic(_expected)
 weighted: Any = intrinsic(_weighted)
 gather_row: Any = intrinsic(_gather_row)
 scatter_row: Any = intrinsic(_scatter_row)
+sum_rows: Any = intrinsic(_sum_rows)
+integrate_rows: Any = intrinsic(_integrate_rows)

@@ -249,3 +249,32 @@ def scatter_row(
         there = (begin + row[k]) * width
         for l in range(width):
             to[there + l] += w * (factor * source[at + l])
+
+
+# ---- eight rows of an image ----
+
+
+@exact
+def sum_rows(to: Any, source: Any, at: int, stride: int, above: Any, keep: float) -> None:
+    """Eight rows summed down and along the rows, turned; ``source`` becomes 0."""
+    keep, zero = to.dtype.type(keep), to.dtype.type(0.0)
+    for x in range(stride):
+        down = above[x]
+        for l in range(LANES):
+            here = at + l * stride + x
+            down = keep * down + source[here]
+            source[here] = zero
+            to[x * LANES + l] = (zero if x == 0 else to[(x - 1) * LANES + l]) + down
+        above[x] = down
+
+
+@exact
+def integrate_rows(to: Any, at: int, stride: int, source: Any, keep: float) -> None:
+    """Eight turned rows summed along the rows and down, after the row at ``at``."""
+    keep, zero = to.dtype.type(keep), to.dtype.type(0.0)
+    for l in range(LANES):
+        along = zero
+        for x in range(stride):
+            along = along + source[x * LANES + l]
+            here = at + l * stride + x
+            to[here + stride] = keep * to[here] + along

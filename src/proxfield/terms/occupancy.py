@@ -24,8 +24,8 @@ from proxfield.terms.silhouettes import Boxes, Silhouettes, make_silhouettes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SMALLEST = 1e-30
-"""A probability of 0 counts as this."""
+SMALLEST = 1e-22
+"""A probability of 0 counts as this: less makes no difference to any other probability."""
 PIXEL_BYTES = 64
 """Of arrays per pixel: weights, shares, integral images and what numpy needs to make them."""
 MAX_TABLE_LOCATIONS = 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import numba
@@ -9,27 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.numba.occupancy_kernels import (
-    ROWS,
     Cameras,
     Room,
     exact_parallel,
     exact_serial,
+    finish_apart,
     ratio_parallel,
     ratio_serial,
+    turn_image,
 )
 from proxfield.backends.numba.occupancy_visits import BoxVisits
 from proxfield.compiled.jit import PARALLEL_WORK
+from proxfield.compiled.simd import LANES, padded
 from proxfield.terms.base import Doubles, Floats, Layout, Visits
-from proxfield.terms.occupancy import (
-    SMALLEST,
-    ExactOccupancy,
-    Occupancy,
-    RatioOccupancy,
-    log_empty,
-)
+from proxfield.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
 from proxfield.terms.silhouettes import Boxes, Runs, Silhouettes
 
-LOG_SMALLEST = float(np.log(SMALLEST))
+KEPT_SCENES = 4
+"""Scenes whose silhouettes stay packed for their next frame."""
 
 
 class OccupancyOnCpu:
@@ -45,21 +43,25 @@ class OccupancyOnCpu:
         self.term, self.layout = term, layout
         self.entries = term.entries(layout)
         self.variables = slice(term.first, term.first + term.n_locations)
+        packed = _packed(term.silhouettes)
+        self.cameras = packed.cameras
+        self.image = np.zeros(int(self.cameras.plane[-1]))
         if isinstance(term, ExactOccupancy):
             images, self.constant = term.weights, term.constant
         else:
             images, self.constant = tuple(1.0 - 2.0 * mask for mask in term.masks), 0.0
-        packed = [_pack(s, image) for s, image in zip(term.silhouettes, images, strict=True)]
-        self.cameras = _join(packed)
+        for c, (image, (top, left)) in enumerate(zip(images, packed.origin, strict=True)):
+            turn_image(image, top, left, self.cameras, c, self.image)
         self.room = _room(self.cameras, term.n_locations, apart=False)
         self.ratio: tuple[Doubles, Doubles, float] | None = None
         if isinstance(term, RatioOccupancy):
             sums = [float(mask.sum()) for mask in term.masks]
             ground = np.array([term.floor * mask.size for mask in term.masks])
-            inside = np.array([float(p.image.sum()) for p in packed])
+            ends = zip(self.cameras.plane, self.cameras.plane[1:], strict=False)
+            inside = np.array([float(self.image[a:b].sum()) for a, b in ends])
             self.ratio = ground, ground + np.array(sums) + inside, term.variance
         self.apart: tuple[Room, Doubles, Doubles] | None = None  # each camera's own
-        self.work = 2 * len(self.cameras.image) + 8 * len(self.cameras.owner)
+        self.work = 2 * len(self.image) + 8 * len(self.cameras.owner)
 
     @staticmethod
     def accepts(term: Occupancy) -> bool:
@@ -86,8 +88,7 @@ class OccupancyOnCpu:
             log_empty: log q_i0.  # (n_vars,)
             out: Changed in place.  # (n_vars,)
         """
-        logs = np.maximum(log_empty[self.variables], LOG_SMALLEST)
-        energy = self._evaluate(logs)
+        energy = self._evaluate(log_empty[self.variables])
         out[self.variables] -= self.room.slopes
         return energy
 
@@ -97,87 +98,99 @@ class OccupancyOnCpu:
         if several and numba.get_num_threads() > 1:
             return self.constant + self._evaluate_apart(logs)
         if self.ratio is None:
-            energy: float = exact_serial(self.cameras, self.room, logs)
+            energy: float = exact_serial(self.cameras, self.image, self.room, logs)
         else:
-            energy = ratio_serial(self.cameras, self.room, logs, *self.ratio)
+            energy = ratio_serial(self.cameras, self.image, self.room, logs, *self.ratio)
         return self.constant + energy
 
     def _evaluate_apart(self, logs: Doubles) -> float:
         """Cameras over threads; sums in the order of the cameras."""
         if self.apart is None:
             count, n = len(self.cameras.height), len(self.room.slopes)
-            room = _room(self.cameras, n, apart=True)
+            room = _room(self.cameras, n, apart=True)._replace(slopes=self.room.slopes)
             self.apart = room, np.zeros((count, n)), np.zeros(count)
         room, slopes, energies = self.apart
         if self.ratio is None:
-            exact_parallel(self.cameras, room, logs, slopes, energies)
+            exact_parallel(self.cameras, self.image, room, logs, slopes, energies)
         else:
-            ratio_parallel(self.cameras, room, logs, *self.ratio, slopes, energies)
-        np.sum(slopes, axis=0, out=self.room.slopes)
+            ratio_parallel(self.cameras, self.image, room, logs, *self.ratio, slopes, energies)
+        finish_apart(slopes, room)
         return float(sum(energies.tolist()))
 
 
 def _room(cameras: Cameras, n: int, *, apart: bool) -> Room:
     """Room for all cameras one after another, which fits into the cache, or each its own."""
     sizes = np.diff(cameras.plane)
-    count, widest = len(sizes), int(cameras.width.max(initial=0)) + 1
+    count, widest = len(sizes), int(cameras.stride.max(initial=LANES))
     start = cameras.plane[:-1] if apart else np.zeros(count, dtype=np.int64)
     size = int(sizes.sum() if apart else sizes.max(initial=0))
-    rows = np.zeros((count, ROWS + 1, widest))
-    return Room(start, np.zeros(size), np.zeros(size), rows, np.zeros(n), np.zeros(n))
+    return Room(
+        start=start,
+        cover=np.zeros(size),
+        total=np.zeros(size),
+        empty=np.zeros(size),
+        turned=np.zeros((count, LANES * widest)),
+        above=np.zeros((count, widest)),
+        powers=np.zeros(n),
+        slopes=np.zeros(n),
+        few=np.zeros(len(cameras.owner), dtype=np.uint32),
+    )
 
 
 class _Packed(NamedTuple):
-    """One camera: positions in its own plane."""
+    """Silhouettes of all cameras, which the frames of a scene share."""
 
-    height: int
-    width: int
-    boxes: bool
-    corner: NDArray[np.int32]
-    owner: NDArray[np.int32]
-    image: Doubles  # what is covered, with a column more  # (height, width + 1)
+    cameras: Cameras
+    origin: list[tuple[int, int]]  # top and left of what each camera's silhouettes cover
 
 
-def _pack(s: Silhouettes, image: Doubles) -> _Packed:
-    """The part of a camera's image that silhouettes cover, and their corners in it."""
-    if isinstance(s, Boxes):
-        owner = np.flatnonzero(s.visible)
-        left, top, right, bottom = s.boxes[owner].T
-    else:
-        assert isinstance(s, Runs)
-        owner = s.owner
-        top, left, right = s.runs.T
-        bottom = top + 1
-    y0, x0 = (int(a.min()) if len(a) else 0 for a in (top, left))
-    y1, x1 = (int(a.max()) if len(a) else 0 for a in (bottom, right))
-    stride = x1 - x0 + 1
-    rows, columns = [top - y0, top - y0, bottom - y0, bottom - y0], [left, right, left, right]
-    corner = np.stack([y * stride + x - x0 for y, x in zip(rows, columns, strict=True)], axis=1)
-    inside = np.zeros((y1 - y0, stride))
-    inside[:, :-1] = image[y0:y1, x0:x1]
-    return _Packed(
-        y1 - y0, x1 - x0, isinstance(s, Boxes), corner.astype(np.int32), owner.astype(np.int32),
-        inside,
+_scenes: list[tuple[tuple[weakref.ref[Silhouettes], ...], _Packed]] = []
+"""The scenes seen last, the latest at the end."""
+
+
+def _packed(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
+    """Silhouettes as the kernels read them, packed once for all frames of a scene."""
+    _scenes[:] = [entry for entry in _scenes if all(ref() is not None for ref in entry[0])]
+    for keys, packed in list(_scenes):
+        if len(keys) == len(silhouettes) and all(
+            ref() is s for ref, s in zip(keys, silhouettes, strict=True)
+        ):
+            return packed
+    packed = _pack(silhouettes)
+    _scenes.append((tuple(weakref.ref(s) for s in silhouettes), packed))
+    del _scenes[:-KEPT_SCENES]
+    return packed
+
+
+def _pack(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
+    """The part of each camera's image that silhouettes cover, and their corners in it."""
+    sizes, origin = np.zeros((4, len(silhouettes)), dtype=np.int64), []
+    corners = [np.zeros((0, 4), dtype=np.uint32)]
+    owners = [np.zeros(0, dtype=np.uint32)]
+    for c, s in enumerate(silhouettes):
+        if isinstance(s, Boxes):
+            owner = np.flatnonzero(s.visible)
+            left, top, right, bottom = s.boxes[owner].T
+        else:
+            assert isinstance(s, Runs)
+            owner = s.owner
+            top, left, right = s.runs.T
+            bottom = top + 1
+        y0, x0 = (int(a.min()) if len(a) else 0 for a in (top, left))
+        y1, x1 = (int(a.max()) if len(a) else 0 for a in (bottom, right))
+        # a row after the image, where corners are, and a column on each side of it
+        stride = padded(x1 - x0 + 2)
+        sizes[:, c] = y1 - y0, x1 - x0, padded(y1 - y0 + 1), stride
+        at = [(y - y0) * stride + x - x0 for y in (top, bottom) for x in (left, right)]
+        corners.append(np.stack(at, axis=1).astype(np.uint32))
+        owners.append(owner.astype(np.uint32))
+        origin.append((y0, x0))
+    height, width, rows, stride_of = sizes
+    counts = [len(owner) for owner in owners[1:]]
+    boxes: NDArray[np.bool_] = np.array([isinstance(s, Boxes) for s in silhouettes], dtype=np.bool_)
+    cameras = Cameras(
+        height, width, rows, stride_of,
+        np.cumsum([0, *((rows + 1) * stride_of)]), np.cumsum([0, *counts]), boxes,
+        np.concatenate(corners), np.concatenate(owners),
     )  # fmt: skip
-
-
-def _join(packed: list[_Packed]) -> Cameras:
-    """All cameras, each plane with a row more than its image."""
-    sizes = [(p.height + 1) * (p.width + 1) for p in packed]
-    counts = [len(p.owner) for p in packed]
-    image = np.zeros(sum(sizes))
-    plane = np.cumsum([0, *sizes])
-    for start, p in zip(plane, packed, strict=False):
-        image[start : start + p.image.size] = p.image.ravel()
-    corners = [p.corner for p in packed]
-    owners = [p.owner for p in packed]
-    return Cameras(
-        np.array([p.height for p in packed], dtype=np.int64),
-        np.array([p.width for p in packed], dtype=np.int64),
-        plane,
-        np.cumsum([0, *counts]),
-        np.array([p.boxes for p in packed], dtype=np.bool_),
-        np.concatenate([np.zeros((0, 4), dtype=np.int32), *corners]),
-        np.concatenate([np.zeros(0, dtype=np.int32), *owners]),
-        image,
-    )
+    return _Packed(cameras, origin)

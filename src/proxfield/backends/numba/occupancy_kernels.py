@@ -3,10 +3,13 @@
 Per camera: log p_i is added to a plane at the corners of each silhouette (or at the ends of its
 runs) with alternating signs; running sums along columns and rows make log N of it, exp makes N, and
 running sums of the image w N make its integral image, whose differences at the same corners are
-the sums over silhouettes. Sums along a row depend on one another, so four rows go side by side.
+the sums over silhouettes. Sums along a row depend on one another, so eight rows go side by side.
+Logarithms are to base 2 inside, which saves a multiplication per pixel.
 
-A plane has a column and a row more than the part of the image that silhouettes cover; all
-cameras' planes follow each other in one array.
+Planes have a row before the part of the image that silhouettes cover, and a column on each side;
+their strides and numbers of rows are multiples of eight. All cameras' planes follow each other in one
+array. Images are *turned*: eight rows at a time, with the eight numbers of a column together.
+Positions are unsigned, because numba checks signed ones for negative values.
 """
 
 from __future__ import annotations
@@ -18,18 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.compiled.jit import exact, inlined, kernel, parallel_kernel
-from proxfield.compiled.math import FLOOR, LOG2_E, from_bits
+from proxfield.compiled.math import LOG2_E, from_bits
+from proxfield.compiled.simd import LANES, integrate_rows, sum_rows
 from proxfield.terms.base import Doubles
-from proxfield.terms.occupancy import DIRECT
+from proxfield.terms.occupancy import DIRECT, SMALLEST
 
-LOG_DIRECT = float(np.log(DIRECT))
-LN2 = float(np.log(2.0))
+LOG_DIRECT = float(np.log2(DIRECT))
+LOG_SMALLEST = float(np.log2(SMALLEST))
 MAGIC = 1.5 * 2.0**52
 """Doubles of this size have no digits after the point."""
-MAX_DIRECT = 4
+LEAST_POWER = -1000.0
+"""2 to less than this would be subnormal; such a probability is 0 for every purpose."""
+MAX_DIRECT = 8
 """Pixels that are summed one by one at most, as a multiple of those of the image."""
-ROWS = 4
-"""Rows that are summed side by side."""
+LEVEL = float(np.log2(1e8))
+"""Range of p_i, in powers of 2, that one integral image of small N serves."""
 
 
 class Cameras(NamedTuple):
@@ -37,387 +43,363 @@ class Cameras(NamedTuple):
 
     height: NDArray[np.int64]  # of what is covered  # (C,)
     width: NDArray[np.int64]
+    rows: NDArray[np.int64]  # of a plane, but for the first, rounded up
+    stride: NDArray[np.int64]
     plane: NDArray[np.int64]  # where each camera's plane begins  # (C + 1,)
     part: NDArray[np.int64]  # where its parts begin  # (C + 1,)
     boxes: NDArray[np.bool_]  # are the parts boxes?
-    corner: NDArray[np.int32]  # left top, right top, left bottom, right bottom  # (K, 4)
-    owner: NDArray[np.int32]  # location of each part  # (K,)
-    image: Doubles  # w, or 1 − 2B, as large as the planes
+    corner: NDArray[np.uint32]  # left top, right top, left bottom, right bottom  # (K, 4)
+    owner: NDArray[np.uint32]  # location of each part  # (K,)
 
 
 class Room(NamedTuple):
     """Arrays that one evaluation fills."""
 
     start: NDArray[np.int64]  # where each camera's plane begins: one for all if 0  # (C,)
-    cover: Doubles  # differences of log N, then N
+    cover: Doubles  # differences of log N; 0 before and after
     total: Doubles  # integral images
-    rows: Doubles  # log N of a few rows, then w N  # (C, ROWS + 1, largest stride)
-    inverse: Doubles  # 1/p_i  # (n,)
+    empty: Doubles  # N, turned, where it is needed again
+    turned: Doubles  # log N of eight rows, then w N  # (C, LANES · largest stride)
+    above: Doubles  # sums of the rows above  # (C, largest stride)
+    powers: Doubles  # log2 p_i  # (n,)
     slopes: Doubles  # ∂E/∂p_i  # (n,)
+    few: NDArray[np.uint32]  # parts of locations with small p_i  # (K,)
 
 
 @exact
-def exp_of(x: float) -> Any:
-    """exp(x) for |x| below 700, without a division; relative error below 1e-12.
+def exp2_of(x: float) -> Any:
+    """2 to the x for |x| up to 1000, without a division; relative error below 1e-13.
 
-    x = k·ln 2 + r with |r| ≤ ln 2 / 2, and the Taylor polynomial of degree 10 in r. Adding
-    `MAGIC` rounds to a whole number, which is then in the last bits of the sum. exp(−700) below.
+    x = k + r with |r| ≤ ½, and a polynomial of degree 9 in r (fitted at Chebyshev points). Adding
+    `MAGIC` rounds to a whole number, which is then in the last bits of the sum.
     """
-    x = FLOOR if x < FLOOR else x
-    shifted = x * LOG2_E + MAGIC
-    r = x - (shifted - MAGIC) * LN2
-    r2 = r * r
-    r4 = r2 * r2
-    low = (1.0 + r) + r2 * (0.5 + r * (1.0 / 6.0))
-    middle = (1.0 / 24.0 + r * (1.0 / 120.0)) + r2 * (1.0 / 720.0 + r * (1.0 / 5040.0))
-    high = (1.0 / 40320.0 + r * (1.0 / 362880.0)) + r2 * (1.0 / 3628800.0)
-    scale = from_bits((np.float64(shifted).view(np.int64) + 1023) << 52)
-    return (low + r4 * (middle + r4 * high)) * scale
+    x = LEAST_POWER if x < LEAST_POWER else x
+    shifted = x + MAGIC
+    r = x - (shifted - MAGIC)
+    p = 1.0205905413765595e-07
+    p = p * r + 1.325964524488711e-06
+    p = p * r + 1.5252672924850737e-05
+    p = p * r + 0.0001540343375125101
+    p = p * r + 0.0013333558200794592
+    p = p * r + 0.009618129193934313
+    p = p * r + 0.05550410866465167
+    p = p * r + 0.2402265069564034
+    p = p * r + 0.6931471805599462
+    p = p * r + 1.0
+    return from_bits(np.float64(p).view(np.int64) + (np.float64(shifted).view(np.int64) << 52))
 
 
 @inlined
-def planes(room: Room, c: int, size: int) -> tuple[Doubles, Doubles]:
-    """Where one camera's log N or N and its integral image are."""
+def plane_of(array: Doubles, cameras: Cameras, c: int, room: Room) -> Doubles:
+    """One camera's part of an array of planes."""
     start = room.start[c]
-    return room.cover[start : start + size], room.total[start : start + size]
+    return array[start : start + cameras.plane[c + 1] - cameras.plane[c]]
 
 
 @inlined
-def spread(cameras: Cameras, c: int, logs: Doubles, cover: Doubles) -> None:
+def spread(cameras: Cameras, c: int, powers: Doubles, cover: Doubles) -> None:
     """Differences of log N of one camera."""
     corner, owner = cameras.corner, cameras.owner
-    cover[:] = 0.0
+    shifted = cover[1:]  # planes have a column before the image
     if cameras.boxes[c]:
         for k in range(cameras.part[c], cameras.part[c + 1]):
-            value = logs[owner[k]]
-            cover[corner[k, 0]] += value
-            cover[corner[k, 1]] -= value
-            cover[corner[k, 2]] -= value
-            cover[corner[k, 3]] += value
+            value = powers[owner[k]]
+            shifted[corner[k, 0]] += value
+            shifted[corner[k, 1]] -= value
+            shifted[corner[k, 2]] -= value
+            shifted[corner[k, 3]] += value
     else:
         for k in range(cameras.part[c], cameras.part[c + 1]):
-            value = logs[owner[k]]
-            cover[corner[k, 0]] += value
-            cover[corner[k, 1]] -= value
+            value = powers[owner[k]]
+            shifted[corner[k, 0]] += value
+            shifted[corner[k, 1]] -= value
 
 
 @inlined
-def sum_up(cover: Doubles, at: int, stride: int, rows: Doubles, count: int, boxes: bool) -> None:
-    """log N of ``count`` rows, 1 or `ROWS`, into the first rows of ``rows``."""
-    above = rows[ROWS]
-    r0, r1, r2, r3 = rows[0], rows[1], rows[2], rows[3]
-    if not boxes:
-        above[:stride] = 0.0
-    d0 = cover[at : at + stride]
-    a0 = 0.0
-    if count == 1:
-        for x in range(stride):
-            a0 += d0[x]
-            r0[x] = above[x] + a0
-            above[x] = r0[x]
-        return
-    d1 = cover[at + stride : at + 2 * stride]
-    d2 = cover[at + 2 * stride : at + 3 * stride]
-    d3 = cover[at + 3 * stride : at + 4 * stride]
-    a1, a2, a3 = 0.0, 0.0, 0.0
-    if boxes:
-        for x in range(stride):
-            a0 += d0[x]
-            a1 += d1[x]
-            a2 += d2[x]
-            a3 += d3[x]
-            value = above[x] + a0
-            r0[x] = value
-            value += a1
-            r1[x] = value
-            value += a2
-            r2[x] = value
-            value += a3
-            r3[x] = value
-            above[x] = value
-    else:
-        for x in range(stride):
-            a0 += d0[x]
-            a1 += d1[x]
-            a2 += d2[x]
-            a3 += d3[x]
-            r0[x] = a0
-            r1[x] = a1
-            r2[x] = a2
-            r3[x] = a3
-
-
-@inlined
-def integrate(rows: Doubles, total: Doubles, at: int, stride: int, count: int, boxes: bool) -> None:
-    """Add rows of an image to its integral image, whose row at ``at`` is the one before them."""
-    r0, r1, r2, r3 = rows[0], rows[1], rows[2], rows[3]
-    before = total[at : at + stride]
-    t0 = total[at + stride : at + 2 * stride]
-    keep = 1.0 if boxes else 0.0  # sums of runs don't go on from row to row
-    t0[0] = 0.0
-    a0 = 0.0
-    if count == 1:
-        for x in range(stride - 1):
-            a0 += r0[x]
-            t0[x + 1] = keep * before[x + 1] + a0
-        return
-    t1 = total[at + 2 * stride : at + 3 * stride]
-    t2 = total[at + 3 * stride : at + 4 * stride]
-    t3 = total[at + 4 * stride : at + 5 * stride]
-    t1[0] = t2[0] = t3[0] = 0.0
-    a1, a2, a3 = 0.0, 0.0, 0.0
-    if boxes:
-        for x in range(stride - 1):
-            a0 += r0[x]
-            a1 += r1[x]
-            a2 += r2[x]
-            a3 += r3[x]
-            value = before[x + 1] + a0
-            t0[x + 1] = value
-            value += a1
-            t1[x + 1] = value
-            value += a2
-            t2[x + 1] = value
-            value += a3
-            t3[x + 1] = value
-    else:
-        for x in range(stride - 1):
-            a0 += r0[x]
-            a1 += r1[x]
-            a2 += r2[x]
-            a3 += r3[x]
-            t0[x + 1] = a0
-            t1[x + 1] = a1
-            t2[x + 1] = a2
-            t3[x + 1] = a3
-
-
-@inlined
-def exact_camera(cameras: Cameras, c: int, room: Room, logs: Doubles, direct: bool) -> float:
+def exact_camera(cameras: Cameras, images: Doubles, c: int, room: Room, direct: bool) -> float:
     """Integral image of w N of one camera; returns Σ w N."""
-    start, end = cameras.plane[c], cameras.plane[c + 1]
-    height, stride, boxes = cameras.height[c], cameras.width[c] + 1, cameras.boxes[c]
-    image = cameras.image[start:end]
-    cover, total = planes(room, c, end - start)
-    rows = room.rows[c]
-    spread(cameras, c, logs, cover)
-    rows[ROWS, :stride] = 0.0
+    stride, boxes = cameras.stride[c], cameras.boxes[c]
+    keep = 1.0 if boxes else 0.0  # sums of runs don't go on from row to row
+    image = images[cameras.plane[c] : cameras.plane[c + 1]]
+    cover, total = plane_of(room.cover, cameras, c, room), plane_of(room.total, cameras, c, room)
+    empty = plane_of(room.empty, cameras, c, room)
+    turned, above = room.turned[c], room.above[c]
+    spread(cameras, c, room.powers, cover)
+    above[:stride] = 0.0
     total[:stride] = 0.0
     energy = 0.0
-    y = 0
-    while y < height:
-        count = ROWS if y + ROWS <= height else 1
+    for y in range(0, cameras.rows[c], LANES):
         at = y * stride
-        sum_up(cover, at, stride, rows, count, boxes)
-        for k in range(count):
-            row, w = rows[k], image[at + k * stride : at + (k + 1) * stride]
-            if direct:
-                n = cover[at + k * stride : at + (k + 1) * stride]
-                for x in range(stride):
-                    n[x] = exp_of(row[x])
-                    row[x] = w[x] * n[x]
-            else:
-                for x in range(stride):
-                    row[x] = w[x] * exp_of(row[x])
-        integrate(rows, total, at, stride, count, boxes)
+        sum_rows(turned, cover, at, stride, above, keep)
+        w = image[at : at + LANES * stride]
+        if direct:
+            n = empty[at : at + LANES * stride]
+            for x in range(LANES * stride):
+                n[x] = exp2_of(turned[x])
+                turned[x] = w[x] * n[x]
+        else:
+            for x in range(LANES * stride):
+                turned[x] = w[x] * exp2_of(turned[x])
+        integrate_rows(total, at, stride, turned, keep)
         if not boxes:
-            for k in range(count):
+            for k in range(LANES):
                 energy += total[at + (k + 2) * stride - 1]
-        y += count
-    return total[(height + 1) * stride - 1] if boxes else energy
+    return total[(cameras.rows[c] + 1) * stride - 1] if boxes else energy
 
 
 @inlined
 def ratio_camera(
-    cameras: Cameras, c: int, room: Room, logs: Doubles, ground: float, base: float
+    cameras: Cameras, images: Doubles, c: int, room: Room, ground: float, base: float
 ) -> tuple[float, float]:
     """N of one camera, and the integral image of (1 − 2B − Ψ) N; returns Ψ and den.
 
     ``ground`` is εG, and ``base`` εG + Σ B + Σ (1 − 2B), the second over what is covered.
     """
-    start, end = cameras.plane[c], cameras.plane[c + 1]
-    height, stride, boxes = cameras.height[c], cameras.width[c] + 1, cameras.boxes[c]
-    image = cameras.image[start:end]
-    cover, total = planes(room, c, end - start)
-    rows = room.rows[c]
-    spread(cameras, c, logs, cover)
-    rows[ROWS, :stride] = 0.0
+    height, width, stride = cameras.height[c], cameras.width[c], cameras.stride[c]
+    keep = 1.0 if cameras.boxes[c] else 0.0
+    image = images[cameras.plane[c] : cameras.plane[c + 1]]
+    cover, total = plane_of(room.cover, cameras, c, room), plane_of(room.total, cameras, c, room)
+    empty = plane_of(room.empty, cameras, c, room)
+    turned, above = room.turned[c], room.above[c]
+    spread(cameras, c, room.powers, cover)
+    above[:stride] = 0.0
     total[:stride] = 0.0
-    empty, signed = 0.0, 0.0
-    y = 0
-    while y < height:
-        count = ROWS if y + ROWS <= height else 1
+    nobody, signed = 0.0, 0.0
+    for y in range(0, cameras.rows[c], LANES):
         at = y * stride
-        sum_up(cover, at, stride, rows, count, boxes)
-        for k in range(count):
-            row, sign = rows[k], image[at + k * stride : at + (k + 1) * stride]
-            n = cover[at + k * stride : at + (k + 1) * stride]
-            part, with_sign = 0.0, 0.0
-            for x in range(stride - 1):
-                n[x] = exp_of(row[x])
-                part += n[x]
-                with_sign += n[x] * sign[x]
-            empty += part
-            signed += with_sign
-        y += count
-    den = ground + (height * (stride - 1) - empty)
+        sum_rows(turned, cover, at, stride, above, keep)
+        n, sign = empty[at : at + LANES * stride], image[at : at + LANES * stride]
+        for x in range(LANES * stride):
+            n[x] = exp2_of(turned[x])
+        n[:LANES] = 0.0  # what is beside the image counts for nothing
+        n[LANES * (width + 1) :] = 0.0
+        for row in range(max(0, height - y), LANES):
+            for x in range(stride):
+                n[x * LANES + row] = 0.0
+        part, with_sign = 0.0, 0.0
+        for x in range(LANES * stride):
+            part += n[x]
+            with_sign += n[x] * sign[x]
+        nobody += part
+        signed += with_sign
+    den = ground + (height * width - nobody)
     psi = (base - signed) / den
-    y = 0
-    while y < height:
-        count = ROWS if y + ROWS <= height else 1
+    for y in range(0, cameras.rows[c], LANES):
         at = y * stride
-        for k in range(count):
-            row, sign = rows[k], image[at + k * stride : at + (k + 1) * stride]
-            n = cover[at + k * stride : at + (k + 1) * stride]
-            for x in range(stride - 1):
-                row[x] = n[x] * (sign[x] - psi)
-        integrate(rows, total, at, stride, count, boxes)
-        y += count
+        n, sign = empty[at : at + LANES * stride], image[at : at + LANES * stride]
+        for x in range(LANES * stride):
+            turned[x] = n[x] * (sign[x] - psi)
+        integrate_rows(total, at, stride, turned, keep)
     return psi, den
 
 
 @inlined
-def difference(total: Doubles, corner: NDArray[np.int32], k: int, stride: int, boxes: bool) -> Any:
+def difference(total: Doubles, corner: NDArray[np.uint32], k: int, boxes: bool) -> Any:
     """Sum over one part of a silhouette, from the integral image."""
     if boxes:
         return (total[corner[k, 3]] - total[corner[k, 1]]) - (
             total[corner[k, 2]] - total[corner[k, 0]]
         )
-    return total[corner[k, 1] + stride] - total[corner[k, 0] + stride]
+    return total[corner[k, 1]] - total[corner[k, 0]]
 
 
 @inlined
 def gather(
-    cameras: Cameras, c: int, room: Room, logs: Doubles, direct: bool, factor: float, psi: float,
+    cameras: Cameras, images: Doubles, c: int, room: Room, direct: bool, factor: float, psi: float,
     out: Doubles,
 ) -> None:  # fmt: skip
-    """Add ``factor`` · Σ_{R_i} (image − ψ) N/p_i to ``out``; the integral image holds the sums."""
-    start, end = cameras.plane[c], cameras.plane[c + 1]
-    stride, boxes = cameras.width[c] + 1, cameras.boxes[c]
-    _, total = planes(room, c, end - start)
-    corner, owner, inverse = cameras.corner, cameras.owner, room.inverse
-    for k in range(cameras.part[c], cameras.part[c + 1]):
+    """Add ``factor`` · Σ_{R_i} (image − ψ) N to ``out``; the integral image holds the sums."""
+    boxes = cameras.boxes[c]
+    total = plane_of(room.total, cameras, c, room)
+    if not boxes:
+        total = total[cameras.stride[c] :]  # the row of the run itself
+    corner, owner = cameras.corner, cameras.owner
+    first, last = cameras.part[c], cameras.part[c + 1]
+    if not direct:
+        for k in range(first, last):
+            out[owner[k]] += factor * difference(total, corner, k, boxes)
+        return
+    few = room.few[first:last]
+    count = 0
+    for k in range(first, last):
         i = owner[k]
-        if direct and logs[i] < LOG_DIRECT:
-            continue
-        out[i] += factor * inverse[i] * difference(total, corner, k, stride, boxes)
-    if direct:
-        gather_small(cameras, c, room, logs, factor, psi, out)
+        if room.powers[i] < LOG_DIRECT:
+            few[count] = k
+            count += 1
+        else:
+            out[i] += factor * difference(total, corner, k, boxes)
+    if count > 0:
+        gather_small(cameras, images, c, room, few[:count], factor, psi, out)
+
+
+@inlined
+def sum_part(
+    image: Doubles, empty: Doubles, psi: float, stride: int, first: int, n_rows: int, n_columns: int
+) -> float:
+    """Σ (image − ψ) N over a box, pixel by pixel; ``first`` is its left top corner."""
+    top = first // stride
+    left = first - top * stride + 1
+    y, end = top, top + n_rows
+    value = 0.0
+    while y < end:
+        group = y // LANES
+        at, y = (group * stride + left) * LANES, (group + 1) * LANES
+        w, n = image[at : at + n_columns * LANES], empty[at : at + n_columns * LANES]
+        low, high = max(top - group * LANES, 0), min(end - group * LANES, LANES)
+        if high - low == LANES:
+            for x in range(n_columns * LANES):
+                value += (w[x] - psi) * n[x]
+        else:
+            for row in range(low, high):
+                for x in range(n_columns):
+                    value += (w[x * LANES + row] - psi) * n[x * LANES + row]
+    return value
 
 
 @inlined
 def gather_small(
-    cameras: Cameras, c: int, room: Room, logs: Doubles, factor: float, psi: float, out: Doubles
-) -> None:
+    cameras: Cameras, images: Doubles, c: int, room: Room, few: NDArray[np.uint32], factor: float,
+    psi: float, out: Doubles,
+) -> None:  # fmt: skip
     """The same for p_i below `DIRECT`, where differences of integral images lose their digits.
 
     Their pixels are summed one by one, unless these would be more than the image has a few times:
-    then from integral images of the pixels with small N alone, one for each factor of `DIRECT`.
+    then from integral images of the pixels with small N alone, one for each `LEVEL`. All pixels of
+    a silhouette have N ≤ p_i, so the rest of the image doesn't belong to it, and an integral image
+    of what is at most t has errors of about 1e-16 · t · Σ|w|: relative to a p_i of at least
+    t · 1e-8, a slope is wrong by 1e-8 · Σ|w| at most, and p_i itself by that times p_i.
     """
-    start, end = cameras.plane[c], cameras.plane[c + 1]
-    height, stride, boxes = cameras.height[c], cameras.width[c] + 1, cameras.boxes[c]
-    image = cameras.image[start:end]
-    cover, total = planes(room, c, end - start)
-    corner, owner, inverse = cameras.corner, cameras.owner, room.inverse
-    first, last = cameras.part[c], cameras.part[c + 1]
+    stride, boxes = cameras.stride[c], cameras.boxes[c]
+    keep = 1.0 if boxes else 0.0
+    image = images[cameras.plane[c] : cameras.plane[c + 1]]
+    total, empty = plane_of(room.total, cameras, c, room), plane_of(room.empty, cameras, c, room)
+    corner, owner, powers = cameras.corner, cameras.owner, room.powers
     area = 0
-    for k in range(first, last):
-        if logs[owner[k]] < LOG_DIRECT:
-            n_rows = (corner[k, 2] - corner[k, 0]) // stride if boxes else 1
-            area += n_rows * (corner[k, 1] - corner[k, 0])
-    if area <= MAX_DIRECT * (end - start):
-        for k in range(first, last):
-            i = owner[k]
-            if logs[i] < LOG_DIRECT:
-                n_rows = (corner[k, 2] - corner[k, 0]) // stride if boxes else 1
-                value = 0.0
-                for y in range(n_rows):
-                    a, b = corner[k, 0] + y * stride, corner[k, 1] + y * stride
-                    for x in range(a, b):
-                        value += (image[x] - psi) * cover[x]
-                out[i] += factor * inverse[i] * value
+    for j in range(len(few)):
+        k = few[j]
+        n_rows = np.int64(corner[k, 2] - corner[k, 0]) // stride if boxes else 1
+        area += n_rows * np.int64(corner[k, 1] - corner[k, 0])
+    if area <= MAX_DIRECT * cameras.rows[c] * stride:
+        for j in range(len(few)):
+            k = few[j]
+            n_rows = np.int64(corner[k, 2] - corner[k, 0]) // stride if boxes else 1
+            n_columns = np.int64(corner[k, 1] - corner[k, 0])
+            value = sum_part(image, empty, psi, stride, np.int64(corner[k, 0]), n_rows, n_columns)
+            out[owner[k]] += factor * value
         return
-    rows = room.rows[c]
+    turned = room.turned[c]
+    seen = total if boxes else total[stride:]
     top = LOG_DIRECT
-    while top > 6 * LOG_DIRECT:
-        low = top + LOG_DIRECT
-        limit = exp_of(top) * (1.0 + 1e-6)  # N may have been rounded up
-        y = 0
-        while y < height:
-            count = ROWS if y + ROWS <= height else 1
+    while top > LOG_SMALLEST:
+        low = top - LEVEL if top - LEVEL > LOG_SMALLEST + 1.0 else -np.inf
+        limit = exp2_of(top) * (1.0 + 1e-6)  # N may have been rounded up
+        for y in range(0, cameras.rows[c], LANES):
             at = y * stride
-            for k in range(count):
-                row, w = rows[k], image[at + k * stride : at + (k + 1) * stride]
-                n = cover[at + k * stride : at + (k + 1) * stride]
-                for x in range(stride - 1):
-                    row[x] = (w[x] - psi) * n[x] if n[x] < limit else 0.0
-            integrate(rows, total, at, stride, count, boxes)
-            y += count
-        for k in range(first, last):
+            w, n = image[at : at + LANES * stride], empty[at : at + LANES * stride]
+            for x in range(LANES * stride):
+                turned[x] = (w[x] - psi) * n[x] if n[x] < limit else 0.0
+            integrate_rows(total, at, stride, turned, keep)
+        for j in range(len(few)):
+            k = few[j]
             i = owner[k]
-            if low <= logs[i] < top:
-                out[i] += factor * inverse[i] * difference(total, corner, k, stride, boxes)
+            if low <= powers[i] < top:
+                out[i] += factor * difference(seen, corner, k, boxes)
         top = low
 
 
 @inlined
-def invert(logs: Doubles, inverse: Doubles) -> bool:
-    """1/p_i of each location; returns whether some p_i is too small for integral images."""
-    few = 0
+def begin(logs: Doubles, room: Room) -> bool:
+    """log2 p_i of each location; returns whether some p_i is too small for integral images."""
+    powers, few = room.powers, 0
     for i in range(len(logs)):
-        inverse[i] = exp_of(-logs[i])
-        few += logs[i] < LOG_DIRECT
+        power = logs[i] * LOG2_E
+        power = LOG_SMALLEST if power < LOG_SMALLEST else power
+        powers[i] = power
+        few += power < LOG_DIRECT
     return few > 0
 
 
+@inlined
+def finish(powers: Doubles, slopes: Doubles) -> None:
+    """Sums over silhouettes, divided by p_i."""
+    for i in range(len(powers)):
+        slopes[i] *= exp2_of(-powers[i])
+
+
 @kernel
-def exact_serial(cameras: Cameras, room: Room, logs: Doubles) -> float:
+def exact_serial(cameras: Cameras, images: Doubles, room: Room, logs: Doubles) -> float:
     """∂E/∂p_i into ``room.slopes``; returns Σ w N."""
-    direct = invert(logs, room.inverse)
+    direct = begin(logs, room)
     room.slopes[:] = 0.0
     energy = 0.0
     for c in range(len(cameras.height)):
-        energy += exact_camera(cameras, c, room, logs, direct)
-        gather(cameras, c, room, logs, direct, 1.0, 0.0, room.slopes)
+        energy += exact_camera(cameras, images, c, room, direct)
+        gather(cameras, images, c, room, direct, 1.0, 0.0, room.slopes)
+    finish(room.powers, room.slopes)
     return energy
 
 
 @kernel
 def ratio_serial(
-    cameras: Cameras, room: Room, logs: Doubles, ground: Doubles, base: Doubles, variance: float
-) -> float:
+    cameras: Cameras, images: Doubles, room: Room, logs: Doubles, ground: Doubles, base: Doubles,
+    variance: float,
+) -> float:  # fmt: skip
     """∂E/∂p_i into ``room.slopes``; returns the energy."""
-    direct = invert(logs, room.inverse)
+    direct = begin(logs, room)
     room.slopes[:] = 0.0
     energy = 0.0
     for c in range(len(cameras.height)):
-        psi, den = ratio_camera(cameras, c, room, logs, ground[c], base[c])
+        psi, den = ratio_camera(cameras, images, c, room, ground[c], base[c])
         energy += psi * psi / (2.0 * variance)
-        gather(cameras, c, room, logs, direct, -psi / (variance * den), psi, room.slopes)
+        gather(cameras, images, c, room, direct, -psi / (variance * den), psi, room.slopes)
+    finish(room.powers, room.slopes)
     return energy
 
 
 @parallel_kernel
 def exact_parallel(
-    cameras: Cameras, room: Room, logs: Doubles, slopes: Doubles, energies: Doubles
+    cameras: Cameras, images: Doubles, room: Room, logs: Doubles, slopes: Doubles, energies: Doubles
 ) -> None:
     """Cameras over threads, each with its own slopes and energy.  # slopes: (C, n)"""
-    direct = invert(logs, room.inverse)
+    direct = begin(logs, room)
     for c in numba.prange(len(energies)):
         slopes[c] = 0.0
-        energies[c] = exact_camera(cameras, c, room, logs, direct)
-        gather(cameras, c, room, logs, direct, 1.0, 0.0, slopes[c])
+        energies[c] = exact_camera(cameras, images, c, room, direct)
+        gather(cameras, images, c, room, direct, 1.0, 0.0, slopes[c])
 
 
 @parallel_kernel
 def ratio_parallel(
-    cameras: Cameras, room: Room, logs: Doubles, ground: Doubles, base: Doubles, variance: float,
-    slopes: Doubles, energies: Doubles,
+    cameras: Cameras, images: Doubles, room: Room, logs: Doubles, ground: Doubles, base: Doubles,
+    variance: float, slopes: Doubles, energies: Doubles,
 ) -> None:  # fmt: skip
     """Likewise."""
-    direct = invert(logs, room.inverse)
+    direct = begin(logs, room)
     for c in numba.prange(len(energies)):
         slopes[c] = 0.0
-        psi, den = ratio_camera(cameras, c, room, logs, ground[c], base[c])
+        psi, den = ratio_camera(cameras, images, c, room, ground[c], base[c])
         energies[c] = psi * psi / (2.0 * variance)
-        gather(cameras, c, room, logs, direct, -psi / (variance * den), psi, slopes[c])
+        gather(cameras, images, c, room, direct, -psi / (variance * den), psi, slopes[c])
+
+
+@kernel
+def finish_apart(slopes: Doubles, room: Room) -> None:
+    """∂E/∂p_i from those of the cameras, summed in their order.  # slopes: (C, n)"""
+    out = room.slopes
+    out[:] = 0.0
+    for c in range(len(slopes)):
+        out += slopes[c]
+    finish(room.powers, out)
+
+
+@kernel
+def turn_image(source: Any, top: int, left: int, cameras: Cameras, c: int, out: Doubles) -> None:
+    """What silhouettes cover of one camera's image, turned, into its plane.  # (height, width)"""
+    stride, width, height = cameras.stride[c], cameras.width[c], cameras.height[c]
+    start = cameras.plane[c]
+    for y in range(height):
+        row = source[top + y, left : left + width]
+        at = start + ((y // LANES) * stride + 1) * LANES + y % LANES
+        to = out[at:]
+        for x in range(width):
+            to[x * LANES] = row[x]
