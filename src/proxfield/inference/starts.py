@@ -72,8 +72,10 @@ def softmax_of(layout: Layout, energies: Floats) -> NDArray[Any]:
     if layout.common is None or layout.common == 1 or layout.size < 2**16:
         return softmax(layout.owner, layout.offsets, energies)
     from proxfield.backends.numba.dense import softmax_rows
+    from proxfield.compiled.jit import threads_for
     from proxfield.compiled.simd import padded
 
     out = np.zeros_like(energies)
-    softmax_rows(energies, layout.common, padded(layout.common), out)
+    with threads_for(layout.size):
+        softmax_rows(energies, layout.common, padded(layout.common), out)
     return out

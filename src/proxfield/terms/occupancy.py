@@ -241,15 +241,21 @@ class ExactOccupancy(Occupancy):
     @cached_property
     def weights(self) -> tuple[NDArray[np.float64], ...]:
         """w_x of each camera: what it costs if nobody covers the pixel.  # (height, width) each"""
-        seen = np.log((1 - self.miss) / self.false_alarm)
-        unseen = np.log(self.miss / (1 - self.false_alarm))
+        unseen, seen = self.observed
         weights = []
         for s, mask in self.images():
-            w = mask * (self.strength * (seen - unseen))
-            w += self.strength * unseen
+            w = mask * (seen - unseen)
+            w += unseen
             w *= s.per_area
             weights.append(w)
         return tuple(weights)
+
+    @property
+    def observed(self) -> tuple[float, float]:
+        """w_x a_x of a pixel of the background and of one of the foreground."""
+        unseen = float(np.log(self.miss / (1 - self.false_alarm)))
+        seen = float(np.log((1 - self.miss) / self.false_alarm))
+        return self.strength * unseen, self.strength * seen
 
     @cached_property
     def constant(self) -> float:
@@ -257,8 +263,8 @@ class ExactOccupancy(Occupancy):
         seen, unseen = np.log(1 - self.miss), np.log(self.miss)
         total = 0.0
         for s, mask in self.images():
-            a = s.per_area
-            total += float((seen - unseen) * np.vdot(a, mask) + unseen * a.sum())
+            covered = float(np.einsum("yx,yx->", s.per_area, mask))  # vdot would start threads
+            total += (seen - unseen) * covered + unseen * s.shares
         return -self.strength * total
 
     def energy_at(self, logs: Floats) -> float:
@@ -283,7 +289,8 @@ class ExactOccupancy(Occupancy):
         return total
 
     def magnitude(self, layout: Layout) -> float:
-        return abs(self.constant) + float(sum(np.abs(w).sum() for w in self.weights))
+        most = max(map(abs, self.observed))
+        return abs(self.constant) + most * sum(s.shares for s in self.silhouettes)
 
     def relative_curvature(self, layout: Layout) -> Floats:
         bounds = [np.maximum(w, 0) / np.e + np.maximum(-w, 0) / 4 for w in self.weights]
@@ -456,15 +463,18 @@ def _as_bytes(mask: ArrayLike, read: Floats) -> NDArray[np.generic]:
 
 def _read_mask(mask: ArrayLike, s: Silhouettes, camera: int) -> NDArray[np.float64]:
     raw = np.asarray(mask)
-    out = as_floats(raw, f"the mask of camera {camera}")
     if raw.dtype == np.uint8:
-        out = out / 255.0
+        out = raw / 255.0
+    elif raw.dtype == np.bool_:
+        out = raw.astype(np.float64)
+    else:
+        out = as_floats(raw, f"the mask of camera {camera}")
     if out.shape != (s.height, s.width):
         size = "×".join(map(str, out.shape[::-1]))
         raise InputError(
             f"the mask of camera {camera} has {size} pixels, its silhouettes are for "
             f"{s.width}×{s.height}"
         )
-    if out.min() < 0 or out.max() > 1:
+    if raw.dtype not in (np.uint8, np.bool_) and (out.min() < 0 or out.max() > 1):
         raise InputError(f"the mask of camera {camera} has values outside of 0 to 1")
     return out

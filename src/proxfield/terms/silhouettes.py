@@ -72,6 +72,11 @@ class Silhouettes(ABC):
         return np.asarray(np.where(covered, count / np.where(covered, area, 1), 0.0))
 
     @cached_property
+    def shares(self) -> float:
+        """Σ of `per_area`."""
+        return float(self.per_area.sum())
+
+    @cached_property
     def visible(self) -> NDArray[np.bool_]:
         """Which locations the camera sees.  # (n,)"""
         return np.asarray(self.areas > 0)

@@ -139,7 +139,11 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         return total
 
     def free_energy(self, state: State) -> float:
-        return self._evaluate(state.arrays)
+        s: CpuState[ArraysT] = state.arrays
+        if s.known_f is not None:  # a rule that looks at F has just evaluated it
+            return s.known_f
+        with thread_count(self.threads):
+            return self._evaluate(s)
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         s: CpuState[ArraysT] = state.arrays

@@ -26,6 +26,7 @@ from proxfield.terms.base import Doubles, Floats, Layout, Visits
 from proxfield.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
 from proxfield.terms.silhouettes import Boxes, Runs, Silhouettes
 
+_ONES = np.ones((1, 1))
 KEPT_SCENES = 4
 """Scenes whose silhouettes stay packed for their next frame."""
 
@@ -46,12 +47,13 @@ class OccupancyOnCpu:
         packed = _packed(term.silhouettes)
         self.cameras = packed.cameras
         self.image = np.zeros(int(self.cameras.plane[-1]))
-        if isinstance(term, ExactOccupancy):
-            images, self.constant = term.weights, term.constant
-        else:
-            images, self.constant = tuple(1.0 - 2.0 * mask for mask in term.masks), 0.0
-        for c, (image, (top, left)) in enumerate(zip(images, packed.origin, strict=True)):
-            turn_image(image, top, left, self.cameras, c, self.image)
+        self.constant = term.constant if isinstance(term, ExactOccupancy) else 0.0
+        for c, (s, mask) in enumerate(term.images()):
+            if isinstance(term, ExactOccupancy):
+                low, high = term.observed
+                turn_image(mask, s.per_area, low, high, packed.origin[c], self.cameras, c, self.image)
+            else:
+                turn_image(mask, _ONES, 1.0, -1.0, packed.origin[c], self.cameras, c, self.image)
         self.room = _room(self.cameras, term.n_locations, apart=False)
         self.ratio: tuple[Doubles, Doubles, float] | None = None
         if isinstance(term, RatioOccupancy):

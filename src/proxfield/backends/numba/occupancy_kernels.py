@@ -393,13 +393,24 @@ def finish_apart(slopes: Doubles, room: Room) -> None:
 
 
 @kernel
-def turn_image(source: Any, top: int, left: int, cameras: Cameras, c: int, out: Doubles) -> None:
-    """What silhouettes cover of one camera's image, turned, into its plane.  # (height, width)"""
-    stride, width, height = cameras.stride[c], cameras.width[c], cameras.height[c]
-    start = cameras.plane[c]
-    for y in range(height):
-        row = source[top + y, left : left + width]
-        at = start + ((y // LANES) * stride + 1) * LANES + y % LANES
+def turn_image(
+    mask: Doubles, shares: Doubles, low: float, high: float, origin: tuple[int, int],
+    cameras: Cameras, c: int, out: Doubles,
+) -> None:  # fmt: skip
+    """One camera's image, turned, from what silhouettes cover of its mask: share times ``low`` for
+    the background to ``high`` for the foreground. Shares of one pixel only are those of all.
+    """
+    top, left = origin
+    stride, width = cameras.stride[c], cameras.width[c]
+    for y in range(cameras.height[c]):
+        row = mask[top + y, left : left + width]
+        at = cameras.plane[c] + ((y // LANES) * stride + 1) * LANES + y % LANES
         to = out[at:]
-        for x in range(width):
-            to[x * LANES] = row[x]
+        if shares.size == 1:
+            share = shares[0, 0]
+            for x in range(width):
+                to[x * LANES] = (row[x] * (high - low) + low) * share
+        else:
+            parts = shares[top + y, left : left + width]
+            for x in range(width):
+                to[x * LANES] = (row[x] * (high - low) + low) * parts[x]

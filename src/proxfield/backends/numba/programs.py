@@ -15,10 +15,10 @@ from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
 from proxfield.backends.numba.state import CpuState
-from proxfield.backends.numba.terms import BinaryCpuTerm
+from proxfield.backends.numba.terms import BinaryCpuTerm, CpuTerm
 from proxfield.backends.reference import TINY
 from proxfield.lowering.lowered import Lowered
-from proxfield.terms.base import Floats
+from proxfield.terms.base import Floats, Term
 
 BinaryState = CpuState[BinaryArrays]
 GeneralState = CpuState[GeneralArrays]
@@ -102,14 +102,13 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
 
     def _add_extras(self, s: BinaryState) -> float:
         """Binary fields: ``g`` holds the difference between the labels."""
-        total, q, logs = 0.0, None, None
-        for term, own in self.extras:
-            if isinstance(own, BinaryCpuTerm):
-                if logs is None:
-                    logs = np.empty(self.n)
-                    binary.log_first(self.pack, s.arrays, s.phase, s.natural, logs)
-                total += own.add_binary_gradient(logs, s.arrays.g)
-                continue
+        total, q = 0.0, None
+        if self._binary_extras:
+            logs = self._logs
+            binary.log_first(self.pack, s.arrays, s.phase, s.natural, logs)
+            for quick in self._binary_extras:
+                total += quick.add_binary_gradient(logs, s.arrays.g)
+        for term, own in self._other_extras:
             q = self.marginals(State(s)) if q is None else q
             g = np.zeros(self.layout.size, dtype=self.dtype)
             if own is not None:
@@ -118,6 +117,21 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
                 total += term.evaluate(self.layout, q, g)
             s.arrays.g[:] += g[1::2] - g[::2]
         return total
+
+    @cached_property
+    def _binary_extras(self) -> list[BinaryCpuTerm]:
+        """Extra terms that need one number of each variable."""
+        return [own for _, own in self.extras if isinstance(own, BinaryCpuTerm)]
+
+    @cached_property
+    def _other_extras(self) -> list[tuple[Term, CpuTerm | None]]:
+        """The others."""
+        return [pair for pair in self.extras if not isinstance(pair[1], BinaryCpuTerm)]
+
+    @cached_property
+    def _logs(self) -> NDArray[np.float64]:
+        """Room for log q_i(0).  # (n,)"""
+        return np.empty(self.n)
 
     def _set(self, s: BinaryState, theta: Floats) -> None:
         s.arrays.a[:] = theta[1::2] - theta[::2]
