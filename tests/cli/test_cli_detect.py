@@ -320,6 +320,30 @@ def test_warm_starts_go_on_where_they_were(invoke: Invoke, made: Path) -> None:
     assert run(invoke, *warm, "-o", "parts")["skipped"] == 0
 
 
+def test_warm_starts_from_other_frames_are_refused(invoke: Invoke, made: Path) -> None:
+    warm = (*CALIBRATED, "--warm", "--maps", "npy", "-o", "out")
+    run(invoke, *warm, "--frames", "0:3:2")
+    kept = {p: p.read_bytes() for p in Path("out").rglob("*") if p.is_file()}
+    done = invoke("detect", *warm, "--frames", "0:3")
+    assert done.exit_code == 2 and "frame 2 follows there, 1 now" in done.stderr
+    assert {p: p.read_bytes() for p in Path("out").rglob("*") if p.is_file()} == kept
+    assert run(invoke, *warm, "--frames", "0")["skipped"] == 1
+    run(invoke, *warm, "--frames", "0:3", "--overwrite")
+    assert run(invoke, *warm, "--frames", "0:1")["skipped"] == 2
+
+
+def test_other_pictures_to_draw_on_are_refused(invoke: Invoke, made: Path) -> None:
+    pytest.importorskip("matplotlib")
+    some = (*CALIBRATED, "--frames", "0", "-o", "out")
+    own = ("--pictures", "--images", "made/mask-f{frame}-c%c.png")
+    run(invoke, *some)
+    run(invoke, *some, "--pictures")  # pictures may come later
+    assert run(invoke, *some)["skipped"] == 1
+    done = invoke("detect", *some, *own)
+    assert done.exit_code == 2 and "images is masks there, made/mask" in done.stderr
+    run(invoke, *some, *own, "--overwrite")
+
+
 def test_a_broken_frame_among_warm_ones(invoke: Invoke, made: Path) -> None:
     warm = (*CALIBRATED, "--warm", "--maps", "npy", "-o", "out")
     file = made / "mask-f1-c0.png"
@@ -533,6 +557,40 @@ def test_videos(invoke: Invoke, made: Path) -> None:
     if pytest.importorskip("matplotlib"):
         run(invoke, "made/scene.pom", *some, "-o", "one", "--movie", "out.mp4")
         assert Path("out.mp4").stat().st_size > 1000
+
+
+def test_a_video_with_fewer_frames_than_its_header_says(
+    invoke: Invoke, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from proxfield.cli import detect_inputs
+    from proxfield.io.video import EndOfVideoError
+
+    class Short:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def frames(self) -> list[int]:
+            return list(range(6))
+
+        def read(self, frame: int) -> list[np.ndarray]:
+            if frame >= 4:
+                raise EndOfVideoError(f"frame {frame} is missing", 4)
+            return [np.zeros((72, 96))] * 3
+
+    monkeypatch.setattr(detect_inputs, "VideoMasks", Short)
+    whole = ("made/scene.pom", "--video", "%c.avi", "-o", "out", "--passes", "1")
+    pom = Path("made/scene.pom")
+    lines = [x for x in pom.read_text().splitlines() if not x.startswith("PROCESS")]
+    pom.write_text("\n".join(lines) + "\n")
+    first = invoke("detect", *whole, "--json")
+    assert first.exit_code == 0
+    assert "note: frame 4 is missing: 4 frames instead of 6" in first.stderr
+    summary = json.loads(first.stdout)
+    assert (summary["frames"], summary["detected"]) == (4, 4)
+    summary = run(invoke, *whole)  # finished
+    assert (summary["frames"], summary["skipped"]) == (4, 4)
+    done = invoke("detect", *whole, "--frames", "0:5")  # asked for by number
+    assert done.exit_code != 0 and "frame 4 is missing" in done.stderr
 
 
 @pytest.mark.parametrize("prior", ["0", "1", "-0.5", "nan", "zeros.npy", "short.npy", "text.npy"])

@@ -70,6 +70,11 @@ def test_per_frame_table(invoke: Callable[..., Any], files: tuple[Path, Path]) -
     assert lines[3].split() == ["2", "0", "0", "0", "1", "-", "-"]
 
 
+def test_one_frame(invoke: Callable[..., Any], files: tuple[Path, Path]) -> None:
+    some = invoke("evaluate", *files, "--json", "--frames", "0")
+    assert json.loads(some.stdout)["frames"] == 1
+
+
 def test_frames_that_the_truth_lacks(invoke: Callable[..., Any], files: tuple[Path, Path]) -> None:
     files[0].write_text(FOUND + "9,0,0,1\n")
     result = invoke("evaluate", *files, "--json")
@@ -90,7 +95,7 @@ def test_frames_that_the_truth_lacks(invoke: Callable[..., Any], files: tuple[Pa
             "--roi: region '0,0 1,1', expected corners",
         ),
         (("found.csv", "truth.csv", "--roi", "no.txt"), "--roi: no.txt: no such file"),
-        (("found.csv", "truth.csv", "--frames", "5:1"), "--frames '5:1', expected FIRST:LAST"),
+        (("found.csv", "truth.csv", "--frames", "5:1"), "--frames '5:1', expected FRAME, FIRST:LAST"),
         (("found.csv", "truth.csv", "--frames", "7:9"), "TRUTH has none of these"),
         (("later.csv", "truth.csv"), "no frame in common"),
         (("-", "-"), "can't both come from standard input"),

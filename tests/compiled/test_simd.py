@@ -55,9 +55,12 @@ def driver(module: ModuleType) -> Callable[..., Any]:
     least, total, expected, weighted = module.least, module.total, module.expected, module.weighted
     store_row, load_row, replace_row = module.store_row, module.load_row, module.replace_row
     gather_row, scatter_row = module.gather_row, module.scatter_row
+    sum_rows, integrate_rows = module.sum_rows, module.integrate_rows
 
     @jit.inlined
-    def call_all(x: Any, row: Any, weight: Any, peak: Any, out: Any) -> Any:
+    def call_all(
+        x: Any, row: Any, weight: Any, peak: Any, out: Any, planes: Any, turned: Any, above: Any
+    ) -> Any:
         width, n = 5 * LANES, 5 * LANES - 3  # a block of four groups and one more, with padding
         clear(out, 0)
         put_scaled(out, 8, x, 3, 0.3)
@@ -70,6 +73,10 @@ def driver(module: ModuleType) -> Callable[..., Any]:
         replace_row(peak, x, 0, out, out, 49, n - 6)
         gather_row(out, 144, x, width, row, weight, 1, 3, 1, 0.9)
         scatter_row(out, x, 11, width, row, weight, 0, 4, 5, 0.9)
+        for keep in (1.0, 0.0):
+            sum_rows(turned, planes, 3, 16, above, keep)
+            planes[3 : 3 + 8 * 16] = turned[8 * 16 :]
+            integrate_rows(planes, 150, 16, turned, keep)
         return (
             least(x, 0, width),
             total(x, 1, width),
@@ -80,13 +87,15 @@ def driver(module: ModuleType) -> Callable[..., Any]:
     return call_all
 
 
-def call_all(module: ModuleType, dtype: str) -> tuple[Array, Array, tuple[float, ...]]:
+def call_all(module: ModuleType, dtype: str) -> tuple[Array | tuple[float, ...], ...]:
     rng = np.random.default_rng(0)
     x, out = rng.normal(size=400).astype(dtype), rng.normal(size=600).astype(dtype)
     row, weight = np.array([2, 0, 4, 1], np.int32), rng.random(4).astype(np.float32)
     peak = np.zeros(2 * LANES, dtype)
-    numbers = driver(module)(x, row, weight, peak, out)
-    return out, peak, numbers
+    planes, turned = (rng.normal(size=n).astype(dtype) for n in (320, 256))
+    above = rng.normal(size=16).astype(dtype)
+    numbers = driver(module)(x, row, weight, peak, out, planes, turned, above)
+    return out, peak, planes, turned, above, numbers
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -115,9 +124,38 @@ def test_replaced_rows_keep_nan(module: ModuleType) -> None:
     np.testing.assert_array_equal(peak[LANES:], abs(new - 0.25))
 
 
+@pytest.mark.parametrize("keep", [1.0, 0.0])
+@pytest.mark.parametrize("module", [simd_llvm, simd_loops])
+def test_sums_of_eight_rows(module: ModuleType, keep: float) -> None:
+    """Running sums down (if kept) and along rows, turned; and the other way."""
+    sum_rows, integrate_rows = module.sum_rows, module.integrate_rows
+
+    @jit.inlined
+    def call(turned: Any, planes: Any, above: Any, total: Any, keep: float) -> None:
+        sum_rows(turned, planes, 5, 24, above, keep)
+        integrate_rows(total, 2, 24, turned, keep)
+
+    rng = np.random.default_rng(1)
+    planes, above, total = rng.normal(size=300), rng.normal(size=24), rng.normal(size=300)
+    rows, first, before = planes[5 : 5 + 192].reshape(8, 24).copy(), above.copy(), total.copy()
+    rest, turned = planes.copy(), np.zeros(192)
+    call(turned, planes, above, total, keep)
+    down = first + rows.cumsum(axis=0) if keep else rows
+    along = down.cumsum(axis=1)
+    np.testing.assert_allclose(turned.reshape(24, 8).T, along, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(above, down[-1], rtol=1e-12, atol=1e-12)
+    rest[5 : 5 + 192] = 0.0
+    np.testing.assert_array_equal(planes, rest)
+    whole = along.cumsum(axis=1)
+    whole = before[2:26] + whole.cumsum(axis=0) if keep else whole
+    np.testing.assert_allclose(total[26 : 26 + 192].reshape(8, 24), whole, rtol=1e-12, atol=1e-11)
+    np.testing.assert_array_equal(total[:26], before[:26])
+    np.testing.assert_array_equal(total[218:], before[218:])
+
+
 def test_both_offer_the_interface() -> None:
     named = {name for name in simd.__annotations__ if not name.startswith("_")}
-    assert len(named) == 15
+    assert len(named) == 17
     for module in (simd_llvm, simd_loops):
         assert named <= vars(module).keys()
 

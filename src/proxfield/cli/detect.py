@@ -54,11 +54,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from proxfield.cli.detect_inputs import forget, load_scene
     from proxfield.cli.detect_run import Chain, Work, make_tasks, resume_warm, run_all, run_warm
     from proxfield.cli.detect_store import Store
+    from proxfield.cli.main import report
     from proxfield.cli.pool import LostWorkerError
     from proxfield.cli.progress import Counter
     from proxfield.cli.signals import begin_work, interrupted
     from proxfield.common.interrupts import raised_again
     from proxfield.errors import ProxfieldError
+    from proxfield.io.video import EndOfVideoError
 
     forget()
     files = check_options(options)
@@ -71,7 +73,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     loaded = load_scene(files)
     masks = choose_masks(options, loaded)
     detector = make_detector(options, rule, loaded)
-    frames = masks.choose(choose_frames(options, loaded))
+    asked = choose_frames(options, loaded)
+    frames = masks.choose(asked)
+    if asked is None and not options["overwrite"]:
+        frames = frames[: store.read_end(len(frames))]
     work = Work(files, masks, detector, store, options["images"])
     settings = describe(work, loaded, frames if options["warm"] else None)
     if not options["overwrite"]:
@@ -110,9 +115,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     except Exception as error:
         if interrupted():
             ending = "interrupted"  # what a library made of Ctrl-C
+        elif isinstance(error, EndOfVideoError) and asked is None:
+            report(f"{error}: {error.frames} frames instead of {len(frames)}", kind="note: ")
+            store.write_end(len(frames), error.frames)
+            frames = frames[: error.frames]
+            todo = [frame for frame in todo if frame < error.frames]
         elif not isinstance(error, ProxfieldError) or not records:
             raise
-        else:  # a video that ends before its header says; what there is is kept
+        else:  # a video that ends before a frame that was asked for; what there is is kept
             ending = str(error)
     wanted = set(frames)
     people = sum(frame in wanted for frame in store.write_tables().frame.tolist())
@@ -281,7 +291,7 @@ def choose_frames(options: Record, loaded: Loaded) -> list[int] | None:
 
     text = options["frames"]
     if text is not None:
-        return list(span(text if ":" in text else f"{text}:{text}"))
+        return list(span(text))
     return loaded.pom.frames or None if loaded.pom is not None else None
 
 
@@ -347,6 +357,7 @@ def describe(work: Work, loaded: Loaded, in_order: list[int] | None) -> Record:
         **{f"rule {key}": value for key, value in asdict(d.rule).items()},
         "prior": prior if isinstance(prior, float) else fingerprint([prior]),
         "warm": None if in_order is None else f"from frame {in_order[0]}",
+        **({"images": work.images or "masks"} if work.store.pictures else {}),
     }
 
 

@@ -103,7 +103,7 @@ mask_options = stack(
     ),
     click.option(
         "--frames",
-        metavar="FIRST:LAST[:STEP]",
+        metavar="FRAME|FIRST:LAST[:STEP]",
         help="Frames to examine, LAST included.  [default: PROCESS of the scene, or all]",
     ),
     positive("--scale", "X", "Resolution of the masks; 0.25 averages 4×4 pixels.", 1.0),

@@ -17,6 +17,7 @@ from proxfield.cli.pool import run_in_processes
 from proxfield.cli.progress import Counter
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
+from proxfield.io.files import display_name
 from proxfield.people.detect import Detector, OccupancyMap
 from proxfield.people.scene import Scene
 
@@ -157,11 +158,13 @@ class Chain:
         todo: Frames that are left.
         before: The map to start from; None for the prior.
         failed: Frames of an earlier run that couldn't be read; tried again, from the prior.
+        order: All frames up to the map.
     """
 
     todo: list[int]
     before: Doubles | None = None
     failed: list[int] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
 
 
 def resume_warm(frames: Sequence[int], store: Store) -> Chain:
@@ -169,30 +172,44 @@ def resume_warm(frames: Sequence[int], store: Store) -> Chain:
 
     Frames up to the last that was kept are done; the others, of which there is at most one that
     was finished, are made again.
+
+    Raises:
+        InputError: If frames there started from others than they would now.
     """
     kept = store.read_warm()
-    if kept is None or kept[0] not in frames:
+    if kept is None:
         return Chain(list(frames))
-    last, q, failed = kept
-    done = list(frames).index(last) + 1
+    q, failed, order = kept
+    common = min(len(order), len(frames))
+    for there, now in zip(order[:common], frames[:common], strict=True):
+        if there != now:
+            raise InputError(
+                f"-o: holds results of other settings (with --warm, frame {there} follows there, "
+                f"{now} now); use another folder or --overwrite",
+                path=display_name(store.folder),
+            )
+    done = len(order)
     again = [frame for frame in frames[:done] if not store.finished(frame)]
     if not set(again) <= set(failed):
         return Chain(list(frames))
-    return Chain([*again, *frames[done:]], q, again)
+    if done > len(frames):  # the map is that of a later frame
+        return Chain(again, None, again)
+    return Chain([*again, *frames[done:]], q, again, order)
 
 
 def run_warm(tasks: Iterator[Task], work: Work, chain: Chain, display: Counter) -> Iterator[Record]:
     """Records of frames that start from the one before."""
-    before, failed = chain.before, list(chain.failed)
+    before, failed, order = chain.before, list(chain.failed), list(chain.order)
     with display.announcing_compilation():
         for task in tasks:
             display.working(f"frame {task.frame}")
             again = task.frame in chain.failed
+            order += [] if again else [task.frame]
             record, found = _attempt(task, work, None if again else before)
             if found is None and not again:
                 failed.append(task.frame)
             elif found is not None and not again:
-                work.store.write_warm(found, failed)
+                work.store.write_warm(found, failed, order)
                 before = np.asarray(found.q)
             yield record
 

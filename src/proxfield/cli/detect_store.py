@@ -90,7 +90,11 @@ class Store:
             )
         if next((self.folder / "frames").glob("*.json"), None) is None:
             return  # nothing was finished
-        differences = compare(there, finite(settings))
+        now = finite(settings)
+        if "images" not in there or "images" not in now:  # pictures may be added later
+            there.pop("images", None)
+            now.pop("images", None)
+        differences = compare(there, now)
         if differences:
             more = len(differences) - SHOWN_DIFFERENCES
             text = "; ".join(differences[:SHOWN_DIFFERENCES])
@@ -106,7 +110,7 @@ class Store:
             for file in self.folder.glob(pattern):
                 if file.stem.isdigit():
                     file.unlink()
-        for name in ("warm.npz", "detections.csv", "detections.json", "frames.csv"):
+        for name in ("warm.npz", "end.json", "detections.csv", "detections.json", "frames.csv"):
             (self.folder / name).unlink(missing_ok=True)
         (self.folder / "settings.json").unlink(missing_ok=True)
 
@@ -117,6 +121,9 @@ class Store:
         names = ["frames", *(["maps"] if self.maps else []), *(["pictures"] * self.pictures)]
         for name in ("", *names):
             make_folder(str(self.folder / name), "-o")
+        before = _read_json(self.folder / "settings.json") or {}
+        if "images" in before:  # a run without pictures leaves those that are there
+            settings = {"images": before["images"], **settings}
         text = json.dumps(finite(settings), indent=1, ensure_ascii=False) + "\n"
         atomic_write(self.folder / "settings.json", text)
 
@@ -152,27 +159,40 @@ class Store:
         atomic_write(self.frame_file(found.frame), json.dumps(finite(record)) + "\n")
         return record
 
-    def write_warm(self, found: OccupancyMap, failed: Sequence[int]) -> None:
+    def write_end(self, header: int, frames: int) -> None:
+        """Remember that videos have fewer frames than the shortest header says."""
+        text = json.dumps({"header": header, "frames": frames}) + "\n"
+        atomic_write(self.folder / "end.json", text)
+
+    def read_end(self, header: int) -> int:
+        """Number of frames that videos have; ``header`` is what their headers say."""
+        known = _read_json(self.folder / "end.json") or {}
+        return int(known["frames"]) if known.get("header") == header else header
+
+    def write_warm(self, found: OccupancyMap, failed: Sequence[int], order: Sequence[int]) -> None:
         """Keep the map that the next frame starts from; after the frame's own files.
 
         Args:
             found: The last map.
             failed: Frames before it that can't be read.
+            order: All frames up to it, in their order.
         """
         import numpy as np
 
         stream = io.BytesIO()
-        np.savez(stream, frame=found.frame, q=found.q, failed=np.array(failed, dtype=np.int64))
+        lists = {"failed": failed, "order": order}
+        arrays = {name: np.array(some, dtype=np.int64) for name, some in lists.items()}
+        np.savez(stream, frame=found.frame, q=found.q, **arrays)
         atomic_write(self.folder / "warm.npz", stream.getvalue())
 
-    def read_warm(self) -> tuple[int, Doubles, list[int]] | None:
-        """The last frame that was written, its map, and frames before it that failed."""
+    def read_warm(self) -> tuple[Doubles, list[int], list[int]] | None:
+        """The last map that was written, frames that failed, and all frames up to it."""
         import numpy as np
 
         try:
             with np.load(self.folder / "warm.npz", allow_pickle=False) as stored:
                 q = np.asarray(stored["q"], dtype=np.float64)
-                return int(stored["frame"]), q, [int(frame) for frame in stored["failed"]]
+                return q, stored["failed"].tolist(), stored["order"].tolist()
         except Exception:  # missing or damaged: begin again
             return None
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--frames",
-    metavar="FIRST:LAST[:STEP]",
+    metavar="FRAME|FIRST:LAST[:STEP]",
     help="Compare these frames only, LAST included.  [default: all frames of TRUTH]",
 )
 @click.option(
@@ -98,20 +98,20 @@ def command(
 
 
 def span(text: str) -> range:
-    """Frames from ``first:last`` or ``first:last:step``, the last included.
+    """Frames from ``frame``, ``first:last`` or ``first:last:step``, the last included.
 
     Example:
-        >>> list(span("10:20:5"))
-        [10, 15, 20]
+        >>> list(span("10:20:5")), list(span("3"))
+        ([10, 15, 20], [3])
     """
     try:
         numbers = [int(part) for part in text.split(":")]
-        first, last, *step = numbers
+        first, last, *step = numbers if len(numbers) > 1 else numbers * 2
         if len(step) > 1 or last < first or (step and step[0] < 1):
             raise ValueError
     except ValueError:
         raise click.UsageError(
-            f"--frames {text!r}, expected FIRST:LAST or FIRST:LAST:STEP"
+            f"--frames {text!r}, expected FRAME, FIRST:LAST or FIRST:LAST:STEP"
         ) from None
     return range(first, last + 1, *step)
 

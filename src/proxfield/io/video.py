@@ -43,6 +43,18 @@ def _quiet(cv2: Any) -> Iterator[None]:
         switch(before)
 
 
+class EndOfVideoError(InputError):
+    """A video ends before a frame, whatever its header says.
+
+    Attributes:
+        frames: Number of frames that all videos have.
+    """
+
+    def __init__(self, message: str, frames: int) -> None:
+        super().__init__(message)
+        self.frames = frames
+
+
 @dataclass
 class VideoMasks:
     """Masks from videos that were taken at the same time.
@@ -97,7 +109,7 @@ class VideoMasks:
         """The masks of a frame. All frames before it are looked at, so ask for them in order.
 
         Raises:
-            InputError: If a video ends before.
+            EndOfVideoError: If a video ends before.
         """
         if self._run is None or frame < self._next:
             self._run, self._next = iter(self), 0
@@ -105,8 +117,8 @@ class VideoMasks:
             self._next = number + 1
             if number == frame:
                 return masks
-        self._run = None
-        raise InputError(f"frame {frame} is missing: the shortest video ends before it")
+        self._run, there = None, self._next
+        raise EndOfVideoError(f"frame {frame} is missing: the shortest video ends before it", there)
 
     def __iter__(self) -> Iterator[tuple[int, list[Doubles | None]]]:
         """Frames and the masks of all cameras, until the shortest video ends.

@@ -20,6 +20,8 @@ THRESHOLD = 0.5
 """Minimum probability of a detection."""
 NEGLIGIBLE = 1e-3
 """Share of the threshold below which a location doesn't count when probabilities are pooled."""
+MAX_PAIRED = 5_000
+"""Locations up to which all pairs within the pooling distance are listed."""
 MAX_POOLED = 50_000
 """Maximum number of locations that are pooled: the most probable ones."""
 
@@ -215,8 +217,14 @@ def suppress(
     found: list[int] = []
     scores: list[float] = []
     places: list[Doubles] = []
+    order = np.argsort(-values[some], kind="stable")
+    if pool and len(some) <= MAX_PAIRED:  # sums only fall: what is too little now stays so
+        a, b = tree.query_pairs(pool, output_type="ndarray").T
+        n = len(some)
+        pooled = weight + np.bincount(a, weight[b], n) + np.bincount(b, weight[a], n)
+        order = order[pooled[order] >= least * (1 - 1e-9)]
     # by their own probability: by the pooled one, a location between two people would come first
-    for k in np.argsort(-values[some], kind="stable").tolist():
+    for k in order.tolist():
         if weight[k] == 0:
             continue
         center = ground[some[k]]
@@ -226,7 +234,7 @@ def suppress(
             continue
         found.append(int(some[k]))
         scores.append(float(-np.expm1(-total)) if pool else float(values[some[k]]))
-        places.append(np.average(ground[some[near]], axis=0, weights=weight[near]))
+        places.append((ground[some[near]] * weight[near][:, None]).sum(axis=0) / total)
         weight[tree.query_ball_point(center, radius)] = 0.0
     order = np.argsort(-np.array(scores), kind="stable")
     xy = np.array(places).reshape(-1, 2)
