@@ -5,11 +5,16 @@
 - ``regular``: a camera and a regular grid of locations, every number of pixels with every number
   of locations. The cost is linear in both: a fit of ms = a + b·pixels + c·boxes is printed.
 
+- ``cold``: whole frames of ``wildtrack`` by `Detector` with its defaults, everything from masks to
+  detections, after one frame of the scene. ``--only-cold`` measures nothing else.
+
 An iteration is an update of all locations by ``fixed`` with a small step, energy and gradient
 included, in float64; ``kernel`` is the energy and the gradient alone. The least of some repetitions
 counts, because other work on a machine only adds to it; the median is there too.
 
-Run: python benchmarks/occupancy_speed.py [--data FOLDER] [--repeats N] [--json FILE]
+"settled" is the iteration from where 100 of these end, with many locations almost certain.
+
+Run: python benchmarks/occupancy_speed.py [--data FOLDER] [--repeats N] [--only-cold] [--json FILE]
 
 FOLDER holds ``smidm`` and ``wildtrack`` (see people_data.py); without it, only regular scenes run.
 """
@@ -22,6 +27,8 @@ import os
 import platform
 import statistics
 import time
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +36,13 @@ import numpy as np
 
 import proxfield as pf
 from proxfield.backends.numba.occupancy import OccupancyOnCpu
+from proxfield.people.detect import Detector
+from proxfield.people.scene import Scene
 from proxfield.terms.occupancy import Occupancy
 
 STEP = 0.05
 ITERATIONS = 40
+COLD_FRAMES = 5
 PIXELS = ((120, 160), (240, 320), (480, 640), (960, 1280))
 """Heights and widths of regular scenes."""
 LOCATIONS = (1_000, 10_000, 100_000)
@@ -74,11 +84,51 @@ def smidm(folder: Path) -> tuple[list[pf.Boxes], list[np.ndarray]]:
 
 def wildtrack(folder: Path) -> tuple[list[pf.Boxes], list[np.ndarray]]:
     """The silhouettes and the masks of the first frame."""
+    scene, (masks,) = wildtrack_frames(folder, 1)
+    return list(scene.silhouettes), masks
+
+
+@cache
+def wildtrack_frames(folder: Path, count: int) -> tuple[Scene, list[list[np.ndarray]]]:
+    """The scene and the masks of the first frames."""
     from people_data import wildtrack as recording
 
     found = recording(folder, spacing=0.1)
-    _, masks, _ = next(iter(found))
-    return list(found.scene.silhouettes), masks
+    return found.scene, [masks for _, masks, _ in islice(found, count)]
+
+
+def cold(folder: Path, repeats: int) -> list[dict[str, Any]]:
+    """Milliseconds of whole frames on one thread, and of the processor."""
+    scene, frames = wildtrack_frames(folder, COLD_FRAMES + 1)
+    rows = []
+    for rule, params in (("backtracking", {}), ("fixed", {"step": 0.2})):
+        detector = Detector(rule=rule, params=params, threads=1)
+        detector.detect(scene, frames[0])
+        wall, cpu = [], []
+        for k in range(repeats * COLD_FRAMES):
+            begun, used = time.perf_counter(), time.process_time()
+            found = detector.detect(scene, frames[1 + k % COLD_FRAMES])
+            cpu.append(1e3 * (time.process_time() - used))
+            wall.append(1e3 * (time.perf_counter() - begun))
+        least = [min(wall[k::COLD_FRAMES]) for k in range(COLD_FRAMES)]
+        rows.append(
+            {
+                "rule": rule,
+                "iterations": found.result.iterations,
+                "frame_ms": statistics.mean(least),
+                "frame_least_ms": min(wall),
+                "frame_median_ms": statistics.median(wall),
+                "processor_median_ms": statistics.median(cpu),
+                "frames_ms": least,
+            }
+        )
+        print(
+            f"cold frame {rule:12} {rows[-1]['frame_ms']:.1f} ms (least of each of {COLD_FRAMES} "
+            f"frames, mean; median of all {rows[-1]['frame_median_ms']:.1f}, of the processor's "
+            f"time {rows[-1]['processor_median_ms']:.1f})",
+            flush=True,
+        )
+    return rows
 
 
 def measure(term: Occupancy, prior: float, repeats: int) -> dict[str, Any]:
@@ -99,6 +149,12 @@ def measure(term: Occupancy, prior: float, repeats: int) -> dict[str, Any]:
         for _ in range(ITERATIONS):
             own.add_binary_gradient(logs, out)
         alone.append(1e3 * (time.perf_counter() - begun) / ITERATIONS)
+    late = pf.infer(field, "fixed", step=STEP, max_iters=100, **options)
+    settled = []
+    options["init"] = late
+    for _ in range(repeats + 1):
+        result = pf.infer(field, "fixed", step=STEP, max_iters=ITERATIONS, **options)
+        settled.append(1e3 * result.seconds / result.iterations)
     return {
         "model": term.model,
         "locations": n,
@@ -109,6 +165,9 @@ def measure(term: Occupancy, prior: float, repeats: int) -> dict[str, Any]:
         "iteration_median_ms": statistics.median(whole[1:]),
         "kernel_ms": min(alone[1:]),
         "kernel_median_ms": statistics.median(alone[1:]),
+        "settled_ms": min(settled[1:]),
+        "settled_median_ms": statistics.median(settled[1:]),
+        "settled_certain": int((late.q[::2] < 1e-6).sum()),
     }
 
 
@@ -117,7 +176,8 @@ def show(name: str, row: dict[str, Any]) -> None:
     print(
         f"{name:10} {row['model']:6} {row['locations']:>7} locations {row['boxes']:>7} boxes "
         f"{row['pixels']:>8} pixels  iteration {row['iteration_ms']:8.3f} ms "
-        f"(median {row['iteration_median_ms']:.3f})  kernel {row['kernel_ms']:8.3f} ms",
+        f"(median {row['iteration_median_ms']:.3f})  kernel {row['kernel_ms']:8.3f} ms  "
+        f"settled {row['settled_ms']:8.3f} ms ({row['settled_certain']} with p < 1e-6)",
         flush=True,
     )
 
@@ -139,6 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=Path, help="folder with smidm and wildtrack")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--only-cold", action="store_true", help="whole frames only")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()
     found: dict[str, Any] = {
@@ -146,7 +207,12 @@ def main() -> None:
         "cases": [],
         "regular": [],
         "fit": {},
+        "cold": [],
     }
+    if args.data is not None and (args.data / "wildtrack").exists():
+        found["cold"] = cold(args.data / "wildtrack", args.repeats)
+    if args.only_cold:
+        return
     for name, load, prior in (("smidm", smidm, 0.01), ("wildtrack", wildtrack, 1e-4)):
         if args.data is None or not (args.data / name).exists():
             continue

@@ -95,7 +95,10 @@ def test_frames_that_the_truth_lacks(invoke: Callable[..., Any], files: tuple[Pa
             "--roi: region '0,0 1,1', expected corners",
         ),
         (("found.csv", "truth.csv", "--roi", "no.txt"), "--roi: no.txt: no such file"),
-        (("found.csv", "truth.csv", "--frames", "5:1"), "--frames '5:1', expected FRAME, FIRST:LAST"),
+        (
+            ("found.csv", "truth.csv", "--frames", "5:1"),
+            "--frames '5:1', expected FRAME, FIRST:LAST",
+        ),
         (("found.csv", "truth.csv", "--frames", "7:9"), "TRUTH has none of these"),
         (("later.csv", "truth.csv"), "no frame in common"),
         (("-", "-"), "can't both come from standard input"),

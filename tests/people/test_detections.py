@@ -16,7 +16,7 @@ GROUND = np.array([[0.0, 0.0], [0.4, 0.0], [0.8, 0.0], [5.0, 5.0]])
 
 
 def test_the_most_probable_first() -> None:
-    where, score, xy = suppress([0.6, 0.9, 0.7, 0.95], GROUND, 0.5)
+    where, score, xy = suppress([0.6, 0.9, 0.7, 0.95], GROUND, 0.5, pool=0)
     assert where.tolist() == [3, 1]
     assert score.tolist() == [0.95, 0.9]
     assert xy.tolist() == [[5.0, 5.0], [0.4, 0.0]]
@@ -40,7 +40,8 @@ def test_pooling_finds_a_person_spread_over_neighbors() -> None:
     spread = GROUND.copy()
     spread[:3, 0] = [0.0, 0.1, 0.2]
     q = [0.3, 0.35, 0.3, 0.2]
-    assert suppress(q, spread)[0].size == 0
+    assert suppress(q, spread, pool=0)[0].size == 0
+    assert suppress(q, spread)[0].tolist() == [1]
     where, score, xy = suppress(q, spread, pool=0.15)
     assert where.tolist() == [1]
     assert score[0] == pytest.approx(1 - 0.7 * 0.65 * 0.7)
@@ -61,6 +62,18 @@ def test_pooled_probability_counts_once() -> None:
     assert where.tolist() == [1]  # 0.45 with 0.1 would do, but that one is gone
     where, _, _ = suppress([0.1, 0.1, 0.1, 0.45], ground, 0.35, pool=0.35)
     assert where.tolist() == [3]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pooling_with_and_without_pairs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving out what can't be a detection changes nothing."""
+    rng = np.random.default_rng(seed)
+    ground, q = rng.random((60, 2)) * 3, rng.random(60) ** 4
+    quick = suppress(q, ground)
+    monkeypatch.setattr(module, "MAX_PAIRED", 0)
+    for a, b in zip(quick, suppress(q, ground), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len(quick[0]) > 2
 
 
 def test_pooling_many_locations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,7 @@ def draw_frame(frame: Frame, setting: Setting, settings: Settings) -> list[tuple
     rule = make_rule(name, {"step": STEP})
     q = iterate(counted_field(frame, setting), rule, passes, settings).states[-1]
     assert frame.scene.positions is not None
-    locations, _, found = suppress(q, frame.scene.positions, setting.radius)
+    locations, _, found = suppress(q, frame.scene.positions, setting.radius, pool=0.0)
     sheet = contact_sheet(
         frame.scene, frame.masks(), q, detections=found, locations=locations, truth=frame.truth
     )

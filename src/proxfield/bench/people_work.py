@@ -53,7 +53,7 @@ ROWS: dict[str, tuple[tuple[str, Record], ...]] = {
 }
 """Rules and their parameters, by the model of the energy."""
 MODELS: dict[str, Record] = {
-    "exact": {"prior": 5e-5},
+    "exact": {"prior": 5e-5, "strength": 8.0},
     "ratio": {"prior": 5e-5, "variance": 0.003},
 }
 """Parameters of each model beside the defaults of `Occupancy`, the same for all rules."""
@@ -306,6 +306,6 @@ def iterate(field: Field, rule: Rule, max_passes: int, settings: Settings) -> Wa
 def score(frame: Frame, q: Doubles, radius: float) -> tuple[int, int]:
     """People who were found, and detections that are nobody."""
     assert frame.scene.positions is not None
-    _, _, found = suppress(np.clip(q, 0.0, 1.0), frame.scene.positions, radius)
+    _, _, found = suppress(np.clip(q, 0.0, 1.0), frame.scene.positions, radius, pool=0.0)
     matches = len(match(found, frame.truth, radius))
     return matches, len(found) - matches

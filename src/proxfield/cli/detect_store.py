@@ -180,9 +180,8 @@ class Store:
         import numpy as np
 
         stream = io.BytesIO()
-        lists = {"failed": failed, "order": order}
-        arrays = {name: np.array(some, dtype=np.int64) for name, some in lists.items()}
-        np.savez(stream, frame=found.frame, q=found.q, **arrays)
+        lists = [np.array(some, dtype=np.int64) for some in (failed, order)]
+        np.savez(stream, q=found.q, failed=lists[0], order=lists[1])
         atomic_write(self.folder / "warm.npz", stream.getvalue())
 
     def read_warm(self) -> tuple[Doubles, list[int], list[int]] | None:

@@ -38,7 +38,7 @@ PARALLEL_WORK = 500_000
 SOURCES = ("compiled", "filters/numba", "backends/numba")
 """Folders of compiled functions that call compiled functions of other files."""
 CONSTANTS = ("rules/plan.py", "terms/occupancy.py")
-"""Files of numbers that are constants in compiled functions: those of the kinds of rules, limits."""
+"""Files of numbers that are constants in compiled functions: numbers of kinds, limits."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
 

@@ -64,10 +64,10 @@ scatter_row: Any = _chosen.scatter_row
 """``scatter_row(to, source, at, width, row, weight, where, corners, begin, factor)``: add the row
 source[at:] to the rows begin + row[where + k] of ``to``, times weight[where + k] · factor."""
 sum_rows: Any = _chosen.sum_rows
-"""``sum_rows(to, source, at, stride, above, keep)``: eight rows of ``source`` from at on, summed down
-(after above[:stride], which becomes the last of these sums) and along the rows. They are turned: to
-holds eight numbers of each column together. ``keep`` is 1, or 0 to sum along rows alone. ``source``
-is set to 0. ``stride`` is a multiple of eight."""
+"""``sum_rows(to, source, at, stride, above, keep)``: eight rows of ``source`` from at on, summed
+down (after above[:stride], which becomes the last of these sums) and along the rows. They are
+turned: to holds eight numbers of each column together. ``keep`` is 1, or 0 to sum along rows alone.
+``source`` is set to 0. ``stride`` is a multiple of eight."""
 integrate_rows: Any = _chosen.integrate_rows
 """``integrate_rows(to, at, stride, source, keep)``: the other way. Eight turned rows of ``source``,
 summed along the rows and down, become the eight rows after the one at ``to[at:]``, which is the sum

@@ -453,7 +453,9 @@ def _columns(x: Lanes, offset: Any) -> list[Any]:
     return [b.add(first, ir.Constant(offset.type, LANES * k)) for k in range(LANES)]
 
 
-def _sum_rows(typing: Any, to: Any, source: Any, at: Any, stride: Any, above: Any, keep: Any) -> Any:
+def _sum_rows(
+    typing: Any, to: Any, source: Any, at: Any, stride: Any, above: Any, keep: Any
+) -> Any:
     def write(x: Lanes) -> None:
         b, zero, keep = x.builder, x.constant(0.0), x.spread(x.args[5])
         starts = _row_starts(x, 2, 3, LANES)

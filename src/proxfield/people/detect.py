@@ -15,20 +15,16 @@ from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.inference.infer import infer
 from proxfield.inference.many import infer_many
+from proxfield.people.detections import POOL as POOL
 from proxfield.people.detections import RADIUS, THRESHOLD, Detections
 from proxfield.people.scene import Scene
 from proxfield.result import Result
 from proxfield.rules.base import Rule
 from proxfield.terms.base import Doubles
-from proxfield.terms.occupancy import MODELS
+from proxfield.terms.occupancy import MODELS, STRENGTH
 
 DENSITY = 0.003
 """Expected number of people per square meter."""
-STRENGTH = 20.0
-"""Independent observations that a body counts for."""
-POOL = 0.35
-"""Distance in meters over which probabilities are pooled: a person covers several locations of a
-fine grid about as well, and mass spreads over them."""
 PASSES = 25
 """Maximum number of iterations per frame."""
 WARM_WEIGHT = 0.5
@@ -234,7 +230,7 @@ class Detector:
             frame,
             radius=self.radius,
             threshold=self.threshold,
-            pool=min(POOL, self.radius) if self.pool is None else self.pool,
+            pool=self.pool,
         )
         return OccupancyMap(scene, q, found, result, frame)
 

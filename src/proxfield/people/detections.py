@@ -18,6 +18,9 @@ RADIUS = 0.5
 """Minimum distance of two detections in meters."""
 THRESHOLD = 0.5
 """Minimum probability of a detection."""
+POOL = 0.35
+"""Distance in meters over which probabilities are pooled: a person covers several locations of a
+fine grid about as well, and mass spreads over them."""
 NEGLIGIBLE = 1e-3
 """Share of the threshold below which a location doesn't count when probabilities are pooled."""
 MAX_PAIRED = 5_000
@@ -127,7 +130,7 @@ class Detections:
         *,
         radius: float = RADIUS,
         threshold: float = THRESHOLD,
-        pool: float = 0.0,
+        pool: float | None = None,
     ) -> Detections:
         """Detections of one frame from probabilities of presence.
 
@@ -168,7 +171,7 @@ def suppress(
     radius: float = RADIUS,
     threshold: float = THRESHOLD,
     *,
-    pool: float = 0.0,
+    pool: float | None = None,
 ) -> tuple[Ints, Doubles, Doubles]:
     """Non-maximum suppression on the ground.
 
@@ -185,14 +188,15 @@ def suppress(
         positions: Of the locations in meters.  # (n, 2)
         radius: Minimum distance of two detections in meters.
         threshold: Minimum probability.
-        pool: Distance in meters over which probabilities are pooled, at most ``radius``.
+        pool: Distance in meters over which probabilities are pooled, at most ``radius``; 0: none
+            are. By default 0.35, or the radius if that is less.
 
     Returns:
         Locations, probabilities and positions, the most probable first.  # (k,), (k,), (k, 2)
 
     Example:
         >>> ground = [[0.0, 0.0], [0.1, 0.0], [2.0, 0.0]]
-        >>> suppress([0.4, 0.45, 0.9], ground)[0].tolist()
+        >>> suppress([0.4, 0.45, 0.9], ground, pool=0)[0].tolist()
         [2]
         >>> suppress([0.4, 0.45, 0.9], ground, pool=0.2)[0].tolist()
         [2, 1]
@@ -204,6 +208,7 @@ def suppress(
     for key, number, most in (("radius", radius, np.inf), ("threshold", threshold, 1.0)):
         if not is_real(number) or not 0 < number <= most:
             raise InputError(f"{key}={shown(number)}, expected a number above 0")
+    pool = min(POOL, radius) if pool is None else pool
     if not is_real(pool) or not 0 <= pool <= radius:
         raise InputError(f"pool={shown(pool)}, expected 0 to the radius, {radius:g}")
     some = np.flatnonzero(values >= (NEGLIGIBLE * threshold if pool else threshold))

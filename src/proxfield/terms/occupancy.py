@@ -33,6 +33,8 @@ MAX_TABLE_LOCATIONS = 12
 DIRECT = 1e-6
 """Below this p_i, the difference of integral images has lost its digits: pixels are summed."""
 MODELS = ("exact", "ratio")
+STRENGTH = 20.0
+"""Independent observations that a body counts for."""
 
 
 class Occupancy(Term):
@@ -108,7 +110,7 @@ class Occupancy(Term):
         model: str = "exact",
         miss: float = 0.3,
         false_alarm: float = 0.05,
-        strength: float = 8.0,
+        strength: float = STRENGTH,
         variance: float = 0.01,
         floor: float = 0.01,
         first: int = 0,
@@ -244,7 +246,7 @@ class ExactOccupancy(Occupancy):
         unseen, seen = self.observed
         weights = []
         for s, mask in self.images():
-            w = mask * (seen - unseen)
+            w: NDArray[np.float64] = mask * np.float64(seen - unseen)
             w += unseen
             w *= s.per_area
             weights.append(w)

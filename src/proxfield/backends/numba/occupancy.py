@@ -48,12 +48,11 @@ class OccupancyOnCpu:
         self.cameras = packed.cameras
         self.image = np.zeros(int(self.cameras.plane[-1]))
         self.constant = term.constant if isinstance(term, ExactOccupancy) else 0.0
+        exact = isinstance(term, ExactOccupancy)
+        low, high = term.observed if isinstance(term, ExactOccupancy) else (1.0, -1.0)
         for c, (s, mask) in enumerate(term.images()):
-            if isinstance(term, ExactOccupancy):
-                low, high = term.observed
-                turn_image(mask, s.per_area, low, high, packed.origin[c], self.cameras, c, self.image)
-            else:
-                turn_image(mask, _ONES, 1.0, -1.0, packed.origin[c], self.cameras, c, self.image)
+            shares, origin = s.per_area if exact else _ONES, packed.origin[c]
+            turn_image(mask, shares, low, high, origin, self.cameras, c, self.image)
         self.room = _room(self.cameras, term.n_locations, apart=False)
         self.ratio: tuple[Doubles, Doubles, float] | None = None
         if isinstance(term, RatioOccupancy):
@@ -152,8 +151,9 @@ _scenes: list[tuple[tuple[weakref.ref[Silhouettes], ...], _Packed]] = []
 
 def _packed(silhouettes: tuple[Silhouettes, ...]) -> _Packed:
     """Silhouettes as the kernels read them, packed once for all frames of a scene."""
-    _scenes[:] = [entry for entry in _scenes if all(ref() is not None for ref in entry[0])]
-    for keys, packed in list(_scenes):
+    alive = [entry for entry in _scenes if all(ref() is not None for ref in entry[0])]
+    _scenes[:] = alive
+    for keys, packed in alive:
         if len(keys) == len(silhouettes) and all(
             ref() is s for ref, s in zip(keys, silhouettes, strict=True)
         ):

@@ -7,8 +7,8 @@ the sums over silhouettes. Sums along a row depend on one another, so eight rows
 Logarithms are to base 2 inside, which saves a multiplication per pixel.
 
 Planes have a row before the part of the image that silhouettes cover, and a column on each side;
-their strides and numbers of rows are multiples of eight. All cameras' planes follow each other in one
-array. Images are *turned*: eight rows at a time, with the eight numbers of a column together.
+their strides and numbers of rows are multiples of eight. All cameras' planes follow each other in
+one array. Images are *turned*: eight rows at a time, with the eight numbers of a column together.
 Positions are unsigned, because numba checks signed ones for negative values.
 """
 

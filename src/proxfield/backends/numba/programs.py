@@ -121,7 +121,8 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     @cached_property
     def _binary_extras(self) -> list[BinaryCpuTerm]:
         """Extra terms that need one number of each variable."""
-        return [own for _, own in self.extras if isinstance(own, BinaryCpuTerm)]
+        owned: list[object] = [own for _, own in self.extras]
+        return [own for own in owned if isinstance(own, BinaryCpuTerm)]
 
     @cached_property
     def _other_extras(self) -> list[tuple[Term, CpuTerm | None]]:
