@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -254,6 +255,52 @@ def test_kernels_of_binary_programs(model: str) -> None:
     assert energy == pytest.approx(term.energy(layout, q), rel=1e-9)
     np.testing.assert_allclose(out, 1.0 - g[::2], rtol=1e-8, atol=1e-8)
     assert SMALLEST > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_less_than_the_smallest_makes_no_difference(model: str) -> None:
+    """The energy and all marginals' targets are those of p_i itself, far below `SMALLEST`."""
+    term, n = scene(7, n=12, model=model), 12
+    layout = Layout(np.full(n, 2))
+    p = np.random.default_rng(0).random(n)
+    p[2:6] = 1e-30, 1e-20, 1e-15, 0.0
+    q = np.stack([p, 1 - p], axis=1).ravel()
+    assert term.energy(layout, q) == pytest.approx(plain_energy(term, p), rel=1e-12)
+    g, alone = np.zeros(2 * n), np.zeros(n)
+    term.add_gradient(layout, q, g)
+    for i in range(n):  # multilinear, or almost: the exact slope of others
+        ends = [plain_energy(term, np.where(np.arange(n) == i, x, p)) for x in (1.0, 0.0)]
+        alone[i] = ends[0] - ends[1]
+    if model == "exact":
+        np.testing.assert_allclose(g[::2], alone, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_frames_of_a_scene_share_what_is_packed(model: str) -> None:
+    pytest.importorskip("numba")
+    from proxfield.backends.numba import occupancy as module
+
+    first, n = scene(8, n=15, model=model), 15
+    layout, rng = Layout(np.full(n, 2)), np.random.default_rng(0)
+    q = marginals(0, n)
+    seen = []
+    for missing in (None, 0, None):
+        masks: list[Any] = [rng.random((s.height, s.width)) for s in first.silhouettes]
+        if missing is not None:
+            masks[missing] = None
+        term = pf.Occupancy(first.silhouettes, masks, model=model)
+        own = module.OccupancyOnCpu(term, layout, "float64")
+        g, expected = np.zeros(2 * n), np.zeros(2 * n)
+        assert own.add_gradient(q, g) == pytest.approx(term.energy(layout, q), rel=1e-9)
+        term.add_gradient(layout, q, expected)
+        np.testing.assert_allclose(g, expected, rtol=1e-8, atol=1e-8)
+        seen.append(own.cameras.corner)
+    assert seen[0] is seen[2] and len(seen[1]) < len(seen[0])
+    del first, term, own
+    gc.collect()
+    module._packed((pf.Boxes(2, 3, [[0, 0, 1, 1]]),))
+    kept = [packed.cameras.corner for _, packed in module._scenes]
+    assert not any(corner is seen[0] for corner in kept)  # with the scene, it is gone
 
 
 def test_the_exponential_of_the_kernels() -> None:

@@ -24,8 +24,9 @@ from proxfield.terms.silhouettes import Boxes, Silhouettes, make_silhouettes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SMALLEST = 1e-22
-"""A probability of 0 counts as this: less makes no difference to any other probability."""
+SMALLEST = 1e-14
+"""A p_i of 0 counts as this. The energy is off by at most Σ |w| times it, and the slopes of others
+by that too: less than they are rounded by."""
 PIXEL_BYTES = 64
 """Of arrays per pixel: weights, shares, integral images and what numpy needs to make them."""
 MAX_TABLE_LOCATIONS = 12
