@@ -44,13 +44,16 @@ class Blurring(ABC):
         """Rows as splatted → rows to slice from, times a factor, in place.  # (n_rows, width)"""
 
     @abstractmethod
-    def one(self, here: Floats, there: Floats, few: bool) -> None:
-        """One number per vertex, in place.
+    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
+        """One number per vertex.
 
         Args:
-            here: Changed in place.  # (n_vertices + 1,)
+            here: The numbers; overwritten.  # (n_vertices + 1,)
             there: To work in.  # (n_vertices + 1,)
             few: By one thread.
+
+        Returns:
+            One of the two arrays, with the result.
         """
 
     @abstractmethod
@@ -104,17 +107,18 @@ class Separable(Blurring):
             )
         kernels.distribute(own.vertex, planes, rows.dtype.type(factor), rows)
 
-    def one(self, here: Floats, there: Floats, few: bool) -> None:
+    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
         here[self.n_vertices] = there[self.n_vertices] = 0.0
         blur = kernels.blur_few if few else kernels.blur_one
         blur(self.next_to, self.there_and_back, self.share, here, there)
+        return here
 
     def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
         kernels.self_weights(points, vertex, self.next_to, self.share, out)
 
 
 class Star(Blurring):
-    """Along all axes at once, twice; over the vertices that points touch.
+    """Along all axes at once, three times; over the vertices that points touch.
 
     Args:
         table: Hash table of the keys.
@@ -129,6 +133,9 @@ class Star(Blurring):
         """What each vertex adds up: first of each list  # (n_vertices + 1,), and all lists."""
         self.n_vertices = len(keys)
         self.share = STAR.share(len(stride) - 1)
+        self.middle = STAR.middle_share(len(stride) - 1)
+        self.more = 0.5 - 2 * self.middle
+        """What the blur in the middle keeps of a vertex besides two shares."""
         self._by_row: tuple[RowsByVertex, tuple[Ints, Indices]] | None = None
 
     def _row_lists(self, own: RowsByVertex) -> tuple[Ints, Indices]:
@@ -137,21 +144,26 @@ class Star(Blurring):
         return self._by_row[1]
 
     def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
-        return np.empty((self.n_vertices, width), dtype=dtype)
+        return np.empty((2, self.n_vertices, width), dtype=dtype)
 
     def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> None:
-        share = rows.dtype.type(self.share)
-        star.rows_to_vertices(*self._row_lists(own), share, rows, spare)
-        share = rows.dtype.type(self.share * factor)
-        star.vertices_to_rows(self.start, self.member, share, own.start, own.member, spare, rows)
+        kind, lists = rows.dtype.type, (self.start, self.member)
+        here, there = spare
+        star.rows_to_vertices(*self._row_lists(own), kind(self.share), rows, here)
+        star.between_vertices(*lists, kind(self.middle), kind(self.more), here, there)
+        star.vertices_to_rows(*lists, kind(self.share * factor), own.start, own.member, there, rows)
 
-    def one(self, here: Floats, there: Floats, few: bool) -> None:
-        share = here.dtype.type(self.share)
-        star.blur_one_star(self.start, self.member, share, here, there)
-        star.blur_one_star(self.start, self.member, share, there, here)
+    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
+        kind, lists = here.dtype.type, (self.start, self.member)
+        star.blur_one_star(*lists, kind(self.share), kind(0.0), here, there)
+        star.blur_one_star(*lists, kind(self.middle), kind(self.more), there, here)
+        star.blur_one_star(*lists, kind(self.share), kind(0.0), here, there)
+        return there
 
     def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
-        star.self_weights_star(points, vertex, self.start, self.member, self.share, out)
+        star.self_weights_star(
+            points, vertex, self.start, self.member, self.share, self.middle, self.more, out
+        )
 
 
 BLURRINGS: dict[Blur, type[Separable] | type[Star]] = {SEPARABLE: Separable, STAR: Star}

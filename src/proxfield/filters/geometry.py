@@ -16,6 +16,8 @@ SAMPLE_STRIDE = 5
 """Every so many points are looked at to choose a blur."""
 MAX_VISITS = 6.5
 """Vertices per point that separable blurs may visit, as estimated from the sample."""
+CHEAP_VISITS = 100_000
+"""Vertices that they may visit however few points there are."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,11 @@ class Blur:
     - separable: B = C Cᵀ, where C blurs along one axis after another. Each vertex keeps
       1 − 2·share along an axis and gets ``share`` of both neighbors. Closest to the Gaussian
       where points are dense: the lattice is fine, and vertices between touched ones are added.
-    - star: B = T², where T blurs along all axes at once. Each vertex keeps two shares and gets
-      one from each of the 2 (d + 1) neighbors. The lattice is coarser and two passes are enough.
-      Where points are sparse this loses less at missing vertices than blurs along paths do.
+    - star: B = T M T, where T and M blur along all axes at once. In T a vertex keeps two shares
+      and gets one from each of the 2 (d + 1) neighbors. In M it keeps one half, and the neighbors'
+      shares are the other half, so M has no negative eigenvalue. The lattice is coarser and three
+      passes are enough. Where points are sparse this loses less at missing vertices than blurs
+      along paths do.
 
     Args:
         name: "separable" or "star".
@@ -41,15 +45,19 @@ class Blur:
     bridged: bool
 
     def share(self, d: int) -> float:
-        """Share that a vertex gives to each neighbor, in each of the two blurs."""
+        """Share that a vertex gives to each neighbor, in each of the two outer blurs."""
         return 0.2 if self.name == "separable" else 1.0 / (2 * d + 4)
+
+    def middle_share(self, d: int) -> float:
+        """The same in the blur between them; 0 if there is none."""
+        return 0.0 if self.name == "separable" else 1.0 / (4 * d + 4)
 
     def variance(self, d: int) -> float:
         """Variance of two points that are splatted, blurred and sliced, in squared spacings.
 
         Along each axis a blur has the variance 2·share, and splatting and slicing 1/12 each.
         """
-        return 4 * self.share(d) + 1 / 6
+        return 4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6
 
 
 SEPARABLE = Blur("separable", bridged=True)
@@ -74,7 +82,7 @@ def choose_blur(points: int, d: int, touched: int) -> Blur:
     """
     finer = (SEPARABLE.variance(d) / STAR.variance(d)) ** (d / 2)
     visits = 2 * (d + 1) * finer * touched
-    return STAR if visits > MAX_VISITS * points else SEPARABLE
+    return STAR if visits > max(MAX_VISITS * points, CHEAP_VISITS) else SEPARABLE
 
 
 def axis_scales(d: int, blur: Blur) -> NDArray[np.float64]:

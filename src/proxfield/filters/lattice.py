@@ -205,13 +205,12 @@ class LatticeFilter(HostPlan):
         return out
 
     def blur_one(self, rows: Floats, here: Floats, there: Floats, few: bool) -> Floats:
-        """Rows of one channel as splatted → values at the vertices, in ``here``.
+        """Rows of one channel as splatted → values at the vertices, in one of two arrays.
 
         few: by one thread (in the end; adding up rows takes all).
         """
         kernels.collect_one(self.own.start, self.own.member, rows, here)
-        self.blurring.one(here, there, few)
-        return here
+        return self.blurring.one(here, there, few)
 
     def _apply(self, values: Floats) -> Floats:
         n, c = values.shape

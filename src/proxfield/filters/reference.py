@@ -1,9 +1,9 @@
 """The permutohedral lattice in plain numpy and scipy: slow, readable, the oracle of the kernels.
 
-K = (S C)(S C)ᵀ: S holds the barycentric weights of each point at the corners of its simplex, and
-C blurs over the vertices. For separable blurs C = B_d … B_0, one factor for each of the lattice's
-d + 1 axes, over the vertices that points touch and those between them; for stars C is a single
-blur along all axes at once, over the vertices that points touch.
+K = (S C) M (S C)ᵀ: S holds the barycentric weights of each point at the corners of its simplex,
+and C and M blur over the vertices. For separable blurs C = B_d … B_0, one factor for each of the
+lattice's d + 1 axes, over the vertices that points touch and those between them, and M = 1. For stars
+C and M are blurs along all axes at once, over the vertices that points touch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def lattice_matrix(features: ArrayLike, blur: Blur | None = None) -> NDArray[np.
         >>> bool(k[0, 1] > 0.9), float(k[0, 2])
         (True, 0.0)
     """
-    half = lattice_factor(features, blur)
-    return np.asarray((half @ half.T).toarray())
+    half, middle = lattice_factors(features, blur)
+    return np.asarray((half @ middle @ half.T).toarray())
 
 
-def lattice_factor(features: ArrayLike, blur: Blur | None = None) -> csr_matrix:
-    """S C, a sparse matrix with K = (S C)(S C)ᵀ.  # (n, n_vertices)"""
+def lattice_factors(features: ArrayLike, blur: Blur | None = None) -> tuple[csr_matrix, csr_matrix]:
+    """S C and M, sparse.  # (n, n_vertices), (n_vertices, n_vertices)"""
     from scipy import sparse
 
     points = check_features(features).astype(np.float64)
@@ -62,11 +62,12 @@ def lattice_factor(features: ArrayLike, blur: Blur | None = None) -> csr_matrix:
     point = np.repeat(np.arange(n), d + 1)
     shape = (n, len(number))
     half = sparse.csr_matrix((scaled.ravel(), (point, where.ravel())), shape=shape)
+    share = blur.share(d)
     if blur is STAR:
-        return half @ star(number, d, blur.share(d))
+        return half @ star(number, d, 2 * share, share), star(number, d, 0.5, blur.middle_share(d))
     for axis in range(d, -1, -1):
-        half = half @ axis_blur(number, axis, blur.share(d))
-    return half
+        half = half @ axis_blur(number, axis, share)
+    return half, sparse.identity(len(number), format="csr")
 
 
 def suitable_blur(points: NDArray[np.float64]) -> Blur:
@@ -152,11 +153,11 @@ def axis_blur(number: dict[Vertex, int], axis: int, share: float) -> csr_matrix:
     return middle + share * links(number, axis)
 
 
-def star(number: dict[Vertex, int], d: int, share: float) -> csr_matrix:
-    """T: a vertex gives a share to each neighbor along any axis that exists, and keeps two."""
+def star(number: dict[Vertex, int], d: int, keep: float, share: float) -> csr_matrix:
+    """A vertex gives a share to each neighbor along any axis that exists, and keeps a part."""
     from scipy import sparse
 
-    out = 2 * share * sparse.identity(len(number), format="csr")
+    out = keep * sparse.identity(len(number), format="csr")
     for axis in range(d + 1):
         out = out + share * links(number, axis)
     return out

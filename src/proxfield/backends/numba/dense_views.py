@@ -149,9 +149,7 @@ class Views:
                 view.filter.blur(view.rows, view.table, self._room(None))
         elif self.separable:
             rows = tuple(v.rows for v in self.separable)
-            lattice.blur_apart(
-                *self._lattices, self._share, self._weights, rows, self._room(None)
-            )
+            lattice.blur_apart(*self._lattices, self._share, self._weights, rows, self._room(None))
             for view in self.separable:
                 if len(view.table) > 1:
                     lattice.mix_labels(view.rows, view.table)

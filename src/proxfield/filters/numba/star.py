@@ -1,9 +1,9 @@
 """The blur along all axes of the lattice at once, compiled: a vertex adds up lists of rows.
 
-A list names the vertex itself twice and each neighbor once, since a vertex keeps two shares and
-gets one from each neighbor; missing neighbors aren't in it. The first of two blurs reads the rows
-of chunks as splatted (a vertex may have several), the second writes them, so vertices and rows
-are never copied into each other.
+A list names the vertex itself twice and each neighbor once, since in the outer blurs a vertex keeps
+two shares and gets one from each neighbor; missing neighbors aren't in it. The first of three blurs
+reads the rows of chunks as splatted (a vertex may have several), the last writes them, so vertices
+and rows are never copied into each other.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Floats, Ints
-from proxfield.compiled.jit import inlined, kernel, parallel_kernel
-from proxfield.compiled.simd import LANES, put_scaled, sum_rows
+from proxfield.compiled.jit import kernel, parallel_kernel
+from proxfield.compiled.simd import LANES, add_scaled, put_scaled, sum_rows
 from proxfield.filters.numba.lattice import CHANNEL_VERTICES, VERTICES, Indices, Points
 
 
@@ -86,11 +86,27 @@ def rows_to_vertices(
 
 
 @parallel_kernel
+def between_vertices(
+    start: Ints, member: Indices, share: float, more: float, here: Floats, there: Floats
+) -> None:
+    """The blur between: ``more`` of the vertex itself is kept.  # (n_vertices, width)"""
+    n = len(start) - 1
+    width = here.shape[1]
+    source, target = here.reshape(-1), there.reshape(-1)
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            count = start[v + 1] - start[v]
+            sum_rows(target, v * width, source, width, member, start[v], count, share)
+            for at in range(v * width, (v + 1) * width, LANES):
+                add_scaled(target, at, source, at, more)
+
+
+@parallel_kernel
 def vertices_to_rows(
     start: Ints, member: Indices, share: float, row_start: Ints, row: Indices, vertices: Floats,
     rows: Floats,
 ) -> None:  # fmt: skip
-    """The second blur, into all rows of each vertex.  # (n_vertices, width) -> (n_rows, width)"""
+    """The last blur, into all rows of each vertex.  # (n_vertices, width) -> (n_rows, width)"""
     n = len(start) - 1
     width = rows.shape[1]
     source, target = vertices.reshape(-1), rows.reshape(-1)
@@ -106,31 +122,29 @@ def vertices_to_rows(
 
 
 @parallel_kernel
-def blur_one_star(start: Ints, member: Indices, share: float, here: Floats, out: Floats) -> None:
-    """One blur of one channel."""
+def blur_one_star(
+    start: Ints, member: Indices, share: float, more: float, here: Floats, out: Floats
+) -> None:
+    """One blur of one channel; ``more`` of each vertex itself is kept."""
     n = len(start) - 1
     for task in numba.prange((n + CHANNEL_VERTICES - 1) // CHANNEL_VERTICES):
         last = min(n, (task + 1) * CHANNEL_VERTICES)
-        blur_some_star(start, member, share, here, out, task * CHANNEL_VERTICES, last)
-
-
-@inlined
-def blur_some_star(
-    start: Ints, member: Indices, share: float, here: Floats, out: Floats, first: int, end: int
-) -> None:
-    """The same for some vertices."""
-    for v in range(first, end):
-        total = here.dtype.type(0.0)
-        for k in range(start[v], start[v + 1]):
-            total += here[member[k]]
-        out[v] = share * total
+        for v in range(task * CHANNEL_VERTICES, last):
+            total = here.dtype.type(0.0)
+            for k in range(start[v], start[v + 1]):
+                total += here[member[k]]
+            out[v] = share * total + more * here[v]
 
 
 @parallel_kernel
 def self_weights_star(
-    points: Points, vertex: Indices, start: Ints, member: Indices, share: float, out: Floats
-) -> None:
-    """K_ii of each point: the squared norm of its own splat after one blur (K = S T T Sᵀ)."""
+    points: Points, vertex: Indices, start: Ints, member: Indices, share: float, middle: float,
+    more: float, out: Floats,
+) -> None:  # fmt: skip
+    """K_ii of each point: wᵀ M w, where w is its own splat after one blur (K = S T M T Sᵀ).
+
+    middle: Share of neighbors in M, which keeps two of these of a vertex and ``more``.
+    """
     row, weight, chunk = points.row, points.weight, points.chunk
     run, first, end = points.chunks
     corners = row.shape[1]
@@ -145,12 +159,20 @@ def self_weights_star(
                 count = 0
                 for k in range(corners):
                     v = vertex[chunk[c] + row[i, k]]
-                    for m in range(start[v], start[v + 1]):
-                        blurred[member[m]] += share * weight[i, k]
-                        live[count] = member[m]
-                        count += 1
+                    if weight[i, k] > 0:
+                        for m in range(start[v], start[v + 1]):
+                            u = member[m]
+                            if blurred[u] == 0.0:
+                                live[count] = u
+                                count += 1
+                            blurred[u] += share * weight[i, k]
                 total = 0.0
                 for k in range(count):
-                    total += blurred[live[k]] ** 2
+                    u = live[k]
+                    seen = more * blurred[u]
+                    for m in range(start[u], start[u + 1]):
+                        seen += middle * blurred[member[m]]
+                    total += blurred[u] * seen
+                for k in range(count):
                     blurred[live[k]] = 0.0
                 out[i] = total
