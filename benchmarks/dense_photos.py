@@ -9,13 +9,13 @@ in which pydensecrf (``pip install pydensecrf2 scikit-image``) can be imported.
 Speed: for every photograph, bandwidth and number of labels, building both terms (Gaussian σ 3
 weight 3; bilateral or colors alone, weight 10) and 10 updates, in float32, through the same calls.
 Three processes take turns: proxfield on one thread and on two, and pydensecrf, which has one. Each
-has run once before. The least CPU time counts for one thread (other work on the machine adds to wall
-time more than to CPU time), and the least wall time for two. Memory is the peak of the resident set
-above what it was with the inputs loaded; freed blocks go back to the system in both
+has run once before. The least CPU time counts for one thread (other work on the machine adds to
+wall time more than to CPU time), and the least wall time for two. Memory is the peak of the
+resident set above what it was with the inputs loaded; freed blocks go back to the system in both
 (MALLOC_MMAP_THRESHOLD_).
 
-Accuracy: on the central 240×180 pixels. One update from given marginals shows the messages A q up to
-a constant per pixel, so differences between labels are compared with those of the exact kernel,
+Accuracy: on the central 160×120 pixels. One update from given marginals shows the messages A q up
+to a constant per pixel, so differences between labels are compared with those of the exact kernel,
 normalized symmetrically, at 400 pixels. Signals: random sharp distributions over 21 labels, a
 random labelling, and regions with straight borders.
 """
@@ -37,7 +37,7 @@ import numpy as np
 BANDWIDTHS = [(80, 13), (67, 3), (64, 5), (80, 5), (40, 5), (30, 3), (0, 5)]
 """Of place and color; no place: colors alone."""
 LABELS = (21, 2)
-CROP = (180, 240)
+CROP = (120, 160)
 SAMPLE = 400
 SHIPPED = ("astronaut", "coffee", "chelsea", "rocket")
 EXPORT = """

@@ -2,8 +2,8 @@
 
 K = (S C) M (S C)ᵀ: S holds the barycentric weights of each point at the corners of its simplex,
 and C and M blur over the vertices. For separable blurs C = B_d … B_0, one factor for each of the
-lattice's d + 1 axes, over the vertices that points touch and those between them, and M = 1. For stars
-C and M are blurs along all axes at once, over the vertices that points touch.
+lattice's d + 1 axes, over the vertices that points touch and those between them, and M = 1. For
+stars C and M are blurs along all axes at once, over the vertices that points touch.
 """
 
 from __future__ import annotations
