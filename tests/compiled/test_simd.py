@@ -55,7 +55,7 @@ def driver(module: ModuleType) -> Callable[..., Any]:
     least, total, expected, weighted = module.least, module.total, module.expected, module.weighted
     store_row, load_row, replace_row = module.store_row, module.load_row, module.replace_row
     gather_row, scatter_row = module.gather_row, module.scatter_row
-    sum_rows = module.sum_rows
+    sum_listed = module.sum_listed
 
     @jit.inlined
     def call_all(x: Any, row: Any, weight: Any, peak: Any, out: Any) -> Any:
@@ -71,7 +71,7 @@ def driver(module: ModuleType) -> Callable[..., Any]:
         replace_row(peak, x, 0, out, out, 49, n - 6)
         gather_row(out, 144, x, width, row, weight, 1, 3, 1, 0.9)
         scatter_row(out, x, 11, width, row, weight, 0, 4, 5, 0.9)
-        sum_rows(out, 520, x, width, row.astype(np.uint32), 1, 3, 0.9)
+        sum_listed(out, 520, x, width, row.astype(np.uint32), 1, 3, 0.9)
         return (
             least(x, 0, width),
             total(x, 1, width),

@@ -63,6 +63,6 @@ to[at:] the rows begin + row[where + k] of ``source``, times weight[where + k] Â
 scatter_row: Any = _chosen.scatter_row
 """``scatter_row(to, source, at, width, row, weight, where, corners, begin, factor)``: add the row
 source[at:] to the rows begin + row[where + k] of ``to``, times weight[where + k] Â· factor."""
-sum_rows: Any = _chosen.sum_rows
-"""``sum_rows(to, at, source, width, row, where, count, factor)``: the row to[at:] becomes the sum
+sum_listed: Any = _chosen.sum_listed
+"""``sum_listed(to, at, source, width, row, where, count, factor)``: the row to[at:] becomes the sum
 of the rows row[where + k] of ``source``, times factor; ``row`` is unsigned."""

@@ -395,7 +395,7 @@ def _gather_row(
     return _void(to, n, source, n, row, weight, n, n, n, to.dtype), vectorized(False, write)
 
 
-def _sum_rows(
+def _sum_listed(
     typing: Any, to: Any, at: Any, source: Any, width: Any, row: Any, where: Any, count: Any,
     factor: Any,
 ) -> Any:  # fmt: skip
@@ -460,4 +460,4 @@ expected: Any = intrinsic(_expected)
 weighted: Any = intrinsic(_weighted)
 gather_row: Any = intrinsic(_gather_row)
 scatter_row: Any = intrinsic(_scatter_row)
-sum_rows: Any = intrinsic(_sum_rows)
+sum_listed: Any = intrinsic(_sum_listed)

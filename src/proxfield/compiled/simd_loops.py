@@ -252,7 +252,7 @@ def scatter_row(
 
 
 @exact
-def sum_rows(
+def sum_listed(
     to: Any, at: int, source: Any, width: int, row: Any, where: int, count: int, factor: float
 ) -> None:
     """The row to[at:] becomes the sum of the rows row[where + k] of ``source``, times a factor."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from proxfield.common.arrays import Floats, Ints
 from proxfield.compiled.jit import kernel, parallel_kernel
-from proxfield.compiled.simd import LANES, add_scaled, put_scaled, sum_rows
+from proxfield.compiled.simd import LANES, add_scaled, put_scaled, sum_listed
 from proxfield.filters.numba.lattice import CHANNEL_VERTICES, VERTICES, Indices, Points
 
 
@@ -82,7 +82,7 @@ def rows_to_vertices(
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
         for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
             count = start[v + 1] - start[v]
-            sum_rows(target, v * width, source, width, member, start[v], count, share)
+            sum_listed(target, v * width, source, width, member, start[v], count, share)
 
 
 @parallel_kernel
@@ -96,7 +96,7 @@ def between_vertices(
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
         for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
             count = start[v + 1] - start[v]
-            sum_rows(target, v * width, source, width, member, start[v], count, share)
+            sum_listed(target, v * width, source, width, member, start[v], count, share)
             for at in range(v * width, (v + 1) * width, LANES):
                 add_scaled(target, at, source, at, more)
 
@@ -114,7 +114,7 @@ def vertices_to_rows(
         for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
             count = start[v + 1] - start[v]
             first = np.int64(row[row_start[v]]) * width
-            sum_rows(target, first, source, width, member, start[v], count, share)
+            sum_listed(target, first, source, width, member, start[v], count, share)
             for k in range(row_start[v] + 1, row_start[v + 1]):
                 to = np.int64(row[k]) * width
                 for l in range(0, width, LANES):
