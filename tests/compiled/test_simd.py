@@ -56,6 +56,7 @@ def driver(module: ModuleType) -> Callable[..., Any]:
     store_row, load_row, replace_row = module.store_row, module.load_row, module.replace_row
     gather_row, scatter_row = module.gather_row, module.scatter_row
     sum_rows, integrate_rows = module.sum_rows, module.integrate_rows
+    sum_listed = module.sum_listed
 
     @jit.inlined
     def call_all(
@@ -77,6 +78,7 @@ def driver(module: ModuleType) -> Callable[..., Any]:
             sum_rows(turned, planes, 3, 16, above, keep)
             planes[3 : 3 + 8 * 16] = turned[8 * 16 :]
             integrate_rows(planes, 150, 16, turned, keep)
+        sum_listed(out, 520, x, width, row.astype(np.uint32), 1, 3, 0.9)
         return (
             least(x, 0, width),
             total(x, 1, width),
@@ -155,7 +157,7 @@ def test_sums_of_eight_rows(module: ModuleType, keep: float) -> None:
 
 def test_both_offer_the_interface() -> None:
     named = {name for name in simd.__annotations__ if not name.startswith("_")}
-    assert len(named) == 17
+    assert len(named) == 18
     for module in (simd_llvm, simd_loops):
         assert named <= vars(module).keys()
 

@@ -14,10 +14,18 @@ from proxfield.compiled.jit import max_threads, thread_count
 from proxfield.errors import InputError
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.exact import ExactFilter
+from proxfield.filters.geometry import SEPARABLE, STAR, Blur
 from proxfield.filters.lattice import CHANNELS, LatticeFilter, image_width
 from proxfield.filters.numba.lattice import CHUNK, RUN, make_chunks
-from proxfield.filters.reference import lattice_factor, lattice_matrix
+from proxfield.filters.reference import (
+    axis_blur,
+    lattice_factors,
+    lattice_matrix,
+    simplices,
+    suitable_blur,
+)
 
+BLUR = pytest.mark.parametrize("blur", [SEPARABLE, STAR], ids=lambda blur: blur.name)
 SIZES = pytest.mark.parametrize("d, n", [(d, n) for d in (1, 2, 3, 5, 8) for n in (1, 7, 300)])
 
 
@@ -32,8 +40,8 @@ def cloud(n: int, d: int, spread: float = 1.5) -> Array:
     return spread * np.random.default_rng(1000 * d + n).normal(size=(n, d))
 
 
-def matrix(features: Any, dtype: str = "float64") -> Array:
-    made = LatticeFilter(features)
+def matrix(features: Any, dtype: str = "float64", blur: Blur | None = None) -> Array:
+    made = LatticeFilter(features, blur)
     return made.apply(np.eye(len(made.row), dtype=dtype))
 
 
@@ -41,37 +49,43 @@ def matrix(features: Any, dtype: str = "float64") -> Array:
 
 
 @SIZES
-def test_kernels_multiply_with_the_reference_matrix(d: int, n: int) -> None:
+@BLUR
+def test_kernels_multiply_with_the_reference_matrix(d: int, n: int, blur: Blur) -> None:
     features = cloud(n, d)
-    expected = lattice_matrix(features)
-    np.testing.assert_allclose(matrix(features), expected, rtol=0, atol=1e-13 * expected.max())
+    expected = lattice_matrix(features, blur)
+    np.testing.assert_allclose(
+        matrix(features, blur=blur), expected, rtol=0, atol=1e-13 * expected.max()
+    )
 
 
 @SIZES
-def test_symmetric_without_negative_entries_or_eigenvalues(d: int, n: int) -> None:
-    k = matrix(cloud(n, d))
+@BLUR
+def test_symmetric_without_negative_entries_or_eigenvalues(d: int, n: int, blur: Blur) -> None:
+    k = matrix(cloud(n, d), blur=blur)
     assert np.linalg.norm(k - k.T) < 1e-14 * np.linalg.norm(k)
     assert k.min() >= 0.0
     assert np.linalg.eigvalsh(k)[0] > -1e-12 * n * k.max()
 
 
 @SIZES
-def test_diagonal_is_that_of_the_matrix(d: int, n: int) -> None:
+@BLUR
+def test_diagonal_is_that_of_the_matrix(d: int, n: int, blur: Blur) -> None:
     features = cloud(n, d)
-    diagonal = LatticeFilter(features).diagonal()
-    np.testing.assert_allclose(diagonal, np.diag(matrix(features)), rtol=1e-12)
+    diagonal = LatticeFilter(features, blur).diagonal()
+    np.testing.assert_allclose(diagonal, np.diag(matrix(features, blur=blur)), rtol=1e-12)
     assert (diagonal > 0).all()
 
 
 @pytest.mark.parametrize("c", [1, 2, 7, 8, 9, CHANNELS, CHANNELS + 1])
-def test_channels_do_not_mix(c: int, dtype: str) -> None:
+@BLUR
+def test_channels_do_not_mix(c: int, dtype: str, blur: Blur) -> None:
     """However many there are: one has kernels of its own, and so have groups of eight."""
     features = cloud(300, 3)
     values = np.random.default_rng(c).normal(size=(300, c)).astype(dtype)
-    out = LatticeFilter(features).apply(values)
+    out = LatticeFilter(features, blur).apply(values)
     assert out.dtype == dtype
     assert out.shape == values.shape
-    expected = lattice_matrix(features) @ values.astype(np.float64)
+    expected = lattice_matrix(features, blur) @ values.astype(np.float64)
     rounding = 1e-13 if dtype == "float64" else 1e-5
     np.testing.assert_allclose(out, expected, rtol=0, atol=rounding * abs(expected).max())
 
@@ -87,9 +101,10 @@ def test_values_may_be_views_and_stay_as_they_are() -> None:
     np.testing.assert_array_equal(values, before)
 
 
-def test_symmetric_in_both_precisions_by_probes(dtype: str) -> None:
+@BLUR
+def test_symmetric_in_both_precisions_by_probes(dtype: str, blur: Blur) -> None:
     """⟨u, K v⟩ = ⟨v, K u⟩: to 10⁻⁶ even where each entry is only known to float32."""
-    made = LatticeFilter(cloud(2000, 5))
+    made = LatticeFilter(cloud(2000, 5), blur)
     u, v = np.random.default_rng(1).random(size=(2, 2000, 9)).astype(dtype)
     a = (u.astype(np.float64) * made.apply(v)).sum(axis=0)
     b = (v.astype(np.float64) * made.apply(u)).sum(axis=0)
@@ -106,25 +121,27 @@ def large() -> Array:
     return np.random.default_rng(2).random(size=(n, 2)) * 12
 
 
-def test_several_chunks_are_one_matrix(large: Array) -> None:
-    made = LatticeFilter(large)
+@BLUR
+def test_several_chunks_are_one_matrix(large: Array, blur: Blur) -> None:
+    made = LatticeFilter(large, blur)
     assert len(made.chunk) == 4
     assert made.n_rows > made.touched  # vertices that more than one chunk touches
-    half = lattice_factor(large)
+    half, middle = lattice_factors(large, blur)
     v = np.random.default_rng(3).normal(size=(len(large), 3))
-    expected = half @ (half.T @ v)
+    expected = half @ (middle @ (half.T @ v))
     for columns in (slice(0, 1), slice(0, 3)):  # one channel, several
         out = made.apply(v[:, columns])
         np.testing.assert_allclose(
             out, expected[:, columns], rtol=0, atol=1e-12 * abs(expected).max()
         )
-    own = np.asarray(half.multiply(half).sum(axis=1)).ravel()
+    own = np.asarray(half.multiply(half @ middle).sum(axis=1)).ravel()
     np.testing.assert_allclose(made.diagonal(), own, rtol=1e-12)
 
 
-def test_several_chunks_are_symmetric_and_repeatable(large: Array, dtype: str) -> None:
+@BLUR
+def test_several_chunks_are_symmetric_and_repeatable(large: Array, dtype: str, blur: Blur) -> None:
     u, v = np.random.default_rng(4).random(size=(2, len(large), 9)).astype(dtype)
-    made, again = LatticeFilter(large), LatticeFilter(large)
+    made, again = LatticeFilter(large, blur), LatticeFilter(large, blur)
     seen = made.apply(v)
     np.testing.assert_array_equal(seen, again.apply(v))
     np.testing.assert_array_equal(seen, made.apply(v))
@@ -136,16 +153,18 @@ def test_several_chunks_are_symmetric_and_repeatable(large: Array, dtype: str) -
 
 @pytest.mark.skipif(max_threads() < 2, reason="needs two threads")
 @pytest.mark.parametrize("d", [2, 9])  # rows are of 16 bits, and of 32
-def test_the_same_bits_on_any_number_of_threads(d: int, dtype: str) -> None:
+@BLUR
+def test_the_same_bits_on_any_number_of_threads(d: int, dtype: str, blur: Blur) -> None:
     rng = np.random.default_rng(5)
     features = rng.random(size=(2 * CHUNK + 1000, d)) * (3 if d < 5 else 0.4)
     values = rng.normal(size=(len(features), 11)).astype(dtype)
     seen = []
     for threads in (1, 2):
         with thread_count(threads):
-            made = LatticeFilter(features)
-            parts = [made.row, made.weight, made.vertex, made.chunk, made.next_to]
-            parts += [made.start, made.member]
+            made = LatticeFilter(features, blur)
+            parts = [made.row, made.weight, *made.own, made.chunk]
+            neighbors = vars(made.blurring).values()
+            parts += [part for part in neighbors if isinstance(part, np.ndarray)]
             parts += [made.diagonal()] if d < 5 else []  # takes long in many dimensions
             seen.append([*parts, made.apply(values), made.apply(values[:, :1])])
     for one, two in zip(*seen, strict=True):
@@ -204,17 +223,18 @@ def test_other_points_are_not_an_image(features: Array) -> None:
     assert image_width(features) == 0
 
 
-def test_blocks_of_an_image_are_one_matrix(dtype: str) -> None:
+@BLUR
+def test_blocks_of_an_image_are_one_matrix(dtype: str, blur: Blur) -> None:
     """And touch fewer vertices than strips of it do."""
     height, width = 60, 320
     features = pixels(height, width) / 2
-    made, strips = LatticeFilter(features), LatticeFilter(features).regrouped(0)
+    made, strips = LatticeFilter(features, blur), LatticeFilter(features, blur).regrouped(0)
     assert (made.width, strips.width) == (width, 0)
     assert len(made.chunk) == len(strips.chunk) == 4
     assert made.n_rows < strips.n_rows
     v = np.random.default_rng(3).normal(size=(height * width, 3)).astype(dtype)
-    half = lattice_factor(features)
-    expected = half @ (half.T @ v.astype(float))
+    half, middle = lattice_factors(features, blur)
+    expected = half @ (middle @ (half.T @ v.astype(float)))
     tolerance = 1e-12 if dtype == "float64" else 1e-6
     for either in (made, strips):
         for columns in (slice(0, 1), slice(0, 3)):
@@ -224,11 +244,14 @@ def test_blocks_of_an_image_are_one_matrix(dtype: str) -> None:
     np.testing.assert_allclose(made.diagonal(), strips.diagonal(), rtol=1e-12)
 
 
-def test_regrouping_there_and_back() -> None:
-    made = LatticeFilter(pixels(60, 320) / 2)
+@BLUR
+def test_regrouping_there_and_back(blur: Blur) -> None:
+    made = LatticeFilter(pixels(60, 320) / 2, blur)
     again = made.regrouped(0).regrouped(320)
-    for name in ("row", "chunk", "vertex", "start", "member"):
+    for name in ("row", "chunk"):
         np.testing.assert_array_equal(getattr(made, name), getattr(again, name))
+    for one, two in zip(made.own, again.own, strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 # ---- where points lie ----
@@ -236,34 +259,38 @@ def test_regrouping_there_and_back() -> None:
 
 @pytest.mark.parametrize("at", [0.0, 3.3, -71.25])
 @pytest.mark.parametrize("d", [1, 2, 5])
-def test_points_in_one_place_see_each_other_alike(at: float, d: int) -> None:
-    k = matrix(np.full((40, d), at))
+@BLUR
+def test_points_in_one_place_see_each_other_alike(at: float, d: int, blur: Blur) -> None:
+    k = matrix(np.full((40, d), at), blur=blur)
     assert k.min() > 0
     np.testing.assert_allclose(k, k[0, 0], rtol=1e-12)
 
 
-def test_a_point_that_is_there_twice_counts_twice() -> None:
+@BLUR
+def test_a_point_that_is_there_twice_counts_twice(blur: Blur) -> None:
     features = cloud(60, 3)
     values = np.random.default_rng(6).normal(size=(60, 2))
-    twice = LatticeFilter(np.concatenate([features, features]))
+    twice = LatticeFilter(np.concatenate([features, features]), blur)
     out = twice.apply(np.concatenate([values, values]))
-    expected = 2 * LatticeFilter(features).apply(values)
+    expected = 2 * LatticeFilter(features, blur).apply(values)
     np.testing.assert_allclose(out, np.concatenate([expected, expected]), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("apart", [40.0, 1e4, 9e7])
 @pytest.mark.parametrize("d", [1, 3, 6])
-def test_far_points_do_not_see_each_other(apart: float, d: int) -> None:
+@BLUR
+def test_far_points_do_not_see_each_other(apart: float, d: int, blur: Blur) -> None:
     """Each cloud is as if it were alone, wherever it lies."""
     near = cloud(30, d, 0.5)
-    k = matrix(np.concatenate([near, near + apart / np.sqrt(d)]))
+    k = matrix(np.concatenate([near, near + apart / np.sqrt(d)]), blur=blur)
     assert (k[:30, 30:] == 0).all()
     assert (k[30:, :30] == 0).all()
-    np.testing.assert_allclose(k[:30, :30], matrix(near), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(k[:30, :30], matrix(near, blur=blur), rtol=0, atol=1e-12)
 
 
-def test_points_far_from_each_other_see_themselves_alone() -> None:
-    k = matrix(1000.0 * np.arange(50)[:, None] * np.ones(4))
+@BLUR
+def test_points_far_from_each_other_see_themselves_alone(blur: Blur) -> None:
+    k = matrix(1000.0 * np.arange(50)[:, None] * np.ones(4), blur=blur)
     np.testing.assert_array_equal(k, np.diag(np.diag(k)))
     assert (np.diag(k) > 0.4).all()  # 1 for the Gaussian itself, less for one that is wider
     assert (np.diag(k) < 1).all()
@@ -289,8 +316,9 @@ def test_tiny_bandwidth_on_a_16_bit_image() -> None:
     )
 
 
-def test_no_points() -> None:
-    made = LatticeFilter(np.zeros((0, 3)))
+@BLUR
+def test_no_points(blur: Blur) -> None:
+    made = LatticeFilter(np.zeros((0, 3)), blur)
     assert made.n_rows == made.n_vertices == 0
     for c in (0, 1, 5):
         assert made.apply(np.zeros((0, c))).shape == (0, c)
@@ -356,10 +384,13 @@ def test_a_span_beyond_all_numbers_is_an_error_not_a_warning(dtype: str) -> None
         LatticeFilter(np.array([[-most], [most]], dtype=dtype))
 
 
-def test_twenty_features_are_not_too_many() -> None:
+@BLUR
+def test_twenty_features_are_not_too_many(blur: Blur) -> None:
     features = cloud(30, 20, 0.2)
-    expected = lattice_matrix(features)
-    np.testing.assert_allclose(matrix(features), expected, rtol=0, atol=1e-12 * expected.max())
+    expected = lattice_matrix(features, blur)
+    np.testing.assert_allclose(
+        matrix(features, blur=blur), expected, rtol=0, atol=1e-12 * expected.max()
+    )
 
 
 def test_filters_by_name() -> None:
@@ -389,7 +420,7 @@ def test_total_weight_is_that_of_the_gaussian(d: int, side: float, within: float
     Measured: 0.9998, 0.998, 0.994, 0.986, 0.963 of the exact sum.
     """
     features = np.random.default_rng(d).random(size=(2000, d)) * side
-    total = LatticeFilter(features).apply(np.ones((2000, 1))).sum()
+    total = LatticeFilter(features, SEPARABLE).apply(np.ones((2000, 1))).sum()
     assert total == pytest.approx(ExactFilter(features).matrix().sum(), rel=within)
 
 
@@ -404,16 +435,71 @@ def picture(height: int = 40, width: int = 60) -> tuple[Array, Array]:
     return yx, np.clip(seen, 0, 255)
 
 
-@pytest.mark.parametrize("place, color, within", [(3, None, 0.055), (80, 13, 0.07), (67, 3, 0.155)])
+@pytest.mark.parametrize(
+    "place, color, kind, within",
+    [(3, None, SEPARABLE, 0.055), (80, 13, SEPARABLE, 0.07), (67, 3, STAR, 0.22)],
+)
 def test_close_to_the_exact_filter_on_a_picture(
-    place: float, color: float | None, within: float
+    place: float, color: float | None, kind: Blur, within: float
 ) -> None:
-    """After symmetric normalization. Measured: 0.045, 0.056, 0.136 in the Frobenius norm."""
+    """After symmetric normalization. Measured: 0.045, 0.056, 0.198 in the Frobenius norm."""
     yx, seen = picture()
     features = yx / place if color is None else np.hstack([yx / place, seen / color])
     exact = normalized(ExactFilter(features).matrix())
     ours = normalized(matrix(features, "float32").astype(np.float64))
+    assert LatticeFilter(features).kind is kind
     assert np.linalg.norm(ours - exact) < within * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("place, color", [(67, 3), (30, 3)])
+def test_stars_are_closer_where_points_are_sparse(place: float, color: float) -> None:
+    """Than one-way separable blurs on the usual lattice, which is what other programs have."""
+    yx, seen = picture()
+    features = np.hstack([yx / place, seen / color])
+    exact = normalized(ExactFilter(features).matrix())
+    star = normalized(lattice_matrix(features, STAR))
+    usual = normalized(one_way_matrix(features))
+    assert np.linalg.norm(star - exact) < 0.8 * np.linalg.norm(usual - exact)
+
+
+def one_way_matrix(features: Array) -> Array:
+    """The lattice of Adams, Baek and Davis: blurred along all axes once, not symmetric."""
+    usual = Usual("usual", bridged=False)
+    d = features.shape[1]
+    corners, weights = simplices(features, usual)
+    keys, where = np.unique(corners.reshape(-1, d + 1), axis=0, return_inverse=True)
+    number = {tuple(key): i for i, key in enumerate(keys.tolist())}
+    splat = np.zeros((len(number), len(features)))
+    np.add.at(splat, (where.ravel(), np.repeat(np.arange(len(features)), d + 1)), weights.ravel())
+    blurred = splat
+    for axis in range(d + 1):
+        blurred = axis_blur(number, axis, 0.25) @ blurred
+    return splat.T @ blurred
+
+
+class Usual(Blur):
+    """The spacing for a single blur with a quarter for each neighbor."""
+
+    def variance(self, d: int) -> float:
+        return 0.5 + 1 / 6
+
+
+# ---- the choice of the blur ----
+
+
+def test_the_blur_depends_on_how_sparse_points_are() -> None:
+    """Many points among the same vertices are dense enough for separable blurs."""
+    features = cloud(5000, 5)
+    assert LatticeFilter(features).kind is STAR
+    assert LatticeFilter(np.repeat(features, 20, axis=0)).kind is SEPARABLE
+    assert LatticeFilter(features[:50]).kind is SEPARABLE  # so few that it takes no time
+    assert LatticeFilter(pixels(60, 60) / 3).kind is SEPARABLE  # two features: never too many
+
+
+@pytest.mark.parametrize("d, n, spread", [(3, 4000, 2.0), (5, 4000, 0.3), (5, 4000, 1.0)])
+def test_the_reference_chooses_the_same_blur(d: int, n: int, spread: float) -> None:
+    features = cloud(n, d, spread)
+    assert LatticeFilter(features).kind is suitable_blur(features)
 
 
 # ---- the exact filter, by which all this is measured ----

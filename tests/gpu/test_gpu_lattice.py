@@ -17,7 +17,8 @@ from device_terms import (
 )
 
 from proxfield.errors import InputError
-from proxfield.filters.reference import lattice_factor, lattice_matrix
+from proxfield.filters.geometry import SEPARABLE, STAR, Blur
+from proxfield.filters.reference import lattice_factors, lattice_matrix, suitable_blur
 from proxfield.filters.triton import lattice_build, segments
 from proxfield.filters.triton.lattice import LatticePlan
 from proxfield.filters.triton.segments import SegmentSum
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 FEW = 12 if INTERPRETED else 60
 """Points: each vertex is a program, and the interpreter takes its time for it."""
+BLUR = pytest.mark.parametrize("blur", [SEPARABLE, STAR], ids=lambda blur: blur.name)
 SIZES = pytest.mark.parametrize(
     "d, n", [(d, n) for d in ((1, 2, 5) if INTERPRETED else (1, 2, 3, 5, 8)) for n in (1, 7, FEW)]
 )
@@ -36,20 +38,21 @@ def cloud(n: int, d: int, spread: float = 1.5) -> Any:
     return spread * np.random.default_rng(1000 * d + n).normal(size=(n, d))
 
 
-def plan_of(features: Any) -> LatticePlan:
-    return LatticePlan(torch.from_numpy(features).to(DEVICE))
+def plan_of(features: Any, blur: Blur | None = None) -> LatticePlan:
+    return LatticePlan(torch.from_numpy(features).to(DEVICE), blur)
 
 
-def matrix(features: Any, dtype: Any = torch.float64) -> Any:
+def matrix(features: Any, dtype: Any = torch.float64, blur: Blur | None = None) -> Any:
     eye = torch.eye(len(features), dtype=dtype, device=DEVICE)
-    return plan_of(features).apply(eye).cpu().numpy()
+    return plan_of(features, blur).apply(eye).cpu().numpy()
 
 
+@BLUR
 @SIZES
-def test_it_is_the_reference_matrix(d: int, n: int) -> None:
+def test_it_is_the_reference_matrix(d: int, n: int, blur: Blur) -> None:
     features = cloud(n, d)
-    expected = lattice_matrix(features)
-    found = matrix(features)
+    expected = lattice_matrix(features, blur)
+    found = matrix(features, blur=blur)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * expected.max())
 
 
@@ -61,9 +64,10 @@ def test_single_precision() -> None:
     np.testing.assert_allclose(single, expected, rtol=0, atol=2e-6 * expected.max())
 
 
+@BLUR
 @SIZES
-def test_symmetric_without_negative_entries_or_eigenvalues(d: int, n: int) -> None:
-    k = matrix(cloud(n, d))
+def test_symmetric_without_negative_entries_or_eigenvalues(d: int, n: int, blur: Blur) -> None:
+    k = matrix(cloud(n, d), blur=blur)
     assert np.linalg.norm(k - k.T) < 1e-14 * np.linalg.norm(k)
     assert k.min() >= 0.0
     assert np.linalg.eigvalsh(k)[0] > -1e-12 * n * k.max()
@@ -138,16 +142,25 @@ def test_bad_and_empty_input() -> None:
     assert none.nbytes == 0 < plan.nbytes
 
 
+@pytest.mark.parametrize("d, spread", [(5, 1.5), (5, 0.1), (2, 1.5)])
+def test_the_reference_chooses_the_same_blur(d: int, spread: float) -> None:
+    features = cloud(5000, d, spread)
+    chosen = lattice_build.suitable_blur(torch.from_numpy(features).to(DEVICE))
+    assert chosen is suitable_blur(features)
+    assert (chosen is STAR) == (spread == 1.5 and d == 5)
+
+
+@BLUR
 @needs_device
-def test_many_points_on_a_device() -> None:
+def test_many_points_on_a_device(blur: Blur) -> None:
     y, x = np.mgrid[:120, :160]
     color = np.random.default_rng(0).normal(size=(y.size, 3)) + (x.reshape(-1, 1) > 80)
     features = np.concatenate([np.stack([y, x], -1).reshape(-1, 2) / 30.0, color], axis=1)
-    half = lattice_factor(features)
-    plan = plan_of(features)
+    half, middle = lattice_factors(features, blur)
+    plan = plan_of(features, blur)
     v = torch.rand(len(features), 21, device=DEVICE)
     out = plan.apply(v)
-    expected = half @ (half.T @ v.double().cpu().numpy())
+    expected = half @ (middle @ (half.T @ v.double().cpu().numpy()))
     np.testing.assert_allclose(out.cpu(), expected, rtol=2e-5)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

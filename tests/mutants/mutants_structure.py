@@ -252,8 +252,8 @@ FILTERS = [
     Mutant(
         "lattice-too-coarse",
         "filters/geometry.py",
-        "(d + 1) * np.sqrt(4 * side + 1 / 6)",
-        "(d + 1) * np.sqrt(2 * side + 1 / 6)",
+        "return 4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6",
+        "return 2 * self.share(d) + 1 / 6",
         "filters/test_lattice.py::test_close_to_the_exact_filter_on_a_picture",
     ),
     Mutant(
@@ -265,11 +265,25 @@ FILTERS = [
     ),
     Mutant(
         "blur-not-mirrored",
-        "filters/lattice.py",
+        "filters/blurring.py",
         "np.array([*reversed(axes), *axes])",
         "np.array([*axes, *axes])",
         "filters/test_lattice.py::test_kernels_multiply_with_the_reference_matrix "
         "filters/test_lattice.py::test_symmetric_without_negative_entries_or_eigenvalues",
+    ),
+    Mutant(
+        "star-without-its-middle",
+        "filters/blurring.py",
+        "self.more = 0.5 - 2 * self.middle",
+        "self.more = 0.5 - self.middle",
+        "filters/test_lattice.py::test_kernels_multiply_with_the_reference_matrix",
+    ),
+    Mutant(
+        "stars-for-all-points",
+        "filters/geometry.py",
+        "return STAR if visits > max(",
+        "return STAR if visits < max(",
+        "filters/test_lattice.py::test_the_blur_depends_on_how_sparse_points_are",
     ),
     Mutant(
         "rows-that-do-not-fill-an-image",

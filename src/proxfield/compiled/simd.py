@@ -72,3 +72,6 @@ integrate_rows: Any = _chosen.integrate_rows
 """``integrate_rows(to, at, stride, source, keep)``: the other way. Eight turned rows of ``source``,
 summed along the rows and down, become the eight rows after the one at ``to[at:]``, which is the sum
 before them."""
+sum_listed: Any = _chosen.sum_listed
+"""``sum_listed(to, at, source, width, row, where, count, factor)``: the row to[at:] becomes the sum
+of the rows row[where + k] of ``source``, times factor; ``row`` is unsigned."""

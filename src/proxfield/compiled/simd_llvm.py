@@ -395,6 +395,32 @@ def _gather_row(
     return _void(to, n, source, n, row, weight, n, n, n, to.dtype), vectorized(False, write)
 
 
+def _sum_listed(
+    typing: Any, to: Any, at: Any, source: Any, width: Any, row: Any, where: Any, count: Any,
+    factor: Any,
+) -> Any:  # fmt: skip
+    def write(x: Lanes) -> None:
+        b = x.builder
+
+        def body(groups: int, offset: Any) -> None:
+            spots = [b.add(offset, ir.Constant(offset.type, LANES * i)) for i in range(groups)]
+            sums = [alloca_once(b, x.vector) for _ in spots]
+            for so_far in sums:
+                b.store(x.constant(0.0), so_far)
+            with for_range(b, x.args[6]) as k:
+                start = b.mul(b.zext(_corner(x, 4, 5, k.index), x.args[3].type), x.args[3])
+                for spot, so_far in zip(spots, sums, strict=True):
+                    b.store(x.add(b.load(so_far), x.load(2, b.add(start, spot))), so_far)
+            factor = x.spread(x.args[7])
+            for spot, so_far in zip(spots, sums, strict=True):
+                x.store(x.multiply(factor, b.load(so_far)), 0, x.plus(1, spot))
+
+        _by_groups(x, 3, body)
+
+    n = types.intp
+    return _void(to, n, source, n, row, n, n, to.dtype), vectorized(False, write)
+
+
 def _scatter_row(
     typing: Any, to: Any, source: Any, at: Any, width: Any, row: Any, weight: Any,
     where: Any, corners: Any, begin: Any, factor: Any,
@@ -518,3 +544,4 @@ gather_row: Any = intrinsic(_gather_row)
 scatter_row: Any = intrinsic(_scatter_row)
 sum_rows: Any = intrinsic(_sum_rows)
 integrate_rows: Any = intrinsic(_integrate_rows)
+sum_listed: Any = intrinsic(_sum_listed)

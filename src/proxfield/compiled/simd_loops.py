@@ -251,6 +251,35 @@ def scatter_row(
             to[there + l] += w * (factor * source[at + l])
 
 
+@exact
+def sum_listed(
+    to: Any, at: int, source: Any, width: int, row: Any, where: int, count: int, factor: float
+) -> None:
+    """The row to[at:] becomes the sum of the rows row[where + k] of ``source``, times a factor."""
+    zero, factor = to.dtype.type(0.0), to.dtype.type(factor)
+    for first in range(0, width, LANES):
+        a, b, c, d, e, f, g, h = zero, zero, zero, zero, zero, zero, zero, zero
+        for k in range(where, where + count):
+            there = np.int64(row[k]) * width + first
+            a += source[there]
+            b += source[there + 1]
+            c += source[there + 2]
+            d += source[there + 3]
+            e += source[there + 4]
+            f += source[there + 5]
+            g += source[there + 6]
+            h += source[there + 7]
+        here = at + first
+        to[here] = factor * a
+        to[here + 1] = factor * b
+        to[here + 2] = factor * c
+        to[here + 3] = factor * d
+        to[here + 4] = factor * e
+        to[here + 5] = factor * f
+        to[here + 6] = factor * g
+        to[here + 7] = factor * h
+
+
 # ---- eight rows of an image ----
 
 

@@ -5,29 +5,99 @@ Every backend builds the same lattice from these.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-NEIGHBOR_SHARE = 0.2
-"""Share that a vertex gives to each neighbor along an axis, in each of the two blurs."""
 MIN_TOUCHED = 2
 """A vertex that no point touches is added if it has this many touched neighbors."""
+SAMPLE_STRIDE = 5
+"""Every so many points are looked at to choose a blur."""
+MAX_VISITS = 6.5
+"""Vertices per point that separable blurs may visit, as estimated from the sample."""
+CHEAP_VISITS = 100_000
+"""Vertices that they may visit however few points there are."""
 
 
-def axis_scales(d: int, side: float = NEIGHBOR_SHARE) -> NDArray[np.float64]:
+@dataclass(frozen=True)
+class Blur:
+    """How values are blurred over the vertices of the lattice: B in K = S B Sᵀ.
+
+    Both kinds apply an operator and its transpose, so that B is symmetric and has no negative
+    eigenvalue, whichever vertices are missing:
+
+    - separable: B = C Cᵀ, where C blurs along one axis after another. Each vertex keeps
+      1 − 2·share along an axis and gets ``share`` of both neighbors. Closest to the Gaussian
+      where points are dense: the lattice is fine, and vertices between touched ones are added.
+    - star: B = T M T, where T and M blur along all axes at once. In T a vertex keeps two shares
+      and gets one from each of the 2 (d + 1) neighbors. In M it keeps one half, and the neighbors'
+      shares are the other half, so M has no negative eigenvalue. The lattice is coarser and three
+      passes are enough. Where points are sparse this loses less at missing vertices than blurs
+      along paths do.
+
+    Args:
+        name: "separable" or "star".
+        bridged: Whether vertices that no point touches are added between touched ones.
+    """
+
+    name: str
+    bridged: bool
+
+    def share(self, d: int) -> float:
+        """Share that a vertex gives to each neighbor, in each of the two outer blurs."""
+        return 0.2 if self.name == "separable" else 1.0 / (2 * d + 4)
+
+    def middle_share(self, d: int) -> float:
+        """The same in the blur between them; 0 if there is none."""
+        return 0.0 if self.name == "separable" else 1.0 / (4 * d + 4)
+
+    def variance(self, d: int) -> float:
+        """Variance of two points that are splatted, blurred and sliced, in squared spacings.
+
+        Along each axis a blur has the variance 2·share, and splatting and slicing 1/12 each.
+        """
+        return 4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6
+
+
+SEPARABLE = Blur("separable", bridged=True)
+STAR = Blur("star", bridged=False)
+BLURS = {blur.name: blur for blur in (SEPARABLE, STAR)}
+
+
+def choose_blur(points: int, d: int, touched: int) -> Blur:
+    """The blur for points that are dense or sparse among the vertices.
+
+    Separable blurs visit all vertices of a finer lattice once for each axis, there and back:
+    where points touch many vertices, that takes much longer than splatting and slicing.
+
+    Args:
+        points: Number of points.
+        d: Number of features.
+        touched: Vertices of the coarser lattice that every `SAMPLE_STRIDE`-th point touches.
+
+    Example:
+        >>> choose_blur(100_000, 5, 5_000).name, choose_blur(100_000, 5, 30_000).name
+        ('separable', 'star')
+    """
+    finer = (SEPARABLE.variance(d) / STAR.variance(d)) ** (d / 2)
+    visits = 2 * (d + 1) * finer * touched
+    return STAR if visits > max(MAX_VISITS * points, CHEAP_VISITS) else SEPARABLE
+
+
+def axis_scales(d: int, blur: Blur) -> NDArray[np.float64]:
     """What each feature is multiplied with before it is put onto the lattice.  # (d,)
 
-    In units of the lattice's spacing squared, (d + 1)², a blur along all axes has the variance
-    2·side, splatting and slicing 1/12 each; together they make up the Gaussian's, 1.
+    The lattice's spacing squared is (d + 1)²; with these the variance of filtering is 1.
     """
     k = np.arange(1, d + 1)
-    return np.asarray((d + 1) * np.sqrt(4 * side + 1 / 6) / np.sqrt(k * (k + 1)))
+    return np.asarray((d + 1) * np.sqrt(blur.variance(d)) / np.sqrt(k * (k + 1)))
 
 
-def peak(d: int, side: float = NEIGHBOR_SHARE) -> float:
+def peak(d: int, blur: Blur) -> float:
     """What makes the kernel's integral that of the Gaussian, (2π)^(d/2), instead of the volume of
     a lattice cell (in units of the features)."""
-    return float((2 * np.pi * (4 * side + 1 / 6)) ** (d / 2) * np.sqrt(d + 1))
+    return float((2 * np.pi * blur.variance(d)) ** (d / 2) * np.sqrt(d + 1))
 
 
 def vertex_codes(d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

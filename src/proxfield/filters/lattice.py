@@ -1,14 +1,13 @@
 """The permutohedral lattice: Gaussian filtering of many points in time linear in their number.
 
 Points are splatted onto the corners of the simplex they lie in, the values at the lattice's
-vertices are blurred along its d + 1 axes, and sliced back. Blurs along different axes don't
-commute where vertices are missing, so blurring one way is not symmetric. Here the blur is
-B = C Cᵀ, all axes one way and then the same axes back: symmetric to the last bit's rounding,
-and without negative eigenvalues, by construction. Two blurs instead of one allow a finer
-lattice (its scale keeps the total variance that of the Gaussian), and vertices that no point
-touches but that lie between vertices that are touched are added, since mass that is blurred
-into a missing vertex is lost: together these make the error a third to a half smaller than the
-usual lattice's.
+vertices are blurred, and sliced back: K = S B Sᵀ. Blurs along different axes don't commute where
+vertices are missing, so blurring one way, as is usual, is not symmetric. Here B is an operator
+times its own transpose: symmetric to the last bit's rounding, and without negative eigenvalues,
+by construction. Two blurs instead of one allow a finer lattice. There are two kinds
+(`proxfield.filters.geometry.Blur`): separable blurs over a fine lattice where points are dense
+among the vertices, and stars over a coarser one, which take a fraction of the time, where they
+are sparse.
 """
 
 from __future__ import annotations
@@ -21,11 +20,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.arrays import Floats
 from proxfield.compiled.jit import max_threads, threads_for
-from proxfield.compiled.simd import LANES, padded
-from proxfield.filters.geometry import MIN_TOUCHED, NEIGHBOR_SHARE, axis_scales, peak, vertex_codes
+from proxfield.compiled.simd import padded
+from proxfield.filters.blurring import BLURRINGS, RowsByVertex
+from proxfield.filters.geometry import (
+    SAMPLE_STRIDE,
+    STAR,
+    Blur,
+    axis_scales,
+    choose_blur,
+    peak,
+    vertex_codes,
+)
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
-from proxfield.filters.numba.lattice import CACHE_BYTES, CHUNK, FEW_VERTICES, Points, make_chunks
+from proxfield.filters.numba.lattice import CHUNK, FEW_VERTICES, Points, make_chunks
 from proxfield.filters.plan import HostPlan, check_features
 
 LONGEST_ROW = 2**16
@@ -62,11 +70,21 @@ def image_width(features: Floats) -> int:
     return longest
 
 
+def suitable_blur(points: Floats) -> Blur:
+    """The blur for some points, from the vertices that a sample of them touches."""
+    n, d = points.shape
+    code, _ = vertex_codes(d)
+    sample = np.ascontiguousarray(points[::SAMPLE_STRIDE])
+    touched = building.count_touched(sample, axis_scales(d, STAR), code)
+    return choose_blur(n, d, touched)
+
+
 class LatticeFilter(HostPlan):
     """An approximate Gaussian filter over the permutohedral lattice.
 
     Args:
         features: One row per point, in units of standard deviations.  # (n, d)
+        blur: The kind of blur; by default it is chosen by how sparse the points are.
 
     Example:
         >>> grid = np.stack(np.mgrid[:20, :20], axis=-1).reshape(-1, 2) / 3.0
@@ -78,7 +96,7 @@ class LatticeFilter(HostPlan):
 
     name = "lattice"
 
-    def __init__(self, features: ArrayLike) -> None:
+    def __init__(self, features: ArrayLike, blur: Blur | None = None) -> None:
         points = check_features(features)
         n, d = points.shape
         self.n = n
@@ -92,11 +110,13 @@ class LatticeFilter(HostPlan):
         self.chunks = make_chunks(n, self.width)
         """Which points are handled together."""
         with threads_for(10 * self.row.size):
+            self.kind = suitable_blur(points) if blur is None else blur
+            """The kind of blur."""
             self._build(points)
 
     def _build(self, features: Floats) -> None:
         n, d = features.shape
-        factor = axis_scales(d)
+        factor, scale = axis_scales(d, self.kind), np.sqrt(peak(d, self.kind))
         code, stride = vertex_codes(d)
         chunks = len(self.chunks.run) - 1
         together = 2 * max_threads()
@@ -107,55 +127,57 @@ class LatticeFilter(HostPlan):
         for first in range(0, chunks, together):
             counts = np.zeros(min(together, chunks - first), dtype=np.int64)
             building.place(
-                features, factor, code, np.sqrt(peak(d)), self.chunks, first, found,
-                counts, self.row, self.weight,
+                features, factor, code, scale, self.chunks, first, found, counts, self.row,
+                self.weight,
             )  # fmt: skip
             for c, size in enumerate(counts):
                 vertex.append(np.empty(size, dtype=np.uint32))
                 table, keys, count = building.merge(table, keys, count, found[c, :size], vertex[-1])
         self.chunk = np.cumsum([0, *(len(v) for v in vertex)])
         """First row of each chunk.  # (chunks + 1,)"""
-        self.vertex = np.concatenate([np.zeros(0, dtype=np.uint32), *vertex])
-        """Vertex of each row."""
         self.touched = int(count)
         """Vertices that points touch; the others come after them."""
-        own = keys[:count]
-        near = np.full((d + 1, count, 2), -1, dtype=np.int32)
-        building.find_neighbors(table, own, stride, near)
-        added = building.bridges(*building.missing_neighbors(own, stride, near), MIN_TOUCHED)
-        next_to = np.full((d + 1, count + len(added), 2), -1, dtype=np.int32)
-        next_to[:, :count] = near
-        building.join(table, own, building.table_of(added), added, stride, next_to)
-        self.next_to = next_to.view(np.uint32)  # −1 is the largest of these
-        """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
-        np.minimum(self.next_to, self.next_to.shape[1], out=self.next_to)
-        self.n_vertices = self.next_to.shape[1]
-        self._sort_rows()
+        self.blurring = BLURRINGS[self.kind](table, keys[:count], stride)
+        """The blur over all vertices."""
+        self._sort_rows(np.concatenate([np.zeros(0, dtype=np.uint32), *vertex]))
 
-    def _sort_rows(self) -> None:
-        self.start, self.member = building.rows_by_vertex(self.vertex, self.n_vertices)
-        """Rows by vertex: the first of each  # (n_vertices + 1,), and all in that order."""
+    def _sort_rows(self, vertex: NDArray[np.uint32]) -> None:
+        self.own = RowsByVertex(vertex, *building.rows_by_vertex(vertex, self.n_vertices))
+        """Which rows stand for which vertex."""
 
     def regrouped(self, width: int) -> LatticeFilter:
         """The same filter in chunks for rows of another length; shares all the rest."""
         out = copy.copy(self)
         out.width, out.row = width, np.empty_like(self.row)
         out.chunks = make_chunks(len(self.row), width)
-        out.vertex, out.chunk = building.regroup(
-            self.vertex, self.points, out.chunks, self.n_vertices, out.row
+        vertex, out.chunk = building.regroup(
+            self.own.vertex, self.points, out.chunks, self.n_vertices, out.row
         )
-        out._sort_rows()
+        out._sort_rows(vertex)
         return out
+
+    def like(self, features: Floats) -> LatticeFilter:
+        return LatticeFilter(features, self.kind)
+
+    @property
+    def n_vertices(self) -> int:
+        """All vertices."""
+        return self.blurring.n_vertices
 
     @property
     def n_rows(self) -> int:
         """Rows of all chunks."""
-        return len(self.vertex)
+        return len(self.own.vertex)
 
     @property
     def points(self) -> Points:
         """What kernels read of it."""
         return Points(self.row, self.weight, self.chunk, self.chunks)
+
+    @property
+    def nbytes(self) -> int:
+        parts = [*vars(self).values(), *self.own, *vars(self.blurring).values()]
+        return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
     def blur(self, rows: Floats, table: Floats, spare: Floats) -> None:
         """Rows as splatted → rows to slice from, times a compatibility.
@@ -163,26 +185,11 @@ class LatticeFilter(HostPlan):
         Args:
             rows: Changed in place.  # (n_rows, width)
             table: A number (1, 1) or a matrix (labels, labels).
-            spare: To work in.  # (2 · groups of channels, n_vertices + 1 or more, LANES)
+            spare: To work in: `Blurring.workspace`.
         """
-        number = table[0, 0] if len(table) == 1 else table.dtype.type(1.0)
-        groups = rows.shape[1] // LANES
-        planes, there = spare[:groups], spare[groups : 2 * groups]
-        spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
-        kernels.collect(self.start, self.member, rows, planes)
-        together = groups if spare.nbytes <= CACHE_BYTES else 1  # else one by one, to stay in cache
-        for p in range(0, groups, together):
-            some = slice(p, p + together)
-            kernels.blur_planes(
-                self.next_to, self.there_and_back, NEIGHBOR_SHARE, planes[some], there[some]
-            )
-        kernels.distribute(self.vertex, planes, number, rows)
+        self.blurring.rows(self.own, rows, float(table[0, 0]) if len(table) == 1 else 1.0, spare)
         if len(table) > 1:
             kernels.mix_labels(rows, table)
-
-    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
-        """What `blur` works in, for rows of ``width`` channels."""
-        return np.empty((2 * width // LANES, self.n_vertices + 1, LANES), dtype=dtype)
 
     def apply(self, values: Floats) -> Floats:
         with threads_for(self.row.size * values.shape[1]):
@@ -194,25 +201,16 @@ class LatticeFilter(HostPlan):
         kernels.splat_one(self.points, values.reshape(-1), rows)
         blurred = self.blur_one(rows, spare[0], spare[1], self.n_vertices < FEW_VERTICES)
         out = np.empty_like(values)
-        kernels.slice_one(self.points, self.vertex, blurred, out.reshape(-1))
+        kernels.slice_one(self.points, self.own.vertex, blurred, out.reshape(-1))
         return out
 
     def blur_one(self, rows: Floats, here: Floats, there: Floats, few: bool) -> Floats:
-        """Rows of one channel as splatted → values at the vertices, in ``here``.
+        """Rows of one channel as splatted → values at the vertices, in one of two arrays.
 
         few: by one thread (in the end; adding up rows takes all).
         """
-        here[self.n_vertices] = there[self.n_vertices] = 0.0
-        kernels.collect_one(self.start, self.member, rows, here)
-        blur = kernels.blur_few if few else kernels.blur_one
-        blur(self.next_to, self.there_and_back, NEIGHBOR_SHARE, here, there)
-        return here
-
-    @cached_property
-    def there_and_back(self) -> NDArray[np.int64]:
-        """Axes in the order of their blurs, an even number."""
-        axes = range(len(self.next_to))
-        return np.array([*reversed(axes), *axes])
+        kernels.collect_one(self.own.start, self.own.member, rows, here)
+        return self.blurring.one(here, there, few)
 
     def _apply(self, values: Floats) -> Floats:
         n, c = values.shape
@@ -223,7 +221,7 @@ class LatticeFilter(HostPlan):
             width = part.shape[1]
             rows = np.empty((self.n_rows, padded(width)), dtype=values.dtype)
             kernels.splat(self.points, ones, part.reshape(-1), width, rows)
-            self.blur(rows, one, self.workspace(rows.shape[1], values.dtype))
+            self.blur(rows, one, self.blurring.workspace(rows.shape[1], values.dtype))
             seen = np.empty((n, rows.shape[1]), dtype=values.dtype)
             kernels.slice_all(self.points, rows, seen)
             out[:, first : first + width] = seen[:, :width]
@@ -236,5 +234,5 @@ class LatticeFilter(HostPlan):
     def _diagonal(self) -> NDArray[np.float64]:
         out = np.empty(len(self.row))
         with threads_for(100 * self.row.size):
-            kernels.self_weights(self.points, self.vertex, self.next_to, NEIGHBOR_SHARE, out)
+            self.blurring.self_weights(self.points, self.own.vertex, out)
         return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -79,6 +79,12 @@ class HostPlan(Plan):
 
     n: int
     """Number of points."""
+
+    def like(self, features: Floats) -> HostPlan:
+        """A plan of the same kind over other points."""
+        kind: Any = type(self)
+        made: HostPlan = kind(features)
+        return made
 
     def ones(self) -> NDArray[np.float64]:
         return np.ones((self.n, 1))

@@ -1,8 +1,9 @@
 """The permutohedral lattice in plain numpy and scipy: slow, readable, the oracle of the kernels.
 
-K = S C Cᵀ Sᵀ: S holds the barycentric weights of each point at the corners of its simplex, and
-C = B_d … B_0 the blurs along the d + 1 axes of the lattice, over the vertices that points touch
-and those between them.
+K = (S C) M (S C)ᵀ: S holds the barycentric weights of each point at the corners of its simplex,
+and C and M blur over the vertices. For separable blurs C = B_d … B_0, one factor for each of the
+lattice's d + 1 axes, over the vertices that points touch and those between them, and M = 1. For
+stars C and M are blurs along all axes at once, over the vertices that points touch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.filters.geometry import MIN_TOUCHED, NEIGHBOR_SHARE, axis_scales, peak
+from proxfield.filters.geometry import (
+    MIN_TOUCHED,
+    SAMPLE_STRIDE,
+    SEPARABLE,
+    STAR,
+    Blur,
+    axis_scales,
+    choose_blur,
+    peak,
+)
 from proxfield.filters.plan import check_features
 
 if TYPE_CHECKING:
@@ -22,46 +32,61 @@ if TYPE_CHECKING:
 Vertex = tuple[int, ...]
 
 
-def lattice_matrix(features: ArrayLike) -> NDArray[np.float64]:
+def lattice_matrix(features: ArrayLike, blur: Blur | None = None) -> NDArray[np.float64]:
     """K as a dense array: what `LatticeFilter` multiplies with.  # (n, n)
+
+    Without a blur it is the one that `LatticeFilter` chooses.
 
     Example:
         >>> k = lattice_matrix([[0.0], [0.1], [50.0]])
         >>> bool(k[0, 1] > 0.9), float(k[0, 2])
         (True, 0.0)
     """
-    half = lattice_factor(features)
-    return np.asarray((half @ half.T).toarray())
+    half, middle = lattice_factors(features, blur)
+    return np.asarray((half @ middle @ half.T).toarray())
 
 
-def lattice_factor(features: ArrayLike) -> csr_matrix:
-    """S C, a sparse matrix with K = (S C)(S C)ᵀ.  # (n, n_vertices)"""
+def lattice_factors(features: ArrayLike, blur: Blur | None = None) -> tuple[csr_matrix, csr_matrix]:
+    """S C and M, sparse.  # (n, n_vertices), (n_vertices, n_vertices)"""
     from scipy import sparse
 
     points = check_features(features).astype(np.float64)
     n, d = points.shape
-    corners, weights = simplices(points)
+    blur = suitable_blur(points) if blur is None else blur
+    corners, weights = simplices(points, blur)
     touched, where = np.unique(corners.reshape(-1, d + 1), axis=0, return_inverse=True)
     number = {tuple(key): i for i, key in enumerate(touched.tolist())}
-    for vertex in bridges(list(number)):
+    for vertex in bridges(list(number)) if blur.bridged else ():
         number[vertex] = len(number)
-    scaled = (weights * np.float32(np.sqrt(peak(d)))).astype(np.float64)
+    scaled = (weights * np.float32(np.sqrt(peak(d, blur)))).astype(np.float64)
     point = np.repeat(np.arange(n), d + 1)
     shape = (n, len(number))
     half = sparse.csr_matrix((scaled.ravel(), (point, where.ravel())), shape=shape)
+    share = blur.share(d)
+    if blur is STAR:
+        return half @ star(number, d, 2 * share, share), star(number, d, 0.5, blur.middle_share(d))
     for axis in range(d, -1, -1):
-        half = half @ axis_blur(number, axis)
-    return half
+        half = half @ axis_blur(number, axis, share)
+    return half, sparse.identity(len(number), format="csr")
 
 
-def simplices(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def suitable_blur(points: NDArray[np.float64]) -> Blur:
+    """The blur that is chosen for some points."""
+    n, d = points.shape
+    corners, _ = simplices(points[::SAMPLE_STRIDE], STAR)
+    return choose_blur(n, d, len(np.unique(corners.reshape(-1, d + 1), axis=0)))
+
+
+def simplices(
+    points: NDArray[np.float64], blur: Blur = SEPARABLE
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The corners of each point's simplex, and barycentric weights (Adams, Baek, Davis 2010).
 
     Vertices have d + 1 whole coordinates that sum to 0 and are equal modulo d + 1.
     # (n, d) -> (n, corners, coordinates), (n, corners)
     """
     n, d = points.shape
-    x = points * axis_scales(d)
+    x = points * axis_scales(d, blur)
     total = np.zeros(n)
     place = np.empty((n, d + 1))
     for k in range(d, 0, -1):  # onto the plane on which coordinates sum to 0
@@ -109,14 +134,30 @@ def bridges(touched: list[Vertex]) -> list[Vertex]:
     return [vertex for vertex, count in near.items() if count >= MIN_TOUCHED]
 
 
-def axis_blur(number: dict[Vertex, int], axis: int) -> csr_matrix:
-    """B: a vertex gives `NEIGHBOR_SHARE` to each neighbor that exists, and keeps 1 − 2 shares."""
+def links(number: dict[Vertex, int], axis: int) -> csr_matrix:
+    """1 for every two vertices that are neighbors along an axis.  # (vertices, vertices)"""
     from scipy import sparse
 
     m = len(number)
     pairs = [(i, number.get(step(vertex, axis, 1), -1)) for vertex, i in number.items()]
     at = np.array([p for p in pairs if p[1] >= 0], dtype=np.int64).reshape(-1, 2)
-    there = sparse.csr_matrix(
-        (np.full(len(at), NEIGHBOR_SHARE), (at[:, 0], at[:, 1])), shape=(m, m)
-    )
-    return (1 - 2 * NEIGHBOR_SHARE) * sparse.identity(m, format="csr") + there + there.T
+    there = sparse.csr_matrix((np.ones(len(at)), (at[:, 0], at[:, 1])), shape=(m, m))
+    return there + there.T
+
+
+def axis_blur(number: dict[Vertex, int], axis: int, share: float) -> csr_matrix:
+    """B: a vertex gives a share to each neighbor that exists, and keeps 1 − 2 shares."""
+    from scipy import sparse
+
+    middle = (1 - 2 * share) * sparse.identity(len(number), format="csr")
+    return middle + share * links(number, axis)
+
+
+def star(number: dict[Vertex, int], d: int, keep: float, share: float) -> csr_matrix:
+    """A vertex gives a share to each neighbor along any axis that exists, and keeps a part."""
+    from scipy import sparse
+
+    out = keep * sparse.identity(len(number), format="csr")
+    for axis in range(d + 1):
+        out = out + share * links(number, axis)
+    return out

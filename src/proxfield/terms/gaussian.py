@@ -14,7 +14,7 @@ from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.bounds import product_range
 from proxfield.filters.operator import NORMALIZATIONS as NORMALIZATIONS
 from proxfield.filters.operator import Operator
-from proxfield.filters.plan import Plan, check_features
+from proxfield.filters.plan import HostPlan, Plan, check_features
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, largest_finite
 
 CORNER_BYTES = 150
@@ -147,6 +147,8 @@ class Gaussian(Term):
             filter=self.filter_kind,
         )
         out.potts, out.matrix = self.potts, self.matrix
+        if isinstance(self.filter, HostPlan):
+            out.filter = self.filter.like(features)
         return out
 
     def build(self, *, drop_features: bool = False) -> Gaussian:

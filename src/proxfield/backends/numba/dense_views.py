@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from proxfield.backends.numba import dense_pair
 from proxfield.compiled.simd import LANES, padded
-from proxfield.filters.geometry import NEIGHBOR_SHARE
+from proxfield.filters.blurring import Separable
 from proxfield.filters.numba import lattice
 from proxfield.filters.numba.lattice import CACHE_BYTES, FEW_VERTICES
 from proxfield.terms.base import Term
 from proxfield.terms.gaussian import Gaussian
 
 
-@dataclass
+@dataclass(eq=False)
 class View:
     """One lattice with the scales before and after it, and the compatibility behind it."""
 
@@ -60,8 +60,12 @@ class Views:
                 view.row = view.filter.row.astype(np.int32, copy=False)
         self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
         """Rows of the largest chunk, of all lattices together."""
-        self.most = 1 + max(v.filter.n_vertices for v in self.views)
-        tasks = len(self.views) * (padded(labels) // LANES)
+        self.separable = [v for v in self.views if isinstance(v.filter.blurring, Separable)]
+        """Those that may be blurred together."""
+        self.others = [v for v in self.views if not isinstance(v.filter.blurring, Separable)]
+        self.most = 1 + max((v.filter.n_vertices for v in self.separable), default=0)
+        """Vertices of the largest of the separable lattices, and one that stands for none."""
+        tasks = len(self.separable) * (padded(labels) // LANES)
         cached = 2 * self.most * LANES * self.dtype.itemsize <= CACHE_BYTES
         self.blur_by(cached and tasks >= threads, self.most < FEW_VERTICES)
 
@@ -114,50 +118,82 @@ class Views:
     # ---- blurring: rows as splatted → rows to slice from ----
 
     def blur_by(self, apart: bool, few: bool) -> None:
-        """Choose who blurs what.
+        """Choose who blurs separable lattices.
 
         Args:
             apart: One thread has eight channels of a lattice; else all threads have each step.
             few: One thread has a lattice where there is one channel; else all have each step.
         """
         self.apart, self.few = apart, few
-        lanes = (self.threads, 2) if apart else (2 * padded(self.labels) // LANES,)
-        self.spare = np.empty((*lanes, self.most, LANES), dtype=self.dtype)
+        self._spare: dict[int, NDArray[Any]] = {}
+
+    def _room(self, view: View | None) -> NDArray[Any]:
+        """What a lattice is blurred in; separable ones share it."""
+        key = -1 if view is None else id(view.filter)
+        if key not in self._spare:
+            width = padded(self.labels)
+            if view is not None:
+                room = view.filter.blurring.workspace(width, self.dtype)
+            else:
+                lanes = (self.threads, 2) if self.apart else (2 * width // LANES,)
+                room = np.empty((*lanes, self.most, LANES), dtype=self.dtype)
+            self._spare[key] = room
+        return self._spare[key]
 
     def blur(self) -> None:
         """The rows of each view."""
+        for view in self.others:
+            view.filter.blur(view.rows, view.table, self._room(view))
         if not self.apart:
-            for view in self.views:
-                view.filter.blur(view.rows, view.table, self.spare)
-            return
-        lattice.blur_apart(
-            *self._lattices, NEIGHBOR_SHARE, self._weights, *self.through("rows"), self.spare
-        )
-        for view in self.views:
-            if len(view.table) > 1:
-                lattice.mix_labels(view.rows, view.table)
+            for view in self.separable:
+                view.filter.blur(view.rows, view.table, self._room(None))
+        elif self.separable:
+            rows = tuple(v.rows for v in self.separable)
+            lattice.blur_apart(*self._lattices, self._share, self._weights, rows, self._room(None))
+            for view in self.separable:
+                if len(view.table) > 1:
+                    lattice.mix_labels(view.rows, view.table)
 
-    def room_for_one(self) -> NDArray[Any]:
-        """What `blur_one` works in."""
-        return np.empty((len(self.views), 2, self.most), dtype=self.dtype)
+    def room_for_one(self) -> list[NDArray[Any]]:
+        """What `blur_one` works in: for each view, and for separable ones together."""
+        own = [np.empty((2, v.filter.n_vertices + 1), dtype=self.dtype) for v in self.views]
+        if not self.few or not self.separable:
+            return own
+        together = np.empty((len(self.separable), 2, self.most), dtype=self.dtype)
+        return [*own, together]
 
-    def blur_one(self, rows: list[Any], spare: NDArray[Any]) -> None:
+    def blur_one(self, rows: list[Any], spare: list[NDArray[Any]]) -> None:
         """Rows with one number each, under Potts terms."""
-        if self.few:
+        together = self.separable if self.few else []
+        if together:
             lattice.blur_apart_one(
-                *self._lattices, NEIGHBOR_SHARE, self._weights, tuple(rows), spare
-            )
-            return
+                *self._lattices, self._share, self._weights,
+                tuple(r for r, v in zip(rows, self.views, strict=True) if v in together), spare[-1],
+            )  # fmt: skip
         for t, view in enumerate(self.views):
-            seen = view.filter.blur_one(rows[t], *spare[t], False)
-            dense_pair.distribute_pair(view.filter.vertex, seen, view.table[0, 0], rows[t])
+            if view not in together:
+                seen = view.filter.blur_one(rows[t], *spare[t], self.few)
+                dense_pair.distribute_pair(view.filter.own.vertex, seen, view.table[0, 0], rows[t])
 
     @cached_property
     def _lattices(self) -> tuple[tuple[Any, ...], ...]:
-        return self.through("start", "member", "vertex", "next_to", "there_and_back")
+        """Rows by vertex and neighbors of the separable lattices."""
+        own = [v.filter.own for v in self.separable]
+        blurs = [v.filter.blurring for v in self.separable]
+        return (
+            tuple(o.start for o in own),
+            tuple(o.member for o in own),
+            tuple(o.vertex for o in own),
+            tuple(b.next_to for b in blurs),
+            tuple(b.there_and_back for b in blurs),
+        )
+
+    @property
+    def _share(self) -> float:
+        return float(self.separable[0].filter.blurring.share)
 
     @cached_property
     def _weights(self) -> NDArray[Any]:
         """What rows are multiplied with; 1 where a matrix over the labels follows."""
-        weights = [v.table[0, 0] if len(v.table) == 1 else 1.0 for v in self.views]
+        weights = [v.table[0, 0] if len(v.table) == 1 else 1.0 for v in self.separable]
         return np.array(weights, dtype=self.dtype)

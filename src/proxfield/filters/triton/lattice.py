@@ -1,22 +1,23 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """The permutohedral lattice on a GPU: Gaussian filtering in time linear in the number of points.
 
-The operator of `proxfield.filters.lattice`, K = S C Cᵀ Sᵀ: symmetric and without negative
+The operator of `proxfield.filters.lattice` with the same blurs: symmetric and without negative
 eigenvalues by construction. Everything is a gather: a vertex adds up the entries in its list
-(splat), then reads its two neighbors along each axis (blur), and a point reads its corners
-(slice). Nothing is added atomically, so the same values give the same bits.
+(splat), then reads its neighbors, two along each axis or all at once (blur), and a point reads its
+corners (slice). Nothing is added atomically, so the same values give the same bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from proxfield.devices.cuda import jit, need, tl, torch
 from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
-from proxfield.filters.geometry import NEIGHBOR_SHARE
+from proxfield.filters.geometry import SEPARABLE, STAR, Blur
 from proxfield.filters.plan import Plan
-from proxfield.filters.triton.lattice_build import Vertices, build
+from proxfield.filters.triton.lattice_build import Vertices, build, suitable_blur
 from proxfield.filters.triton.segments import SegmentSum, channel_block, has_kernels
 
 if TYPE_CHECKING:
@@ -47,6 +48,26 @@ def blur_axis(source, target, back, forth, n, c, SHARE: constexpr, ROWS: constex
 
 
 @jit
+def blur_star(
+    source, target, near, n, c, KEEP: constexpr, SHARE: constexpr, SIDES: constexpr,
+    ROWS: constexpr, C: constexpr,
+):  # fmt: skip
+    """A vertex keeps KEEP of itself and gets SHARE of each neighbor, along all axes."""
+    vertex = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * C + tl.arange(0, C)
+    inside = vertex < n
+    real = inside[:, None] & (channel < c)[None, :]
+    own = tl.load(source + vertex[:, None] * c + channel[None, :], mask=real, other=0.0)
+    total = tl.zeros_like(own)
+    for side in range(SIDES):
+        at = tl.load(near + side * n + vertex, mask=inside, other=-1).to(tl.int64)
+        there = real & (at >= 0)[:, None]
+        total += tl.load(source + at[:, None] * c + channel[None, :], mask=there, other=0.0)
+    total = own * KEEP + total * SHARE
+    tl.store(target + vertex[:, None] * c + channel[None, :], total, mask=real)
+
+
+@jit
 def slice_corners(
     vertices, corner, weight, out, n, c, CORNERS: constexpr, ROWS: constexpr, C: constexpr
 ):
@@ -64,6 +85,14 @@ def slice_corners(
     tl.store(out + point[:, None] * c + channel[None, :], total, mask=real)
 
 
+def add_neighbors(sides: Iterable[Tensor], source: Tensor) -> Tensor:
+    """The sum of each vertex's neighbors on some sides, in plain torch.  # (vertices, channels)"""
+    near = torch.zeros_like(source)
+    for at in sides:
+        near += torch.where((at >= 0)[:, None], source[at.clamp(min=0)], 0.0)
+    return near
+
+
 class LatticePlan(Plan):
     """K @ values with the lattice's kernel over fixed points, on any device of torch.
 
@@ -72,6 +101,7 @@ class LatticePlan(Plan):
 
     Args:
         features: A floating-point tensor, in units of standard deviations.  # (n, d)
+        blur: The kind of blur; by default it is chosen by how sparse the points are.
 
     Example:
         >>> plan = LatticePlan(tensor([[0.0], [0.1], [50.0]]))  # doctest: +SKIP
@@ -82,7 +112,7 @@ class LatticePlan(Plan):
 
     name = "lattice"
 
-    def __init__(self, features: Tensor) -> None:
+    def __init__(self, features: Tensor, blur: Blur | None = None) -> None:
         need("torch")
         if features.ndim != 2 or not features.is_floating_point() or not features.shape[1]:
             raise InputError("features must be a floating-point tensor of shape (points, features)")
@@ -90,8 +120,10 @@ class LatticePlan(Plan):
         self.n, self.d = features.shape
         self.device = features.device
         self.n_vertices = 0
+        self.blur = SEPARABLE if blur is None else blur
         if self.n:
-            self._take(build(features))
+            self.blur = suitable_blur(features) if blur is None else blur
+            self._take(build(features, self.blur))
 
     def _take(self, made: Vertices) -> None:
         self.corner, self.weight, self.next_to = made.corner, made.weight, made.next_to
@@ -113,7 +145,7 @@ class LatticePlan(Plan):
     def diagonal(self) -> Tensor:
         from proxfield.filters.lattice import LatticeFilter  # compiles with numba
 
-        found = LatticeFilter(self.features.cpu().numpy()).diagonal()
+        found = LatticeFilter(self.features.cpu().numpy(), self.blur).diagonal()
         return torch.from_numpy(found).to(self.device)
 
     def apply(self, values: Tensor) -> Tensor:
@@ -127,25 +159,41 @@ class LatticePlan(Plan):
             return torch.zeros_like(values)
         here = self.splat(values)
         there = torch.empty_like(here)
+        if self.blur is STAR:
+            share = self.blur.share(self.d)
+            self._blur_star(2 * share, share, here, there)
+            self._blur_star(0.5, self.blur.middle_share(self.d), there, here)
+            self._blur_star(2 * share, share, here, there)
+            return self._slice(there)
         axes = range(self.d + 1)
         for axis in (*reversed(axes), *axes):
-            self._blur(axis, here, there)
+            self._blur_axis(axis, here, there)
             here, there = there, here
         return self._slice(here)
 
-    def _blur(self, axis: int, source: Tensor, target: Tensor) -> None:
+    def _blur_axis(self, axis: int, source: Tensor, target: Tensor) -> None:
         n, c = source.shape
         back, forth = self.next_to[axis]
+        share = self.blur.share(self.d)
         if has_kernels(source):
             block = channel_block(c)
             blur_axis[(-(-n // ROWS), -(-c // block))](
-                source, target, back, forth, n, c, SHARE=NEIGHBOR_SHARE, ROWS=ROWS, C=block
+                source, target, back, forth, n, c, SHARE=share, ROWS=ROWS, C=block
             )
             return
-        near = torch.zeros_like(source)
-        for at in (back, forth):
-            near += torch.where((at >= 0)[:, None], source[at.clamp(min=0)], 0.0)
-        target.copy_((1.0 - 2.0 * NEIGHBOR_SHARE) * source + NEIGHBOR_SHARE * near)
+        target.copy_((1.0 - 2.0 * share) * source + share * add_neighbors((back, forth), source))
+
+    def _blur_star(self, keep: float, share: float, source: Tensor, target: Tensor) -> None:
+        n, c = source.shape
+        sides = self.next_to.flatten(0, 1)
+        if has_kernels(source):
+            block = channel_block(c)
+            blur_star[(-(-n // ROWS), -(-c // block))](
+                source, target, sides, n, c,
+                KEEP=keep, SHARE=share, SIDES=len(sides), ROWS=ROWS, C=block,
+            )  # fmt: skip
+            return
+        target.copy_(keep * source + share * add_neighbors(sides, source))
 
     def _slice(self, vertices: Tensor) -> Tensor:
         c = vertices.shape[1]

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor
-from proxfield.filters.geometry import MIN_TOUCHED, axis_scales, peak, vertex_codes
+from proxfield.filters.geometry import (
+    MIN_TOUCHED,
+    SAMPLE_STRIDE,
+    STAR,
+    Blur,
+    axis_scales,
+    choose_blur,
+    peak,
+    vertex_codes,
+)
 
 POINTS_PER_PASS = 1 << 21
 """Points located at a time, each with a dozen numbers of 8 bytes per feature."""
@@ -37,7 +46,14 @@ class Vertices:
     """How long it is; 0 for bridges.  # (vertices,) int64"""
 
 
-def locate(features: Tensor) -> tuple[Tensor, Tensor]:
+def suitable_blur(features: Tensor) -> Blur:
+    """The blur for some points, from the vertices that a sample of them touches."""
+    n, d = features.shape
+    key, _ = locate(features[::SAMPLE_STRIDE], STAR)
+    return choose_blur(n, d, len(torch.unique(key)))
+
+
+def locate(features: Tensor, blur: Blur) -> tuple[Tensor, Tensor]:
     """Keys and weights of the corners of each point's simplex (Adams, Baek, Davis 2010).
 
     In the types and the order of operations of the CPU's, so that a point on an edge falls on
@@ -45,6 +61,7 @@ def locate(features: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         features: Features in units of standard deviations.  # (n, d)
+        blur: The kind of blur, which gives the lattice's spacing.
 
     Returns:
         Keys and barycentric weights.  # (n, d + 1) int64 and float32
@@ -52,7 +69,7 @@ def locate(features: Tensor) -> tuple[Tensor, Tensor]:
     n, d = features.shape
     device = features.device
     x = features.to(torch.float64).T
-    factor = axis_scales(d).tolist()
+    factor = axis_scales(d, blur).tolist()
     inverse = 1.0 / (d + 1)
     total = torch.zeros(n, dtype=torch.float64, device=device)
     place = torch.empty((d + 1, n), dtype=torch.float64, device=device)
@@ -85,7 +102,7 @@ def locate(features: Tensor) -> tuple[Tensor, Tensor]:
     # the next corner: all coordinates + 1, that of one rank − (d + 1)
     steps = code.sum() - (d + 1) * ranked.flip(0)[:d]
     key[:, 1:] = (base + steps.cumsum(0)).T
-    return key, weight.clamp_(min=0.0) * math.sqrt(peak(d))
+    return key, weight.clamp_(min=0.0) * math.sqrt(peak(d, blur))
 
 
 def look_up(keys: Tensor, wanted: Tensor) -> Tensor:
@@ -94,16 +111,18 @@ def look_up(keys: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(keys[at] == wanted, at, -1)
 
 
-def build(features: Tensor) -> Vertices:
+def build(features: Tensor, blur: Blur) -> Vertices:
     """The lattice of at least one point.
 
     Args:
         features: Features in units of standard deviations, finite.  # (n, d)
+        blur: The kind of blur that the lattice is for.
     """
     n, d = features.shape
     device = features.device
     parts = [
-        locate(features[first : first + POINTS_PER_PASS]) for first in range(0, n, POINTS_PER_PASS)
+        locate(features[first : first + POINTS_PER_PASS], blur)
+        for first in range(0, n, POINTS_PER_PASS)
     ]
     key, weight = (torch.cat(side) for side in zip(*parts, strict=True))
     ordered, entry = torch.sort(key.view(-1), stable=True)
@@ -121,10 +140,12 @@ def build(features: Tensor) -> Vertices:
 
     stride = torch.tensor(vertex_codes(d)[1].tolist(), device=device)
     both = torch.stack([-stride, stride], dim=1)[:, :, None]  # (d + 1, 2, 1)
-    wanted = own + both
-    lost = wanted[look_up(own, wanted) < 0]
-    near, times = torch.unique_consecutive(torch.sort(lost).values, return_counts=True)
-    added = near[times >= MIN_TOUCHED]
+    added = own[:0]
+    if blur.bridged:
+        wanted = own + both
+        lost = wanted[look_up(own, wanted) < 0]
+        near, times = torch.unique_consecutive(torch.sort(lost).values, return_counts=True)
+        added = near[times >= MIN_TOUCHED]
     keys, which = torch.sort(torch.cat([own, added]))
     later = torch.arange(touched, touched + len(added), device=device)
     number = torch.cat([number, later])

@@ -1,0 +1,169 @@
+"""How the values at a lattice's vertices are blurred on the host; see `proxfield.filters.geometry`.
+
+Each blur knows the neighbors of all vertices in the form it needs. Rows are those of a lattice's
+chunks (`proxfield.filters.numba.lattice`): what is splatted comes in and what is sliced goes out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.common.arrays import Floats, Ints
+from proxfield.compiled.simd import LANES
+from proxfield.filters.geometry import MIN_TOUCHED, SEPARABLE, STAR, Blur
+from proxfield.filters.numba import lattice as kernels
+from proxfield.filters.numba import lattice_build as building
+from proxfield.filters.numba import star
+from proxfield.filters.numba.lattice import CACHE_BYTES, Indices, Points
+
+
+class RowsByVertex(NamedTuple):
+    """Which rows stand for which vertex."""
+
+    vertex: Indices  # of each row  # (n_rows,)
+    start: Ints  # first of each vertex among the members  # (n_vertices + 1,)
+    member: Indices  # rows in the order of their vertices  # (n_rows,)
+
+
+class Blurring(ABC):
+    """Neighbors of all vertices, and the blur over them."""
+
+    n_vertices: int
+
+    @abstractmethod
+    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
+        """What `rows` works in, for rows of ``width`` channels."""
+
+    @abstractmethod
+    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> None:
+        """Rows as splatted → rows to slice from, times a factor, in place.  # (n_rows, width)"""
+
+    @abstractmethod
+    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
+        """One number per vertex.
+
+        Args:
+            here: The numbers; overwritten.  # (n_vertices + 1,)
+            there: To work in.  # (n_vertices + 1,)
+            few: By one thread.
+
+        Returns:
+            One of the two arrays, with the result.
+        """
+
+    @abstractmethod
+    def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
+        """K_ii of each point.  # (n,)"""
+
+
+class Separable(Blurring):
+    """Along one axis after another, and back; with vertices between those that points touch.
+
+    Args:
+        table: Hash table of the keys.
+        keys: Of the vertices that points touch.  # (touched,)
+        stride: What a step along each axis adds to a key.  # (d + 1,)
+    """
+
+    def __init__(self, table: building.Table, keys: Ints, stride: Ints) -> None:
+        count, axes = len(keys), len(stride)
+        near = np.full((axes, count, 2), -1, dtype=np.int32)
+        building.find_neighbors(table, keys, stride, near)
+        added = building.bridges(*building.missing_neighbors(keys, stride, near), MIN_TOUCHED)
+        next_to = np.full((axes, count + len(added), 2), -1, dtype=np.int32)
+        next_to[:, :count] = near
+        building.join(table, keys, building.table_of(added), added, stride, next_to)
+        self.next_to = next_to.view(np.uint32)  # −1 is the largest of these
+        """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
+        np.minimum(self.next_to, self.next_to.shape[1], out=self.next_to)
+        self.n_vertices = self.next_to.shape[1]
+        self.share = SEPARABLE.share(axes - 1)
+
+    @cached_property
+    def there_and_back(self) -> NDArray[np.int64]:
+        """Axes in the order of their blurs, an even number."""
+        axes = range(len(self.next_to))
+        return np.array([*reversed(axes), *axes])
+
+    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
+        # (2 · groups of channels, n_vertices + 1 or more, LANES)
+        return np.empty((2 * width // LANES, self.n_vertices + 1, LANES), dtype=dtype)
+
+    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> None:
+        groups = rows.shape[1] // LANES
+        planes, there = spare[:groups], spare[groups : 2 * groups]
+        spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
+        kernels.collect(own.start, own.member, rows, planes)
+        together = groups if spare.nbytes <= CACHE_BYTES else 1  # else one by one, to stay in cache
+        for p in range(0, groups, together):
+            some = slice(p, p + together)
+            kernels.blur_planes(
+                self.next_to, self.there_and_back, self.share, planes[some], there[some]
+            )
+        kernels.distribute(own.vertex, planes, rows.dtype.type(factor), rows)
+
+    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
+        here[self.n_vertices] = there[self.n_vertices] = 0.0
+        blur = kernels.blur_few if few else kernels.blur_one
+        blur(self.next_to, self.there_and_back, self.share, here, there)
+        return here
+
+    def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
+        kernels.self_weights(points, vertex, self.next_to, self.share, out)
+
+
+class Star(Blurring):
+    """Along all axes at once, three times; over the vertices that points touch.
+
+    Args:
+        table: Hash table of the keys.
+        keys: Of the vertices that points touch.  # (touched,)
+        stride: What a step along each axis adds to a key.  # (d + 1,)
+    """
+
+    def __init__(self, table: building.Table, keys: Ints, stride: Ints) -> None:
+        near = np.full((len(stride), len(keys), 2), -1, dtype=np.int32)
+        building.find_neighbors(table, keys, stride, near)
+        self.start, self.member = star.vertex_lists(near)
+        """What each vertex adds up: first of each list  # (n_vertices + 1,), and all lists."""
+        self.n_vertices = len(keys)
+        self.share = STAR.share(len(stride) - 1)
+        self.middle = STAR.middle_share(len(stride) - 1)
+        self.more = 0.5 - 2 * self.middle
+        """What the blur in the middle keeps of a vertex besides two shares."""
+        self._by_row: tuple[RowsByVertex, tuple[Ints, Indices]] | None = None
+
+    def _row_lists(self, own: RowsByVertex) -> tuple[Ints, Indices]:
+        if self._by_row is None or self._by_row[0] is not own:
+            self._by_row = own, star.row_lists(self.start, self.member, own.start, own.member)
+        return self._by_row[1]
+
+    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
+        return np.empty((2, self.n_vertices, width), dtype=dtype)
+
+    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> None:
+        kind, lists = rows.dtype.type, (self.start, self.member)
+        here, there = spare
+        star.rows_to_vertices(*self._row_lists(own), kind(self.share), rows, here)
+        star.between_vertices(*lists, kind(self.middle), kind(self.more), here, there)
+        star.vertices_to_rows(*lists, kind(self.share * factor), own.start, own.member, there, rows)
+
+    def one(self, here: Floats, there: Floats, few: bool) -> Floats:
+        kind, lists = here.dtype.type, (self.start, self.member)
+        star.blur_one_star(*lists, kind(self.share), kind(0.0), here, there)
+        star.blur_one_star(*lists, kind(self.middle), kind(self.more), there, here)
+        star.blur_one_star(*lists, kind(self.share), kind(0.0), here, there)
+        return there
+
+    def self_weights(self, points: Points, vertex: Indices, out: Floats) -> None:
+        star.self_weights_star(
+            points, vertex, self.start, self.member, self.share, self.middle, self.more, out
+        )
+
+
+BLURRINGS: dict[Blur, type[Separable] | type[Star]] = {SEPARABLE: Separable, STAR: Star}

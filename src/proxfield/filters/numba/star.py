@@ -1,0 +1,178 @@
+"""The blur along all axes of the lattice at once, compiled: a vertex adds up lists of rows.
+
+A list names the vertex itself twice and each neighbor once, since in the outer blurs a vertex keeps
+two shares and gets one from each neighbor; missing neighbors aren't in it. The first of three blurs
+reads the rows of chunks as splatted (a vertex may have several), the last writes them, so vertices
+and rows are never copied into each other.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.common.arrays import Floats, Ints
+from proxfield.compiled.jit import kernel, parallel_kernel
+from proxfield.compiled.simd import LANES, add_scaled, put_scaled, sum_listed
+from proxfield.filters.numba.lattice import CHANNEL_VERTICES, VERTICES, Indices, Points
+
+
+@kernel
+def vertex_lists(near: NDArray[np.int32]) -> tuple[Ints, Indices]:
+    """The list of each vertex: (first of each vertex, vertices).
+
+    near: Neighbors along each axis, −1 for none.  # (axes, vertices, 2)
+    """
+    axes, n, _ = near.shape
+    start = np.zeros(n + 1, dtype=np.int64)
+    for axis in range(axes):
+        for v in range(n):
+            start[v + 1] += (near[axis, v, 0] >= 0) + (near[axis, v, 1] >= 0)
+    for v in range(n):
+        start[v + 1] += start[v] + 2
+    member = np.empty(start[n], dtype=np.uint32)
+    for v in range(n):
+        at = start[v]
+        member[at] = v
+        member[at + 1] = v
+        at += 2
+        for axis in range(axes):
+            for side in range(2):
+                if near[axis, v, side] >= 0:
+                    member[at] = near[axis, v, side]
+                    at += 1
+    return start, member
+
+
+@kernel
+def row_lists(start: Ints, member: Indices, row_start: Ints, rows: Indices) -> tuple[Ints, Indices]:
+    """The same lists in terms of rows: all rows of each vertex that is named.
+
+    Args:
+        start: Lists of vertices: first of each.
+        member: Lists of vertices.
+        row_start: Rows by vertex: first of each.
+        rows: Rows by vertex.
+    """
+    n = len(start) - 1
+    first = np.zeros(n + 1, dtype=np.int64)
+    for v in range(n):
+        count = 0
+        for k in range(start[v], start[v + 1]):
+            count += row_start[member[k] + 1] - row_start[member[k]]
+        first[v + 1] = first[v] + count
+    out = np.empty(first[n], dtype=np.uint32)
+    at = 0
+    for k in range(len(member)):
+        for r in range(row_start[member[k]], row_start[member[k] + 1]):
+            out[at] = rows[r]
+            at += 1
+    return first, out
+
+
+@parallel_kernel
+def rows_to_vertices(
+    start: Ints, member: Indices, share: float, rows: Floats, vertices: Floats
+) -> None:
+    """The first blur.  # (n_rows, width) -> (n_vertices, width)"""
+    n = len(start) - 1
+    width = rows.shape[1]
+    source, target = rows.reshape(-1), vertices.reshape(-1)
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            count = start[v + 1] - start[v]
+            sum_listed(target, v * width, source, width, member, start[v], count, share)
+
+
+@parallel_kernel
+def between_vertices(
+    start: Ints, member: Indices, share: float, more: float, here: Floats, there: Floats
+) -> None:
+    """The blur between: ``more`` of the vertex itself is kept.  # (n_vertices, width)"""
+    n = len(start) - 1
+    width = here.shape[1]
+    source, target = here.reshape(-1), there.reshape(-1)
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            count = start[v + 1] - start[v]
+            sum_listed(target, v * width, source, width, member, start[v], count, share)
+            for at in range(v * width, (v + 1) * width, LANES):
+                add_scaled(target, at, source, at, more)
+
+
+@parallel_kernel
+def vertices_to_rows(
+    start: Ints, member: Indices, share: float, row_start: Ints, row: Indices, vertices: Floats,
+    rows: Floats,
+) -> None:  # fmt: skip
+    """The last blur, into all rows of each vertex.  # (n_vertices, width) -> (n_rows, width)"""
+    n = len(start) - 1
+    width = rows.shape[1]
+    source, target = vertices.reshape(-1), rows.reshape(-1)
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            count = start[v + 1] - start[v]
+            first = np.int64(row[row_start[v]]) * width
+            sum_listed(target, first, source, width, member, start[v], count, share)
+            for k in range(row_start[v] + 1, row_start[v + 1]):
+                to = np.int64(row[k]) * width
+                for l in range(0, width, LANES):
+                    put_scaled(target, to + l, target, first + l, 1.0)
+
+
+@parallel_kernel
+def blur_one_star(
+    start: Ints, member: Indices, share: float, more: float, here: Floats, out: Floats
+) -> None:
+    """One blur of one channel; ``more`` of each vertex itself is kept."""
+    n = len(start) - 1
+    for task in numba.prange((n + CHANNEL_VERTICES - 1) // CHANNEL_VERTICES):
+        last = min(n, (task + 1) * CHANNEL_VERTICES)
+        for v in range(task * CHANNEL_VERTICES, last):
+            total = here.dtype.type(0.0)
+            for k in range(start[v], start[v + 1]):
+                total += here[member[k]]
+            out[v] = share * total + more * here[v]
+
+
+@parallel_kernel
+def self_weights_star(
+    points: Points, vertex: Indices, start: Ints, member: Indices, share: float, middle: float,
+    more: float, out: Floats,
+) -> None:  # fmt: skip
+    """K_ii of each point: wᵀ M w, where w is its own splat after one blur (K = S T M T Sᵀ).
+
+    middle: Share of neighbors in M, which keeps two of these of a vertex and ``more``.
+    """
+    row, weight, chunk = points.row, points.weight, points.chunk
+    run, first, end = points.chunks
+    corners = row.shape[1]
+    longest = 0
+    for v in range(len(start) - 1):
+        longest = max(longest, start[v + 1] - start[v])
+    for c in numba.prange(len(chunk) - 1):
+        blurred = np.zeros(len(start) - 1)
+        live = np.empty(corners * longest, np.int64)
+        for r in range(run[c], run[c + 1]):
+            for i in range(first[r], end[r]):
+                count = 0
+                for k in range(corners):
+                    v = vertex[chunk[c] + row[i, k]]
+                    if weight[i, k] > 0:
+                        for m in range(start[v], start[v + 1]):
+                            u = member[m]
+                            if blurred[u] == 0.0:
+                                live[count] = u
+                                count += 1
+                            blurred[u] += share * weight[i, k]
+                total = 0.0
+                for k in range(count):
+                    u = live[k]
+                    seen = more * blurred[u]
+                    for m in range(start[u], start[u + 1]):
+                        seen += middle * blurred[member[m]]
+                    total += blurred[u] * seen
+                for k in range(count):
+                    blurred[live[k]] = 0.0
+                out[i] = total
