@@ -339,26 +339,37 @@ def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
                 store_row(out, i * labels, e, at, labels)
 
 
-@parallel_kernel
-def dot(a: Any, b: Any) -> Any:
+def dot(a: Any, b: Any) -> float:
     """⟨a, b⟩ in float64, by chunks in order; 0 · inf is 0."""
     parts = np.zeros((len(a) + CHUNK - 1) // CHUNK)
+    dot_parts(a, b, parts)
+    return float(parts.sum())
+
+
+@parallel_kernel
+def dot_parts(a: Any, b: Any, parts: Any) -> None:
+    """`dot` of each chunk."""
     for c in numba.prange(len(parts)):
         total = 0.0
         for k in range(c * CHUNK, min(len(a), (c + 1) * CHUNK)):
             total += np.float64(a[k] * b[k]) if a[k] != 0 else 0.0
         parts[c] = total
-    return parts.sum()
 
 
-@parallel_kernel
-def transpose(a: Any, out: Any) -> Any:
+def transpose(a: Any, out: Any) -> bool:
     """out = aᵀ, in tiles that stay in cache; returns whether all numbers are finite.
 
     # (labels, n) -> (n, labels)
     """
+    odd = np.zeros((a.shape[1] + RUN - 1) // RUN, dtype=np.bool_)
+    transpose_tiles(a, out, odd)
+    return not odd.any()
+
+
+@parallel_kernel
+def transpose_tiles(a: Any, out: Any, odd: Any) -> None:
+    """`transpose`; says of each tile whether some number isn't finite."""
     labels, n = a.shape
-    odd = np.zeros((n + RUN - 1) // RUN, dtype=np.int64)
     for task in numba.prange(len(odd)):
         worst = a.dtype.type(0.0)
         for i0 in range(task * RUN, min(n, (task + 1) * RUN), LANES):
@@ -367,5 +378,4 @@ def transpose(a: Any, out: Any) -> Any:
                 for i in range(i0, i1):
                     out[i, l] = a[l, i]
                     worst += abs(a[l, i] * a.dtype.type(0.0))  # 0, or NaN
-        odd[task] = 0 if worst == 0 else 1
-    return odd.sum() == 0
+        odd[task] = worst != 0
