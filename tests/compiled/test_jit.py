@@ -169,3 +169,18 @@ def test_only_old_kernels_of_other_versions_are_forgotten(tmp_path: Path) -> Non
     jit._forget_old(tmp_path)
     assert not old.exists()
     assert young.exists() and other.exists()
+
+
+@jit.inlined
+def triple(x: float) -> float:
+    return 3 * x
+
+
+def test_helpers_are_for_kernels() -> None:
+    @numba.njit
+    def call(x: float) -> float:
+        return triple(x)
+
+    assert call(2.0) == 6.0
+    with pytest.raises(TypeError, match="triple can be called in kernels only"):
+        triple(2.0)

@@ -13,6 +13,7 @@ from typing import Any
 import llvmlite.ir
 import numba.core.cgutils
 import numba.extending
+import numba
 import numpy as np
 import pytest
 
@@ -56,7 +57,7 @@ def driver(module: ModuleType) -> Callable[..., Any]:
     store_row, load_row, replace_row = module.store_row, module.load_row, module.replace_row
     gather_row, scatter_row = module.gather_row, module.scatter_row
 
-    @jit.inlined
+    @numba.njit(fastmath=jit.FASTMATH, error_model="numpy")
     def call_all(x: Any, row: Any, weight: Any, peak: Any, out: Any) -> Any:
         width, n = 5 * LANES, 5 * LANES - 3  # a block of four groups and one more, with padding
         clear(out, 0)
@@ -101,7 +102,7 @@ def test_replaced_rows_keep_nan(module: ModuleType) -> None:
     """Once a change is NaN its lane stays NaN, whatever comes after; the others go on."""
     replace_row = module.replace_row
 
-    @jit.inlined
+    @numba.njit(fastmath=jit.FASTMATH, error_model="numpy")
     def replace(peak: Any, new: Any, old: Any, before: Any) -> None:
         replace_row(peak, new, 0, old, before, 0, 8)
 

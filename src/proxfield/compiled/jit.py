@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core import event
+from numba.core.registry import CPUDispatcher
 
 from proxfield.compiled import simd_choice
 from proxfield.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
 from proxfield.compiled.threads import current_threads as current_threads
-from proxfield.compiled.threads import in_shares, run_shares
+from proxfield.compiled.threads import in_shares, run_shares, source_lines
 from proxfield.compiled.threads import max_threads as max_threads
 from proxfield.compiled.threads import thread_count as thread_count
 from proxfield.compiled.threads import threads_for as threads_for
@@ -41,10 +43,10 @@ CONSTANTS = ("rules/plan.py",)
 """Files of numbers that are constants in compiled functions: those of the kinds of rules."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
+NO = np.False_
+"""For calls of helpers: a plain False has a type of its own, for which they are compiled again."""
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 """What all compiled functions have; nobody calls them from C."""
-HELPER: dict[str, Any] = {**OPTIONS, "no_cpython_wrapper": True}
-"""Of functions that only compiled functions call: what Python would call isn't compiled."""
 
 
 def cache_root() -> Path:
@@ -148,12 +150,12 @@ class ParallelKernel:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
-        self._function = function
+        self._function, self._lines = function, source_lines(function)
 
     @cached_property
     def compiled(self) -> Any:
         """The function for one thread: two more arguments say which share of the loop it does."""
-        return kernel(in_shares(self._function))
+        return kernel(in_shares(self._function, self._lines))
 
     def __call__(self, *args: Any) -> None:
         threads = current_threads()
@@ -168,19 +170,33 @@ class ParallelKernel:
         return getattr(self.compiled, name)
 
 
+class Helper(CPUDispatcher):  # type: ignore[misc]
+    """A compiled function that only compiled functions call; from Python it can't be called."""
+
+    def __call__(self, *_: object) -> None:
+        name = self.py_func.__name__
+        raise TypeError(f"{name} can be called in kernels only; compile it as a kernel instead")
+
+
+def _helper(function: Callable[..., Any], **options: Any) -> Any:
+    out = numba.njit(no_cpython_wrapper=True, **OPTIONS, **options)(function)
+    out.__class__ = Helper  # without the wrapper a call from Python would end the process
+    return out
+
+
 def inlined(function: Callable[..., Any]) -> Any:
     """A helper that only kernels call; LLVM inlines it."""
-    return numba.njit(fastmath=FASTMATH, **HELPER)(function)
+    return _helper(function, fastmath=FASTMATH)
 
 
 def embedded(function: Callable[..., Any]) -> Any:
     """Like `inlined`, but numba itself inlines it: references to arrays aren't counted per call."""
-    return numba.njit(fastmath=FASTMATH, inline="always", **HELPER)(function)
+    return _helper(function, fastmath=FASTMATH, inline="always")
 
 
 def exact(function: Callable[..., Any]) -> Any:
     """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
-    return numba.njit(fastmath={"contract", "arcp", "nsz", "afn"}, **HELPER)(function)
+    return _helper(function, fastmath={"contract", "arcp", "nsz", "afn"})
 
 
 class _Listener(event.Listener):

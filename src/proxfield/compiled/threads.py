@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import os
 import textwrap
 import threading
@@ -164,7 +165,12 @@ if hasattr(os, "register_at_fork"):
 # ---- a loop in shares ----
 
 
-def in_shares(function: Callable[..., Any]) -> Callable[..., Any]:
+def source_lines(function: Callable[..., Any]) -> list[str]:
+    """The lines of the file that a function is from, as they are now."""
+    return linecache.getlines(function.__code__.co_filename, function.__globals__)
+
+
+def in_shares(function: Callable[..., Any], lines: list[str] | None = None) -> Callable[..., Any]:
     """A function that does one share of another's ``numba.prange`` loop.
 
     The loop must be the function's last statement, and statements before it may only give names
@@ -173,12 +179,15 @@ def in_shares(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         function: A function at the top level of a module.
+        lines: `source_lines`, read when the function was defined: the file may be another later.
 
     Example:
         From ``for c in numba.prange(n): …`` it makes ``for c in range(n * share // shares,
         n * (share + 1) // shares): …``.
     """
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    code = function.__code__
+    own = inspect.getblock((lines or source_lines(function))[code.co_firstlineno - 1 :])
+    tree = ast.parse(textwrap.dedent("".join(own)))
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)
     *before, loop = node.body
@@ -204,9 +213,9 @@ def in_shares(function: Callable[..., Any]) -> Callable[..., Any]:
         argument.annotation = None
     node.args.args += [ast.arg("_share"), ast.arg("_shares")]
     ast.fix_missing_locations(tree)
-    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    ast.increment_lineno(tree, code.co_firstlineno - 1)
     made: dict[str, Any] = {}
-    exec(compile(tree, function.__code__.co_filename, "exec"), function.__globals__, made)
+    exec(compile(tree, code.co_filename, "exec"), function.__globals__, made)
     out: Any = made[node.name]
     out.__qualname__, out.__module__ = function.__qualname__, function.__module__
     return out  # type: ignore[no-any-return]

@@ -19,6 +19,22 @@ from proxfield.terms.base import Term
 from proxfield.terms.gaussian import Gaussian
 
 
+TOGETHER = 4
+"""Tuples of arrays for kernels have a multiple of this length."""
+
+
+def together(arrays: list[Any]) -> tuple[Any, ...]:
+    """Arrays of several lattices for a kernel, with copies of the last (never read) at the end.
+
+    A kernel is compiled for each length of a tuple; few lengths are few kernels.
+
+    Example:
+        >>> together(["a", "b"])
+        ('a', 'b', 'b', 'b')
+    """
+    return (*arrays, *arrays[-1:] * (-len(arrays) % TOGETHER))
+
+
 @dataclass
 class View:
     """One lattice with the scales before and after it, and the compatibility behind it."""
@@ -105,11 +121,15 @@ class Views:
                 view.row = view.filter.row
 
     def through(self, *names: str) -> tuple[tuple[Any, ...], ...]:
-        """Attributes of all views (or of their lattices), one tuple each."""
+        """Attributes of all views (or of their lattices), `together`."""
         return tuple(
-            tuple(getattr(v if hasattr(v, name) else v.filter, name) for v in self.views)
+            together([getattr(v if hasattr(v, name) else v.filter, name) for v in self.views])
             for name in names
         )
+
+    def flat(self, *names: str) -> tuple[tuple[Any, ...], ...]:
+        """The same, each array in one dimension (which compiles faster than doing it there)."""
+        return tuple(tuple(a.reshape(-1) for a in arrays) for arrays in self.through(*names))
 
     # ---- blurring: rows as splatted → rows to slice from ----
 
@@ -145,7 +165,7 @@ class Views:
         """Rows with one number each, under Potts terms."""
         if self.few:
             lattice.blur_apart_one(
-                *self._lattices, NEIGHBOR_SHARE, self._weights, tuple(rows), spare
+                *self._lattices, NEIGHBOR_SHARE, self._weights, together(rows), spare
             )
             return
         for t, view in enumerate(self.views):

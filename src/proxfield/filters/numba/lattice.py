@@ -224,7 +224,7 @@ def blur_apart(
 
     spare: (threads, 2, most vertices + 1, 8)
     """
-    lattices, threads = len(rows), len(spare)
+    lattices, threads = len(weight), len(spare)  # tuples may be longer
     tasks = lattices * (rows[0].shape[1] // LANES)
     for thread in numba.prange(threads):
         here, there = spare[thread, 0].reshape(-1), spare[thread, 1].reshape(-1)
@@ -389,7 +389,7 @@ def blur_apart_one(
     rows: tuple[Floats, ...], spare: Floats,
 ) -> None:  # fmt: skip
     """`blur_apart` for one channel, one thread a lattice.  # spare: (lattices, 2, vertices + 1)"""
-    for t in numba.prange(len(rows)):
+    for t in numba.prange(len(weight)):  # tuples may be longer
         mine, here, named = rows[t], spare[t, 0], vertex[t]
         n = next_to[t].shape[1]
         spare[t, :, n] = 0.0  # what a missing neighbor holds

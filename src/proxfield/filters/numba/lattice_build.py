@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Doubles, Floats, Ints
-from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.compiled.jit import embedded, inlined, kernel, parallel_kernel
 from proxfield.filters.numba.lattice import VERTICES, Chunks, Indices, Points, Rows
 
 BATCH = 64
@@ -143,7 +143,7 @@ def with_room(table: Table, keys: Ints, count: int, more: int) -> Table:
     return out
 
 
-@inlined
+@embedded
 def place_chunk(
     features: Floats, factor: Floats, code: Ints, scale: float, begin: Ints, end: Ints, keys: Ints,
     row: Rows, weight: NDArray[np.float32],
@@ -156,7 +156,7 @@ def place_chunk(
     bary = np.empty((d + 2, BATCH), dtype=np.float32)
     rank = np.empty((d + 2, BATCH), dtype=np.int32)
     corner = np.empty((d + 1, BATCH), dtype=np.int64)
-    count = 0
+    count = np.int64(0)  # a plain 0 would have `with_room` compiled for it too
     for r in range(len(begin)):
         for first in range(begin[r], end[r], BATCH):
             m = min(BATCH, end[r] - first)
