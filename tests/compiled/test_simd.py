@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import llvmlite.ir
+import numba
 import numba.core.cgutils
 import numba.extending
-import numba
 import numpy as np
 import pytest
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPILING", "Counter", "Display", "make_bar"]
 
-COMPILING = "compiling kernels, once; 15 to 45 s…"
+COMPILING = "compiling kernels for the first time (cached afterwards)…"
 
 
 class Display:

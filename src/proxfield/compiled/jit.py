@@ -29,7 +29,7 @@ import numpy as np
 from numba.core import event
 from numba.core.registry import CPUDispatcher
 
-from proxfield.compiled import simd_choice
+from proxfield.compiled import notice, simd_choice
 from proxfield.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
 from proxfield.compiled.threads import current_threads as current_threads
 from proxfield.compiled.threads import in_shares, run_shares, source_lines
@@ -47,6 +47,9 @@ NO = np.False_
 """For calls of helpers: a plain False has a type of its own, for which they are compiled again."""
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 """What all compiled functions have; nobody calls them from C."""
+
+
+notice.listen()
 
 
 def cache_root() -> Path:
@@ -170,7 +173,7 @@ class ParallelKernel:
         return getattr(self.compiled, name)
 
 
-class Helper(CPUDispatcher):  # type: ignore[misc]
+class Helper(CPUDispatcher):
     """A compiled function that only compiled functions call; from Python it can't be called."""
 
     def __call__(self, *_: object) -> None:
@@ -179,7 +182,8 @@ class Helper(CPUDispatcher):  # type: ignore[misc]
 
 
 def _helper(function: Callable[..., Any], **options: Any) -> Any:
-    out = numba.njit(no_cpython_wrapper=True, **OPTIONS, **options)(function)
+    options |= {"no_cpython_wrapper": True, **OPTIONS}
+    out: Any = numba.njit(**options)(function)
     out.__class__ = Helper  # without the wrapper a call from Python would end the process
     return out
 
@@ -220,6 +224,7 @@ def when_compiling(notify: Callable[[], None]) -> Any:
     unregister: Any = event.unregister
     register("numba:compile", listener)
     try:
-        yield
+        with notice.suspended():  # one message is enough
+            yield
     finally:
         unregister("numba:compile", listener)

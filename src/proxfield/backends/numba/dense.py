@@ -265,7 +265,7 @@ def advance(
                         entropy += np.log(np.float64(whole)) + shifted
                     for l in range(0, width, LANES):
                         scale(e, at + l, 1.0 / whole, 0.0)
-                    if motion is not None:
+                    if motion is not None:  # noqa: SIM102 (together, None wouldn't be left out)
                         if mean:
                             entropy += average(st, motion.step[i], labels, i, trace, g, e, at)
                 if not blind:

@@ -63,8 +63,8 @@ def splat_pair(
 
 @parallel_kernel
 def advance_pair(
-    unary: Any, q: Any, chunks: Any, lattices: int, row: Any, weight: Any, chunk: Any, factor_in: Any,
-    factor_out: Any, rows: Any, fresh: Any, blind: bool, passing: bool, change: Any,
+    unary: Any, q: Any, chunks: Any, lattices: int, row: Any, weight: Any, chunk: Any,
+    factor_in: Any, factor_out: Any, rows: Any, fresh: Any, blind: bool, passing: bool, change: Any,
 ) -> None:  # fmt: skip
     """One full step in place; ``change`` gets the largest one of each chunk (+inf if blind).
 

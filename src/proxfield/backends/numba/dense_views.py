@@ -18,7 +18,6 @@ from proxfield.filters.numba.lattice import CACHE_BYTES, FEW_VERTICES
 from proxfield.terms.base import Term
 from proxfield.terms.gaussian import Gaussian
 
-
 TOGETHER = 4
 """Tuples of arrays for kernels have a multiple of this length."""
 

@@ -156,7 +156,7 @@ def place_chunk(
     bary = np.empty((d + 2, BATCH), dtype=np.float32)
     rank = np.empty((d + 2, BATCH), dtype=np.int32)
     corner = np.empty((d + 1, BATCH), dtype=np.int64)
-    count = np.int64(0)  # a plain 0 would have `with_room` compiled for it too
+    count: int = np.int64(0)  # a plain 0 would have `with_room` compiled for it too
     for r in range(len(begin)):
         for first in range(begin[r], end[r], BATCH):
             m = min(BATCH, end[r] - first)
