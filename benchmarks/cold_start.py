@@ -2,8 +2,8 @@
 
 Each case runs in a fresh process. CPU seconds are user and system time of that process and its
 children, imports included; compiled kernels are counted by numba's own events. ``fresh`` cases
-start from an empty cache; ``after`` cases follow a dense inference with default settings that filled
-the cache, and what they add is the difference from the same case once more with all of it cached.
+start from an empty cache; ``after`` cases follow a dense inference with default settings that
+filled the cache, and what they add is the difference from the same case with all of it cached.
 
     python benchmarks/cold_start.py [--repeats 1] [--json FILE]
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from numba.core import event
 
-COMPILING = "compiling kernels for the first time (cached afterwards)…"
+from proxfield.common.logs import COMPILING
+
 SWITCH = "PROXFIELD_QUIET"
 PATIENCE = 1.0
 """Seconds of compiling before anything is said."""
