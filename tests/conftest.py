@@ -10,6 +10,7 @@ from pathlib import Path
 # Before numpy is imported. Where processes share the cores, the threads of their BLAS wait for each
 # other: eigenvalues of fields of some thousand variables took three times as long with two threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("PROXFIELD_QUIET", "1")  # tests look at stderr, and caches may be empty
 
 import numpy as np
 import pytest

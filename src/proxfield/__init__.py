@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from typing import Any
 
     from proxfield.backends.terms import register as register
+    from proxfield.compiled.notice import quiet as quiet
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.terms import Term as Term
     from proxfield.terms import Unary as Unary
     from proxfield.terms import saveable as saveable
+    from proxfield.warming import warmup as warmup
 
 _HOME = {
     "CooccurrenceStatistics": "images.cooccurrence",
@@ -107,6 +109,8 @@ _HOME = {
     "saveable": "terms",
     "read_uai": "io.uai:read_model",
     "write_uai": "io.uai_write:write_model",
+    "quiet": "compiled.notice",
+    "warmup": "warming",
 }
 
 __all__ = [
@@ -151,11 +155,13 @@ __all__ = [
     "__version__",
     "infer",
     "infer_many",
+    "quiet",
     "read_evidence",
     "read_uai",
     "refine_batch",
     "register",
     "saveable",
+    "warmup",
     "write_uai",
 ]
 

@@ -27,7 +27,7 @@ def loaded():
     for name, module in list(sys.modules.items()):
         if name.startswith("proxfield."):
             for key, value in vars(module).items():
-                if hasattr(value, "signatures"):
+                if hasattr(value, "signatures") and not isinstance(value, type):
                     found[name, key] = len(value.signatures)
     return found
 

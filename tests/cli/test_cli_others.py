@@ -286,11 +286,10 @@ def test_doctor(invoke: Callable[..., Any]) -> None:
     assert data["versions"]["proxfield"] == pf.__version__
     assert data["versions"]["numba"]
     assert data["cores"] >= 1 and data["threads"] >= 1
-    assert data["threading_layer"] in ("omp", "tbb", "workqueue", "unknown")
     assert data["simd"] == str(choose())
     assert data["cache_writable"] is True and data["cache_bytes"] > 0
     text = invoke("doctor").stdout
-    assert "numba threading layer" in text and f"SIMD {choose()}" in " ".join(text.split())
+    assert f"SIMD {choose()}" in " ".join(text.split())
     assert text.rstrip().endswith("ok")
     assert {"torch", "triton"} <= set(data["versions"])
     assert bool(data["gpus"]) == (data["gpu_problem"] is None)

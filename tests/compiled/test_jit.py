@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -139,22 +140,10 @@ def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert jit.cache_root() == tmp_path / "local" / "proxfield"
 
 
-def test_threads_are_put_back() -> None:
-    import numba
-
-    before = numba.get_num_threads()
-    with pytest.raises(RuntimeError, match="inside"), jit.thread_count(1):
-        assert numba.get_num_threads() == 1
-        raise RuntimeError("inside")
-    assert numba.get_num_threads() == before
-    with jit.thread_count(10**6):
-        assert numba.get_num_threads() == jit.max_threads()
-
-
 def test_compiling_is_announced_once() -> None:
     calls = []
 
-    @jit.inlined
+    @numba.njit
     def double(x: float) -> float:
         return 2 * x
 
@@ -180,3 +169,18 @@ def test_only_old_kernels_of_other_versions_are_forgotten(tmp_path: Path) -> Non
     jit._forget_old(tmp_path)
     assert not old.exists()
     assert young.exists() and other.exists()
+
+
+@jit.inlined
+def triple(x: float) -> float:
+    return 3 * x
+
+
+def test_helpers_are_for_kernels() -> None:
+    @numba.njit
+    def call(x: float) -> float:
+        return triple(x)
+
+    assert call(2.0) == 6.0
+    with pytest.raises(TypeError, match="triple can be called in kernels only"):
+        triple(2.0)

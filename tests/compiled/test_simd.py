@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import llvmlite.ir
+import numba
 import numba.core.cgutils
 import numba.extending
 import numpy as np
@@ -58,7 +59,7 @@ def driver(module: ModuleType) -> Callable[..., Any]:
     sum_rows, integrate_rows = module.sum_rows, module.integrate_rows
     sum_listed = module.sum_listed
 
-    @jit.inlined
+    @numba.njit(fastmath=jit.FASTMATH, error_model="numpy")
     def call_all(
         x: Any, row: Any, weight: Any, peak: Any, out: Any, planes: Any, turned: Any, above: Any
     ) -> Any:
@@ -112,7 +113,7 @@ def test_replaced_rows_keep_nan(module: ModuleType) -> None:
     """Once a change is NaN its lane stays NaN, whatever comes after; the others go on."""
     replace_row = module.replace_row
 
-    @jit.inlined
+    @numba.njit(fastmath=jit.FASTMATH, error_model="numpy")
     def replace(peak: Any, new: Any, old: Any, before: Any) -> None:
         replace_row(peak, new, 0, old, before, 0, 8)
 
@@ -132,7 +133,7 @@ def test_sums_of_eight_rows(module: ModuleType, keep: float) -> None:
     """Running sums down (if kept) and along rows, turned; and the other way."""
     sum_rows, integrate_rows = module.sum_rows, module.integrate_rows
 
-    @jit.inlined
+    @numba.njit(fastmath=jit.FASTMATH, error_model="numpy")
     def call(turned: Any, planes: Any, above: Any, total: Any, keep: float) -> None:
         sum_rows(turned, planes, 5, 24, above, keep)
         integrate_rows(total, 2, 24, turned, keep)

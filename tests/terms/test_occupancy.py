@@ -197,7 +197,7 @@ def test_kernels_follow_the_term(
     pytest.importorskip("numba")
     if threads:
         monkeypatch.setattr("proxfield.backends.numba.occupancy.PARALLEL_WORK", 0)
-        monkeypatch.setattr("numba.get_num_threads", lambda: 2)
+        monkeypatch.setattr("proxfield.backends.numba.occupancy.current_threads", lambda: 2)
     term, n = scene(5, n=40, model=model, first=2), 40
     layout = Layout(np.array([3, 2, *[2] * n, 4]))
     maker = implementation(term, "cpu")

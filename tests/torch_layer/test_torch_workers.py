@@ -30,8 +30,8 @@ class Refined(torch.utils.data.Dataset):
 
     def __getitem__(self, k):
         rng = np.random.default_rng(k)
-        p = rng.dirichlet(np.ones(3), size=(40, 50))
-        crf = pf.DenseCRF(rng.integers(0, 256, size=(40, 50, 3)).astype(np.uint8), p)
+        p = rng.dirichlet(np.ones(3), size=(130, 140))
+        crf = pf.DenseCRF(rng.integers(0, 256, size=(130, 140, 3)).astype(np.uint8), p)
         q = pf.infer(crf, "full-parallel", max_iters=5, tol=0.0).q
         return torch.from_numpy(np.asarray(q, dtype=np.float64)), os.getpid(), jit.max_threads()
 

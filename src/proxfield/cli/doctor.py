@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -71,22 +70,14 @@ def versions() -> dict[str, str | None]:
 
 
 def processors() -> Record:
-    """Cores and threads. Call it after an inference: numba picks its threading layer late."""
-    from numba.np.ufunc import parallel
-
+    """Cores and threads."""
     from proxfield.compiled.jit import max_threads
     from proxfield.compiled.simd_choice import choose
 
-    ask: Callable[[], str] = parallel.threading_layer
-    try:
-        layer = ask()
-    except ValueError:
-        layer = "unknown"
     return {
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "threads": max_threads(),
-        "threading_layer": layer,
         "simd": str(choose()),
     }
 
@@ -186,7 +177,7 @@ def describe(data: Record) -> list[tuple[str, str]]:
         *((name, v or hint.get(name, "missing")) for name, v in data["versions"].items()),
         ("platform", data["platform"]),
         ("cores", str(data["cores"])),
-        ("threads", f"{data['threads']} (numba threading layer: {data['threading_layer']})"),
+        ("threads", str(data["threads"])),
         ("SIMD", data["simd"]),
         ("cache", f"{data['cache_folder']}, {human_bytes(data['cache_bytes'])}, {writable}"),
         ("memory available", "unknown" if left is None else human_bytes(left)),

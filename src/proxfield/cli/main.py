@@ -30,6 +30,7 @@ COMMANDS = {
     "make": "Make a seeded random model, or a simulated scene with people.",
     "cooccurrence": "Count which classes occur together in label maps.",
     "bench": "Run the paper's benchmark; print its table and write a report.",
+    "warmup": "Compile kernels ahead of time.",
     "doctor": "Check this installation.",
 }
 

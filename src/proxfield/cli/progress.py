@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from proxfield.common.logs import COMPILING
 from proxfield.inference.progress import detail, make_bar, share_done
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from proxfield.inference.history import Progress
 
 __all__ = ["COMPILING", "Counter", "Display", "make_bar"]
-
-COMPILING = "compiling kernels, once; 15 to 45 s…"
 
 
 class Display:

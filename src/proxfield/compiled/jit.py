@@ -4,9 +4,7 @@ Compiled kernels are kept in a per-user folder, never in the install folder (whi
 be read-only). The folder's name holds a digest of all kernel sources, because numba
 itself only notices edits in the file of the function it caches.
 
-Threads don't survive a fork: a child process that runs a parallel kernel after its parent did
-would be aborted (GNU OpenMP) or wait forever. Such a child runs serial twins of the parallel
-kernels instead, compiled or loaded when they are first called.
+`threads` runs kernels on several threads.
 """
 
 from __future__ import annotations
@@ -24,23 +22,34 @@ from contextlib import contextmanager, suppress
 from functools import cache, cached_property, update_wrapper
 from itertools import chain
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core import event
-from numba.np.ufunc import parallel as threading
+from numba.core.registry import CPUDispatcher
 
-from proxfield.compiled import simd_choice
+from proxfield.compiled import notice, simd_choice
+from proxfield.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
+from proxfield.compiled.threads import current_threads as current_threads
+from proxfield.compiled.threads import in_shares, run_shares, source_lines
+from proxfield.compiled.threads import max_threads as max_threads
+from proxfield.compiled.threads import thread_count as thread_count
+from proxfield.compiled.threads import threads_for as threads_for
 
-PARALLEL_WORK = 500_000
-"""Entries plus edge ends (or the like) above which work is worth spreading over threads."""
 SOURCES = ("compiled", "filters/numba", "backends/numba")
 """Folders of compiled functions that call compiled functions of other files."""
 CONSTANTS = ("rules/plan.py", "terms/occupancy.py")
 """Files of numbers that are constants in compiled functions: numbers of kinds, limits."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
+NO = np.False_
+"""For calls of helpers: a plain False has a type of its own, for which they are compiled again."""
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
+"""What all compiled functions have; nobody calls them from C."""
+
+
+notice.listen()
 
 
 def cache_root() -> Path:
@@ -125,80 +134,73 @@ def _numba_cache_dir() -> Any:
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile for one thread: called from Python, runs many iterations."""
     with _numba_cache_dir():
-        return numba.njit(cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
+        return numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(function)
 
 
 def parallel_kernel(function: Callable[..., Any]) -> ParallelKernel:
-    """Compile for several threads: ``prange`` loops; called from Python only."""
+    """Compile a loop over ``numba.prange`` for several threads; called from Python only."""
     return ParallelKernel(function)
 
 
 class ParallelKernel:
-    """A kernel over threads, and its serial twin for forked processes.
+    """A kernel whose loop is divided among threads; see `threads.in_shares` for what it may hold.
 
-    Attributes that aren't its own are those of numba's parallel dispatcher.
+    Attributes that aren't its own are those of numba's dispatcher.
 
     Args:
-        function: The kernel, with ``prange`` loops.
+        function: The kernel, whose last statement is a loop over ``numba.prange``.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
-        self._function = function
-        with _numba_cache_dir():
-            self._parallel = numba.njit(
-                cache=True, fastmath=FASTMATH, error_model="numpy", nogil=True, parallel=True
-            )(function)
+        self._function, self._lines = function, source_lines(function)
 
     @cached_property
-    def serial(self) -> Any:
-        """The same function for one thread: ``prange`` is ``range``."""
-        given: Any = self._function
-        twin = FunctionType(
-            given.__code__, given.__globals__, given.__name__, given.__defaults__, given.__closure__
-        )
-        twin.__module__ = given.__module__
-        twin.__qualname__ = f"{given.__qualname__}_serial"  # numba's cache goes by this name
-        return kernel(twin)
+    def compiled(self) -> Any:
+        """The function for one thread: two more arguments say which share of the loop it does."""
+        return kernel(in_shares(self._function, self._lines))
 
-    def __call__(self, *args: Any) -> Any:
-        return (self.serial if _threads_lost else self._parallel)(*args)
+    def __call__(self, *args: Any) -> None:
+        threads = current_threads()
+        if threads == 1:
+            self.compiled(*args, 0, 1)
+        else:
+            run_shares(self.compiled, args, threads)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # also while an instance is being unpickled or copied
             raise AttributeError(name)
-        return getattr(self._parallel, name)
+        return getattr(self.compiled, name)
 
 
-_threads_lost = False
-"""Is this a process forked from one whose threads were started?"""
+class Helper(CPUDispatcher):
+    """A compiled function that only compiled functions call; from Python it can't be called."""
+
+    def __call__(self, *_: object) -> None:
+        name = self.py_func.__name__
+        raise TypeError(f"{name} can be called in kernels only; compile it as a kernel instead")
 
 
-def _after_fork_in_child() -> None:
-    global _threads_lost
-    started = getattr(threading, "_is_initialized", True)
-    _threads_lost = _threads_lost or bool(started)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+def _helper(function: Callable[..., Any], **options: Any) -> Any:
+    options |= {"no_cpython_wrapper": True, **OPTIONS}
+    out: Any = numba.njit(**options)(function)
+    out.__class__ = Helper  # without the wrapper a call from Python would end the process
+    return out
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A helper that only kernels call; LLVM inlines it."""
-    return numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True)(function)
+    return _helper(function, fastmath=FASTMATH)
 
 
 def embedded(function: Callable[..., Any]) -> Any:
     """Like `inlined`, but numba itself inlines it: references to arrays aren't counted per call."""
-    return numba.njit(fastmath=FASTMATH, error_model="numpy", nogil=True, inline="always")(function)
+    return _helper(function, fastmath=FASTMATH, inline="always")
 
 
 def exact(function: Callable[..., Any]) -> Any:
     """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
-    return numba.njit(fastmath={"contract", "arcp", "nsz", "afn"}, error_model="numpy", nogil=True)(
-        function
-    )
+    return _helper(function, fastmath={"contract", "arcp", "nsz", "afn"})
 
 
 class _Listener(event.Listener):
@@ -222,34 +224,7 @@ def when_compiling(notify: Callable[[], None]) -> Any:
     unregister: Any = event.unregister
     register("numba:compile", listener)
     try:
-        yield
+        with notice.suspended():  # one message is enough
+            yield
     finally:
         unregister("numba:compile", listener)
-
-
-@contextmanager
-def thread_count(threads: int) -> Any:
-    """Run with this many threads, and put the old number back."""
-    if _threads_lost:  # there is one; asking numba for others may abort the process
-        yield
-        return
-    before = numba.get_num_threads()
-    numba.set_num_threads(max(1, min(threads, max_threads())))
-    try:
-        yield
-    finally:
-        numba.set_num_threads(before)
-
-
-@contextmanager
-def threads_for(work: int) -> Any:
-    """Run on one thread unless there are ``PARALLEL_WORK`` operations to share."""
-    few = work < PARALLEL_WORK or _threads_lost
-    with thread_count(1 if few else numba.get_num_threads()):
-        yield
-
-
-def max_threads() -> int:
-    """Maximum number of threads: 1 in a process forked from one whose threads were started."""
-    config: Any = numba.config
-    return 1 if _threads_lost else int(config.NUMBA_NUM_THREADS)

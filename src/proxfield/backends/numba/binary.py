@@ -55,6 +55,22 @@ class BinaryArrays(NamedTuple):
 
 
 @inlined
+def first_from(ordered: Ints, least: int) -> int:
+    """The first place in an ordered array with a number ≥ ``least``.
+
+    It is ``np.searchsorted``, which takes long to compile.
+    """
+    low, high = np.int64(0), len(ordered)
+    while low < high:
+        middle = (low + high) // 2
+        if ordered[middle] < least:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inlined
 def gradient_block(
     pack: BinaryPack, v: Floats, here: Floats, i0: int, i1: int, energy_too: bool
 ) -> float:
@@ -147,7 +163,7 @@ def entropy_of(v: float) -> float:
 def clamp_block(pack: BinaryPack, values: Floats, i0: int, i1: int) -> None:
     """Variables with an impossible label don't move: their ``a`` (or target) in one block."""
     if len(pack.clamped) > 0:
-        for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
+        for c in range(first_from(pack.clamped, i0), first_from(pack.clamped, i1)):
             values[pack.clamped[c] - i0] = pack.clamp[c]
 
 
@@ -187,7 +203,7 @@ def block_mean(kind: Kind, others: BlockMean) -> BlockMean:
             new[k] = value
         if len(pack.clamped) > 0:
             clamp_block(pack, a, i0, i1)
-            for c in range(np.searchsorted(pack.clamped, i0), np.searchsorted(pack.clamped, i1)):
+            for c in range(first_from(pack.clamped, i0), first_from(pack.clamped, i1)):
                 k = pack.clamped[c] - i0
                 new[k] = -0.5 if pack.clamp[c] > 0 else 0.5
                 d1 = as_bits(abs(np.float64(new[k]) - old[k]) * inverse[k])

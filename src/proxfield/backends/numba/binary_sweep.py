@@ -5,8 +5,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxfield.backends.numba.binary import BinaryPack, entropy_of
-from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.backends.numba.binary import BinaryPack, entropy_of, first_from
+from proxfield.compiled.jit import NO, inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_ratio, log1m
 from proxfield.terms.base import Doubles, Floats, Ints
 
@@ -22,7 +22,7 @@ def visit(
     here = pack.pad + i
     before = np.float64(v[here])
     if len(pack.clamped) > 0:
-        c = np.searchsorted(pack.clamped, i)
+        c = first_from(pack.clamped, i)
         if c < len(pack.clamped) and pack.clamped[c] == i:
             v[here] = -0.5 if pack.clamp[c] > 0 else 0.5
             a[i] = pack.clamp[c]
@@ -85,7 +85,7 @@ def color_parallel(
     for b in numba.prange(len(parts)):
         delta, change = 0.0, 0.0
         for k in range(b * GROUP, min(n, b * GROUP + GROUP)):
-            d, c = visit(pack, v, a, h, members[k], beta, False)
+            d, c = visit(pack, v, a, h, members[k], beta, NO)
             delta += d
             change = max(change, c)
         parts[b, 0] = delta

@@ -17,7 +17,7 @@ from proxfield.backends.numba.binary import BinaryPack
 from proxfield.backends.numba.binary import entropy_of as binary_entropy_of
 from proxfield.backends.numba.general import GeneralPack, contract, pairwise_into
 from proxfield.backends.numba.general import entropy_of as general_entropy_of
-from proxfield.compiled.jit import inlined, parallel_kernel
+from proxfield.compiled.jit import NO, embedded, inlined, parallel_kernel
 from proxfield.compiled.math import exp_negative, exp_ratio
 from proxfield.compiled.random import uniform
 from proxfield.terms.base import Doubles, Floats, Ints
@@ -31,7 +31,7 @@ def temperature_at(t: int, sweeps: int, hot: float) -> float:
     return hot ** (1.0 - t / (sweeps - 1.0))
 
 
-@inlined
+@embedded
 def binary_chain(
     pack: BinaryPack, v: Floats, a: Floats, h: Doubles, hot: float, sweeps: int,
     seed: np.uint64, drawn: bool, polish: int, tol: float,
@@ -71,7 +71,7 @@ def binary_chain(
     for t in range(polish):
         change = 0.0
         for i in range(n):
-            _, c = binary_sweep.visit(pack, v, a, h, i, 1.0, False)
+            _, c = binary_sweep.visit(pack, v, a, h, i, 1.0, NO)
             change = max(change, c)
         if change <= tol:
             done = t + 1
@@ -98,7 +98,7 @@ def binary_chains(
         )
 
 
-@inlined
+@embedded
 def general_chain(
     pack: GeneralPack, q: Floats, theta: Floats, h: Doubles, hot: float, sweeps: int,
     seed: np.uint64, drawn: bool, polish: int, tol: float,
@@ -148,7 +148,7 @@ def general_chain(
     for t in range(polish):
         change = 0.0
         for i in range(n):
-            _, c = general_sweep.visit(pack, q, theta, h, i, 1.0, False, g, scratch)
+            _, c = general_sweep.visit(pack, q, theta, h, i, 1.0, NO, g, scratch)
             change = max(change, c)
         if change <= tol:
             done = t + 1

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from proxfield.backends.numba.kinds import move_variable
-from proxfield.compiled.jit import inlined, parallel_kernel
+from proxfield.compiled.jit import embedded, inlined, parallel_kernel
 from proxfield.compiled.math import exp_nonpositive
 from proxfield.compiled.simd import (
     LANES,
@@ -40,10 +40,17 @@ class DensePack(NamedTuple):
     """The field: pixels come first in its flat arrays."""
 
     labels: int
+    width: int  # labels, padded to whole groups of lanes
+    corners: Any  # of each lattice; tuples of arrays of theirs are longer, see `together`
     unary: Any  # (size,)
-    own: Any  # self-messages to take out: weight of each point for each term  # (k, n)
-    own_table: Any  # their compatibilities  # (k, labels, labels)
-    own_diagonal: bool  # are all of those diagonal?
+
+
+class Own(NamedTuple):
+    """Self-messages to take out."""
+
+    weight: Any  # of each point for each term  # (k, n)
+    table: Any  # their compatibilities  # (k, labels, labels)
+    diagonal: bool  # are all of those diagonal?
 
 
 class DenseArrays(NamedTuple):
@@ -57,38 +64,47 @@ class DenseArrays(NamedTuple):
     shift: Any  # gradient of terms without a lattice, or empty
 
 
+class How(NamedTuple):
+    """What `advance` shall do, as plain numbers; the values here are those of a full step."""
+
+    trace: bool = False  # find energy and entropy?
+    mean: bool = False  # average marginals?
+    flat: float = 1.0  # the step if all are equal, else 0
+    # for full steps only:
+    look: bool = False  # change nothing: find energy, entropy and gradient of the old marginals
+    blind: bool = False  # don't look at the marginals before; the change is then +inf
+    passing: bool = False  # don't store the new ones either, only splat them
+
+
 @inlined
 def gather_run(
-    row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, g: Any
-) -> None:
+    row: Any, weight: Any, corners: int, factor: Any, begin: int, rows: Any, width: int, i0: int,
+    i1: int, g: Any,
+) -> None:  # fmt: skip
     """Add the filtered values of pixels i0 to i1 from one lattice."""
-    corners = row.shape[1]
-    corner, w = row.reshape(-1), weight.reshape(-1)
     for i in range(i0, i1):
         at = (i - i0) * width
-        gather_row(g, at, flat, width, corner, w, i * corners, corners, begin, factor[i])
+        gather_row(g, at, rows, width, row, weight, i * corners, corners, begin, factor[i])
 
 
 @inlined
 def splat_run(
-    row: Any, weight: Any, factor: Any, begin: int, flat: Any, width: int, i0: int, i1: int, e: Any
-) -> None:
+    row: Any, weight: Any, corners: int, factor: Any, begin: int, rows: Any, width: int, i0: int,
+    i1: int, e: Any,
+) -> None:  # fmt: skip
     """Spread pixels i0 to i1 over one lattice."""
-    corners = row.shape[1]
-    corner, w = row.reshape(-1), weight.reshape(-1)
     for i in range(i0, i1):
         at = (i - i0) * width
-        scatter_row(flat, e, at, width, corner, w, i * corners, corners, begin, factor[i])
+        scatter_row(rows, e, at, width, row, weight, i * corners, corners, begin, factor[i])
 
 
 @inlined
-def take_own(
-    own: Any, table: Any, diagonal: bool, labels: int, q: Any, width: int, i0: int, i1: int, g: Any
-) -> None:
+def take_own(own: Own, labels: int, q: Any, width: int, i0: int, i1: int, g: Any) -> None:
     """Subtract the self-messages from the filtered values of pixels i0 to i1."""
-    for t in range(len(own)):
+    weight, table, diagonal = own
+    for t in range(len(weight)):
         for i in range(i0, i1):
-            w = own[t, i]
+            w = weight[t, i]
             at = (i - i0) * width
             if diagonal:
                 for l in range(labels):
@@ -109,26 +125,25 @@ def energy_of(unary: Any, q: Any, labels: int, i0: int, i1: int, width: int, g: 
     return out
 
 
-@inlined
+@embedded
 def damp(st: Any, motion: Any, labels: int, i0: int, i1: int, width: int, g: Any) -> None:
     """Gradients of some pixels → natural parameters, by the rules that keep those."""
+    theta, u, v = st.theta, st.u, st.v
+    beta, steps = motion.beta, motion.step
     for i in range(i0, i1):
         at, o = (i - i0) * width, i * labels
-        if (motion.mean and motion.moments == 0) or len(st.theta) == 0:
+        if (motion.mean and motion.moments == 0) or len(theta) == 0:
             for l in range(labels):
-                g[at + l] *= motion.beta
+                g[at + l] *= beta
             continue
-        theta = st.theta[o : o + labels]
-        u = st.u[o : o + labels] if len(st.u) > 0 else theta
-        v = st.v[o : o + labels] if len(st.v) > 0 else theta
-        move_variable(motion, np.float64(motion.step[i]), theta, g[at : at + labels], u, v)
-        low = theta[0]
+        move_variable(motion, np.float64(steps[i]), theta, g, u, v, o, at, labels)
+        low = theta[o]
         for l in range(1, labels):
-            low = min(low, theta[l])
+            low = min(low, theta[o + l])
         for l in range(labels):
             if low < np.inf:
-                theta[l] -= low
-            g[at + l] = theta[l]
+                theta[o + l] -= low
+            g[at + l] = theta[o + l]
 
 
 @inlined
@@ -176,52 +191,67 @@ def exponentials(pixels: int, width: int, g: Any, e: Any) -> None:
         e[k] = exp_nonpositive(-g[k])
 
 
+@inlined
+def entropy_of(q: Any, first: int, end: int) -> float:
+    """−Σ q log q of some entries."""
+    out = 0.0
+    for k in range(first, end):
+        if q[k] > 0:
+            out -= np.float64(q[k] * np.log(q[k]))
+    return out
+
+
 @parallel_kernel
 def advance(
     pack: Any, st: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_in: Any,
-    factor_out: Any, rows: Any, longest: Any, motion: Any, blind: bool, passing: bool, parts: Any,
+    factor_out: Any, rows: Any, longest: Any, own: Any, motion: Any, how: Any, gradient: Any,
+    parts: Any,
 ) -> None:  # fmt: skip
     """One iteration: rows to slice from → new marginals → rows as splatted.
 
     parts: (energy before, entropy after, change, difference from two before) of each chunk.
-    blind: don't look at the marginals before; the change is then +inf.
-    passing: don't store the new ones either, only splat them.
+    own: `Own`, or None where self-messages stay.
+    motion: `Motion`, or None for q = softmax(−g), where no natural parameters are kept and no
+        marginals averaged. What an argument is needed for isn't compiled where it is None.
     longest: Rows of the largest chunk, for all terms together.
+    gradient: Written if ``how.look``, unless it is empty.  # (size,)
     """
     run, first, end = chunks
-    width = rows[0].shape[1]
-    labels = pack.labels
+    labels, width, corners, unary = pack
     # each array by a name of its own: fetching one from a tuple counts references, atomically
-    unary, old, new, shift, steps = pack.unary, st.old, st.new, st.shift, motion.step
-    own, own_table, diagonal = pack.own, pack.own_table, pack.own_diagonal
-    trace, mean, flat_step = motion.trace, motion.mean, motion.flat
-    # where no natural parameters are kept and no marginals averaged, q = softmax(−g)
-    plain = not mean and flat_step == 1.0 and motion.beta == 1.0 and len(st.theta) == 0
+    old, new, shift = st.old, st.new, st.shift
+    trace, mean, flat, look, blind, passing = how
     for c in numba.prange(len(parts)):
         g = np.empty(RUN * width, dtype=unary.dtype)
         e = np.empty(RUN * width, dtype=unary.dtype)
         peak = np.zeros(2 * LANES, dtype=unary.dtype)
         energy, entropy, change, twice = 0.0, 0.0, 0.0, 0.0
         # new marginals are splatted here, since pixels still to come slice from the rows
-        fresh = np.empty(longest * width, dtype=unary.dtype)
-        for k in range(0, longest * width, LANES):
+        fresh = np.empty(0 if look else longest * width, dtype=unary.dtype)
+        for k in range(0, len(fresh), LANES):
             clear(fresh, k)
         for r in range(run[c], run[c + 1]):
             i0, i1 = first[r], end[r]
             for k in range(0, (i1 - i0) * width, LANES):
                 clear(g, k)
-            for t in range(len(row)):
+            for t in range(len(corners)):
                 gather_run(
-                    row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
+                    row[t], weight[t], corners[t], factor_out[t], chunk[t][c], rows[t], width,
                     i0, i1, g,
                 )  # fmt: skip
-            if len(own) > 0:
-                take_own(own, own_table, diagonal, labels, old, width, i0, i1, g)
+            if own is not None:
+                take_own(own, labels, old, width, i0, i1, g)
             if trace:
                 energy += energy_of(unary, old, labels, i0, i1, width, g)
             add_unary(unary, shift, labels, i0, i1, width, g)
-            if not plain:
+            if motion is not None:
                 damp(st, motion, labels, i0, i1, width, g)
+            else:
+                if look:
+                    entropy += entropy_of(old, i0 * labels, i1 * labels)
+                    for i in range(i0, i1 if len(gradient) > 0 else i0):
+                        store_row(gradient, i * labels, g, (i - i0) * width, labels)
+                    continue
             exponentials(i1 - i0, width, g, e)
             for i in range(i0, i1):
                 at, o = (i - i0) * width, i * labels
@@ -235,78 +265,46 @@ def advance(
                         entropy += np.log(np.float64(whole)) + shifted
                     for l in range(0, width, LANES):
                         scale(e, at + l, 1.0 / whole, 0.0)
-                    if mean:
-                        entropy += average(st, steps[i], labels, i, trace, g, e, at)
-                if blind:
-                    if not passing:
+                    if motion is not None:  # noqa: SIM102 (together, None wouldn't be left out)
+                        if mean:
+                            entropy += average(st, motion.step[i], labels, i, trace, g, e, at)
+                if not blind:
+                    replace_row(peak, e, at, old, new, o, labels)
+                if motion is None:
+                    if blind and not passing:
                         store_row(new, o, e, at, labels)
                 else:
-                    replace_row(peak, e, at, old, new, o, labels)
-                if flat_step == 0.0:  # steps differ: divide each variable's change by its own
-                    for l in range(LANES):
-                        change = max(change, np.float64(peak[l]) / steps[i])
-                        twice = max(twice, np.float64(peak[LANES + l]) / steps[i])
-                        if peak[l] != peak[l]:
-                            change = np.inf
-                        peak[l] = 0.0
-                        peak[LANES + l] = 0.0
-            begin = 0
-            for t in range(len(row)):
-                splat_run(row[t], weight[t], factor_in[t], begin, fresh, width, i0, i1, e)
+                    if flat == 0.0:  # steps differ: divide each variable's change by its own
+                        for l in range(LANES):
+                            change = max(change, np.float64(peak[l]) / motion.step[i])
+                            twice = max(twice, np.float64(peak[LANES + l]) / motion.step[i])
+                            if peak[l] != peak[l]:
+                                change = np.inf
+                            peak[l] = 0.0
+                            peak[LANES + l] = 0.0
+            begin = np.int64(0)
+            for t in range(len(corners)):
+                splat_run(
+                    row[t], weight[t], corners[t], factor_in[t], begin, fresh, width, i0, i1, e
+                )
                 begin += chunk[t][c + 1] - chunk[t][c]
-        begin = 0
-        for t in range(len(row)):
-            flat = rows[t].reshape(-1)
+        begin = np.int64(0)
+        for t in range(0 if look else len(corners)):
+            target = rows[t]
             to, count = chunk[t][c] * width, (chunk[t][c + 1] - chunk[t][c]) * width
             for k in range(0, count, LANES):
-                put_scaled(flat, to + k, fresh, begin + k, 1.0)
+                put_scaled(target, to + k, fresh, begin + k, 1.0)
             begin += count
-        if flat_step != 0.0:
+        if flat != 0.0:
             for l in range(LANES):
-                change = max(change, np.float64(peak[l]) / flat_step)
-                twice = max(twice, np.float64(peak[LANES + l]) / flat_step)
+                change = max(change, np.float64(peak[l]) / flat)
+                twice = max(twice, np.float64(peak[LANES + l]) / flat)
                 if peak[l] != peak[l]:
                     change = np.inf
         parts[c, 0] = energy
         parts[c, 1] = entropy
         parts[c, 2] = np.inf if blind else change if change < np.inf else np.nan
         parts[c, 3] = twice
-
-
-@parallel_kernel
-def look(
-    pack: Any, q: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_out: Any, rows: Any,
-    g: Any, parts: Any,
-) -> None:  # fmt: skip
-    """Energy and entropy of marginals, and into ``g`` (unless empty) the gradient."""
-    run, first, end = chunks
-    width = rows[0].shape[1]
-    labels = pack.labels
-    unary, own, own_table, diagonal = pack.unary, pack.own, pack.own_table, pack.own_diagonal
-    for c in numba.prange(len(parts)):
-        seen = np.empty(RUN * width, dtype=unary.dtype)
-        energy, entropy = 0.0, 0.0
-        for r in range(run[c], run[c + 1]):
-            i0, i1 = first[r], end[r]
-            for k in range(0, (i1 - i0) * width, LANES):
-                clear(seen, k)
-            for t in range(len(row)):
-                gather_run(
-                    row[t], weight[t], factor_out[t], chunk[t][c], rows[t].reshape(-1), width,
-                    i0, i1, seen,
-                )  # fmt: skip
-            if len(own) > 0:
-                take_own(own, own_table, diagonal, labels, q, width, i0, i1, seen)
-            energy += energy_of(unary, q, labels, i0, i1, width, seen)
-            for i in range(i0, i1):
-                for l in range(labels):
-                    p = q[i * labels + l]
-                    if p > 0:
-                        entropy -= np.float64(p * np.log(p))
-                    if len(g) > 0:
-                        g[i * labels + l] = seen[(i - i0) * width + l] + unary[i * labels + l]
-        parts[c, 0] = energy
-        parts[c, 1] = entropy
 
 
 @parallel_kernel
@@ -339,26 +337,37 @@ def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
                 store_row(out, i * labels, e, at, labels)
 
 
-@parallel_kernel
-def dot(a: Any, b: Any) -> Any:
+def dot(a: Any, b: Any) -> float:
     """⟨a, b⟩ in float64, by chunks in order; 0 · inf is 0."""
     parts = np.zeros((len(a) + CHUNK - 1) // CHUNK)
+    dot_parts(a, b, parts)
+    return float(parts.sum())
+
+
+@parallel_kernel
+def dot_parts(a: Any, b: Any, parts: Any) -> None:
+    """`dot` of each chunk."""
     for c in numba.prange(len(parts)):
         total = 0.0
         for k in range(c * CHUNK, min(len(a), (c + 1) * CHUNK)):
             total += np.float64(a[k] * b[k]) if a[k] != 0 else 0.0
         parts[c] = total
-    return parts.sum()
 
 
-@parallel_kernel
-def transpose(a: Any, out: Any) -> Any:
+def transpose(a: Any, out: Any) -> bool:
     """out = aᵀ, in tiles that stay in cache; returns whether all numbers are finite.
 
     # (labels, n) -> (n, labels)
     """
+    odd = np.zeros((a.shape[1] + RUN - 1) // RUN, dtype=np.bool_)
+    transpose_tiles(a, out, odd)
+    return not odd.any()
+
+
+@parallel_kernel
+def transpose_tiles(a: Any, out: Any, odd: Any) -> None:
+    """`transpose`; says of each tile whether some number isn't finite."""
     labels, n = a.shape
-    odd = np.zeros((n + RUN - 1) // RUN, dtype=np.int64)
     for task in numba.prange(len(odd)):
         worst = a.dtype.type(0.0)
         for i0 in range(task * RUN, min(n, (task + 1) * RUN), LANES):
@@ -367,5 +376,4 @@ def transpose(a: Any, out: Any) -> Any:
                 for i in range(i0, i1):
                     out[i, l] = a[l, i]
                     worst += abs(a[l, i] * a.dtype.type(0.0))  # 0, or NaN
-        odd[task] = 0 if worst == 0 else 1
-    return odd.sum() == 0
+        odd[task] = worst != 0

@@ -63,8 +63,8 @@ def splat_pair(
 
 @parallel_kernel
 def advance_pair(
-    unary: Any, q: Any, chunks: Any, row: Any, weight: Any, chunk: Any, factor_in: Any,
-    factor_out: Any, rows: Any, fresh: Any, blind: bool, passing: bool, change: Any,
+    unary: Any, q: Any, chunks: Any, lattices: int, row: Any, weight: Any, chunk: Any,
+    factor_in: Any, factor_out: Any, rows: Any, fresh: Any, blind: bool, passing: bool, change: Any,
 ) -> None:  # fmt: skip
     """One full step in place; ``change`` gets the largest one of each chunk (+inf if blind).
 
@@ -76,7 +76,7 @@ def advance_pair(
         e = np.empty(RUN, dtype=q.dtype)
         one, zero = q.dtype.type(1.0), q.dtype.type(0.0)
         largest = zero
-        for t in range(len(row)):
+        for t in range(lattices):
             target = fresh[t]
             for k in range(chunk[t][c], chunk[t][c + 1]):
                 target[k] = 0.0
@@ -84,7 +84,7 @@ def advance_pair(
             i0, i1 = first[r], end[r]
             for i in range(i0, i1):
                 x[i - i0] = unary[2 * i + 1] - unary[2 * i]
-            for t in range(len(row)):
+            for t in range(lattices):
                 see_pair(row[t], weight[t], factor_out[t], chunk[t][c], rows[t], i0, i1, x)
             for k in range(i1 - i0):
                 e[k] = exp_nonpositive(-abs(x[k]))
@@ -101,6 +101,6 @@ def advance_pair(
                     q[2 * i + 1] = up
                     q[2 * i] = down
                 x[k] = up - down
-            for t in range(len(row)):
+            for t in range(lattices):
                 splat_pair(row[t], weight[t], factor_in[t], chunk[t][c], fresh[t], i0, i1, x)
         change[c] = np.inf if blind else np.float64(largest)

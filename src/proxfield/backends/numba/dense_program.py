@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Rows, State
 from proxfield.backends.numba import dense, dense_pair, general
 from proxfield.backends.numba.cpu import CpuProgram
-from proxfield.backends.numba.dense import DenseArrays, DensePack
-from proxfield.backends.numba.dense_views import Views
+from proxfield.backends.numba.dense import DenseArrays, DensePack, How, Own
+from proxfield.backends.numba.dense_views import Views, together
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.programs import GeneralProgram, GeneralState
@@ -27,6 +27,7 @@ from proxfield.backends.numba.terms import on_cpu
 from proxfield.backends.reference import TINY
 from proxfield.backends.terms import implementation
 from proxfield.compiled.jit import thread_count
+from proxfield.compiled.simd import padded
 from proxfield.filters.numba import lattice
 from proxfield.lowering.lowered import Lowered
 from proxfield.lowering.reduction import Untouched
@@ -76,15 +77,19 @@ class DenseProgram(GeneralProgram):
         self.n_blocks = len(self.views.chunks.run) - 1
         taken = [t for t in self.terms if not t.self_message]
         tables = [t.compatibility(self.labels) for t in taken]
-        own = np.stack([t.own for t in taken]) if taken else np.zeros((0, self.n))
-        table = np.stack(tables) if tables else np.zeros((0, self.labels, self.labels))
         self.dense_pack = DensePack(
             labels=self.labels,
+            width=padded(self.labels),
+            corners=np.array([v.row.shape[1] for v in self.views]),
             unary=lowered.unary.astype(self.dtype, copy=False),
-            own=own.astype(self.dtype),
-            own_table=table.astype(self.dtype),
-            own_diagonal=all((t == np.diag(np.diag(t))).all() for t in tables),
         )
+        self.own: Own | None = None
+        if taken:
+            self.own = Own(
+                weight=np.stack([t.own for t in taken]).astype(self.dtype),
+                table=np.stack(tables).astype(self.dtype),
+                diagonal=all(bool((t == np.diag(np.diag(t))).all()) for t in tables),
+            )
         if self.tail:
             self.tail_pack = self._general_pack(self.n)
         self._warm: set[tuple[Any, ...]] = set()  # plans like these have run
@@ -215,14 +220,12 @@ class DenseProgram(GeneralProgram):
         if gradient:
             self._need(s, "g")
         q = self._buffer(s)
-        parts = np.zeros((self.n_blocks, 2))
+        none = np.zeros(0, dtype=self.dtype)
+        g = s.arrays.g if gradient else none
         with thread_count(self.threads):
             self._show(s, "blurred")
-            g = s.arrays.g if gradient else np.zeros(0, dtype=self.dtype)
-            dense.look(
-                self.dense_pack, q, self.views.chunks,
-                *self.views.through("row", "weight", "chunk", "factor_out", "rows"), g, parts,
-            )  # fmt: skip
+            arrays = DenseArrays(q, q, none, none, none, none)
+            parts = self._run(arrays, None, How(trace=True, look=True), g)
             shift, other = self._others(s, True)
         if gradient:
             g[self.end :] = self.dense_pack.unary[self.end :]
@@ -279,7 +282,7 @@ class DenseProgram(GeneralProgram):
             self._two_buffers(s)
         if trace and s.entropy is None:
             self._evaluate(s, gradient=False)
-        own = len(self.dense_pack.own) > 0
+        own = self.own is not None
         blind = full and tol < 0 and not (trace or own or self.tail or len(s.arrays.theta))
         quiet = full and not (trace or own or self.tail or self.others or len(s.arrays.theta))
         if quiet and self.labels == 2 and plan.inverse_temperature == 1.0 and self._paired:
@@ -308,15 +311,13 @@ class DenseProgram(GeneralProgram):
         old = self._buffer(s)
         two = len(s.arrays.q) > 1
         new = s.arrays.q[1 - s.phase] if two else old
-        parts = np.zeros((self.n_blocks, 4))
         a = s.arrays
         if motion.trace:
             energy += self._tail_energy(old)
-        dense.advance(
-            self.dense_pack, DenseArrays(old, new, a.theta, a.u, a.v, shift), self.views.chunks,
-            *self.views.through("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
-            self.views.longest, motion, blind, passing, parts,
-        )  # fmt: skip
+        plain = not motion.mean and motion.flat == motion.beta == 1.0 and len(a.theta) == 0
+        how = How(motion.trace, motion.mean, motion.flat, False, blind, passing)
+        arrays = DenseArrays(old, new, a.theta, a.u, a.v, shift)
+        parts = self._run(arrays, None if plain else motion, how, shift[:0])
         self._stage = "splatted"
         e, h, change, twice = self._totals(parts)
         if self.tail:
@@ -325,6 +326,18 @@ class DenseProgram(GeneralProgram):
         if two:
             s.phase = 1 - s.phase
         return e + energy, h, change, twice if two else np.inf
+
+    def _run(
+        self, arrays: DenseArrays, motion: Motion | None, how: How, gradient: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        """`dense.advance` on rows that are blurred; returns its parts."""
+        parts = np.zeros((self.n_blocks, 4))
+        dense.advance(
+            self.dense_pack, arrays, self.views.chunks,
+            *self.views.flat("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
+            self.views.longest, self.own, motion, how, gradient, parts,
+        )  # fmt: skip
+        return parts
 
     @cached_property
     def _paired(self) -> bool:
@@ -346,9 +359,9 @@ class DenseProgram(GeneralProgram):
         for done in range(1, n + 1):
             self.views.blur_one(rows, spare)
             dense_pair.advance_pair(
-                self.dense_pack.unary, q, self.views.chunks,
+                self.dense_pack.unary, q, self.views.chunks, len(self.views),
                 *self.views.through("row", "weight", "chunk", "factor_in", "factor_out"),
-                tuple(rows), tuple(fresh), tol < 0, tol < 0 and done < n, parts,
+                together(rows), together(fresh), tol < 0, tol < 0 and done < n, parts,
             )  # fmt: skip
             rows, fresh = fresh, rows
             changes[done - 1] = parts.max()  # NaN stays NaN

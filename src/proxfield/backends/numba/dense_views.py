@@ -18,6 +18,21 @@ from proxfield.filters.numba.lattice import CACHE_BYTES, FEW_VERTICES
 from proxfield.terms.base import Term
 from proxfield.terms.gaussian import Gaussian
 
+TOGETHER = 4
+"""Tuples of arrays for kernels have a multiple of this length."""
+
+
+def together(arrays: list[Any]) -> tuple[Any, ...]:
+    """Arrays of several lattices for a kernel, with copies of the last (never read) at the end.
+
+    A kernel is compiled for each length of a tuple; few lengths are few kernels.
+
+    Example:
+        >>> together(["a", "b"])
+        ('a', 'b', 'b', 'b')
+    """
+    return (*arrays, *arrays[-1:] * (-len(arrays) % TOGETHER))
+
 
 @dataclass(eq=False)
 class View:
@@ -109,11 +124,15 @@ class Views:
                 view.row = view.filter.row
 
     def through(self, *names: str) -> tuple[tuple[Any, ...], ...]:
-        """Attributes of all views (or of their lattices), one tuple each."""
+        """Attributes of all views (or of their lattices), `together`."""
         return tuple(
-            tuple(getattr(v if hasattr(v, name) else v.filter, name) for v in self.views)
+            together([getattr(v if hasattr(v, name) else v.filter, name) for v in self.views])
             for name in names
         )
+
+    def flat(self, *names: str) -> tuple[tuple[Any, ...], ...]:
+        """The same, each array in one dimension (which compiles faster than doing it there)."""
+        return tuple(tuple(a.reshape(-1) for a in arrays) for arrays in self.through(*names))
 
     # ---- blurring: rows as splatted → rows to slice from ----
 
@@ -148,7 +167,7 @@ class Views:
             for view in self.separable:
                 view.filter.blur(view.rows, view.table, self._room(None))
         elif self.separable:
-            rows = tuple(v.rows for v in self.separable)
+            rows = together([v.rows for v in self.separable])
             lattice.blur_apart(*self._lattices, self._share, self._weights, rows, self._room(None))
             for view in self.separable:
                 if len(view.table) > 1:
@@ -159,19 +178,18 @@ class Views:
         own = [np.empty((2, v.filter.n_vertices + 1), dtype=self.dtype) for v in self.views]
         if not self.few or not self.separable:
             return own
-        together = np.empty((len(self.separable), 2, self.most), dtype=self.dtype)
-        return [*own, together]
+        return [*own, np.empty((len(self.separable), 2, self.most), dtype=self.dtype)]
 
     def blur_one(self, rows: list[Any], spare: list[NDArray[Any]]) -> None:
         """Rows with one number each, under Potts terms."""
-        together = self.separable if self.few else []
-        if together:
+        alike = self.separable if self.few else []
+        if alike:
+            theirs = [r for r, v in zip(rows, self.views, strict=True) if v in alike]
             lattice.blur_apart_one(
-                *self._lattices, self._share, self._weights,
-                tuple(r for r, v in zip(rows, self.views, strict=True) if v in together), spare[-1],
-            )  # fmt: skip
+                *self._lattices, self._share, self._weights, together(theirs), spare[-1]
+            )
         for t, view in enumerate(self.views):
-            if view not in together:
+            if view not in alike:
                 seen = view.filter.blur_one(rows[t], *spare[t], self.few)
                 dense_pair.distribute_pair(view.filter.own.vertex, seen, view.table[0, 0], rows[t])
 
@@ -181,11 +199,11 @@ class Views:
         own = [v.filter.own for v in self.separable]
         blurs = [v.filter.blurring for v in self.separable]
         return (
-            tuple(o.start for o in own),
-            tuple(o.member for o in own),
-            tuple(o.vertex for o in own),
-            tuple(b.next_to for b in blurs),
-            tuple(b.there_and_back for b in blurs),
+            together([o.start for o in own]),
+            together([o.member for o in own]),
+            together([o.vertex for o in own]),
+            together([b.next_to for b in blurs]),
+            together([b.there_and_back for b in blurs]),
         )
 
     @property

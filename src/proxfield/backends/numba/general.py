@@ -305,7 +305,7 @@ def update_block(
             for l in range(c):
                 theta[l] = motion.beta * g[l]
         else:
-            move_variable(motion, step, theta, g, st.u[o:end], st.v[o:end])
+            move_variable(motion, step, st.theta, st.g, st.u, st.v, o, o, c)
         total, h = softmax_into(theta, g)  # g has done its work and holds exp(−θ)
         moved, whole = 0.0, 1.0
         if mix < 1.0:  # weight that an impossible label still had goes to the others

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from proxfield.backends.numba.general import GeneralPack, contract, entropy_of, pairwise_into
-from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.compiled.jit import NO, inlined, kernel, parallel_kernel
 from proxfield.compiled.math import exp_negative
 from proxfield.terms.base import Doubles, Floats, Ints
 
@@ -142,7 +142,7 @@ def color_parallel(
         g = np.empty(2 * wide)
         delta, change = 0.0, 0.0
         for k in range(b * GROUP, min(n, b * GROUP + GROUP)):
-            d, c = visit(pack, q, theta, h, members[k], beta, False, g, scratch)
+            d, c = visit(pack, q, theta, h, members[k], beta, NO, g, scratch)
             delta += d
             change = max(change, c)
         parts[b, 0] = delta

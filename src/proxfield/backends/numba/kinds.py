@@ -113,32 +113,44 @@ def moved(
 
 @inlined
 def move_variable(
-    motion: Motion, step: float, theta: Floats, g: Floats, u: Floats, v: Floats
-) -> None:
-    """New θ of one variable by the rule; all arrays are the variable's own."""
+    motion: Motion, step: float, theta: Floats, g: Floats, u: Floats, v: Floats, o: int, at: int,
+    c: int,
+) -> None:  # fmt: skip
+    """New θ of one variable by the rule.
+
+    Args:
+        motion: The rule.
+        step: The variable's step.
+        theta: θ of all variables; the variable's own entries are those from ``o`` on.
+        g: Gradients; its own are those from ``at`` on.
+        u: First moments, in the order of ``theta``; empty for kinds without.
+        v: Second moments, likewise.
+        o: See ``theta``.
+        at: See ``g``.
+        c: Number of labels.
+    """
     beta, kind, rates = motion.beta, motion.kind, rates_of(motion)
-    c = len(theta)
     residuals, targets, thetas, possible = 0.0, 0.0, 0.0, 0
     if motion.centered:
         for l in range(c):
-            if g[l] < np.inf and theta[l] < np.inf:
-                residuals += theta[l] - beta * g[l]
-                thetas += theta[l]
+            if g[at + l] < np.inf and theta[o + l] < np.inf:
+                residuals += theta[o + l] - beta * g[at + l]
+                thetas += theta[o + l]
                 possible += 1
         for l in range(c):  # apart: a product with two uses would be rounded otherwise
-            if g[l] < np.inf and theta[l] < np.inf:
-                targets += beta * g[l]
+            if g[at + l] < np.inf and theta[o + l] < np.inf:
+                targets += beta * g[at + l]
         residuals /= max(1, possible)
         targets /= max(1, possible)
         thetas /= max(1, possible)
     mean = Means(residuals, targets, thetas)
     for l in range(c):
-        if g[l] == np.inf:  # impossible: q = 0
-            theta[l] = np.inf
+        if g[at + l] == np.inf:  # impossible: q = 0
+            theta[o + l] = np.inf
             continue
-        target = np.float64(beta * g[l])
-        t = np.float64(theta[l]) if theta[l] < np.inf else target
-        theta[l] = moved(rates, kind, t, target, u, v, l, step, mean)
+        target = np.float64(beta * g[at + l])
+        t = np.float64(theta[o + l]) if theta[o + l] < np.inf else target
+        theta[o + l] = moved(rates, kind, t, target, u, v, o + l, step, mean)
 
 
 BlockMove = Callable[[Motion, Floats, Floats, Floats, Floats, Floats], None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +19,7 @@ from proxfield.backends.numba.occupancy_kernels import (
     turn_image,
 )
 from proxfield.backends.numba.occupancy_visits import BoxVisits
-from proxfield.compiled.jit import PARALLEL_WORK
+from proxfield.compiled.jit import PARALLEL_WORK, current_threads
 from proxfield.compiled.simd import LANES, padded
 from proxfield.terms.base import Doubles, Floats, Layout, Visits
 from proxfield.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
@@ -96,7 +95,7 @@ class OccupancyOnCpu:
     def _evaluate(self, logs: Doubles) -> float:
         """The energy; ∂E/∂p_i is left in ``room.slopes``."""
         several = len(self.cameras.height) > 1 and self.work >= PARALLEL_WORK
-        if several and numba.get_num_threads() > 1:
+        if several and current_threads() > 1:
             return self.constant + self._evaluate_apart(logs)
         if self.ratio is None:
             energy: float = exact_serial(self.cameras, self.image, self.room, logs)

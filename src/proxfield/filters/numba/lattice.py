@@ -167,32 +167,32 @@ def collect(start: Ints, member: Indices, rows: Floats, planes: Floats) -> None:
                     add_scaled(target, own + g * plane, source, at + g * LANES, 1.0)
 
 
-@parallel_kernel
 def blur_planes(next_to: Indices, order: Ints, side: float, planes: Floats, there: Floats) -> None:
     """Blur planes along the axes of ``order`` (an even number of them), one after another.
 
-    A vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbors. The loops are in
-    here, and a step is one loop over all planes, because starting threads costs as much as
-    blurring a thousand vertices.
+    A vertex keeps 1 − 2·side of itself and gets ``side`` of both neighbors.
 
     next_to: (axes, vertices, 2); planes, there: (groups, vertices + 1 or more, 8)
     """
-    n = next_to.shape[1]
+    main, spare = planes.reshape(-1), there.reshape(-1)
+    for k, axis in enumerate(order):
+        a, b = (main, spare) if k % 2 == 0 else (spare, main)
+        blur_axis(next_to[axis], side, len(planes), planes.shape[1] * LANES, a, b)
+
+
+@parallel_kernel
+def blur_axis(near: Indices, side: float, groups: int, stride: int, a: Floats, b: Floats) -> None:
+    """One axis; all planes in one loop, because a loop over threads takes time to start."""
+    n = len(near)
     middle = 1.0 - 2.0 * side
     tasks = (n + VERTICES - 1) // VERTICES
-    stride = planes.shape[1] * LANES
-    main, spare = planes.reshape(-1), there.reshape(-1)
-    for k in range(len(order)):
-        near = next_to[order[k]]
-        a = main if k % 2 == 0 else spare
-        b = spare if k % 2 == 0 else main
-        for task in numba.prange(tasks * len(planes)):
-            base = (task // tasks) * stride
-            first = (task % tasks) * VERTICES
-            for v in range(first, min(n, first + VERTICES)):
-                at = base + v * LANES
-                left, right = base + near[v, 0] * LANES, base + near[v, 1] * LANES
-                blend(b, at, a, at, left, right, middle, side)
+    for task in numba.prange(tasks * groups):
+        base = (task // tasks) * stride
+        first = (task % tasks) * VERTICES
+        for v in range(first, min(n, first + VERTICES)):
+            at = base + v * LANES
+            left, right = base + near[v, 0] * LANES, base + near[v, 1] * LANES
+            blend(b, at, a, at, left, right, middle, side)
 
 
 @parallel_kernel
@@ -224,7 +224,7 @@ def blur_apart(
 
     spare: (threads, 2, most vertices + 1, 8)
     """
-    lattices, threads = len(rows), len(spare)
+    lattices, threads = len(weight), len(spare)  # tuples may be longer
     tasks = lattices * (rows[0].shape[1] // LANES)
     for thread in numba.prange(threads):
         here, there = spare[thread, 0].reshape(-1), spare[thread, 1].reshape(-1)
@@ -358,18 +358,19 @@ def collect_some(
         vertices[v] = total
 
 
-@parallel_kernel
 def blur_one(next_to: Indices, order: Ints, side: float, here: Floats, there: Floats) -> None:
     """`blur_planes` for one channel; the result is in ``here``."""
-    n = next_to.shape[1]
-    for k in range(len(order)):
-        near = next_to[order[k]]
-        a = here if k % 2 == 0 else there
-        b = there if k % 2 == 0 else here
-        for task in numba.prange((n + CHANNEL_VERTICES - 1) // CHANNEL_VERTICES):
-            blur_some(
-                near, side, a, b, task * CHANNEL_VERTICES, min(n, (task + 1) * CHANNEL_VERTICES)
-            )
+    for k, axis in enumerate(order):
+        a, b = (here, there) if k % 2 == 0 else (there, here)
+        blur_axis_one(next_to[axis], side, a, b)
+
+
+@parallel_kernel
+def blur_axis_one(near: Indices, side: float, a: Floats, b: Floats) -> None:
+    """One axis, for one channel."""
+    for task in numba.prange((len(near) + CHANNEL_VERTICES - 1) // CHANNEL_VERTICES):
+        end = min(len(near), (task + 1) * CHANNEL_VERTICES)
+        blur_some(near, side, a, b, task * CHANNEL_VERTICES, end)
 
 
 @kernel
@@ -388,7 +389,7 @@ def blur_apart_one(
     rows: tuple[Floats, ...], spare: Floats,
 ) -> None:  # fmt: skip
     """`blur_apart` for one channel, one thread a lattice.  # spare: (lattices, 2, vertices + 1)"""
-    for t in numba.prange(len(rows)):
+    for t in numba.prange(len(weight)):  # tuples may be longer
         mine, here, named = rows[t], spare[t, 0], vertex[t]
         n = next_to[t].shape[1]
         spare[t, :, n] = 0.0  # what a missing neighbor holds

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Doubles, Floats, Ints
-from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.compiled.jit import embedded, inlined, kernel, parallel_kernel
 from proxfield.filters.numba.lattice import VERTICES, Chunks, Indices, Points, Rows
 
 BATCH = 64
@@ -143,7 +143,7 @@ def with_room(table: Table, keys: Ints, count: int, more: int) -> Table:
     return out
 
 
-@inlined
+@embedded
 def place_chunk(
     features: Floats, factor: Floats, code: Ints, scale: float, begin: Ints, end: Ints, keys: Ints,
     row: Rows, weight: NDArray[np.float32],
@@ -156,7 +156,7 @@ def place_chunk(
     bary = np.empty((d + 2, BATCH), dtype=np.float32)
     rank = np.empty((d + 2, BATCH), dtype=np.int32)
     corner = np.empty((d + 1, BATCH), dtype=np.int64)
-    count = 0
+    count: int = np.int64(0)  # a plain 0 would have `with_room` compiled for it too
     for r in range(len(begin)):
         for first in range(begin[r], end[r], BATCH):
             m = min(BATCH, end[r] - first)
@@ -270,7 +270,8 @@ def merge(
     """Give a chunk's rows their vertices, new ones at the end; returns (table, keys, count)."""
     if count + len(more) > len(keys):
         longer = np.empty(2 * (count + len(more)), dtype=np.int64)
-        longer[:count] = keys[:count]
+        for k in range(count):  # a slice would bring code for a message about its length
+            longer[k] = keys[k]
         keys = longer
     table = with_room(table, keys, count, len(more))
     for i in range(len(more)):
@@ -302,33 +303,39 @@ def share_of(key: int) -> int:
     return (h >> 60) & (SHARES - 1)
 
 
-@parallel_kernel
 def missing_neighbors(own: Ints, stride: Ints, near: NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Keys of missing neighbors of touched vertices, as often as they are missed.
 
     Returns them by share (and within one in the order of the vertices, whatever the number of
     threads), and where each share starts.
     """
-    count = len(own)
-    tasks = (count + VERTICES - 1) // VERTICES
-    place = np.zeros((tasks, SHARES), dtype=np.int64)
-    for task in numba.prange(tasks):
-        for i in range(task * VERTICES, min(count, (task + 1) * VERTICES)):
+    found = np.zeros((-(-len(own) // VERTICES), SHARES), dtype=np.int64)
+    count_missing(own, stride, near, found)
+    start = np.append(0, np.cumsum(found.sum(axis=0)))
+    missed = np.empty(start[-1], dtype=np.int64)
+    before = np.cumsum(found.T).reshape(found.T.shape) - found.T
+    gather_missing(own, stride, near, before.T.copy(), missed)
+    return missed, start
+
+
+@parallel_kernel
+def count_missing(own: Ints, stride: Ints, near: NDArray[np.int32], found: Ints) -> None:
+    """How many keys `gather_missing` will find.  # found: (tasks, SHARES), 0 before"""
+    for task in numba.prange(len(found)):
+        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
             for axis in range(len(stride)):
                 for side in range(2):
                     if near[axis, i, side] < 0:
-                        place[task, share_of(own[i] + (2 * side - 1) * stride[axis])] += 1
-    start = np.zeros(SHARES + 1, dtype=np.int64)
-    total = 0
-    for share in range(SHARES):
-        for task in range(tasks):
-            here = place[task, share]
-            place[task, share] = total
-            total += here
-        start[share + 1] = total
-    missed = np.empty(total, dtype=np.int64)
-    for task in numba.prange(tasks):
-        for i in range(task * VERTICES, min(count, (task + 1) * VERTICES)):
+                        found[task, share_of(own[i] + (2 * side - 1) * stride[axis])] += 1
+
+
+@parallel_kernel
+def gather_missing(
+    own: Ints, stride: Ints, near: NDArray[np.int32], place: Ints, missed: Ints
+) -> None:
+    """Keys of missing neighbors, each to its place.  # place: (tasks, SHARES), changed"""
+    for task in numba.prange(len(place)):
+        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
             for axis in range(len(stride)):
                 for side in range(2):
                     if near[axis, i, side] < 0:
@@ -336,7 +343,6 @@ def missing_neighbors(own: Ints, stride: Ints, near: NDArray[np.int32]) -> tuple
                         share = share_of(key)
                         missed[place[task, share]] = key
                         place[task, share] += 1
-    return missed, start
 
 
 @inlined
@@ -369,7 +375,6 @@ def count_occurrences(missed: Ints, least: int) -> int:
     return found
 
 
-@parallel_kernel
 def bridges(missed: Ints, start: Ints, least: int) -> Ints:
     """Vertices that no point touches but that have at least ``least`` touched neighbors.
 
@@ -377,16 +382,16 @@ def bridges(missed: Ints, start: Ints, least: int) -> Ints:
     `missing_neighbors` (and changes them); returns keys in order. Their numbers go on after the
     touched ones.
     """
-    first = np.zeros(SHARES + 1, dtype=np.int64)
+    many = np.zeros(SHARES, dtype=np.int64)
+    count_shares(missed, start, least, many)
+    return np.concatenate([missed[a : a + k] for a, k in zip(start[:-1], many, strict=True)])
+
+
+@parallel_kernel
+def count_shares(missed: Ints, start: Ints, least: int, many: Ints) -> None:
+    """`count_occurrences` of each share."""
     for share in numba.prange(SHARES):
-        first[share + 1] = count_occurrences(missed[start[share] : start[share + 1]], least)
-    for share in range(SHARES):
-        first[share + 1] += first[share]
-    added = np.empty(first[SHARES], dtype=np.int64)
-    for share in range(SHARES):
-        many = first[share + 1] - first[share]
-        added[first[share] : first[share + 1]] = missed[start[share] : start[share] + many]
-    return added
+        many[share] = count_occurrences(missed[start[share] : start[share + 1]], least)
 
 
 @kernel

@@ -1,0 +1,197 @@
+"""A word on stderr where a call takes seconds because kernels are being compiled.
+
+It is a record of the logger "proxfield.compiling", written once per process when compiling has
+taken more than a second. A program that listens to that logger (or to "proxfield", or to all) gets
+it there; otherwise it goes to stderr, on a terminal with the seconds counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from numba.core import event
+
+from proxfield.common.logs import COMPILING
+
+SWITCH = "PROXFIELD_QUIET"
+PATIENCE = 1.0
+"""Seconds of compiling before anything is said."""
+PAUSE = 0.2
+"""Seconds between two looks; compiling that rests as long has ended."""
+
+log = logging.getLogger("proxfield.compiling")
+log.setLevel(logging.INFO)
+
+
+class Notice(event.Listener):
+    """Listens to numba while kernels of this package are compiled."""
+
+    def __init__(self) -> None:
+        self.quiet = os.environ.get(SWITCH, "0") not in ("", "0")
+        self.said = False
+        self.suspended = 0
+        self.depth = 0
+        self.spent = 0.0  # seconds of compiling before the present one
+        self.since = 0.0
+        self.watcher: threading.Thread | None = None
+
+    def on_start(self, event: Any) -> None:
+        if not _is_ours(event):
+            return
+        if self.depth == 0:
+            self.since = time.monotonic()
+        self.depth += 1
+        if self.said or self.quiet or self.suspended:
+            return
+        if self.watcher is None or not self.watcher.is_alive():  # or it was lost in a fork
+            self.watcher = threading.Thread(target=self.watch, name="proxfield-notice", daemon=True)
+            self.watcher.start()
+
+    def on_end(self, event: Any) -> None:
+        if not _is_ours(event) or self.depth == 0:
+            return
+        self.depth -= 1
+        if self.depth == 0:
+            self.spent += time.monotonic() - self.since
+
+    def seconds(self) -> float:
+        """Spent on compiling so far."""
+        return self.spent + (time.monotonic() - self.since if self.depth else 0.0)
+
+    def watch(self) -> None:
+        """Say it if compiling goes on for long enough, and count the seconds until it ends."""
+        while self.seconds() < PATIENCE:
+            if not self.depth or self.quiet or self.suspended:
+                return
+            time.sleep(PAUSE)
+        if self.said or self.quiet or self.suspended or not log.isEnabledFor(logging.INFO):
+            return
+        self.said = True
+        if _is_heard():
+            log.info(COMPILING)
+            return
+        live = _Line()
+        log.addHandler(live)
+        try:
+            log.info(COMPILING)
+            resting = 0
+            while resting < 2:  # one look may fall between two kernels
+                live.count(self.seconds())
+                time.sleep(PAUSE)
+                resting = 0 if self.depth else resting + 1
+        finally:
+            log.removeHandler(live)
+            live.end(self.seconds())
+
+
+class _Line(logging.Handler):
+    """One line on stderr, rewritten every second on a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.stream = sys.stderr
+        self.live = self.stream is not None and self.stream.isatty()
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = f"proxfield: {record.getMessage()}"
+        self.write(self.text if self.live else f"{self.text}\n")
+
+    def count(self, seconds: float) -> None:
+        if self.live:
+            self.write(f"\r{self.text} {seconds:.0f} s")
+
+    def end(self, seconds: float) -> None:
+        if self.live:
+            self.write(f"\r{self.text} {seconds:.0f} s\n")
+
+    def write(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except (AttributeError, OSError, ValueError):  # there is no stderr, or it was closed
+            self.live = False
+
+
+def _is_ours(event: Any) -> bool:
+    function = getattr(event.data.get("dispatcher"), "py_func", None)
+    return str(getattr(function, "__module__", "")).startswith("proxfield.")
+
+
+def _is_heard() -> bool:
+    """Whether some handler will show a record of this logger."""
+    logger: logging.Logger | None = log
+    while logger is not None:
+        for handler in logger.handlers:
+            if not isinstance(handler, logging.NullHandler) and handler.level <= logging.INFO:
+                return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+NOTICE = Notice()
+
+
+def listen() -> None:
+    """Register with numba; done once, when this package is about to compile."""
+    register: Any = event.register
+    register("numba:compile", NOTICE)
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Say nothing, because somebody else does."""
+    NOTICE.suspended += 1
+    try:
+        yield
+    finally:
+        NOTICE.suspended -= 1
+
+
+def quiet(on: bool = True) -> None:
+    """Say nothing on stderr while kernels are compiled; PROXFIELD_QUIET=1 does the same.
+
+    Args:
+        on: False: say it again.
+
+    Example:
+        >>> import proxfield as pf
+        >>> pf.quiet()
+        >>> pf.quiet(False)
+    """
+    NOTICE.quiet = on
+
+
+@contextmanager
+def compiled_kernels() -> Iterator[list[str]]:
+    """The names of this package's kernels that are compiled (not loaded) meanwhile."""
+    listener = _Names()
+    register: Any = event.register
+    unregister: Any = event.unregister
+    register("numba:compile", listener)
+    try:
+        yield listener.names
+    finally:
+        unregister("numba:compile", listener)
+
+
+class _Names(event.Listener):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.depth = 0
+
+    def on_start(self, event: Any) -> None:
+        if self.depth == 0 and _is_ours(event):
+            function = event.data["dispatcher"].py_func
+            self.names.append(f"{function.__module__}.{function.__qualname__}")
+        self.depth += 1
+
+    def on_end(self, event: Any) -> None:
+        self.depth -= 1

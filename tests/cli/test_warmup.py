@@ -1,0 +1,73 @@
+"""``proxfield warmup``: afterwards a first inference compiles nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import proxfield as pf
+from proxfield import warming
+from proxfield.errors import InputError
+
+FIRST = """
+import json
+import numpy as np
+import proxfield as pf
+from proxfield.compiled.notice import compiled_kernels
+from proxfield.generate import grid
+rng = np.random.default_rng(0)
+image = np.add.outer(np.arange(120), np.arange(160))[..., None] // [1, 2, 3] % 256
+with compiled_kernels() as names:
+    for labels in (21, 2):
+        p = rng.dirichlet(np.ones(labels), size=(120, 160))
+        pf.DenseCRF(image.astype(np.uint8), p).infer(max_iters=10).map_energy
+    for labels in (2, 3):
+        pf.infer(grid(20, 20, n_labels=labels), max_iters=100)
+print(json.dumps(names))
+"""
+
+
+def run(*args: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PROXFIELD_CACHE_DIR": str(cache), "NUMBA_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, *args], env=env, capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def test_a_first_inference_compiles_nothing_after_it(tmp_path: Path) -> None:
+    done = run("-m", "proxfield", "warmup", "--json", "--jobs", "2", cache=tmp_path)
+    data = json.loads(done.stdout)
+    assert data["kernels"] == sum(data["families"].values()) > 20
+    assert set(data["families"]) == set(warming.USUAL)
+    assert Path(data["kernel_folder"]).parent == tmp_path
+    for family, kernels in data["families"].items():
+        assert f"{family}: {kernels} kernels, " in done.stderr
+    assert json.loads(run("-c", FIRST, cache=tmp_path).stdout) == []
+    again = run("-m", "proxfield", "warmup", "--jobs", "1", cache=tmp_path)
+    assert again.stdout.startswith("0 kernels compiled in ")
+    assert again.stdout.rstrip().endswith(data["kernel_folder"])
+
+
+@pytest.mark.parametrize("jobs", [0, -1, 1.5, True])
+def test_jobs_are_checked(jobs: object) -> None:
+    with pytest.raises(InputError, match="jobs="):
+        pf.warmup(jobs=jobs)  # type: ignore[arg-type]
+
+
+def test_families_are_run_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, bool]] = []
+    families = {"a": lambda all: ran.append(("a", all)), "b": lambda all: ran.append(("b", all))}
+    monkeypatch.setattr(warming, "FAMILIES", families)
+    monkeypatch.setattr(warming, "USUAL", ("a",))
+    seen: list[str] = []
+    done = pf.warmup(jobs=1, progress=lambda family, kernels, seconds: seen.append(family))
+    assert (done.kernels, done.families, seen) == (0, {"a": 0}, ["a"])
+    assert pf.warmup(all=True, jobs=1).families == {"a": 0, "b": 0}
+    assert ran == [("a", False), ("a", True), ("b", True)]

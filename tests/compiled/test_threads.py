@@ -1,0 +1,155 @@
+"""Loops in shares: what is divided, how often it is called, and what happens when one fails."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import threading
+import time
+from importlib import import_module
+
+import numba
+import numpy as np
+import pytest
+
+import proxfield
+from proxfield.compiled import jit, threads
+
+
+@jit.parallel_kernel
+def double(x: np.ndarray, out: np.ndarray) -> None:
+    """Twice as much."""
+    n = len(x)
+    for i in numba.prange(n):
+        out[i] += 2 * x[i]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 100])
+def test_every_task_is_done_once(n: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "max_threads", lambda: 8)
+    x, out = np.arange(float(n)), np.zeros(n)
+    with threads.thread_count(count):
+        double(x, out)
+    assert out.tolist() == (2 * x).tolist()
+
+
+def test_a_kernel_is_compiled_once_for_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "max_threads", lambda: 8)
+    x = np.arange(5.0)
+    for count in (1, 2, 5):
+        with threads.thread_count(count):
+            double(x, np.zeros(5))
+    assert len(double.signatures) == 1  # numba's own attributes are there
+    assert double.__name__ == "double" and double.__doc__ == "Twice as much."
+    assert "parallel" not in double.targetoptions
+
+
+def test_shares_run_on_threads_of_their_own() -> None:
+    met = threading.Barrier(3, timeout=60)  # all three have to be there at the same time
+
+    def share(number: int, shares: int) -> None:
+        met.wait()
+
+    threads.run_shares(share, (), 3)
+
+
+def test_a_failure_is_raised_after_all_have_ended() -> None:
+    ended = []
+
+    def share(number: int, shares: int) -> None:
+        if number == 0:
+            raise MemoryError("no room")
+        time.sleep(0.05)
+        ended.append(number)
+
+    with pytest.raises(MemoryError, match="no room"):
+        threads.run_shares(share, (), 3)
+    assert sorted(ended) == [1, 2]
+    threads.run_shares(lambda *_: None, (), 3)  # the threads are still there
+
+
+def test_an_interrupt_waits_for_the_others() -> None:
+    ended = []
+
+    def share(number: int, shares: int) -> None:
+        if number == shares - 1:  # the caller's own
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+        ended.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.run_shares(share, (), 2)
+    assert ended == [0]
+
+
+def test_thread_count_is_put_back_and_belongs_to_its_thread() -> None:
+    before = threads.current_threads()
+    with pytest.raises(RuntimeError, match="inside"), threads.thread_count(1):
+        assert threads.current_threads() == 1
+        seen: list[int] = []
+        other = threading.Thread(target=lambda: seen.append(threads.current_threads()))
+        other.start()
+        other.join()
+        assert seen == [before]
+        raise RuntimeError("inside")
+    assert threads.current_threads() == before
+    with threads.thread_count(10**6):
+        assert threads.current_threads() == threads.max_threads()
+    with threads.thread_count(0):
+        assert threads.current_threads() == 1
+
+
+def two_loops(x: np.ndarray) -> None:
+    for i in numba.prange(len(x)):
+        for j in numba.prange(i):
+            x[j] = 1
+
+
+def result(x: np.ndarray) -> int:
+    for i in numba.prange(len(x)):
+        x[i] = 1
+    return 1
+
+
+def writes_first(x: np.ndarray) -> None:
+    x[0] = 1
+    for i in numba.prange(len(x)):
+        x[i] += 1
+
+
+def counts_first(x: np.ndarray) -> None:
+    n = len(x)
+    n += 1
+    for i in numba.prange(n):
+        x[i] += 1
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (two_loops, "more than one loop"),
+        (result, "last statement of result must be a loop"),
+        (writes_first, r"more before its loop .*'x\[0\] = 1'"),
+        (counts_first, "more before its loop"),
+    ],
+)
+def test_loops_that_cannot_be_shared_are_refused(function: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        threads.in_shares(function)  # type: ignore[arg-type]
+
+
+def test_all_kernels_of_the_package_can_be_shared() -> None:
+    count = 0
+    for folder in jit.SOURCES:
+        package = import_module(f"proxfield.{folder.replace('/', '.')}")
+        for info in pkgutil.iter_modules(package.__path__):
+            module = import_module(f"{package.__name__}.{info.name}")
+            for value in vars(module).values():
+                if isinstance(value, jit.ParallelKernel) and value.__module__ == module.__name__:
+                    names = list(inspect.signature(threads.in_shares(value._function)).parameters)
+                    assert names[-2:] == ["_share", "_shares"]
+                    count += 1
+    assert count > 20, proxfield.__file__
