@@ -148,12 +148,9 @@ def self_weights_star(
     row, weight, chunk = points.row, points.weight, points.chunk
     run, first, end = points.chunks
     corners = row.shape[1]
-    longest = 0
-    for v in range(len(start) - 1):
-        longest = max(longest, start[v + 1] - start[v])
     for c in numba.prange(len(chunk) - 1):
         blurred = np.zeros(len(start) - 1)
-        live = np.empty(corners * longest, np.int64)
+        live = np.empty(corners * (2 * corners + 1), np.int64)  # itself and all neighbors
         for r in range(run[c], run[c + 1]):
             for i in range(first[r], end[r]):
                 count = 0
