@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Floats
+from proxfield.common.arrays import Array, Floats
 from proxfield.errors import InputError, shown
 from proxfield.filters.plan import SMALLEST_MASS, check_features
 from proxfield.filters.registry import choose, make_filter
@@ -27,7 +27,7 @@ def gaussian_filter(
     filter: str = "auto",
     dtype: str | None = None,
     threads: int | None = None,
-) -> Floats:
+) -> Array:
     """Means of values over all points, weighted by a Gaussian of the distance of their features.
 
     out_i = Σ_j k_ij v_j / Σ_j k_ij with k_ij = exp(−½ ‖(f_i − f_j) / σ‖²). With positions as
@@ -57,7 +57,7 @@ def gaussian_filter(
         >>> place = np.arange(5.0)
         >>> near_and_alike = np.stack([place / 2.0, steps / 0.5], axis=-1)
         >>> gaussian_filter(steps, near_and_alike).round(2)  # noise goes, the edge stays
-        array([0.03, 0.04, 0.04, 5.05, 5.05])
+        array([0.03, 0.04, 0.03, 5.05, 5.05])
         >>> gaussian_filter(steps, place[:, None], at=[[2.5]], sigma=0.5).round(2)  # a blur
         array([2.54])
     """
@@ -66,7 +66,7 @@ def gaussian_filter(
 
         if dtype is not None or threads is not None:
             raise InputError(
-                "tensors are filtered in their type, on torch's threads; don't pass dtype or threads"
+                "tensors have their own type, and torch its threads: don't pass dtype or threads"
             )
         return filter_tensors(
             values, features, sigma=sigma, at=at, normalize=normalize, filter=filter
@@ -89,7 +89,7 @@ def gaussian_filter(
     here = slice(0, n) if others is None else slice(n, None)
     with _threads(threads):
         plan = make_filter(choose(filter, len(points)), points)
-        out = plan.apply(source)[here]
+        out: Floats = plan.apply(source)[here]
         if normalize:
             weight = np.zeros((len(points), 1))
             weight[:n] = 1.0
@@ -110,7 +110,7 @@ def read_values(values: ArrayLike, dtype: str | None) -> Floats:
         dtype = "float32" if single else "float64"
     elif dtype not in ("float32", "float64"):
         raise InputError(f'dtype={shown(dtype)}, expected "float32" or "float64"')
-    found = out.astype(dtype, copy=False)
+    found: Floats = out.astype(dtype, copy=False)
     if not np.isfinite(found).all():
         raise InputError(
             "values hold NaN or infinite numbers; leave these points out, and evaluate there by at="

@@ -340,8 +340,8 @@ if torch is not None and hasattr(torch.library, "custom_op"):
     define(
         "dense_energies",
         "(Tensor unary, Tensor[] features, Tensor tables, Tensor size, str normalization, "
-        "bool self_message, str filter, int max_iters, float tol, int keep_every, bool fixed_count, "
-        "float implicit_tol, float adjoint_tol, int adjoint_max_iters) "
+        "bool self_message, str filter, int max_iters, float tol, int keep_every, "
+        "bool fixed_count, float implicit_tol, float adjoint_tol, int adjoint_max_iters) "
         "-> (Tensor, Tensor, Tensor[])",
         _energies, _energies_shape, _context, _backward,
     )  # fmt: skip

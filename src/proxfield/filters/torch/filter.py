@@ -113,9 +113,11 @@ def apply_filter(features: Tensor, values: Tensor, filter: str = "exact") -> Ten
     return torch.ops.proxfield.gaussian_filter(features, values, filter)
 
 
-def _sigma(sigma: float | Sequence[float] | Tensor, count: int, like: Tensor) -> Tensor:
+def _sigma(sigma: float | Sequence[float] | Tensor, count: int, like: Tensor) -> float | Tensor:
+    if isinstance(sigma, (int, float)) and 0 < sigma < float("inf"):
+        return sigma  # as compilers follow it
     if not isinstance(sigma, torch.Tensor):
-        return torch.as_tensor(read_sigma(sigma, count), dtype=like.dtype, device=like.device)
+        return like.new_tensor(read_sigma(sigma, count).tolist())
     if sigma.ndim > 1 or (sigma.ndim == 1 and len(sigma) != count):
         raise InputError(
             f"sigma of shape {tuple(sigma.shape)}, expected a number or {count}, one per feature"
