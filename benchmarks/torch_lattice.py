@@ -31,8 +31,8 @@ from proxfield.torch import DenseCRF, clear_plans
 
 RESULTS = Path(__file__).parent / "results" / "torch_lattice.json"
 GENTLE = (1.0, 3.0)
-"""Weights for the comparison: with 3 and 10 whole regions are about to change their label, and there
-gradients are large and differ between any two kernels."""
+"""Weights for the comparison: with 3 and 10 whole regions are about to change their label, and
+there gradients are large and differ between any two kernels."""
 LEARNED = {"weights": ("weights",), "weights and bandwidths": ("weights", "bandwidths")}
 
 

@@ -59,7 +59,7 @@ def gaussian_filter(
         >>> gaussian_filter(steps, near_and_alike).round(2)  # noise goes, the edge stays
         array([0.03, 0.04, 0.03, 5.05, 5.05])
         >>> gaussian_filter(steps, place[:, None], at=[[2.5]], sigma=0.5).round(2)  # a blur
-        array([2.54])
+        array([2.55])
     """
     if type(values).__module__.partition(".")[0] == "torch":
         from proxfield.filters.torch.filter import gaussian_filter as filter_tensors
