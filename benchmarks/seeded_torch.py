@@ -150,7 +150,8 @@ def filtered(dtype: str) -> Record:
     features = tensor(rng.normal(size=(2, 40, 3)), DTYPES[dtype])
     values = tensor(rng.normal(size=(2, 40, 4)), DTYPES[dtype])
     pt.clear_plans()
-    return backward(pt.gaussian_filter(features, values), features=features, values=values)
+    out = pt.gaussian_filter(values, features, normalize=False, filter="exact", batch=True)
+    return backward(out, features=features, values=values)
 
 
 # ---- Triton's interpreter ----

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.errors import ProxfieldError as ProxfieldError
     from proxfield.errors import UnsupportedError as UnsupportedError
     from proxfield.field import Field as Field
+    from proxfield.filters.gaussian import gaussian_filter as gaussian_filter
+    from proxfield.images.bilateral import bilateral_filter as bilateral_filter
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.images.densecrf import DenseCRF as DenseCRF
     from proxfield.images.densecrf import DenseResult as DenseResult
@@ -74,6 +76,8 @@ _HOME = {
     "ProxfieldError": "errors",
     "UnsupportedError": "errors",
     "Field": "field",
+    "gaussian_filter": "filters.gaussian",
+    "bilateral_filter": "images.bilateral",
     "Custom": "rules.plan",
     "Kind": "rules.plan",
     "Order": "rules.plan",
@@ -153,6 +157,8 @@ __all__ = [
     "UnsupportedError",
     "Update",
     "__version__",
+    "bilateral_filter",
+    "gaussian_filter",
     "infer",
     "infer_many",
     "quiet",

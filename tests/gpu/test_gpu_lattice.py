@@ -19,6 +19,7 @@ from device_terms import (
 from proxfield.errors import InputError
 from proxfield.filters.geometry import SEPARABLE, STAR, Blur
 from proxfield.filters.reference import lattice_factors, lattice_matrix, suitable_blur
+from proxfield.filters.torch.lattice import DeviceLattice
 from proxfield.filters.triton import lattice_build, segments
 from proxfield.filters.triton.lattice import LatticePlan
 from proxfield.filters.triton.segments import SegmentSum
@@ -128,6 +129,20 @@ def test_symmetric_by_probes() -> None:
     u, v = (torch.rand(n, 3, device=DEVICE) for _ in range(2))
     a, b = (u.double() * plan.apply(v)).sum(0), (v.double() * plan.apply(u)).sum(0)
     np.testing.assert_allclose(a.cpu(), b.cpu(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_gradient_for_features(d: int) -> None:
+    """Σ_j k_ij (a_i·b_j + b_i·a_j) (f_j − f_i), with the reference's k."""
+    features = cloud(FEW, d) + 20.0
+    rng = np.random.default_rng(d)
+    a, b = rng.normal(size=(2, FEW, 3))
+    w = lattice_matrix(features) * (a @ b.T + b @ a.T)
+    expected = w @ features - w.sum(1, keepdims=True) * features
+    plan = DeviceLattice(torch.from_numpy(features).to(DEVICE))
+    found, totals = plan.pull(*(torch.from_numpy(x).to(DEVICE) for x in (a, b)))
+    np.testing.assert_allclose(found.cpu(), expected, rtol=0, atol=1e-10 * abs(expected).max())
+    np.testing.assert_allclose(totals.cpu(), w.sum(1, keepdims=True), rtol=0, atol=1e-11)
 
 
 def test_bad_and_empty_input() -> None:

@@ -17,6 +17,12 @@ from proxfield.filters.torch import plans  # noqa: E402
 SHAPES = [(1, 1), (1, 3), (3, 3)]
 
 
+def sums(features: Any, values: Any, filter: str = "exact") -> Any:
+    """Without a division; a batch, or one set of points."""
+    batch = values.ndim == 3
+    return pt.gaussian_filter(values, features, normalize=False, filter=filter, batch=batch)
+
+
 def points(device: str, own: int = 2, images: int = 2, n: int = 9, dtype: Any = None) -> Any:
     dtype = torch.float64 if dtype is None else dtype
     make = {"dtype": dtype, "device": device}
@@ -35,9 +41,9 @@ def test_values(device: str, own: int, images: int, blocked: bool, monkeypatch: 
         monkeypatch.setattr(plans, "MAX_STORED_WEIGHTS", 0)
         monkeypatch.setattr(plans, "BLOCK", 40)
     f, v = points(device, own, images)
-    assert torch.allclose(pt.gaussian_filter(f, v), kernel(f) @ v, atol=1e-12)
-    assert torch.allclose(pt.gaussian_filter(f[0], v[0]), kernel(f)[0] @ v[0], atol=1e-12)
-    single = pt.gaussian_filter(f.float(), v.float())
+    assert torch.allclose(sums(f, v), kernel(f) @ v, atol=1e-12)
+    assert torch.allclose(sums(f[0], v[0]), kernel(f)[0] @ v[0], atol=1e-12)
+    single = sums(f.float(), v.float())
     assert single.dtype == torch.float32
     assert torch.allclose(single.double(), kernel(f) @ v, atol=3e-3 if device == "cuda" else 1e-5)
 
@@ -50,7 +56,7 @@ def test_gradients(device: str, own: int, images: int, blocked: bool, monkeypatc
         monkeypatch.setattr(plans, "BLOCK", 40)
     f, v = points(device, own, images, n=5)
     inputs = (f.requires_grad_(), v.requires_grad_())
-    assert torch.autograd.gradcheck(pt.gaussian_filter, inputs)
+    assert torch.autograd.gradcheck(sums, inputs)
 
 
 def test_gradient_far_from_the_origin(device: str) -> None:
@@ -58,7 +64,7 @@ def test_gradient_far_from_the_origin(device: str) -> None:
     grads = []
     for shift in (0.0, 1e4):
         moved = (f + shift).requires_grad_()
-        pt.gaussian_filter(moved, v).square().sum().backward()
+        sums(moved, v).square().sum().backward()
         grads.append(moved.grad)
     assert torch.allclose(*grads, atol=1e-9)
 
@@ -68,7 +74,7 @@ def test_single_precision_gradient(device: str) -> None:
     grads = []
     for kind in (torch.float32, torch.float64):
         x = f.to(kind).requires_grad_()
-        pt.gaussian_filter(x, v.to(kind)).square().sum().backward()
+        sums(x, v.to(kind)).square().sum().backward()
         grads.append(x.grad.double())
     error = (grads[0] - grads[1]).norm() / grads[1].norm()
     assert error < (5e-3 if device == "cuda" else 1e-5)
@@ -77,13 +83,13 @@ def test_single_precision_gradient(device: str) -> None:
 def test_operator_is_well_formed(device: str) -> None:
     f, v = points(device, n=4)
     inputs = (f.requires_grad_(), v.requires_grad_())
-    torch.library.opcheck(torch.ops.proxfield.gaussian_filter, inputs)
+    torch.library.opcheck(torch.ops.proxfield.gaussian_filter, (*inputs, "exact"))
 
 
 def test_no_second_derivative_in_features(device: str) -> None:
     f, v = points(device)
     f.requires_grad_()
-    out = pt.gaussian_filter(f, v).square().sum()
+    out = sums(f, v).square().sum()
     (grad,) = torch.autograd.grad(out, f, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivatives"):
         grad.sum().backward()
@@ -93,7 +99,7 @@ def test_compiles_whole(device: str) -> None:
     f, v = points(device)
 
     def loss(f: Any, v: Any) -> Any:
-        return pt.gaussian_filter(2 * f, v).square().sum()
+        return sums(2 * f, v).square().sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     grads = []
@@ -107,19 +113,19 @@ def test_compiles_whole(device: str) -> None:
 def test_plans_are_shared_and_forgotten(device: str, monkeypatch: Any) -> None:
     made = []
     make = plans.make_plan
-    monkeypatch.setattr(plans, "make_plan", lambda f: made.append(1) or make(f))
+    monkeypatch.setattr(plans, "make_plan", lambda *a: made.append(1) or make(*a))
     pt.clear_plans()
     f, v = points(device)
     f.requires_grad_()
-    out = pt.gaussian_filter(f, pt.gaussian_filter(f, v))
+    out = sums(f, sums(f, v))
     out.sum().backward()
     assert len(made) == 1  # two applications forward, and all of the backward pass
     with torch.no_grad():
         f.data[0, 0, 0] += 1.0  # unseen by autograd
-        assert torch.allclose(pt.gaussian_filter(f, v), kernel(f) @ v)
+        assert torch.allclose(sums(f, v), kernel(f) @ v)
     assert len(made) == 2
     del f, out
-    pt.gaussian_filter(*points(device))
+    sums(*points(device))
     assert len(plans.PLANS.entries) == 1
 
 
@@ -127,10 +133,10 @@ def test_half_precision_and_autocast(device: str) -> None:
     f, v = points(device, n=300)
     f = 0.01 * f
     expected = kernel(f) @ v.abs()
-    half = pt.gaussian_filter(f.half(), v.abs().half())
+    half = sums(f.half(), v.abs().half())
     assert half.dtype == torch.float32
     with torch.autocast(device, dtype=torch.bfloat16):
-        out = pt.gaussian_filter(f.float(), v.abs().float())
+        out = sums(f.float(), v.abs().float())
     assert torch.allclose(out.double(), expected, rtol=1e-3)
 
 
@@ -144,17 +150,17 @@ def test_half_precision_and_autocast(device: str) -> None:
 )
 def test_shapes_are_checked(f: tuple[int, ...], v: tuple[int, ...], what: str) -> None:
     with pytest.raises(InputError, match=what):
-        pt.gaussian_filter(torch.zeros(f), torch.zeros(v))
+        sums(torch.zeros(f), torch.zeros(v))
 
 
 def test_whole_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="floating-point"):
-        pt.gaussian_filter(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, 1))
+        sums(torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, 1))
 
 
 def test_nothing_to_sum(device: str) -> None:
     empty = torch.zeros(2, 0, 3, device=device)
-    assert pt.gaussian_filter(torch.zeros(2, 0, 2, device=device), empty).shape == (2, 0, 3)
+    assert sums(torch.zeros(2, 0, 2, device=device), empty).shape == (2, 0, 3)
 
 
 def test_importing_proxfield_does_not_import_torch() -> None:

@@ -275,7 +275,7 @@ def test_operator_is_well_formed(device: str) -> None:
     size = torch.full((2, 1, 1), 0.8, **make).requires_grad_()
     for keep_every, implicit_tol in ((1, -1.0), (2, -1.0), (0, 1e-2)):
         limits = (keep_every, True, implicit_tol, 1e-10, 50)
-        given = (u, f, table, size, "symmetric", True, 50, 1e-4, *limits)
+        given = (u, f, table, size, "symmetric", True, "exact", 50, 1e-4, *limits)
         torch.library.opcheck(torch.ops.proxfield.dense_energies, given)
 
 
@@ -314,7 +314,7 @@ def test_no_second_derivatives(device: str) -> None:
 def test_plans_are_made_once_a_step(device: str, gradient: str, monkeypatch: Any) -> None:
     made = []
     make = plans.make_plan
-    monkeypatch.setattr(plans, "make_plan", lambda f: made.append(1) or make(f))
+    monkeypatch.setattr(plans, "make_plan", lambda *a: made.append(1) or make(*a))
     pt.clear_plans()
     image, logits = scene(device)
     layer = pt.DenseCRF(

@@ -39,6 +39,7 @@ def dense_energies(
     *,
     normalization: str = "symmetric",
     self_message: bool = True,
+    filter: str = "exact",
     step: float | None = None,
     max_iters: int = 10,
     tol: float = 1e-6,
@@ -61,6 +62,8 @@ def dense_energies(
         tables: M, weight times compatibility; must be symmetric.  # (terms, c, c)
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
+        filter: "exact", "lattice" or "auto". The gradient for features under a lattice is that
+            of the Gaussian it approximates (see `proxfield.filters.torch.lattice.Lattices`).
         step: Step of the updates; None: the certified one of each image.
         max_iters: Maximum number of iterations.
         tol: Change of q at which to stop; 0: never.
@@ -83,9 +86,9 @@ def dense_energies(
         adjoint_tol = 1e-10 if unary.dtype == torch.float64 else rough
     given = (unary, tables, *features)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    size = step_sizes(unary, features, tables, normalization, self_message, step)
+    size = step_sizes(unary, features, tables, normalization, self_message, filter, step)
     theta, facts, _ = torch.ops.proxfield.dense_energies(
-        unary, features, tables, size, normalization, self_message, max_iters, tol,
+        unary, features, tables, size, normalization, self_message, filter, max_iters, tol,
         keep_every if learns and gradient == "exact" else 0, torch.compiler.is_compiling(),
         implicit_tol if gradient == "implicit" else -1.0, adjoint_tol, adjoint_max_iters,
     )  # fmt: skip
@@ -99,12 +102,13 @@ def unrolled_energies(
     *,
     normalization: str = "symmetric",
     self_message: bool = True,
+    filter: str = "exact",
     step: float | None = None,
     max_iters: int = 10,
 ) -> Tensor:
     """The same updates in operations that autograd records: for comparison."""
-    operators = [differentiable(f, normalization, self_message) for f in features]
-    size = step_sizes(unary, features, tables, normalization, self_message, step)
+    operators = [differentiable(f, normalization, self_message, filter) for f in features]
+    size = step_sizes(unary, features, tables, normalization, self_message, filter, step)
     theta = unary
     for _ in range(max_iters):
         theta = moved(theta, _gradient(unary, operators, tables, softmax(theta)), size)
@@ -117,13 +121,14 @@ def step_sizes(
     tables: Tensor,
     normalization: str,
     self_message: bool,
+    filter: str,
     step: float | None,
 ) -> Tensor:
     """The step, or those that are certified, with their derivatives.  # (1, 1, 1) or (B, 1, 1)"""
     if step is not None:
         return unary.new_full((1, 1, 1), step)
     with plain_precision(unary):
-        ranges = [eigenvalue_range(f, normalization, self_message) for f in features]
+        ranges = [eigenvalue_range(f, normalization, self_message, filter) for f in features]
         return certified_step(curvature(ranges, tables, len(unary)))
 
 
@@ -157,11 +162,11 @@ def curvature(ranges: list[tuple[Tensor, Tensor]], tables: Tensor, images: int) 
 
 def _energies(
     unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, normalization: str,
-    self_message: bool, max_iters: int, tol: float, keep_every: int, fixed_count: bool,
+    self_message: bool, filter: str, max_iters: int, tol: float, keep_every: int, fixed_count: bool,
     *others: float,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     with plain_precision(unary):
-        operators = [PlannedOperator(f, normalization, self_message) for f in features]
+        operators = [PlannedOperator(f, normalization, self_message, filter) for f in features]
         found = fixed_point(
             lambda q: _gradient(unary, operators, tables, q), unary, size, max_iters, tol,
             keep_every,
@@ -181,7 +186,7 @@ def _most(max_iters: int, keep_every: int) -> int:
 
 def _energies_shape(
     unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, normalization: str,
-    self_message: bool, max_iters: int, tol: float, keep_every: int, *others: float,
+    self_message: bool, filter: str, max_iters: int, tol: float, keep_every: int, *others: float,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     kept = [unary.new_empty(unary.shape) for _ in range(_most(max_iters, keep_every))]
     return unary.new_empty(unary.shape), unary.new_empty(2, dtype=torch.float64, device="cpu"), kept
@@ -190,11 +195,12 @@ def _energies_shape(
 def _context(
     ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]
 ) -> None:
-    unary, features, tables, size, normalization, self_message, _, _, every, _, *limits = inputs
+    unary, features, tables, size, normalization, self_message, filter, *rest = inputs
+    _, _, every, _, *limits = rest
     theta, facts, kept = output
     ctx.save_for_backward(unary, tables, size, theta, facts, *features, *kept)
     ctx.terms = len(features)
-    ctx.options = (normalization, self_message, every, *limits)
+    ctx.options = (normalization, self_message, filter, every, *limits)
     ctx.mark_non_differentiable(facts, *kept)
     ctx.set_materialize_grads(False)  # no zeros for each θ that was kept
 
@@ -220,17 +226,17 @@ def _backward(ctx: AutogradContext, grad: Tensor | None, *_: Tensor) -> tuple[ob
         bool(wanted[3]),
     )
     given = to_features if learns else [None] * len(features)
-    return (to_unary, given, to_tables, to_size, *[None] * 9)
+    return (to_unary, given, to_tables, to_size, *[None] * 10)
 
 
 def _adjoint(
     grad: Tensor, theta: Tensor, facts: Tensor, kept: list[Tensor], unary: Tensor,
     features: list[Tensor], tables: Tensor, size: Tensor, normalization: str, self_message: bool,
-    keep_every: int, implicit_tol: float, adjoint_tol: float, adjoint_max_iters: int,
+    filter: str, keep_every: int, implicit_tol: float, adjoint_tol: float, adjoint_max_iters: int,
     learns: bool, sized: bool,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:  # fmt: skip
     with plain_precision(theta):
-        operators = [PlannedOperator(f, normalization, self_message) for f in features]
+        operators = [PlannedOperator(f, normalization, self_message, filter) for f in features]
         grad = torch.where(torch.isinf(theta), torch.zeros_like(grad), grad)
         sums = [FeatureGradient(operator) for operator in operators] if learns else []
         found = None
@@ -334,8 +340,8 @@ if torch is not None and hasattr(torch.library, "custom_op"):
     define(
         "dense_energies",
         "(Tensor unary, Tensor[] features, Tensor tables, Tensor size, str normalization, "
-        "bool self_message, int max_iters, float tol, int keep_every, bool fixed_count, "
-        "float implicit_tol, float adjoint_tol, int adjoint_max_iters) "
+        "bool self_message, str filter, int max_iters, float tol, int keep_every, "
+        "bool fixed_count, float implicit_tol, float adjoint_tol, int adjoint_max_iters) "
         "-> (Tensor, Tensor, Tensor[])",
         _energies, _energies_shape, _context, _backward,
     )  # fmt: skip
@@ -343,7 +349,7 @@ if torch is not None and hasattr(torch.library, "custom_op"):
         "dense_adjoint",
         "(Tensor grad, Tensor theta, Tensor facts, Tensor[] kept, Tensor unary, "
         "Tensor[] features, Tensor tables, Tensor size, str normalization, bool self_message, "
-        "int keep_every, float implicit_tol, float adjoint_tol, int adjoint_max_iters, "
+        "str filter, int keep_every, float implicit_tol, float adjoint_tol, int adjoint_max_iters, "
         "bool learns, bool sized) -> (Tensor, Tensor[], Tensor, Tensor)",
         _adjoint, _adjoint_shape, nothing_saved, refuse,
     )  # fmt: skip

@@ -6,7 +6,7 @@ that autograd, ``torch.compile`` and ``torch.export`` take it as one of their ow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NoReturn
 
@@ -14,51 +14,115 @@ from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
 from proxfield.devices.tensors import AutogradContext, Tensor, TorchDtype
 from proxfield.errors import InputError
+from proxfield.filters.gaussian import check_shapes, read_sigma
+from proxfield.filters.plan import SMALLEST_MASS
+from proxfield.filters.registry import choose
 from proxfield.filters.torch.plans import PLANS
 
 Function = Callable[..., object]
 
 
-def gaussian_filter(features: Tensor, values: Tensor) -> Tensor:
-    """out_i = Σ_j exp(−½‖f_i − f_j‖²) v_j, differentiable in both.
+def gaussian_filter(
+    values: Tensor,
+    features: Tensor,
+    *,
+    sigma: float | Sequence[float] | Tensor = 1.0,
+    at: Tensor | None = None,
+    normalize: bool = True,
+    filter: str = "auto",
+    batch: bool = False,
+) -> Tensor:
+    """`proxfield.gaussian_filter` for tensors: differentiable in values, features and sigma.
 
-    With a the gradient that comes in, the gradient for the values is the same filter, K a, since K
-    is symmetric; that for the features is −Σ_j k_ij (f_i − f_j) (a_i·v_j + v_i·a_j). Nothing of
-    size n² is kept where it would be large. There are no second derivatives with respect to the
-    features.
+    out_i = Σ_j k_ij v_j / Σ_j k_ij with k_ij = exp(−½ ‖(f_i − f_j) / σ‖²). For the sums, with a
+    the gradient that comes in, the gradient for the values is the same filter, K a, since K is
+    symmetric with both filters; that for the features is −Σ_j k_ij (f_i − f_j) (a_i·v_j + v_i·a_j).
+    The exact filter gives both exactly. With the lattice the former is exact, and the latter is the
+    derivative of the Gaussian that the lattice approximates, with its sums computed by the lattice.
+    Nothing of size n² is kept where it would be large. There are no second derivatives with respect
+    to the features.
 
     Args:
-        features: In units of standard deviations; one set of points for all images, or one for
-            each.  # (n, d), (1, n, d) or (B, n, d)
-        values: # (n, c) or (B, n, c)
+        values: One number per point, or several channels.  # (*points) or (*points, channels)
+        features: Where each point lies.  # (*points, features)
+        sigma: Standard deviation in units of the features: one number, or one per feature; a
+            tensor gets a gradient.
+        at: Where to evaluate: features of other points; None: at the points themselves.
+            # (*others, features)
+        normalize: Divide by Σ_j k_ij; otherwise the sums are returned.
+        filter: "exact" (all pairs), "lattice" (permutohedral, for many points) or "auto": exact up
+            to 2000 points on the CPU, and on a GPU up to what takes 0.25 s.
+        batch: The first axis of all tensors is that of images, which don't see each other; features
+            and ``at`` may have 1 there, to be shared by all.
 
     Returns:
-        The sums, in the type of the values (float32 for half precision). On a CUDA device float32
-        has errors of about 1e-4 of Σ_j k_ij |v_j|, float64 is exact but slow; on the CPU both are
-        exact.  # (n, c) or (B, n, c)
+        In the type of the values (float32 for half precision). On a CUDA device the exact filter
+        has errors of about 1e-4 of Σ_j k_ij |v_j| in float32; float64 is exact but slow.
+        # (*points[, channels])
 
     Example:
         >>> f = torch.tensor([[0.0], [1.0]])  # doctest: +SKIP
-        >>> gaussian_filter(f, torch.tensor([[1.0], [0.0]]))  # doctest: +SKIP
-        tensor([[1.0000], [0.6065]])
+        >>> gaussian_filter(torch.tensor([1.0, 0.0]), f, normalize=False)  # doctest: +SKIP
+        tensor([1.0000, 0.6065])
     """
     need_torch()
-    if not (features.is_floating_point() and values.is_floating_point()):
-        raise InputError("features and values must be floating-point tensors")
-    if features.device != values.device:
-        raise InputError(f"features are on {features.device}, values on {values.device}")
-    alone = values.ndim == 2
-    f = features[None] if features.ndim == 2 else features
-    v = values[None] if alone else values
-    fits = f.ndim == 3 and v.ndim == 3 and f.shape[1] == v.shape[1] and f.shape[2] > 0
-    if not fits or f.shape[0] not in (1, v.shape[0]):
+    named = {"values": values, "features": features, "at": at}
+    tensors = {name: x for name, x in named.items() if x is not None}
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            raise InputError(f"{name} must be a floating-point tensor")
+        if x.device != values.device:
+            raise InputError(f"{name} on {x.device}, values on {values.device}")
+    choose(filter, 0)
+    if not batch:
+        tensors = {name: x[None] for name, x in tensors.items()}
+    kind = working_dtype(values.dtype)
+    v, *where = (x.to(kind) for x in tensors.values())
+    images = [len(x) for x in (v, *where) if x.ndim] if batch else [1]
+    if any(b not in (1, len(v)) for b in images) or any(x.ndim < 2 for x in where):
+        shapes = ", ".join(f"{name} of shape {tuple(x.shape)}" for name, x in tensors.items())
+        raise InputError(f"{shapes} with batch=True, expected as many images as values, or 1")
+    shape = check_shapes(*(tuple(x.shape[1:]) for x in (v, *where)), *[None] * (at is None))
+    d = where[0].shape[-1]
+    width = _sigma(sigma, d, v)
+    f = [x.reshape(len(x), -1, d) / width for x in where]
+    v = v.reshape(len(v), f[0].shape[1], -1 if v.numel() else v.shape[-1])
+    n = v.shape[1]
+    if normalize:
+        v = torch.cat([v, v.new_ones((len(v), n, 1))], dim=-1)
+    if at is not None:
+        most = max(len(x) for x in f)
+        f = [torch.cat([x.expand(most, -1, -1) for x in f], dim=1)]
+        v = torch.cat([v, v.new_zeros((len(v), f[0].shape[1] - n, v.shape[-1]))], dim=1)
+    out = apply_filter(f[0], v, filter)
+    if at is not None:
+        out = out[:, n:]
+    if normalize:
+        out = out[..., :-1] / (out[..., -1:] + SMALLEST_MASS)
+    return out.reshape(len(out), *shape) if batch else out.reshape(shape)
+
+
+def apply_filter(features: Tensor, values: Tensor, filter: str = "exact") -> Tensor:
+    """K @ values over points in units of standard deviations, as autograd records it.
+
+    Args:
+        features: # (B, n, d), or (1, n, d) if all images share them
+        values: In the type of the features.  # (B, n, c)
+        filter: "exact", "lattice" or "auto".
+    """
+    return torch.ops.proxfield.gaussian_filter(features, values, filter)
+
+
+def _sigma(sigma: float | Sequence[float] | Tensor, count: int, like: Tensor) -> float | Tensor:
+    if isinstance(sigma, (int, float)) and 0 < sigma < float("inf"):
+        return sigma  # as compilers follow it
+    if not isinstance(sigma, torch.Tensor):
+        return like.new_tensor(read_sigma(sigma, count).tolist())
+    if sigma.ndim > 1 or (sigma.ndim == 1 and len(sigma) != count):
         raise InputError(
-            f"features of shape {tuple(features.shape)} and values of shape "
-            f"{tuple(values.shape)}, expected ([images,] n, d) and ([images,] n, c)"
+            f"sigma of shape {tuple(sigma.shape)}, expected a number or {count}, one per feature"
         )
-    kind = working_dtype(v.dtype)
-    out = torch.ops.proxfield.gaussian_filter(f.to(kind), v.to(kind))
-    return out[0] if alone else out
+    return sigma.to(like)  # above 0 is the caller's business: looking would wait for the device
 
 
 def working_dtype(dtype: TorchDtype) -> TorchDtype:
@@ -72,41 +136,59 @@ def plain_precision(tensor: Tensor) -> AbstractContextManager[object]:
     return off
 
 
-def _filter(features: Tensor, values: Tensor) -> Tensor:
+def _filter(features: Tensor, values: Tensor, filter: str) -> Tensor:
     with plain_precision(values):
         if values.numel() == 0:
             return torch.zeros_like(values)
-        return PLANS.get(features).apply(values)
+        return PLANS.get(features, filter).apply(values)
 
 
-def _filter_shape(features: Tensor, values: Tensor) -> Tensor:
+def _filter_shape(features: Tensor, values: Tensor, filter: str) -> Tensor:
     return values.new_empty(values.shape)
 
 
-def _filter_context(ctx: AutogradContext, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _filter_context(
+    ctx: AutogradContext, inputs: tuple[Tensor, Tensor, str], output: Tensor
+) -> None:
+    features, values, ctx.filter = inputs
+    ctx.save_for_backward(features, values)
 
 
-def _filter_backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _filter_backward(
+    ctx: AutogradContext, grad: Tensor
+) -> tuple[Tensor | None, Tensor | None, None]:
     features, values = ctx.saved_tensors
     to_features = to_values = None
     if ctx.needs_input_grad[0]:
-        to_features = torch.ops.proxfield.gaussian_filter_pull(features, grad, values)
+        to_features = torch.ops.proxfield.gaussian_filter_pull(features, grad, values, ctx.filter)
     if ctx.needs_input_grad[1]:
-        to_values = torch.ops.proxfield.gaussian_filter(features, grad)
-    return to_features, to_values
+        to_values = torch.ops.proxfield.gaussian_filter(features, grad, ctx.filter)
+    return to_features, to_values, None
 
 
-def _pull(features: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _pull(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
     """The gradient of Σ_ij k_ij a_i·b_j with respect to the features."""
     with plain_precision(features):
         if a.numel() == 0:
             return torch.zeros_like(features)
-        return PLANS.get(features).pull(a, b)[0]
+        return PLANS.get(features, filter).pull(a, b)[0]
 
 
-def _pull_shape(features: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _pull_shape(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
     return features.new_empty(features.shape)
+
+
+def _diagonal(features: Tensor, filter: str) -> Tensor:
+    """K_ii; a constant to autograd, as a Gaussian's is.  # (B, n, d) -> (B, n)"""
+    return PLANS.get(features, filter).diagonal().to(features.dtype, copy=True)
+
+
+def _diagonal_shape(features: Tensor, filter: str) -> Tensor:
+    return features.new_empty(features.shape[:2])
+
+
+def _no_gradient(ctx: AutogradContext, grad: Tensor) -> tuple[None, None]:
+    return None, None
 
 
 def refuse(ctx: AutogradContext, *grads: Tensor) -> NoReturn:
@@ -132,10 +214,14 @@ def nothing_saved(ctx: AutogradContext, inputs: tuple[object, ...], output: obje
 
 if torch is not None and hasattr(torch.library, "custom_op"):
     define(
-        "gaussian_filter", "(Tensor features, Tensor values) -> Tensor",
+        "gaussian_filter", "(Tensor features, Tensor values, str filter) -> Tensor",
         _filter, _filter_shape, _filter_context, _filter_backward,
     )  # fmt: skip
     define(
-        "gaussian_filter_pull", "(Tensor features, Tensor a, Tensor b) -> Tensor",
+        "gaussian_filter_pull", "(Tensor features, Tensor a, Tensor b, str filter) -> Tensor",
         _pull, _pull_shape, nothing_saved, refuse,
+    )  # fmt: skip
+    define(
+        "gaussian_diagonal", "(Tensor features, str filter) -> Tensor",
+        _diagonal, _diagonal_shape, nothing_saved, _no_gradient,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor
 from proxfield.filters.operator import Operator as Operator
 from proxfield.filters.plan import SMALLEST_MASS, Plan
-from proxfield.filters.torch.filter import gaussian_filter
+from proxfield.filters.torch.filter import apply_filter
 from proxfield.filters.torch.plans import PLANS
 
 CHANNELS = 64
@@ -20,13 +20,16 @@ class PlannedOperator(Operator):
         features: # (Bf, n, d)
         normalization: As for `Operator`.
         self_message: As for `Operator`.
+        filter: "exact", "lattice" or "auto".
     """
 
     plan: Plan
 
-    def __init__(self, features: Tensor, normalization: str, self_message: bool) -> None:
+    def __init__(
+        self, features: Tensor, normalization: str, self_message: bool, filter: str = "exact"
+    ) -> None:
         self.shape = features.shape
-        super().__init__(PLANS.get(features), normalization, self_message)
+        super().__init__(PLANS.get(features, filter), normalization, self_message)
 
     def pull(self, v: Tensor, b: Tensor) -> Tensor:
         """The gradient of Σ_ij a_ij v_i·b_j with respect to the features, masses included.
@@ -61,14 +64,15 @@ class FeatureGradient:
         """One more pair.  # (B, n, c), (B, n, c)"""
         self.waiting.append((v, b))
         shared = len(v) // self.operator.shape[0]  # images whose values are channels of one
-        if len(self.waiting) * shared * v.shape[-1] > CHANNELS - shared * v.shape[-1]:
+        many = len(self.waiting) * shared * v.shape[-1] > CHANNELS - shared * v.shape[-1]
+        if many or self.operator.plan.name != "exact":  # no weights that could be shared
             self._flush()
 
     def total(self) -> Tensor:
         """The sum of all.  # (Bf, n, d)"""
         self._flush()
         operator = self.operator
-        if operator.mass is None:  # the diagonal of K is 1, whatever the features
+        if operator.mass is None:  # a Gaussian's diagonal is 1, whatever the features
             return self.to_features
         return (
             self.to_features + operator.plan.pull(self.to_mass, torch.ones_like(operator.mass))[0]
@@ -78,7 +82,9 @@ class FeatureGradient:
         if not self.waiting:
             return
         operator, plan = self.operator, self.operator.plan
-        v, b = (torch.cat(x, dim=-1) for x in zip(*self.waiting, strict=True))
+        v, b = self.waiting[0]
+        if len(self.waiting) > 1:
+            v, b = (torch.cat(x, dim=-1) for x in zip(*self.waiting, strict=True))
         self.waiting = []
         left, right = v, b
         if operator.pair:
@@ -97,8 +103,9 @@ class FeatureGradient:
             seen = plan.apply(torch.cat([b, v], dim=-1))
             to_scale = self._per_points(v * seen[..., :c] + b * seen[..., c:])
             to_mass = -to_scale * operator.scale / operator.mass
-        if not operator.self_message:  # −a_ii v_i·b_i with a_ii = 1/n_i
-            to_mass = to_mass + self._per_points(v * b) / operator.mass**2
+        if not operator.self_message:  # −a_ii v_i·b_i with a_ii = k_ii/n_i
+            own = plan.diagonal()[..., None]
+            to_mass = to_mass + own * self._per_points(v * b) / operator.mass**2
         self.to_mass = self.to_mass + to_mass
 
     def _per_points(self, x: Tensor) -> Tensor:
@@ -112,16 +119,17 @@ class RecordedPlan:
 
     Args:
         features: # (Bf, n, d)
+        filter: "exact", "lattice" or "auto".
     """
 
     single = False
 
-    def __init__(self, features: Tensor) -> None:
-        self.features = features
+    def __init__(self, features: Tensor, filter: str = "exact") -> None:
+        self.features, self.filter = features, filter
 
     def apply(self, values: Tensor) -> Tensor:
         """K @ values.  # (B, n, c)"""
-        return gaussian_filter(self.features, values)
+        return apply_filter(self.features, values, self.filter)
 
     def ones(self) -> Tensor:
         """# (Bf, n, 1)"""
@@ -129,23 +137,27 @@ class RecordedPlan:
 
     def diagonal(self) -> Tensor:
         """# (Bf, n)"""
-        return self.ones()[..., 0]
+        if self.filter == "exact":
+            return self.ones()[..., 0]
+        return torch.ops.proxfield.gaussian_diagonal(self.features, self.filter)
 
     def mass(self) -> Tensor:
         """# (Bf, n, 1)"""
         return self.apply(self.ones()) + SMALLEST_MASS
 
 
-def differentiable(features: Tensor, normalization: str, self_message: bool) -> Operator:
+def differentiable(
+    features: Tensor, normalization: str, self_message: bool, filter: str = "exact"
+) -> Operator:
     """The operator in operations that autograd records.  # features: (Bf, n, d)"""
-    return Operator(RecordedPlan(features), normalization, self_message)
+    return Operator(RecordedPlan(features, filter), normalization, self_message)
 
 
 def eigenvalue_range(
-    features: Tensor, normalization: str, self_message: bool
+    features: Tensor, normalization: str, self_message: bool, filter: str = "exact"
 ) -> tuple[Tensor, Tensor]:
     """`Operator.range` in differentiable operations.  # (Bf, n, d) -> (Bf,), (Bf,)"""
     if normalization == "symmetric" and self_message:  # nothing of the features in it
         zero = features.new_zeros(len(features))
         return zero, zero + 1
-    return differentiable(features, normalization, self_message).range()
+    return differentiable(features, normalization, self_message, filter).range()

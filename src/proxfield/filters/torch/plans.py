@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from proxfield.devices.cuda import torch, triton
 from proxfield.devices.tensors import Tensor, TorchDtype
 from proxfield.filters.plan import Plan
+from proxfield.filters.registry import choose
 
 MAX_STORED_WEIGHTS = 1 << 25
 """Weights up to which a plain plan keeps them all (128 MB in float32)."""
@@ -202,12 +203,16 @@ def make_plan(
     """A plan over tensors.
 
     Args:
-        features: Features in units of standard deviations.  # (n, d), or (Bf, n, d) for "exact"
+        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
         kind: "exact" or "lattice".
         tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
         dtype: Type in which the exact filter computes without them; the features' by default.
         tolerance: Pairs with a smaller weight may be left out by Triton's kernels.
     """
+    if kind == "lattice" and features.ndim == 3:
+        from proxfield.filters.torch.lattice import Lattices
+
+        return Lattices(features)
     if kind == "lattice":
         from proxfield.filters.triton.lattice import LatticePlan
 
@@ -221,6 +226,24 @@ def make_plan(
     return ExactPlan(features, tolerance)
 
 
+def resolve(name: str, features: Tensor) -> str:
+    """ "auto" resolved to "exact" or "lattice", by the device and the number of points.
+
+    As for a `proxfield.Gaussian` term on the CPU and on CUDA; elsewhere always exact.
+
+    Args:
+        name: "auto", "exact" or "lattice".
+        features: # (Bf, n, d)
+    """
+    if name != "auto":
+        return choose(name, features.shape[1])
+    if features.device.type not in ("cpu", "cuda") or not len(features):
+        return "exact"
+    from proxfield.filters.triton.plans import choose_kind
+
+    return choose_kind(name, features[0], features.dtype == torch.float64)
+
+
 class Remembered:
     """Plans by the features they were made for, as long as those live.
 
@@ -231,15 +254,16 @@ class Remembered:
     def __init__(self) -> None:
         self.entries: list[tuple[Tensor, Tensor, Plan]] = []
 
-    def get(self, features: Tensor) -> Plan:
-        """The plan for these features."""
+    def get(self, features: Tensor, name: str = "exact") -> Plan:
+        """The plan for these features, with the filter of this name."""
+        kind = resolve(name, features)
         alive = [e for e in self.entries if not e[0].expired()]
         for k, (_, held, plan) in enumerate(alive):
-            if self._same(held, features):
+            if plan.name == kind and self._same(held, features):
                 alive.append(alive.pop(k))  # the latest used last
                 self.entries = alive
                 return plan
-        plan = make_plan(features)
+        plan = make_plan(features, kind)
         owner = torch.multiprocessing.reductions.StorageWeakRef(features.untyped_storage())
         alive.append((owner, features.clone(), plan))
         while len(alive) > 1 and sum(p.nbytes for *_, p in alive) > CACHE_BYTES:
