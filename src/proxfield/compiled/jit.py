@@ -184,7 +184,8 @@ class Helper(CPUDispatcher):
 def _helper(function: Callable[..., Any], **options: Any) -> Any:
     options |= {"no_cpython_wrapper": True, **OPTIONS}
     out: Any = numba.njit(**options)(function)
-    out.__class__ = Helper  # without the wrapper a call from Python would end the process
+    if isinstance(out, CPUDispatcher):  # it isn't under NUMBA_DISABLE_JIT
+        out.__class__ = Helper  # without the wrapper a call from Python would end the process
     return out
 
 
