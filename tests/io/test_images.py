@@ -222,11 +222,20 @@ def test_shares_in_whole_numbers(tmp_path: Path, dtype: Any, first: bool, rounde
 
 
 def test_whole_numbers_that_are_no_probabilities(tmp_path: Path) -> None:
-    for values in (RGB, RGB[..., 0], RGB.astype(np.int64), np.zeros((4, 5, 3), dtype=np.uint8)):
+    for values in (RGB, RGB.astype(np.int64), np.zeros((4, 5, 3), dtype=np.uint8)):
         np.save(tmp_path / "x.npy", values)
         assert "expected probabilities as floats" in error(read_probabilities, tmp_path / "x.npy")
     Image.fromarray(RGB).save(tmp_path / "x.png")
-    assert "is no numpy array" in error(read_probabilities, tmp_path / "x.png")
+    assert "is no gray picture" in error(read_probabilities, tmp_path / "x.png")
+
+
+def test_masks_in_whole_numbers(tmp_path: Path) -> None:
+    gray = RGB[..., 0]
+    np.save(tmp_path / "x.npy", gray)
+    Image.fromarray(gray).save(tmp_path / "x.png")
+    Image.fromarray(gray.astype(np.uint16) * 257).save(tmp_path / "y.png")
+    for name in ("x.npy", "x.png", "y.png"):
+        np.testing.assert_allclose(read_probabilities(tmp_path / name), gray / 255, rtol=1e-6)
 
 
 def test_bad_ways_to_write_probabilities(tmp_path: Path) -> None:
