@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from proxfield.cli.refine_run import Work
+    from proxfield.cli.refine_one import Work
 
 FAILED = 1
 AXES = {"auto": "auto", "first": 0, "last": -1, "none": None}
@@ -326,7 +326,7 @@ def command(
 
 def prepare(kind: str, options: Record) -> tuple[str, str, Work]:
     """What is known about pixels, the option that says so, and the work; all checked."""
-    from proxfield.cli.refine_run import Work
+    from proxfield.cli.refine_one import Work
     from proxfield.cli.running import check_device, check_limits, prepare_rule
 
     probs, labels = options["probs"], options["labels"]

@@ -1,29 +1,22 @@
-"""The work of ``proxfield refine``: one image, many images, and memory for them."""
+"""The work of ``proxfield refine``: many images, several at once, and memory for them."""
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxfield.cli.pool import import_joblib, run_in_processes
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
+from proxfield.cli.refine_one import Work, refine_one
 from proxfield.common.interrupts import deferred
 from proxfield.common.records import Record
-from proxfield.errors import InputError, ProxfieldError
-from proxfield.io.files import display_name
+from proxfield.errors import ProxfieldError
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow
-
-if TYPE_CHECKING:
-    from proxfield.common.arrays import Pixels
-    from proxfield.images.densecrf import DenseCRF
-    from proxfield.inference.history import Callback
 
 SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
@@ -32,94 +25,6 @@ PIXEL_BYTES = 650
 PROCESS_BYTES = 300 * 2**20
 """Memory that an image takes for each pixel and label, for each pixel, and in any case: measured
 on images of 0.3 megapixels with 3 and with 21 labels."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What to do with each pair; it travels to other processes."""
-
-    kind: str = "labels"
-    """"labels" or "probabilities": the output."""
-    from_labels: Record | None = None
-    """Options for label maps; None: the input is probabilities."""
-    build: Record = field(default_factory=dict)
-    run: Record = field(default_factory=dict)
-    dtype: str = "float32"
-    names: tuple[str, ...] | None = None
-
-
-# ---- one image ----
-
-
-def refine_one(pair: Pair, work: Work, callback: Callback | None = None) -> Record:
-    """Refine one image and write the result; a failure becomes an entry of the record."""
-    from proxfield.cli.signals import interrupted
-
-    name = display_name(pair.image)
-    record: Record = {"image": name, "error": None, "notes": []}
-    try:
-        record.update(_refine(pair, work, callback, record["notes"]))
-    except Exception as error:
-        if interrupted():  # what a library made of Ctrl-C
-            raise KeyboardInterrupt from error
-        record["error"] = _explain(error, name)
-    return record
-
-
-def _explain(error: Exception, name: str) -> str:
-    """Why an image failed, in one line; unexpected errors are raised for debugging."""
-    from proxfield.cli.main import describe
-
-    if isinstance(error, InputError):
-        return str(error) if error.path is not None else f"{name}: {error.message}"
-    if isinstance(error, (ProxfieldError, OSError, MemoryError)):
-        return f"{name}: {describe(error)}"
-    # one image in a thousand must not end the run
-    if os.environ.get("PROXFIELD_DEBUG", "0") not in ("", "0"):
-        raise error
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{name}: {what}; this is a bug, PROXFIELD_DEBUG=1 shows more"
-
-
-def _refine(pair: Pair, work: Work, callback: Callback | None, notes: list[str]) -> Record:
-    from proxfield.io.images import read_image, write_labels, write_probabilities
-    from proxfield.io.overlay import write_overlay
-
-    image = read_image(pair.image, notes)
-    crf, palette = _build(pair, work, image)
-    if pair.overlay is not None and len(crf.pixels) != 2:
-        raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
-    result = crf.infer(**work.run, callback=callback)
-    if result.status.name == "INTERRUPTED":  # never pass for finished
-        raise KeyboardInterrupt
-    target = pair.targets[0 if len(crf.pixels) == 2 else -1]
-    if pair.overlay is not None:  # first: the result says that all is there
-        write_overlay(pair.overlay, image, result.labels, palette=palette, names=work.names)
-    if work.kind == "labels":
-        write_labels(target, result.labels, crf.n_labels, palette=palette)
-    else:
-        write_probabilities(target, result.probabilities, dtype=work.dtype)
-    return {
-        "output": str(target),
-        "overlay": None if pair.overlay is None else str(pair.overlay),
-        "pixels": list(crf.pixels),
-        "n_labels": crf.n_labels,
-        "status": result.status.label,
-        "iterations": result.iterations,
-        "free_energy": result.free_energy,
-        "seconds": result.seconds,
-    }
-
-
-def _build(pair: Pair, work: Work, image: Pixels) -> tuple[DenseCRF, list[int] | None]:
-    """The field of one image, and the palette of its label map."""
-    from proxfield.images.densecrf import DenseCRF
-    from proxfield.io.images import read_labels, read_probabilities
-
-    if work.from_labels is None:
-        return DenseCRF(image, read_probabilities(pair.unary), **work.build), None
-    labels, palette = read_labels(pair.unary)
-    return DenseCRF.from_labels(image, labels, **work.from_labels, **work.build), palette
 
 
 # ---- memory ----
