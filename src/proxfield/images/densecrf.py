@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from proxfield.common.arrays import Floats
 from proxfield.errors import InputError, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
+from proxfield.filters.points import PixelPoints
 from proxfield.images.pixels import (
     channels_last,
     check_size,
@@ -27,7 +28,6 @@ from proxfield.images.pixels import (
     find_axes,
     into_energies,
     numbers,
-    pixel_features,
     place,
     rows,
     widths,
@@ -140,7 +140,7 @@ class DenseCRF(Field):
         scale = widths(spacing, len(self.pixels), "spacing", "axis")
         if spatial_weight != 0:
             sigma = widths(spatial_sigma, len(self.pixels), "spatial_sigma", "axis")
-            places = pixel_features(self.pixels, scale / sigma)
+            places = PixelPoints(self.pixels, scale / sigma)
             self.add(Gaussian(places, spatial_weight, **shared))
         if bilateral_weight != 0 and pixels is not None:
             sigma = widths(bilateral_sigma, len(self.pixels), "bilateral_sigma", "axis")
@@ -148,7 +148,7 @@ class DenseCRF(Field):
             if bilateral_color is None:
                 bilateral_color = color_bandwidth(pixels)
             color = widths(bilateral_color, channels.shape[-1], "bilateral_color", "channel")
-            seen = pixel_features(self.pixels, scale / sigma, channels, color)
+            seen = PixelPoints(self.pixels, scale / sigma, channels, color)
             self.add(Gaussian(seen, bilateral_weight, **shared))
         if cooccurrence is not None:
             self.add(_cooccurrence_term(cooccurrence, self.n_vars, self.n_labels))
@@ -318,7 +318,7 @@ class DenseResult(Result):
     @cached_property
     def labels(self) -> Ints:
         """The most probable label of each pixel.  # (*pixels)"""
-        return self.field.layout.best_labels(self.q).reshape(self.field.pixels)
+        return self._most_probable().reshape(self.field.pixels)
 
     @cached_property
     def map_labels(self) -> Ints:
