@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_dense import made_image
 
 import proxfield as pf
+import proxfield.torch as pf_torch
+from gpu_dense import made_image
 
 
 def softmaps(height: int, width: int, labels: int) -> np.ndarray:
@@ -116,8 +117,14 @@ def main() -> None:
 
             whole = times(call, options.repeats)
             build = times(lambda i=image, p=p, f=filter: pf.DenseCRF(i, p, filter=f), 5)
+            there = [torch.from_numpy(x).cuda() for x in (image, p)]
+            tensors = times(
+                lambda t=there, f=filter: pf_torch.refine(*t, filter=f, max_iters=options.updates),
+                options.repeats,
+            )
             lines.append(
                 {
+                    "tensors ms": float(np.median(tensors)), "tensors fastest": tensors[0],
                     "image": name, "filter": filter, "ms": float(np.median(whole)),
                     "fastest": whole[0], "slowest": whole[-1], "building": build[2],
                 }

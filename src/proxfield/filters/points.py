@@ -69,26 +69,26 @@ class PixelPoints(Points):
 
     def along(self, axis: int) -> Doubles:
         """The feature that positions along an axis are.  # (pixels[axis],)"""
-        return np.arange(self.pixels[axis]) * self.scale[axis]
+        return np.asarray(np.arange(self.pixels[axis]) * self.scale[axis])
 
     def array(self) -> Doubles:
         k = len(self.pixels)
         out = np.empty((*self.pixels, self.shape[1]))
         for axis in range(k):
             out[..., axis] = self.along(axis).reshape(-1, *[1] * (k - 1 - axis))
-        if self.channels is not None:
+        if self.channels is not None and self.color is not None:
             out[..., k:] = self.channels
             out[..., k:] /= self.color
         return out.reshape(self.shape)
 
     @cached_property
-    def bounded(self) -> bool:  # type: ignore[override]
+    def bounded(self) -> bool:
         ends: list[float] = [0.0]
         with np.errstate(over="ignore"):
             ends += [float((n - 1) * s) for n, s in zip(self.pixels, self.scale, strict=True)]
-            if self.channels is not None and self.channels.size:
-                low, high = _range(self.channels)
-                ends += [float(x) for c in (() if self.color is None else self.color) for x in (low / c, high / c)]
+            if self.channels is not None and self.color is not None and self.channels.size:
+                bounds = _range(self.channels)
+                ends += [float(x / c) for c in self.color for x in bounds]
         return bool(np.isfinite(ends).all()) and max(ends) - min(ends) <= MAX_SPAN
 
 

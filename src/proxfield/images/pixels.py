@@ -201,9 +201,10 @@ def into_energies(
                 f"probabilities of pixel {place(pixels, at)} are all 0, expected one above 0"
             )
         p /= sums[:, None]
-    elif _off_one(p) > TOLERANCE - ROUGH and (
-        np.abs((sums := p.sum(axis=1, dtype=np.float64)) - 1) > TOLERANCE
-    ).any():
+    elif (
+        _off_one(p) > TOLERANCE - ROUGH
+        and (np.abs((sums := p.sum(axis=1, dtype=np.float64)) - 1) > TOLERANCE).any()
+    ):
         at = int((np.abs(sums - 1) > TOLERANCE).argmax())
         raise InputError(
             f"probabilities of pixel {place(pixels, at)} sum to {sums[at]:.6g}, expected 1 "

@@ -120,9 +120,7 @@ def needs_diagonal(kind: str, key: TermKey) -> bool:
     return kind == "lattice" and not key.self_message
 
 
-def result_of(
-    field: Field, request: Request, found: Found, key: CallKey, seconds: float
-) -> Result:
+def result_of(field: Field, request: Request, found: Found, key: CallKey, seconds: float) -> Result:
     """What was found as a result, on the host."""
     from proxfield.backends.triton.device_pack import download
 
@@ -147,5 +145,5 @@ def result_of(
         params=request.rule.params,
         trace=trace,
         kernels=request.kernels,
-        best=download(found.best),
+        best=download(found.best).astype(np.int64, copy=False),
     )

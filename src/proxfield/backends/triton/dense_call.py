@@ -105,7 +105,9 @@ class Buffer:
         """A buffer of zeros, and where the device is a GPU memory that it can read by itself."""
         there = torch.zeros(tuple(shape), dtype=dtype, device=device)
         on_gpu = device.type == "cuda"
-        return cls(there, torch.empty_like(there, device="cpu", pin_memory=True) if on_gpu else None)
+        return cls(
+            there, torch.empty_like(there, device="cpu", pin_memory=True) if on_gpu else None
+        )
 
     def load(self, values: Pixels | Tensor) -> None:
         """Copy values there; from the host through pinned memory."""
@@ -274,9 +276,7 @@ class DenseCall:
         """Whether marginals are returned in float32; of small fields in float64, as elsewhere."""
         return self.key.n * self.key.labels > MAX_DOUBLE
 
-    def run(
-        self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]
-    ) -> Found:
+    def run(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> Found:
         """Make the updates.
 
         Args:
@@ -286,9 +286,7 @@ class DenseCall:
         with self.lock, self._here():
             return self._run(lambda: self._load(unary, images))
 
-    def _load(
-        self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]
-    ) -> None:
+    def _load(self, unary: Pixels | Tensor, images: Sequence[Pixels | Tensor | None]) -> None:
         self.unary.load(unary)
         for made, image in zip(self.terms, images, strict=True):
             if made.image is not None and image is not None:
@@ -354,7 +352,9 @@ class DenseCall:
         seen = [term.add_gradient(last.view(-1), gradient.view(-1)) for term in exact]
         energies.append(sum(seen, parts.sum()))
         needed = [
-            plan.needed.to(torch.float64) if isinstance(plan, LatticePlan) else torch.zeros_like(step)
+            plan.needed.to(torch.float64)
+            if isinstance(plan, LatticePlan)
+            else torch.zeros_like(step)
             for plan, _ in plans
         ]
         finite = torch.isfinite(unary).all().to(torch.float64)

@@ -18,9 +18,7 @@ ENTRIES = 2048
 
 
 @jit
-def advance(
-    theta, unary, gradient, q, step, parts, n, L: constexpr, ROWS: constexpr, C: constexpr
-):
+def advance(theta, unary, gradient, q, step, parts, n, L: constexpr, ROWS: constexpr, C: constexpr):
     """θ ← θ − step (θ − g) and q = softmax(−θ), in place.
 
     Each program leaves ⟨q, U + log q⟩ of the marginals before, and the largest change over the
@@ -50,15 +48,11 @@ def advance(
     tl.store(q + entry, new, mask=real)
     change = tl.where(real, tl.abs(new - p), 0.0)
     tl.store(parts + 2 * tl.program_id(0), tl.sum(tl.sum(share, 1), 0))
-    tl.store(
-        parts + 2 * tl.program_id(0) + 1, tl.max(tl.max(change, 1), 0).to(tl.float64) / size
-    )
+    tl.store(parts + 2 * tl.program_id(0) + 1, tl.max(tl.max(change, 1), 0).to(tl.float64) / size)
 
 
 @jit
-def conclude(
-    theta, unary, q, out, best, parts, n, L: constexpr, ROWS: constexpr, C: constexpr
-):
+def conclude(theta, unary, q, out, best, parts, n, L: constexpr, ROWS: constexpr, C: constexpr):
     """Marginals in float64 and in the type of ``out``, and the largest entry's first label.
 
     Each program leaves ⟨q, U + log q⟩.
@@ -102,7 +96,5 @@ def update(
     n, labels = theta.shape
     programs, rows, width = grid(n, labels)
     parts = theta.new_empty((programs, 2), dtype=step.dtype)
-    advance[(programs,)](
-        theta, unary, gradient, q, step, parts, n, L=labels, ROWS=rows, C=width
-    )
+    advance[(programs,)](theta, unary, gradient, q, step, parts, n, L=labels, ROWS=rows, C=width)
     return parts[:, 0].sum(), parts[:, 1].amax()

@@ -102,7 +102,9 @@ class LatticePlan(Plan):
         self.needed = made.needed
         """How many vertices there are, on the device.  # ()"""
         point = torch.div(made.entry, self.d + 1, rounding_mode="floor").to(torch.int32)
-        self.splat = SegmentSum(made.start, made.count, point, made.weight.view(-1)[made.entry], fixed)
+        self.splat = SegmentSum(
+            made.start, made.count, point, made.weight.view(-1)[made.entry], fixed
+        )
 
     @property
     def nbytes(self) -> int:

@@ -150,7 +150,7 @@ def build(features: Tensor, room: int | None = None) -> Vertices:
     slots = torch.arange(len(begin), device=device)
     first = kept(entry, begin, entries)
     earliest = torch.zeros(entries + 1, dtype=torch.int64, device=device)
-    earliest[first] = 1
+    earliest.index_fill_(0, first, 1)
     number = torch.where(begin < entries, earliest.cumsum(0)[first] - 1, slots)
     corner = torch.empty(entries, dtype=torch.int32, device=device)
     corner[entry] = number[(order - 1).clamp_(max=len(begin) - 1)].to(torch.int32)
