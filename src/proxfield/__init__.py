@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.images.densecrf import DenseCRF as DenseCRF
     from proxfield.images.densecrf import DenseResult as DenseResult
-    from proxfield.images.densecrf import refine_batch as refine_batch
     from proxfield.inference.curvature import Curvature as Curvature
     from proxfield.inference.history import Progress as Progress
     from proxfield.inference.infer import infer as infer
@@ -65,7 +64,7 @@ _HOME = {
     "Curvature": "inference.curvature",
     "DenseCRF": "images.densecrf",
     "DenseResult": "images.densecrf",
-    "refine_batch": "images.densecrf",
+    "refine_batch": "images.batch",
     "register": "backends.terms",
     "InputError": "errors",
     "MemoryLimitError": "errors",

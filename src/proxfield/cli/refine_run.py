@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from proxfield.cli.pool import import_joblib, run_in_processes
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_one import Work, refine_one
 from proxfield.common.interrupts import deferred
+from proxfield.common.pool import import_joblib, run_in_processes
 from proxfield.common.records import Record
 from proxfield.errors import ProxfieldError
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow

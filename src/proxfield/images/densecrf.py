@@ -6,10 +6,9 @@ of the engine serves it; this module knows images: axes, channels, probabilities
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from inspect import signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +19,15 @@ from proxfield.common.arrays import Floats
 from proxfield.errors import InputError, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.filters.points import PixelPoints
+from proxfield.images.arrays import Original, to_host
+from proxfield.images.inputs import Form, as_given, as_rows, read_inputs
+from proxfield.images.known import find_ignored, fix_labels, flags_of, runs_of
 from proxfield.images.pixels import (
     channels_last,
     check_size,
     color_bandwidth,
     each,
-    find_axes,
-    into_energies,
-    numbers,
     place,
-    rows,
     widths,
 )
 from proxfield.inference.infer import infer
@@ -56,19 +54,31 @@ class DenseCRF(Field):
     Args:
         image: Pixels, with or without channels; None for the spatial term alone.
             # (*pixels), (*pixels, channels) or (channels, *pixels)
-        probabilities: What a classifier says; for each pixel they sum to 1.
-            # (*pixels, labels) or (labels, *pixels)
+        probabilities: What a classifier says; for each pixel they sum to 1. One number per
+            pixel is the probability of foreground, label 1 of two. Maps that are smaller than the
+            image, by the same factor along all axes, are enlarged by linear interpolation.
+            # (*pixels, labels), (labels, *pixels), (*pixels), or with a first axis of 1
+        logits: Scores of a network in their place, of which it would take the softmax (the
+            sigmoid, if there is one number per pixel).
         energies: Unary energies in their place, of the same shape; float32 with labels last is
             not copied.
-        labels_axis: Where the labels are: 0, -1, or "auto": by comparing the shapes and, where
-            these leave it open, by looking along which axis probabilities sum to 1.
+        scribbles: Labels of pixels that are known: no other label is possible there. 255 and
+            numbers below 0 stand for pixels without a stroke.  # (*pixels)
+        labels_axis: Where the labels are: 0, -1, None (no such axis: one number per pixel), or
+            "auto": by comparing the shapes and, where these leave it open, by looking along which
+            axis probabilities sum to 1.
         channel_axis: Where the channels are: 0, -1, None (no channels) or "auto".
+        batch: Whether the first axis counts images. True takes a batch of one (`refine_batch`
+            takes more), False reads a volume. None reads (1, labels, height, width) as one image
+            and refuses shapes that may be a batch of several images or a volume, unless an
+            option with three numbers, one per axis, says that it is a volume.
         spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
         spatial_weight: Its weight; 0 omits the term.
         bilateral_sigma: Standard deviation of the bilateral term's positions in pixels; likewise.
         bilateral_color: Standard deviation of its colors in the image's own units; one number, or
-            one per channel. By default 13 for 8-bit images and others whose values lie within 0 and
-            255, and 13/255 for bool and floats within 0 and 1; required for any other image.
+            one per channel. By default 13/255 of the range: 13 for 8-bit images and other whole
+            numbers within 0 and 255, 3341 for 16-bit images, 13/255 for bool and floats within 0
+            and 1. Required for any other image; floats above 1 don't tell their range.
         bilateral_weight: Its weight; 0 omits the term.
         spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
             in the same unit.
@@ -92,16 +102,23 @@ class DenseCRF(Field):
         array([0, 0, 0, 0, 1, 1, 1, 1])
     """
 
-    saved_attributes = ("pixels", "labels_axis")
+    saved_attributes = ("pixels", "labels_axis", "shape", "ignored")
+    original = Original()
+    """The kind of array that was given; fields that are loaded from files give numpy's."""
+    ignored: tuple[int, tuple[int, ...]] | None = None
+    """A label that results carry, and the runs of pixels that have it; see `from_labels`."""
 
     def __init__(
         self,
         image: ArrayLike | None,
         probabilities: ArrayLike | None = None,
         *,
+        logits: ArrayLike | None = None,
         energies: ArrayLike | None = None,
-        labels_axis: int | str = "auto",
+        scribbles: ArrayLike | None = None,
+        labels_axis: int | str | None = "auto",
         channel_axis: int | str | None = "auto",
+        batch: bool | None = None,
         spatial_sigma: float | Sequence[float] = 3.0,
         spatial_weight: float = 3.0,
         bilateral_sigma: float | Sequence[float] = 80.0,
@@ -116,19 +133,26 @@ class DenseCRF(Field):
         clip: float = 1e-5,
         normalize: bool = False,
     ) -> None:
-        given = probabilities if energies is None else energies
-        if given is None or (probabilities is not None and energies is not None):
-            raise InputError("a dense CRF needs probabilities or energies, one of them")
-        what = "probabilities" if energies is None else "energies"
-        unary = numbers(given, what)
-        pixels = None if image is None else numbers(image, "the image")
-        axes = find_axes(pixels, unary, what, labels_axis, channel_axis)
+        read = read_inputs(
+            image,
+            {"probabilities": probabilities, "logits": logits, "energies": energies},
+            labels_axis=labels_axis,
+            channel_axis=channel_axis,
+            batch=batch,
+            per_axis=(spacing, spatial_sigma, bilateral_sigma),
+            clip=clip,
+            normalize=normalize,
+        )
+        pixels, axes, table = read.image, read.axes, read.table
         self.pixels = axes.pixels
         """Shape of the image without channels: that of a label map."""
-        self.labels_axis = axes.labels
-        table = rows(unary, axes.labels, fresh=energies is None)  # (n, labels)
-        if energies is None:
-            into_energies(table, self.pixels, clip, normalize)
+        self.labels_axis = read.form.labels_axis
+        """The axis of labels in what was given; None for a mask."""
+        self.shape = read.form.shape
+        """Shape of what was given, at the size of the image."""
+        self.original = read.original
+        if scribbles is not None:
+            table = fix_labels(table, scribbles, self.pixels)
         super().__init__(len(table), n_labels=table.shape[1])
         self.add(Unary(table))
         shared: dict[str, Any] = {
@@ -162,6 +186,7 @@ class DenseCRF(Field):
         *,
         confidence: float = 0.7,
         unsure: int | None = None,
+        ignore: int | str | None = "auto",
         clip: float = 1e-5,
         **options: Any,
     ) -> DenseCRF:
@@ -172,7 +197,11 @@ class DenseCRF(Field):
             labels: A label for each pixel, 0 to n_labels − 1.  # (*pixels)
             n_labels: Number of labels; by default one more than the largest in the map.
             confidence: Probability that a label is right; the others share the rest.
-            unsure: A value that stands for "not known" (0 or 255, say): all labels as probable.
+            unsure: A value that stands for "not known" (0, say): all labels as probable, and the
+                result has one of them.
+            ignore: A value of pixels that are left out of consideration: all labels as probable,
+                and the result has this value there again. "auto": 255, unless it is the value
+                of ``unsure``, or there are more than 255 labels. None: no such value.
             clip: As for `DenseCRF`.
             **options: The other options of `DenseCRF`.
 
@@ -181,13 +210,15 @@ class DenseCRF(Field):
             >>> crf.infer().labels
             array([[0, 0, 0, 0]])
         """
-        given = np.asarray(labels)
+        given = np.asarray(to_host(labels))
         if given.dtype.kind not in "iub":
             raise InputError(f"labels must be whole numbers, not {given.dtype}")
         check_size(given.shape, "labels")
         if not 0 < confidence <= 1:
             raise InputError(f"confidence={shown(confidence)}, expected above 0 and at most 1")
-        known = np.ones(given.shape, dtype=bool) if unsure is None else given != unsure
+        void = find_ignored(given, ignore, unsure, n_labels)
+        skipped = np.zeros(given.shape, dtype=bool) if void is None else given == void
+        known = ~skipped if unsure is None else ~skipped & (given != unsure)
         top = int(given.max(where=known, initial=0))
         count = top + 1 if n_labels is None else int(n_labels)
         if count < 1:
@@ -205,7 +236,11 @@ class DenseCRF(Field):
         sure = known.ravel()
         table[np.flatnonzero(sure), flat[sure]] = right
         table[~sure] = np.log(count)
-        return cls(image, energies=table.reshape(*given.shape, count), labels_axis=-1, **options)
+        crf = cls(image, energies=table.reshape(*given.shape, count), labels_axis=-1, **options)
+        crf.original = Original.of(labels)
+        if void is not None and skipped.any():
+            crf.ignored = (void, runs_of(skipped))
+        return crf
 
     @classmethod
     def from_features(
@@ -265,6 +300,11 @@ class DenseCRF(Field):
         """Labels of every pixel."""
         return int(self.cardinalities[0])
 
+    @property
+    def form(self) -> Form:
+        """The form of the array that was given, for results in the same form."""
+        return Form(self.pixels, self.labels_axis, self.shape)
+
     def __repr__(self) -> str:
         size = "×".join(map(str, self.pixels))
         counted = (name if n == 1 else f"{n} {name}" for name, n in self.kinds.items())
@@ -297,8 +337,8 @@ class DenseCRF(Field):
             dtype: "float32" or "float64".
             **options: All other options of `proxfield.infer` and parameters of the rule.
         """
-        if not isinstance(init, str | Result) and np.ndim(init) == len(self.pixels) + 1:
-            init = rows(np.asarray(init), self.labels_axis)
+        if not isinstance(init, str | Result) and np.shape(init) == self.shape:
+            init = as_rows(np.asarray(to_host(init)), self.form)
         result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
         return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
 
@@ -310,15 +350,26 @@ class DenseResult(Result):
     field: DenseCRF
 
     @property
-    def probabilities(self) -> Floats:
-        """Marginals in the shape and the order of axes that the probabilities had."""
+    def probabilities(self) -> Any:
+        """Marginals in the shape, the order of axes and the kind of array that was given.
+
+        An array of numpy, unless what was given was of torch, cupy or xarray.
+        """
         maps = self.q.reshape(*self.field.pixels, self.field.n_labels)
-        return np.moveaxis(maps, -1, self.field.labels_axis)
+        return self.field.original.restore(as_given(maps, self.field.form))
 
     @cached_property
-    def labels(self) -> Ints:
-        """The most probable label of each pixel.  # (*pixels)"""
-        return self._most_probable().reshape(self.field.pixels)
+    def labels(self) -> Any:
+        """The most probable label of each pixel; ignored pixels keep their value.  # (*pixels)
+
+        An array of numpy, unless what was given was of torch, cupy or xarray.
+        """
+        best = self._most_probable()
+        if self.field.ignored is not None:
+            value, runs = self.field.ignored
+            best[flags_of(runs, len(best))] = value
+        axis = self.field.labels_axis
+        return self.field.original.restore(best.reshape(self.field.pixels), axis)
 
     @cached_property
     def map_labels(self) -> Ints:
@@ -338,50 +389,3 @@ def _cooccurrence_term(
 
     statistics = CooccurrenceStatistics.load(given) if isinstance(given, str | PathLike) else given
     return Cooccurrence(statistics, pixels=pixels, n_labels=n_labels)
-
-
-def refine_batch(
-    images: Iterable[ArrayLike] | None,
-    probabilities: Iterable[ArrayLike],
-    *,
-    output: str = "probabilities",
-    **options: Any,
-) -> Any:
-    """Several images, each by itself: a dense CRF, inference, and one map for each.
-
-    Args:
-        images: Images in a list, or an array whose first axis counts them; None without images.
-        probabilities: As many, likewise.
-        output: "probabilities" or "labels" (maps), or "results" (`DenseResult`, which keep the
-            whole field and so much memory).
-        **options: Of `DenseCRF` and of `DenseCRF.infer`.
-
-    Returns:
-        One array with a first axis that counts images if all maps have the same shape, else a
-        list; for results always a list.
-
-    Example:
-        >>> import numpy as np
-        >>> p = np.full((2, 4, 5, 3), 1 / 3)
-        >>> refine_batch(np.zeros((2, 4, 5), dtype=np.uint8), p, max_iters=3).shape
-        (2, 4, 5, 3)
-    """
-    if output not in ("probabilities", "labels", "results"):
-        raise InputError(f"output={shown(output)}, expected probabilities, labels or results")
-    unaries = list(probabilities)
-    pictures = [None] * len(unaries) if images is None else list(images)
-    if len(pictures) != len(unaries):
-        raise InputError(f"{len(pictures)} images, but probabilities for {len(unaries)}")
-    own = signature(DenseCRF).parameters.keys()
-    build = {k: v for k, v in options.items() if k in own}
-    run = {k: v for k, v in options.items() if k not in own}
-    found: list[Any] = []
-    for k, (image, p) in enumerate(zip(pictures, unaries, strict=True)):
-        try:
-            result = DenseCRF(image, p, **build).infer(**run)
-        except InputError as error:
-            raise InputError(f"image {k} of the batch: {error}") from None
-        found.append(result if output == "results" else getattr(result, output))
-    if output == "results" or len({np.shape(x) for x in found}) != 1:
-        return found
-    return np.stack(found)

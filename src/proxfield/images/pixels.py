@@ -19,6 +19,8 @@ ROWS = 4096
 """Pixels that are looked at together: what they hold stays in the cache."""
 COLOR_SIGMA = 13.0
 """Default standard deviation of colors, of 255 levels."""
+BLOCK_ROWS = 65_536
+"""Pixels whose exponentials are kept at a time."""
 
 
 def numbers(values: ArrayLike, what: str) -> Pixels:
@@ -105,27 +107,7 @@ def find_axes(
         >>> find_axes(np.zeros((40, 50, 3)), np.zeros((7, 40, 50)), "energies", "auto", "auto")
         Axes(pixels=(40, 50), labels=0, channels=2)
     """
-    if unary.ndim < 2:
-        raise InputError(
-            f"{what} of shape {unary.shape}, expected an axis of labels beside the pixels"
-        )
-    ways: list[Axes] = []
-    for a in _candidates(labels_axis, unary.ndim, "labels_axis"):
-        pixels = unary.shape[:a] + unary.shape[a + 1 :]
-        if image is None:
-            ways.append(Axes(pixels, a, None))
-        elif channel_axis is None or (channel_axis == "auto" and image.ndim < unary.ndim):
-            ways += [Axes(pixels, a, None)] * (image.shape == pixels)
-        else:
-            for c in _candidates(channel_axis, image.ndim, "channel_axis"):
-                # more channels than a filter takes can only be pixels
-                few = image.shape[c] <= MAX_DIMENSIONS - len(pixels) or channel_axis != "auto"
-                rest = image.shape[:c] + image.shape[c + 1 :]
-                ways += [Axes(pixels, a, c)] * (rest == pixels and few)
-    if what == "probabilities" and len({way.labels for way in ways}) > 1:
-        # shapes leave it open: probabilities sum to 1 along one axis only
-        right = [way for way in ways if _sums_to_one(unary, way.labels)]
-        ways = right or ways
+    ways = possible_axes(image, unary, what, labels_axis, channel_axis)
     if len(ways) == 1:
         return ways[0]
     shapes = f"{what} of shape {unary.shape}"
@@ -141,7 +123,39 @@ def find_axes(
     )
 
 
-def _candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
+def possible_axes(
+    image: Pixels | None,
+    unary: Pixels,
+    what: str,
+    labels_axis: int | str,
+    channel_axis: int | str | None,
+) -> list[Axes]:
+    """All ways to read the two shapes; see `find_axes`."""
+    if unary.ndim < 2:
+        raise InputError(
+            f"{what} of shape {unary.shape}, expected an axis of labels beside the pixels"
+        )
+    ways: list[Axes] = []
+    for a in axis_candidates(labels_axis, unary.ndim, "labels_axis"):
+        pixels = unary.shape[:a] + unary.shape[a + 1 :]
+        if image is None:
+            ways.append(Axes(pixels, a, None))
+        elif channel_axis is None or (channel_axis == "auto" and image.ndim < unary.ndim):
+            ways += [Axes(pixels, a, None)] * (image.shape == pixels)
+        else:
+            for c in axis_candidates(channel_axis, image.ndim, "channel_axis"):
+                # more channels than a filter takes can only be pixels
+                few = image.shape[c] <= MAX_DIMENSIONS - len(pixels) or channel_axis != "auto"
+                rest = image.shape[:c] + image.shape[c + 1 :]
+                ways += [Axes(pixels, a, c)] * (rest == pixels and few)
+    if what == "probabilities" and len({way.labels for way in ways}) > 1:
+        # shapes leave it open: probabilities sum to 1 along one axis only
+        right = [way for way in ways if sums_to_one(unary, way.labels)]
+        ways = right or ways
+    return ways
+
+
+def axis_candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
     """The axes that an option stands for."""
     if axis == "auto":
         return sorted({0, ndim - 1})
@@ -152,7 +166,8 @@ def _candidates(axis: int | str | None, ndim: int, option: str) -> list[int]:
     return [int(axis) % ndim]
 
 
-def _sums_to_one(values: Pixels, axis: int) -> bool:
+def sums_to_one(values: Pixels, axis: int) -> bool:
+    """Whether all sums along an axis are 1, as those of probabilities are."""
     with np.errstate(over="ignore", invalid="ignore"):
         sums = values.sum(axis=axis, dtype=np.float64)
         return bool((np.abs(sums - 1) <= TOLERANCE).all())
@@ -172,6 +187,12 @@ def rows(values: Pixels, axis: int, *, fresh: bool = False) -> NDArray[np.float3
     return out.reshape(-1, moved.shape[-1])
 
 
+def check_clip(clip: float) -> None:
+    """Refuse a least probability that is none."""
+    if not 0 <= clip < 1:
+        raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
+
+
 def into_energies(
     p: NDArray[np.float32], pixels: tuple[int, ...], clip: float, normalize: bool
 ) -> None:
@@ -183,15 +204,14 @@ def into_energies(
         clip: The least probability.
         normalize: Divide by the sums.
     """
-    if not 0 <= clip < 1:
-        raise InputError(f"clip={shown(clip)}, expected 0 or more and less than 1")
+    check_clip(clip)
     low, high = p.min(), p.max()  # both pass NaN on
     if not (np.isfinite(low) and np.isfinite(high)) or low < 0:
         at = int(np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(axis=1))[0])
         bad = p[at][~(np.isfinite(p[at]) & (p[at] >= 0))][0]
         raise InputError(
             f"probabilities of pixel {place(pixels, at)} hold {bad}, expected 0 to 1; "
-            "if these are scores, take their softmax, or pass energies=−scores"
+            "if these are scores of a network, pass logits= instead"
         )
     if normalize:
         sums = p.sum(axis=1, dtype=np.float64)
@@ -231,6 +251,56 @@ def _off_one(p: NDArray[np.float32]) -> float:
     return worst
 
 
+def logits_into_energies(table: NDArray[np.float32], pixels: tuple[int, ...], clip: float) -> None:
+    """Turn logits into energies −log softmax, in place; as `into_energies` of their softmax.
+
+    Args:
+        table: One row per pixel; a new array.  # (n, labels)
+        pixels: Shape of the image, for messages.
+        clip: The least probability.
+    """
+    check_clip(clip)
+    if not (np.isfinite(table.min()) and np.isfinite(table.max())):
+        at = int(np.flatnonzero(~np.isfinite(table).all(axis=1))[0])
+        bad = table[at][~np.isfinite(table[at])][0]
+        raise InputError(f"logits of pixel {place(pixels, at)} hold {bad}, expected finite numbers")
+    highest = np.inf if clip == 0 else -np.log(clip)
+    for start in range(0, len(table), BLOCK_ROWS):
+        block = table[start : start + BLOCK_ROWS]
+        block -= block.max(axis=1, keepdims=True)
+        total = np.log(np.exp(block).sum(axis=1, keepdims=True))
+        np.subtract(total, block, out=block)
+        np.minimum(block, np.float32(highest), out=block)
+
+
+def mask_rows(
+    values: Pixels, pixels: tuple[int, ...], *, logits: bool = False
+) -> NDArray[np.float32]:
+    """Probabilities (or logits) of foreground, as those of background and foreground.  # (n, 2)
+
+    Args:
+        values: One number per pixel.
+        pixels: Shape of the image.
+        logits: The numbers are logits: foreground has the probability 1 / (1 + exp(−x)).
+    """
+    flat = values.reshape(-1)
+    out = np.empty((flat.size, 2), dtype=np.float32)
+    out[:, 1] = flat
+    if logits:
+        out[:, 0] = 0
+        return out
+    foreground = out[:, 1]
+    bad = ~((foreground >= 0) & (foreground <= 1))
+    if bad.any():
+        at = int(bad.argmax())
+        raise InputError(
+            f"the mask holds {foreground[at]:g} at pixel {place(pixels, at)}, expected "
+            "probabilities of foreground, 0 to 1; if these are scores of a network, pass logits="
+        )
+    np.subtract(1, foreground, out=out[:, 0])
+    return out
+
+
 # ---- features ----
 
 
@@ -249,6 +319,26 @@ def channels_last(image: Pixels, axes: Axes) -> Pixels:
     return out
 
 
+def color_range(image: Pixels) -> float | None:
+    """The full range of an image's values by their type; None where that doesn't tell.
+
+    255 for 8 bits, 65535 for 16, 1 for bool and for floats within 0 and 1. Whole numbers of any
+    type that lie within 0 and 255 count as 8 bits; floats above 1 are never guessed at.
+
+    Example:
+        >>> color_range(np.zeros((2, 2), dtype=np.uint8)), color_range(np.full((2, 2), 0.5))
+        (255.0, 1.0)
+    """
+    if image.dtype == np.uint8:
+        return 255.0
+    low, high = image.min(), image.max()
+    if image.dtype.kind in "fb":
+        return 1.0 if low >= 0 and high <= 1 else None
+    if low >= 0 and high <= 255:
+        return 255.0
+    return 65535.0 if image.dtype == np.uint16 else None
+
+
 def color_bandwidth(image: Pixels) -> float:
     """The bandwidth of colors where none is given: 13 levels of 255.
 
@@ -256,14 +346,12 @@ def color_bandwidth(image: Pixels) -> float:
         >>> color_bandwidth(np.zeros((2, 2), dtype=np.uint8))
         13.0
     """
-    if image.dtype == np.uint8:
-        return COLOR_SIGMA
+    full = color_range(image)
+    if full is not None:
+        return COLOR_SIGMA * full / 255
     low, high = image.min(), image.max()
-    if low >= 0 and high <= 1 and image.dtype.kind in "fb":
-        return COLOR_SIGMA / 255
-    if low >= 0 and high <= 255:
-        return COLOR_SIGMA
+    hint = f" ({COLOR_SIGMA:g} for colors up to 255)" if image.dtype.kind == "f" else ""
     raise InputError(
         f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
-        "colors are; pass bilateral_color, a standard deviation in these units"
+        f"colors are; pass bilateral_color, a standard deviation in these units{hint}"
     )

@@ -1,9 +1,10 @@
-"""Work on many files in several processes, which Ctrl-C ends without leaving any behind."""
+"""Work in several processes. Neither Ctrl-C nor the end of their parent leaves any behind."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -15,14 +16,16 @@ from typing import Any, TypeVar
 from proxfield.common.interrupts import deferred
 from proxfield.common.records import Record
 from proxfield.errors import MissingDependencyError
-from proxfield.io.images import REMEDY
 
+REMEDY = 'pip install "proxfield[images]"'
 T = TypeVar("T")
 
 POLL_SECONDS = 0.1
 """How often to ask for Ctrl-C while other processes work."""
 HANDOVER_SECONDS = 5.0
 """Maximum time to wait until work that was submitted is taken over."""
+WATCH_SECONDS = 1.0
+"""How often a worker looks whether the process that started it is still there."""
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -61,7 +64,9 @@ def run_in_processes(
     here = Path.cwd()
     running: set[Future[Record]] = set()
     with deferred():
-        pool = ProcessPoolExecutor(jobs, initializer=_ignore_ctrl_c, env=env)
+        pool = ProcessPoolExecutor(
+            jobs, initializer=_begin_worker, initargs=(os.getpid(),), env=env
+        )
         if hasattr(signal, "pthread_sigmask"):
             # started later, the tracker would unblock the signal (Python 3.11)
             from multiprocessing.resource_tracker import ensure_running
@@ -92,9 +97,18 @@ def _shut_down(pool: Any, running: set[Future[Record]]) -> None:
     pool.shutdown(wait=True, kill_workers=bool(running))
 
 
-def _ignore_ctrl_c() -> None:
-    """Leave Ctrl-C to the process that started this one, which ends it."""
+def _begin_worker(parent: int) -> None:
+    """Leave Ctrl-C to the process that started this one, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.name == "posix":  # elsewhere the number of a parent that has ended doesn't change
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent is gone, even if that was killed and could say nothing."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    os._exit(1)  # at once: nobody is left to take a result
 
 
 def _in_worker(function: Callable[[T], Record], item: T, folder: Path) -> Record:

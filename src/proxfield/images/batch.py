@@ -1,0 +1,135 @@
+"""Many images, each by itself: one after another or in several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from proxfield.common.pool import LostWorkerError, run_in_processes
+from proxfield.common.records import Record
+from proxfield.errors import InputError, ProxfieldError, shown
+from proxfield.images.arrays import Original, to_host
+from proxfield.images.densecrf import DenseCRF
+
+OUTPUTS = ("probabilities", "labels", "results")
+
+
+def refine_batch(
+    images: Iterable[ArrayLike] | None,
+    probabilities: Iterable[ArrayLike] | None = None,
+    *,
+    logits: Iterable[ArrayLike] | None = None,
+    output: str = "probabilities",
+    jobs: int = 1,
+    **options: Any,
+) -> Any:
+    """Several images, each by itself: a dense CRF, inference, and one map for each.
+
+    Args:
+        images: Images in a list, or an array whose first axis counts them; None without images.
+        probabilities: As many, likewise.
+        logits: Scores of a network in their place.
+        output: "probabilities" or "labels" (maps), or "results" (`DenseResult`, which keep the
+            whole field and so much memory).
+        jobs: Number of images to refine at a time, in processes of their own (needs joblib). They
+            share the cores, unless ``threads`` says how many each of them may use.
+        **options: Of `DenseCRF` and of `DenseCRF.infer`.
+
+    Returns:
+        One array with a first axis that counts images if all maps have the same shape, else a
+        list; for results always a list. An array of torch, cupy or xarray gives one of the same
+        kind, a list of such arrays a list of the same kind.
+
+    Example:
+        >>> import numpy as np
+        >>> p = np.full((2, 4, 5, 3), 1 / 3)
+        >>> refine_batch(np.zeros((2, 4, 5), dtype=np.uint8), p, max_iters=3).shape
+        (2, 4, 5, 3)
+    """
+    if output not in OUTPUTS:
+        raise InputError(f"output={shown(output)}, expected probabilities, labels or results")
+    if isinstance(jobs, bool) or not isinstance(jobs, int | np.integer) or jobs < 1:
+        raise InputError(f"jobs={shown(jobs)}, expected a whole number above 0")
+    if output == "results" and jobs > 1:
+        raise InputError("results aren't passed between processes, expected jobs=1")
+    if (probabilities is None) == (logits is None):
+        raise InputError("a batch needs probabilities or logits, one of them")
+    given = logits if probabilities is None else probabilities
+    whole = Original.of(given)
+    unaries = list(to_host(given))
+    pictures = [None] * len(unaries) if images is None else list(to_host(images))
+    if len(pictures) != len(unaries):
+        raise InputError(f"{len(pictures)} images, but probabilities for {len(unaries)}")
+    own = signature(DenseCRF).parameters.keys()
+    build = {k: v for k, v in options.items() if k in own}
+    run = {k: v for k, v in options.items() if k not in own}
+    what = "probabilities" if logits is None else "logits"
+    kinds = [Original.of(x) for x in unaries]
+    items = list(zip(range(len(unaries)), pictures, unaries, strict=True))
+    one = partial(_refine, what=what, output=output, build=build, run=run)
+    if output == "results":
+        return [one(item)["result"] for item in items]
+    records = _in_order(one, items, min(int(jobs), len(items)), run)
+    found = [record["result"] for record in records]
+    axis = records[0]["labels_axis"] if records and output == "labels" else None
+    if any(kind.given is not None for kind in kinds):
+        return [kind.restore(x, axis) for kind, x in zip(kinds, found, strict=True)]
+    if len({np.shape(x) for x in found}) != 1:
+        return found
+    return whole.restore(np.stack(found), None if axis is None else axis + 1)
+
+
+def _refine(
+    item: tuple[int, Any, Any], what: str, output: str, build: Record, run: Record
+) -> Record:
+    """One image; both go to other processes and come back."""
+    number, image, unary = item
+    try:
+        crf = DenseCRF(image, **{what: unary}, **build)
+        result = crf.infer(**run)
+    except InputError as error:
+        raise InputError(f"image {number} of the batch: {error}") from None
+    if output == "results":
+        return {"number": number, "result": result}
+    values = np.asarray(to_host(getattr(result, output)))
+    return {"number": number, "result": values, "labels_axis": crf.labels_axis}
+
+
+def _in_order(
+    one: Any, items: Sequence[tuple[int, Any, Any]], jobs: int, run: Record
+) -> list[Record]:
+    """The records of all images, in the order of the images."""
+    if jobs <= 1:
+        return [one(item) for item in items]
+    threads = run.get("threads")
+    threads = max(1, (os.cpu_count() or 1) // jobs) if threads is None else int(threads)
+    on_host = ((number, to_host(image), to_host(unary)) for number, image, unary in items)
+    work = partial(_keep_error, one=one)
+    try:
+        with_errors = list(run_in_processes(work, on_host, jobs, threads))
+    except LostWorkerError:
+        raise ProxfieldError(
+            "a job was ended from outside, for lack of memory perhaps; try fewer jobs"
+        ) from None
+    return list(_raised(sorted(with_errors, key=lambda record: int(record["number"]))))
+
+
+def _keep_error(item: tuple[int, Any, Any], one: Any) -> Record:
+    """An error as an entry: exceptions with arguments of their own don't travel."""
+    try:
+        return dict(one(item))
+    except ProxfieldError as error:
+        return {"number": item[0], "error": str(error), "kind": type(error)}
+
+
+def _raised(records: Iterable[Record]) -> Iterator[Record]:
+    for record in records:
+        if "error" in record:
+            raise record["kind"](record["error"])
+        yield record

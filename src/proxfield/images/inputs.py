@@ -1,0 +1,379 @@
+"""From what people have to unary energies: logits, masks, smaller maps, batches of one.
+
+`read_inputs` finds the one way to read an image and the array that goes with it, and returns the
+energies with what is needed to give results the form of that array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.common.arrays import Pixels
+from proxfield.common.logs import log
+from proxfield.errors import InputError, shown
+from proxfield.filters.plan import MAX_DIMENSIONS
+from proxfield.images.arrays import Original, named_axes, to_host
+from proxfield.images.pixels import (
+    Axes,
+    axis_candidates,
+    find_axes,
+    into_energies,
+    logits_into_energies,
+    mask_rows,
+    numbers,
+    possible_axes,
+    rows,
+    sums_to_one,
+)
+from proxfield.images.resize import is_reduced, resize_linear
+
+FLAT = 2
+"""Axes of a flat image."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of the array that a caller gave, for results in the same form.
+
+    Attributes:
+        pixels: Shape of a label map.
+        labels_axis: The axis of labels, without a first axis that counts images; None: a mask,
+            probabilities of foreground.
+        shape: Shape of all probabilities, at the size of the image.
+    """
+
+    pixels: tuple[int, ...]
+    labels_axis: int | None
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a dense CRF is made of.
+
+    Attributes:
+        table: Energies, one row per pixel.  # (n, labels)
+        image: The image; None without.
+        axes: Where pixels and channels are in it.
+        form: That of the results.
+        original: The kind of array that results should be.
+    """
+
+    table: NDArray[np.float32]
+    image: Pixels | None
+    axes: Axes
+    form: Form
+    original: Original
+
+
+def read_inputs(
+    image: Any,
+    given: dict[str, ArrayLike | None],
+    *,
+    labels_axis: int | str | None,
+    channel_axis: int | str | None,
+    batch: bool | None,
+    per_axis: Sequence[Any],
+    clip: float,
+    normalize: bool,
+) -> Inputs:
+    """Energies from probabilities, logits or energies, in any form that people have them in.
+
+    Args:
+        image: The image, or None.
+        given: Probabilities, logits and energies by name; one of them isn't None.
+        labels_axis: As for `DenseCRF`.
+        channel_axis: As for `DenseCRF`.
+        batch: As for `DenseCRF`.
+        per_axis: Options with one number per axis of pixels, or one for all; those with several
+            tell how many axes there are.
+        clip: As for `DenseCRF`.
+        normalize: As for `DenseCRF`.
+    """
+    what, unary = _only(given)
+    picture = None if image is None else numbers(to_host(image), "the image")
+    values = numbers(to_host(unary), what)
+    original = Original.of(unary)
+    named = named_axes(image, unary)
+    if named is not None:
+        labels_axis = named[0] if labels_axis == "auto" else labels_axis
+        channel_axis = named[1] if channel_axis == "auto" else channel_axis
+    lengths = [np.size(option) for option in per_axis if np.ndim(option) == 1]
+    n_axes = lengths[0] if lengths else None
+    first = _first_axis(picture, values, what, labels_axis, channel_axis, batch, n_axes)
+    if first:
+        labels_axis = _shifted(labels_axis, values.ndim)
+        values = values[0]
+        if picture is not None and picture.ndim > FLAT and len(picture) == 1:
+            channel_axis = _shifted(channel_axis, picture.ndim)
+            picture = picture[0]
+    reading = _read(picture, values, what, labels_axis, channel_axis)
+    if reading.reduced:
+        values = _enlarge(values, reading, what)
+    pixels = reading.axes.pixels
+    table = _energies(values, reading, what, clip, normalize)
+    form = Form(pixels, None if reading.mask else reading.axes.labels, (1,) * first + values.shape)
+    return Inputs(table, picture, reading.axes, form, original)
+
+
+def _only(given: dict[str, ArrayLike | None]) -> tuple[str, Any]:
+    there = [(name, value) for name, value in given.items() if value is not None]
+    if len(there) != 1:
+        *names, last = given
+        raise InputError(f"a dense CRF needs {', '.join(names)} or {last}, one of them")
+    return there[0]
+
+
+def _shifted(axis: int | str | None, ndim: int) -> int | str | None:
+    """An axis after the first one is gone."""
+    if axis is None or isinstance(axis, str | bool) or axis < 0:
+        return axis
+    return axis - 1 if 0 < axis < ndim else axis
+
+
+# ---- batches ----
+
+
+def _first_axis(
+    image: Pixels | None,
+    values: Pixels,
+    what: str,
+    labels_axis: int | str | None,
+    channel_axis: int | str | None,
+    batch: bool | None,
+    n_axes: int | None,
+) -> bool:
+    """Whether the first axis counts images, and there is one; several are refused."""
+    if batch not in (None, True, False):
+        raise InputError(f"batch={shown(batch)}, expected True, False or None")
+    if batch is False or (n_axes is not None and n_axes > FLAT and batch is None):
+        return False
+    count = len(values)
+    if batch is None:
+        if values.ndim != FLAT + 2 or not _reads_as_batch(image, values, what, labels_axis):
+            return False
+        if count > 1:
+            raise InputError(
+                f"{what} of shape {values.shape} may be a batch of {count} images or a volume; "
+                "refine_batch(…) refines a batch, batch=False reads a volume"
+            )
+        return True
+    if count > 1:
+        raise InputError(f"a DenseCRF holds one image, not a batch of {count}; use refine_batch(…)")
+    return True
+
+
+def _reads_as_batch(
+    image: Pixels | None, values: Pixels, what: str, labels_axis: int | str | None
+) -> bool:
+    """Whether four axes can be those of flat images, with labels in the second or the last."""
+    count = len(values)
+    if labels_axis == "auto":
+        candidates = [1, 3]
+    elif labels_axis is None:
+        return False
+    else:
+        candidates = [a for a in axis_candidates(labels_axis, 4, "labels_axis") if a in (1, 3)]
+    right = [a for a in candidates if what == "probabilities" and sums_to_one(values, a)]
+    if what == "probabilities" and labels_axis == "auto" and sums_to_one(values, 0) and not right:
+        return False  # labels first: a volume
+    for a in right or candidates:
+        pixels = tuple(n for k, n in enumerate(values.shape) if k not in (0, a))
+        if image is None:
+            return True
+        shapes = {(count, *pixels), *([pixels] if count == 1 else [])}
+        channels = [k for k in range(image.ndim) if image.shape[k] <= MAX_DIMENSIONS - FLAT]
+        rests = {image.shape, *(image.shape[:c] + image.shape[c + 1 :] for c in channels)}
+        if shapes & rests:
+            return True
+        if count == 1 and any(is_reduced(pixels, rest[-FLAT:]) for rest in rests):
+            return True
+    return False
+
+
+# ---- one image ----
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read an image and the array of its labels.
+
+    Attributes:
+        axes: Pixels, labels (without meaning for a mask) and channels.
+        mask: The numbers are those of foreground alone.
+        reduced: They are fewer than the pixels.
+    """
+
+    axes: Axes
+    mask: bool = False
+    reduced: bool = False
+
+
+def _read(
+    image: Pixels | None,
+    values: Pixels,
+    what: str,
+    labels_axis: int | str | None,
+    channel_axis: int | str | None,
+) -> Reading:
+    """The way to read them; labels in full size come first, then masks, then smaller maps."""
+    if what == "energies" and labels_axis is None:
+        raise InputError("labels_axis=None, expected an axis: energies are those of all labels")
+    if labels_axis is None:
+        masks = _masks(image, values, channel_axis)
+        return masks[0] if len(masks) == 1 else Reading(_refuse_mask(image, values, what))
+    many = values.ndim > 1
+    ways = possible_axes(image, values, what, labels_axis, channel_axis) if many else []
+    single = [way for way in ways if values.shape[way.labels] == 1]
+    if single and what != "energies" and not (what == "probabilities" and (values == 1).all()):
+        return Reading(single[0], mask=True)
+    auto = labels_axis == "auto" and what != "energies" and image is not None
+    complete = what == "probabilities" and any(sums_to_one(values, a) for a in (0, -1))
+    if auto and not complete and (what == "probabilities" or not ways):
+        masks = [m for m in _masks(image, values, channel_axis) if not m.reduced]
+        if len(masks) == 1 and (not ways or float(values.max()) <= 1):
+            return masks[0]
+    if not ways and image is not None:
+        small = _reduced(image, values, what, labels_axis, channel_axis) if many else []
+        if not small and auto:
+            small = [m for m in _masks(image, values, channel_axis) if m.reduced]
+        if len(small) == 1:
+            return small[0]
+        if small:
+            raise InputError(
+                f"{what} of shape {values.shape} can be enlarged to the image of shape "
+                f"{image.shape} in more than one way; pass labels_axis=0 or -1, or channel_axis"
+            )
+    return Reading(find_axes(image, values, what, labels_axis, channel_axis))
+
+
+def _rests(
+    image: Pixels, n_axes: int, channel_axis: int | str | None
+) -> list[tuple[tuple[int, ...], int | None]]:
+    """Shapes of the pixels of an image, and the axis of channels, if it has so many axes."""
+    if image.ndim == n_axes and channel_axis in ("auto", None):
+        return [(image.shape, None)]
+    if image.ndim != n_axes + 1 or channel_axis is None:
+        return []
+    return [
+        (image.shape[:c] + image.shape[c + 1 :], c)
+        for c in axis_candidates(channel_axis, image.ndim, "channel_axis")
+        if image.shape[c] <= MAX_DIMENSIONS - n_axes or channel_axis != "auto"
+    ]
+
+
+def _masks(image: Pixels | None, values: Pixels, channel_axis: int | str | None) -> list[Reading]:
+    """Ways to read the values as those of foreground."""
+    if image is None:
+        return [Reading(Axes(values.shape, 0, None), mask=True)]
+    found = []
+    for pixels, c in _rests(image, values.ndim, channel_axis):
+        if pixels == values.shape:
+            found.append(Reading(Axes(pixels, 0, c), mask=True))
+        elif is_reduced(values.shape, pixels):
+            found.append(Reading(Axes(pixels, 0, c), mask=True, reduced=True))
+    return found
+
+
+def _refuse_mask(image: Pixels | None, values: Pixels, what: str) -> Axes:
+    of = "" if image is None else f" for an image of shape {image.shape}"
+    raise InputError(
+        f"{what} of shape {values.shape}{of}, expected a mask with one number per pixel"
+    )
+
+
+def _reduced(
+    image: Pixels,
+    values: Pixels,
+    what: str,
+    labels_axis: int | str,
+    channel_axis: int | str | None,
+) -> list[Reading]:
+    """Ways to read the values as maps that are smaller than the image."""
+    found = []
+    for a in axis_candidates(labels_axis, values.ndim, "labels_axis"):
+        small = values.shape[:a] + values.shape[a + 1 :]
+        for pixels, c in _rests(image, len(small), channel_axis):
+            if is_reduced(small, pixels):
+                mask = values.shape[a] == 1 and what != "energies"
+                found.append(Reading(Axes(pixels, a, c), mask=mask, reduced=True))
+    if what == "probabilities" and len(found) > 1:
+        found = [way for way in found if sums_to_one(values, way.axes.labels)] or found
+    if len(found) > 1:  # the same factor along all axes, exactly
+        spread = [_spread(values, way) for way in found]
+        found = [way for way, s in zip(found, spread, strict=True) if s == min(spread)]
+    return found
+
+
+def _spread(values: Pixels, way: Reading) -> float:
+    """By how much the factors of enlargement along the axes differ."""
+    a = way.axes.labels
+    small = values.shape[:a] + values.shape[a + 1 :]
+    factors = [full / part for full, part in zip(way.axes.pixels, small, strict=True)]
+    return round(max(factors) / min(factors), 9)
+
+
+def _enlarge(values: Pixels, reading: Reading, what: str) -> Pixels:
+    """The values at the size of the image."""
+    pixels = reading.axes.pixels
+    axes = list(range(values.ndim))
+    if values.ndim > len(pixels):
+        axes.remove(reading.axes.labels)
+    small = tuple(values.shape[a] for a in axes)
+    log.info("%s", enlarged_note(what, small, pixels))
+    return resize_linear(values, pixels, axes)
+
+
+def enlarged_note(what: str, small: tuple[int, ...], pixels: tuple[int, ...]) -> str:
+    """What to say about maps that are smaller than the image.
+
+    Example:
+        >>> enlarged_note("logits", (47, 63), (375, 500))
+        'logits of 47×63 pixels are enlarged to 375×500, by linear interpolation'
+    """
+    sizes = ["×".join(map(str, shape)) for shape in (small, pixels)]
+    return f"{what} of {sizes[0]} pixels are enlarged to {sizes[1]}, by linear interpolation"
+
+
+def _energies(
+    values: Pixels, reading: Reading, what: str, clip: float, normalize: bool
+) -> NDArray[np.float32]:
+    """One row of energies per pixel.  # (n, labels)"""
+    pixels = reading.axes.pixels
+    if reading.mask:
+        table = mask_rows(values, pixels, logits=what == "logits")
+    else:
+        table = rows(values, reading.axes.labels, fresh=what != "energies")
+    if what == "logits":
+        logits_into_energies(table, pixels, clip)
+    elif what == "probabilities":
+        into_energies(table, pixels, clip, normalize and not reading.mask)
+    return table
+
+
+# ---- results ----
+
+
+def as_given(maps: Pixels, form: Form) -> Pixels:
+    """Marginals of all pixels in the form that the caller's array had.
+
+    Args:
+        maps: Labels last.  # (*pixels, labels)
+        form: The form.
+    """
+    if form.labels_axis is None:
+        return maps[..., 1].reshape(form.shape)
+    return np.moveaxis(maps, -1, form.labels_axis).reshape(form.shape)
+
+
+def as_rows(values: Pixels, form: Form) -> NDArray[np.float32]:
+    """The inverse of `as_given`: one row per pixel.  # (n, labels)"""
+    if form.labels_axis is None:
+        return mask_rows(values, form.pixels)
+    lead = len(form.shape) - len(form.pixels) - 1
+    return rows(values.reshape(form.shape[lead:]), form.labels_axis)

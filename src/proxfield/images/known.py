@@ -1,0 +1,104 @@
+"""Pixels that a label map leaves out, and pixels whose label is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.common.arrays import Pixels
+from proxfield.errors import InputError, shown
+from proxfield.images.arrays import to_host
+from proxfield.images.pixels import numbers
+
+IGNORED = 255
+"""The value by which label maps usually mark pixels to ignore."""
+NO_STROKE = 255
+"""The value of scribbles where there is none."""
+
+
+def runs_of(flags: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Starts and ends of the runs of True, one after another.
+
+    Example:
+        >>> runs_of(np.array([True, True, False, True]))
+        (0, 2, 3, 4)
+    """
+    padded = np.concatenate([[False], flags.ravel(), [False]])
+    return tuple(np.flatnonzero(padded[1:] != padded[:-1]).tolist())
+
+
+def flags_of(runs: Sequence[int], size: int) -> NDArray[np.bool_]:
+    """The inverse of `runs_of`.  # (size,)"""
+    flags = np.zeros(size, dtype=bool)
+    for start, end in zip(runs[::2], runs[1::2], strict=True):
+        flags[start:end] = True
+    return flags
+
+
+def find_ignored(
+    labels: Pixels, ignore: int | str | None, unsure: int | None, n_labels: int | None
+) -> int | None:
+    """The value of pixels to leave out of consideration; None if there is none.
+
+    Args:
+        labels: A label map.
+        ignore: A value, None, or "auto"; see `DenseCRF.from_labels`.
+        unsure: The value that stands for "not known".
+        n_labels: Number of labels, None if it follows from the map.
+    """
+    if ignore is None or (ignore == "auto" and unsure == IGNORED):
+        return None
+    if isinstance(ignore, str):
+        if ignore != "auto":
+            raise InputError(f"ignore={shown(ignore)}, expected a whole number, None or 'auto'")
+        top = int(labels.max())
+        if top != IGNORED or (n_labels is not None and n_labels > IGNORED):
+            return None
+        if n_labels is None and not ((labels != IGNORED) & (labels != 0)).any():
+            raise InputError(
+                "labels hold only 0 and 255, expected 0, 1, …; if 255 is foreground, pass "
+                "probabilities=labels / 255, if it stands for unknown, ignore=255"
+            )
+        return IGNORED
+    if isinstance(ignore, bool) or not isinstance(ignore, int | np.integer):
+        raise InputError(f"ignore={shown(ignore)}, expected a whole number, None or 'auto'")
+    if ignore == unsure:
+        raise InputError(f"ignore={ignore} and unsure={unsure}, expected different values")
+    return int(ignore)
+
+
+def fix_labels(
+    table: NDArray[np.float32],
+    scribbles: Any,
+    pixels: tuple[int, ...],
+    empty: int = NO_STROKE,
+) -> NDArray[np.float32]:
+    """Energies with some pixels fixed to a label: all others are impossible there.
+
+    Args:
+        table: Energies; not changed.  # (n, labels)
+        scribbles: A label per pixel.  # (*pixels)
+        pixels: Shape of the image.
+        empty: The value of pixels without a stroke; numbers below 0 stand for that too.
+    """
+    strokes = numbers(to_host(scribbles), "scribbles")
+    if strokes.dtype.kind not in "iub":
+        raise InputError(f"scribbles must be whole numbers, not {strokes.dtype}")
+    if strokes.shape != pixels:
+        raise InputError(f"scribbles of shape {strokes.shape}, expected {pixels}, as the image")
+    flat = strokes.ravel().astype(np.int64)
+    at = np.flatnonzero((flat != empty) & (flat >= 0))
+    n_labels = table.shape[1]
+    if at.size and int(flat[at].max()) >= n_labels:
+        worst = int(flat[at].max())
+        raise InputError(
+            f"scribbles hold label {worst}, expected 0 to {n_labels - 1}, or {empty} for pixels "
+            "without a stroke"
+        )
+    out: NDArray[np.float32] = table.copy()
+    out[at] = np.inf
+    out[at, flat[at]] = 0
+    return out
