@@ -90,13 +90,13 @@ def test_files_are_read_while_others_are_computed(
             most = max(most, held)
         return read(*args)
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **more: Any) -> Any:
         nonlocal held
         seen.append(held)
         time.sleep(0.02)
         with lock:
             held -= 1
-        return compute(*args)
+        return compute(*args, **more)
 
     monkeypatch.setattr(refine_pipeline, "threads_for", lambda _: 4)
     monkeypatch.setattr(refine_pipeline, "read_one", counted)
@@ -110,16 +110,15 @@ def test_interrupted_between_images(pairs: list[Pair], monkeypatch: pytest.Monke
     """Nothing half-written, nothing begun after it, and no thread left."""
     compute, before = refine_pipeline.compute_one, threading.active_count()
 
-    def stopping(pair: Pair, *rest: Any) -> Any:
+    def stopping(pair: Pair, *rest: Any, **more: Any) -> Any:
         if pair is pairs[3]:
             raise KeyboardInterrupt
-        return compute(pair, *rest)
+        return compute(pair, *rest, **more)
 
     monkeypatch.setattr(refine_pipeline, "compute_one", stopping)
-    found = []
+    found: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
-        for record in run(pairs, 2):
-            found.append(record)
+        found.extend(run(pairs, 2))
     assert len(found) <= 3
     assert not any(pair.targets[0].exists() for pair in pairs[3:])
     assert {p.name for p in pairs[0].targets[0].parent.iterdir()} <= {"0.png", "1.png", "2.png"}

@@ -17,6 +17,7 @@ from proxfield.io.files import display_name
 
 if TYPE_CHECKING:
     from proxfield.common.arrays import Pixels
+    from proxfield.images.densecrf import DenseCRF
     from proxfield.inference.history import Callback
 
 
@@ -87,16 +88,24 @@ def read_one(pair: Pair, work: Work, notes: list[str]) -> Inputs:
     return Inputs(image, *read_labels(pair.unary), notes)
 
 
-def compute_one(
-    pair: Pair, work: Work, inputs: Inputs, callback: Callback | None = None
-) -> Refined:
-    """Step 2: build the field and infer; reads and writes no files."""
+def build_one(work: Work, inputs: Inputs) -> DenseCRF:
+    """The first half of step 2: the field of what was read."""
     from proxfield.images.densecrf import DenseCRF
 
     if work.from_labels is None:
-        crf = DenseCRF(inputs.image, inputs.unary, **work.build)
-    else:
-        crf = DenseCRF.from_labels(inputs.image, inputs.unary, **work.from_labels, **work.build)
+        return DenseCRF(inputs.image, inputs.unary, **work.build)
+    return DenseCRF.from_labels(inputs.image, inputs.unary, **work.from_labels, **work.build)
+
+
+def compute_one(
+    pair: Pair,
+    work: Work,
+    inputs: Inputs,
+    callback: Callback | None = None,
+    built: DenseCRF | None = None,
+) -> Refined:
+    """Step 2: build the field, unless it is given, and infer; reads and writes no files."""
+    crf = build_one(work, inputs) if built is None else built
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
     result = crf.infer(**work.run, callback=callback)

@@ -1,8 +1,8 @@
 """Many images of ``proxfield refine`` on a GPU: read, computed and written at the same time.
 
 A GPU refines an image faster than a file is decoded or written. So threads read some images ahead
-and others write, while this thread computes one after the other. Records come in the order of the
-images; an image that fails has its error in its record, as everywhere.
+and build their fields, and others write, while this thread computes one after the other. Records
+come in the order of the images; an image that fails has its error in its record, as everywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
@@ -20,6 +21,7 @@ from proxfield.cli.refine_one import (
     Inputs,
     Refined,
     Work,
+    build_one,
     compute_one,
     new_record,
     read_one,
@@ -28,6 +30,11 @@ from proxfield.cli.refine_one import (
 )
 from proxfield.common.records import Record
 
+if TYPE_CHECKING:
+    from proxfield.images.densecrf import DenseCRF
+
+Read = tuple[Inputs, "DenseCRF"]
+"""What the files of one pair hold, and the field of it."""
 MAX_THREADS = 8
 """Maximum number of threads that read, and that write."""
 
@@ -57,7 +64,7 @@ def run_pipeline(
     count = max(1, min(threads_for(len(pairs)), ahead))
     readers, writers = ThreadPoolExecutor(count), ThreadPoolExecutor(count)
     todo = iter(pairs)
-    reading: deque[tuple[Pair, Record, Future[Inputs | None]]] = deque()
+    reading: deque[tuple[Pair, Record, Future[Read | None]]] = deque()
     writing: deque[tuple[Record, Future[None] | None]] = deque()
     try:
         while True:
@@ -67,16 +74,16 @@ def run_pipeline(
             if reading:
                 pair, record, read = reading.popleft()
                 display.working(pair.image.name)
-                inputs = read.result()
-                refined: Refined | None = None
-                if inputs is not None:
-                    step = partial(compute_one, pair, work, inputs)
-                    refined = with_failures(pair, record, step)
-                if inputs is None or refined is None:
-                    writing.append((record, None))
-                else:
-                    wrote = writers.submit(_write, pair, work, record, inputs, refined)
-                    writing.append((record, wrote))
+                found = read.result()
+                wrote = None
+                if found is not None:
+                    inputs, crf = found
+                    step = partial(compute_one, pair, work, inputs, built=crf)
+                    refined: Refined | None = with_failures(pair, record, step)
+                    if refined is not None:
+                        wrote = writers.submit(_write, pair, work, record, inputs, refined)
+                    del found, inputs, crf, step, refined  # freed before the next one is computed
+                writing.append((record, wrote))
             elif not writing:
                 return
             while writing and (_done(writing[0][1]) or len(writing) > ahead or not reading):
@@ -93,9 +100,12 @@ def _done(written: Future[None] | None) -> bool:
     return written is None or written.done()
 
 
-def _read(pair: Pair, work: Work, record: Record) -> Inputs | None:
-    step = partial(read_one, pair, work, record["notes"])
-    found: Inputs | None = with_failures(pair, record, step)
+def _read(pair: Pair, work: Work, record: Record) -> Read | None:
+    def step() -> Read:
+        inputs = read_one(pair, work, record["notes"])
+        return inputs, build_one(work, inputs)
+
+    found: Read | None = with_failures(pair, record, step)
     return found
 
 

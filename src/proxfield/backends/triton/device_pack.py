@@ -116,7 +116,7 @@ def download(values: Tensor) -> NDArray[np.float64]:
         return np.asarray(values.cpu().numpy())
     staging = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
     # an array that isn't pinned; numpy asks for large pages, which torch doesn't
-    out = np.empty_like(staging.numpy())
+    out: NDArray[np.float64] = np.empty_like(staging.numpy())
     torch.from_numpy(out).copy_(staging)
     return out
 
