@@ -116,9 +116,11 @@ def on_gpu(work: Work) -> bool:
 def run_on_gpu(pairs: Sequence[Pair], work: Work, display: Counter) -> Iterator[Record]:
     """The same on a GPU, with files read and written meanwhile."""
     from proxfield.cli.refine_pipeline import run_pipeline, threads_for
+    from proxfield.devices.cuda import torch
 
     with deferred():
         import_module("proxfield.images.densecrf")
+    torch.set_num_threads(1)  # copies by many threads wait for cores that readers and writers use
     ahead, _ = affordable_jobs(2 * threads_for(len(pairs)), pairs, None)
     # readers switch warnings off and on, which threads can't do each for itself
     with display.announcing_compilation(), warnings.catch_warnings():

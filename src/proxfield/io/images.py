@@ -329,7 +329,7 @@ def _view_array(data: bytes) -> Pixels | None:
     values: Pixels = np.empty(0, dtype)
     if len(data) > start:
         values = np.frombuffer(data, dtype=dtype, offset=start)
-    return values.reshape(shape, order="F" if by_column else "C")
+    return np.reshape(values, shape, order="F" if by_column else "C")
 
 
 def _array_bytes(values: Pixels, suffix: str, key: str) -> bytes:
