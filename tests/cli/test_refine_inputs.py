@@ -150,7 +150,8 @@ def test_a_batch_in_a_file(work: Callable[..., Any]) -> None:
     np.save("maps.npy", np.stack([logits] * 4))
     assert "don't match" in failed(work, "images.npy", "--logits", "maps.npy", "-o", "x.npy")
     np.save("maps.npy", np.moveaxis(np.stack([logits] * 4), 1, -1))
-    result = refined(work, "images.npy", "--logits", "maps.npy", "-o", "x.npy")
+    args = ("images.npy", "--logits", "maps.npy", "-o", "x.npy", "--labels-axis", "last")
+    result = refined(work, *args, "--channel-axis", "last")
     assert "images.npy: read as a volume, (4, 20, 30)" in result.stderr
 
 
@@ -158,7 +159,7 @@ def test_a_batch_in_a_file(work: Callable[..., Any]) -> None:
 
 
 def test_255_is_carried_through(work: Callable[..., Any]) -> None:
-    image, logits = scene()
+    _, logits = scene()
     labels = logits.argmax(axis=0).astype(np.uint8)
     labels[3:6, 10:22] = 255
     picture = Image.fromarray(labels)
@@ -178,7 +179,7 @@ def test_255_is_carried_through(work: Callable[..., Any]) -> None:
     )
     assert json.loads(result.stdout)["files"][0]["n_labels"] == 256
     refined(work, "image.png", "--labels", "voc.png", "-o", "y.png", "--unsure", 255)
-    assert read_labels("y.png")[0].max() == 2
+    assert read_labels("y.png")[0].max() < 3
 
 
 def test_masks_of_0_and_255_are_no_label_maps(work: Callable[..., Any]) -> None:
@@ -267,7 +268,7 @@ def test_exif_orientation(work: Callable[..., Any], orientation: int) -> None:
 
 
 def test_16_bit_pictures(work: Callable[..., Any]) -> None:
-    image, logits = scene()
+    image, _ = scene()
     gray = image[..., 0]
     Image.fromarray(gray).save("gray.png")
     Image.fromarray(gray.astype(np.uint16) * 257).save("deep.png")
@@ -331,14 +332,15 @@ def test_nifti(work: Callable[..., Any]) -> None:
     scan.header.set_xyzt_units("mm")
     nib.save(scan, "head.nii.gz")
     nib.save(nib.Nifti1Image(logits.astype(np.float32), affine), "scores.nii")
-    color = ("--bilateral-color", 120)
+    color = ("--bilateral-color", 120, "--spatial-weight", 0.9, "--bilateral-weight", 0.2)
     result = refined(work, "head.nii.gz", "--logits", "scores.nii", "-o", "out", *color)
     assert result.stderr == ""
     assert sorted(p.name for p in Path("out").iterdir()) == ["head.nii.gz", "head.nii.gz.json"]
     found = nib.load("out/head.nii.gz")
     np.testing.assert_allclose(found.affine, affine)
     assert found.header.get_zooms() == (0.5, 0.5, 4.0) and found.get_data_dtype() == np.uint8
-    options = {"logits": logits, "bilateral_color": 120, "batch": False}
+    options: dict[str, Any] = {"logits": logits, "bilateral_color": 120, "batch": False}
+    options |= {"spatial_weight": 0.9, "bilateral_weight": 0.2}
     expected = pf.DenseCRF(values, spacing=(0.5, 0.5, 4.0), **options).infer()
     np.testing.assert_array_equal(np.asarray(found.dataobj), expected.labels)
     cubes = pf.DenseCRF(values, **options).infer()
@@ -391,7 +393,7 @@ def save_geotiff(name: str, values: Any, **more: Any) -> Any:
     """Write bands with a place on Earth; returns the transformation."""
     rasterio = pytest.importorskip("rasterio", reason="rasterio isn't installed")
     bands = values[None] if values.ndim == 2 else np.moveaxis(values, -1, 0)
-    place = rasterio.transform.from_origin(440_720.0, 3_751_320.0, 10.0, 10.0)
+    place = rasterio.Affine(10.0, 0.0, 440_720.0, 0.0, -10.0, 3_751_320.0)
     options = {"count": len(bands), "height": bands.shape[1], "width": bands.shape[2]}
     with rasterio.open(
         name, "w", driver="GTiff", dtype=bands.dtype.name, crs="EPSG:32611", transform=place,
@@ -543,7 +545,8 @@ def test_other_parameters_redo_results(work: Callable[..., Any], change: tuple[s
 
 
 def test_other_inputs_and_lost_records_redo_results(work: Callable[..., Any]) -> None:
-    args = ("image.png", "--logits", "logits.npy", "-o", "out")
+    weak = ("--spatial-weight", 0.3, "--bilateral-weight", 0.3)
+    args = ("image.png", "--logits", "logits.npy", "-o", "out", *weak)
     refined(work, *args)
     before = Path("out/image.png").read_bytes()
     np.save("logits.npy", scene(5)[1])
@@ -575,8 +578,10 @@ def test_workers_end_with_their_parent(
         Path(f"images/{name}.png").write_bytes(Path("image.png").read_bytes())
         Path(f"scores/{name}.npy").write_bytes(Path("logits.npy").read_bytes())
     child = subprocess.Popen(
-        [sys.executable, "-m", "proxfield", "refine", "images", "--logits", "scores", "-o", "out"]
-        + ["--jobs", "2", "--max-iters", "100000000", "--tol", "0"],
+        [
+            *(sys.executable, "-m", "proxfield", "refine", "images", "--logits", "scores"),
+            *("-o", "out", "--jobs", "2", "--max-iters", "100000000", "--tol", "0"),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
