@@ -69,7 +69,8 @@ FOLDERS = ("images", "--probs", "probs", "-o", "out")
 
 
 def files(folder: str = "out") -> list[str]:
-    return sorted(p.name for p in Path(folder).iterdir())
+    """Results, without the JSON files beside them."""
+    return sorted(p.name for p in Path(folder).iterdir() if p.suffix != ".json")
 
 
 # ---- what it writes ----
@@ -185,7 +186,8 @@ def test_volumes_and_other_layouts(work: Callable[..., Any]) -> None:
     assert result.exit_code == 0, result.stderr
     assert files() == ["a.npy"]
     assert np.load("out/a.npy").shape == (3, 8, 30)
-    assert json.loads(work("v", "--probs", "vp", "-o", "out", "--json").stdout)["skipped"] == 1
+    again = work("v", "--probs", "vp", "-o", "out", "--spacing", "3,1,1", "--json")
+    assert json.loads(again.stdout)["skipped"] == 1
     seen = work("v", "--probs", "vp", "-o", "out2", "--overlay", "seen")
     assert seen.exit_code == 1
     assert "an overlay needs a flat image" in seen.stderr
@@ -260,6 +262,7 @@ def test_broken_images_are_passed_over(work: Callable[..., Any], jobs: int) -> N
     assert len(each) == 3
     assert each[0].startswith("proxfield: error: images/a.png: image is damaged or cut short")
     assert "images/b.png: the image of shape (20, 30, 3)" in each[1] and "(19, 30, 3)" in each[1]
+    assert "expected 1 (--normalize divides by the sum)" in each[2]
     assert "images/d.png: probabilities of pixel (4, 5) sum to 3" in each[2]
     assert last.startswith("proxfield: error: 3 of 5 images failed: ")
     assert all(f"images/{name}.png" in last for name in "abd")
@@ -634,8 +637,18 @@ def test_missing_partners(refuse: Callable[..., str]) -> None:
     [
         ((), "IMAGE"),
         (("images",), "--output"),
-        (("images", "-o", "out"), "expected --probs or --labels"),
-        ((*FOLDERS, "--labels", "maps"), "expected --probs or --labels, one of them"),
+        (("images", "-o", "out"), "expected --probs or --labels or --logits"),
+        ((*FOLDERS, "--labels", "maps"), "--probs or --labels or --logits, one of them"),
+        ((*FOLDERS, "--logits", "probs"), "--probs or --labels or --logits, one of them"),
+        ((*FOLDERS, "--ignore", 7), "--ignore goes with --labels only"),
+        (
+            ("images", "--labels", "maps", "-o", "out", "--ignore", "x"),
+            "a label (255, say) or none",
+        ),
+        (("images", "--logits", "probs", "-o", "out", "--normalize"), "goes with --probs only"),
+        ((*FOLDERS, "--rule", "sweep"), "--rule sweep doesn't run on dense fields, expected one"),
+        ((*FOLDERS, "--rule", "restarts"), "--rule restarts doesn't run on dense fields"),
+        ((*FOLDERS, "--scribbles", "none.png"), "none.png for 3 images, expected a folder"),
         (("none.png", "--probs", "probs", "-o", "out"), "none.png: no such file"),
         (("images/a.png", "--probs", "none.npy", "-o", "out"), "none.npy: --probs: no such file"),
         (("images", "--probs", "probs/a.npy", "-o", "out"), "for 3 images, expected a folder"),
@@ -651,7 +664,7 @@ def test_missing_partners(refuse: Callable[..., str]) -> None:
         ((*FOLDERS, "--n-labels", 3), "--n-labels goes with --labels only"),
         ((*FOLDERS, "--unsure", 3), "--unsure goes with --labels only"),
         ((*FOLDERS, "--confidence", 0.5), "--confidence goes with --labels only"),
-        (("images", "--labels", "maps", "-o", "out", "--normalize"), "go with --probs only"),
+        (("images", "--labels", "maps", "-o", "out", "--normalize"), "goes with --probs only"),
         (("images", "--labels", "maps", "-o", "out", "--confidence", 0), "--confidence"),
         ((*FOLDERS, "--spatial-sigma", 0), "--spatial-sigma"),
         ((*FOLDERS, "--bilateral-color", "1,x"), "expected a number above 0, or several"),

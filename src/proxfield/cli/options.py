@@ -147,11 +147,24 @@ class CommandWithRules(click.Command):
     """
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Rules"):
+            formatter.write_dl([(name, _about(rule)) for name, rule in self.rules().items()])
+        super().format_epilog(ctx, formatter)
+
+    def rules(self) -> dict[str, type[Rule]]:
+        """The rules that the command takes."""
         from proxfield.rules.registry import RULES
 
-        with formatter.section("Rules"):
-            formatter.write_dl([(name, _about(rule)) for name, rule in RULES.items()])
-        super().format_epilog(ctx, formatter)
+        return RULES
+
+
+class CommandWithDenseRules(CommandWithRules):
+    """Likewise, with the rules that run on dense fields."""
+
+    def rules(self) -> dict[str, type[Rule]]:
+        from proxfield.rules.registry import dense_rules
+
+        return dense_rules()
 
 
 def _about(rule: type[Rule]) -> str:

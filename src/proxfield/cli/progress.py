@@ -1,7 +1,8 @@
-"""Progress on stderr: a live bar on a terminal, silence elsewhere."""
+"""Progress on stderr: a live bar on a terminal; elsewhere a line now and then for long work."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPILING", "Counter", "Display", "make_bar"]
 
+LINE_SECONDS = 10.0
+"""Time between two lines of progress where stderr isn't a terminal."""
 COMPILING = "compiling kernels, once; 15 to 45 s…"
 
 
@@ -79,25 +82,32 @@ class Display:
 
 
 class Counter(Display):
-    """A bar over all images or frames with the time left, on a terminal only.
+    """A bar over all images or frames with the time left; lines where there is no terminal.
+
+    Args:
+        total: Number of items.
+        what: What they are.
 
     Example:
         >>> with Counter(2) as counter:
         ...     counter.count()
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, what: str = "frames") -> None:
         super().__init__()
-        self._total, self._done = total, 0
+        self._total, self._done, self._what, self._name = total, 0, what, ""
+        self._start = self._said = time.monotonic()
 
     def __enter__(self) -> Counter:
         self._bar = make_bar(time_left=True)
+        self._start = self._said = time.monotonic()
         if self._bar is not None:
             self._task = self._bar.add_task("", total=self._total, detail=f"0/{self._total}")
         return self
 
     def working(self, name: str) -> None:
         """What is being done now."""
+        self._name = name
         if self._bar is not None:
             self._bar.update(self._task, description=name)
 
@@ -106,6 +116,8 @@ class Counter(Display):
         share = min(1.0, progress.iteration / max(1, progress.max_iters))
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done + share)
+        else:
+            self._say(f"; {self._name}: iteration {progress.iteration}" if self._name else "")
 
     def count(self) -> None:
         """One more item is finished."""
@@ -113,3 +125,30 @@ class Counter(Display):
         if self._bar is not None:
             detail = f"{self._done}/{self._total}"
             self._bar.update(self._task, completed=self._done, detail=detail)
+        elif self._done < self._total:  # what is finished is summed up anyway
+            self._say()
+
+    def _say(self, detail: str = "") -> None:
+        """A line on stderr, if the last one was long ago; logs and pipes aren't flooded."""
+        now = time.monotonic()
+        if now - self._said < LINE_SECONDS:
+            return
+        self._said = now
+        percent = 100 * self._done // max(1, self._total)
+        line = f"proxfield: {self._done} of {self._total} {self._what}, {percent} %{detail}"
+        if self._done:
+            left = (now - self._start) / self._done * (self._total - self._done)
+            line += f", about {human_seconds(left)} left"
+        self.note(line)
+
+
+def human_seconds(seconds: float) -> str:
+    """A time for people.
+
+    Example:
+        >>> human_seconds(42.3), human_seconds(200), human_seconds(9000)
+        ('42 s', '3 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

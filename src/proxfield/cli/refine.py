@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from proxfield.cli.options import (
     INITS,
     TOL,
-    CommandWithRules,
+    CommandWithDenseRules,
     Decorator,
     device_option,
     json_option,
     parse_settings,
     stack,
 )
+from proxfield.cli.refine_inputs import AXES, KINDS, choose_input, input_options, input_settings
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
     from proxfield.cli.refine_one import Work
 
 FAILED = 1
-AXES = {"auto": "auto", "first": 0, "last": -1, "none": None}
 BUILD = (
     *("spatial_sigma", "spatial_weight", "bilateral_sigma", "bilateral_color"),
     *("bilateral_weight", "spacing", "filter"),
 )
 """Options that go to `DenseCRF` as they are."""
-MAPS = ("n_labels", "confidence", "unsure")
-"""Options that go to `DenseCRF.from_labels` as they are."""
 
 
 def numbers(_: click.Context, __: click.Parameter, text: str | None) -> float | list[float] | None:
@@ -50,46 +52,6 @@ def numbers(_: click.Context, __: click.Parameter, text: str | None) -> float | 
     return found[0] if len(found) == 1 else found
 
 
-input_options = stack(
-    click.argument("images", metavar="IMAGE...", nargs=-1, required=True),
-    click.option(
-        "--probs",
-        metavar="PATH",
-        help="Probabilities (.npy, .npz) of one image, or a folder of files named like the images.",
-    ),
-    click.option(
-        "--labels", metavar="PATH", help="Label maps (.png, .npy) instead, a file or a folder."
-    ),
-    click.option(
-        "--confidence",
-        metavar="P",
-        type=click.FloatRange(0, 1, min_open=True),
-        help="Probability that a label is right.  [default: 0.7]",
-    ),
-    click.option(
-        "--n-labels",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Number of labels.  [default: one more than the largest in each map]",
-    ),
-    click.option("--unsure", metavar="V", type=int, help="A label that stands for unknown."),
-    click.option("--normalize", is_flag=True, help="Divide probabilities by their sum."),
-    click.option(
-        "--labels-axis",
-        type=click.Choice(["auto", "first", "last"]),
-        default="auto",
-        show_default=True,
-        help="Axis of the labels in the probabilities.",
-    ),
-    click.option(
-        "--channel-axis",
-        type=click.Choice(list(AXES)),
-        default="auto",
-        show_default=True,
-        help="Axis of the channels in an image.",
-    ),
-)
-
 output_options = stack(
     click.option(
         "-o",
@@ -103,7 +65,8 @@ output_options = stack(
         type=click.Choice(["labels", "probabilities"]),
         default="labels",
         show_default=True,
-        help="Label maps (.png; .npy for volumes) or probabilities (.npz).",
+        help="Label maps (.png; .npy for volumes) or probabilities (.npz); NIfTI and GeoTIFF "
+        "stay what they are.",
     ),
     click.option(
         "--float16", is_flag=True, help="Store probabilities in half the space of float32."
@@ -238,7 +201,7 @@ run_options = stack(
 )
 
 
-@click.command(cls=CommandWithRules)
+@click.command(cls=CommandWithDenseRules)
 @input_options
 @output_options
 @term_options
@@ -259,30 +222,40 @@ def command(
 ) -> None:
     """Refine segmentations by a dense CRF: labels that follow the edges of the image.
 
-    IMAGE is a picture (PNG, JPEG, TIFF), an array (.npy, .npz) or a folder of these. For several
-    images --probs and -o are folders, with files of the same names. Results that are there
-    are not made again, so that a run that was stopped goes on where it was (one file that -o
-    names is always written). A broken image is reported and passed over; the exit code is then 1.
+    IMAGE is a picture (PNG, JPEG, TIFF), an array (.npy, .npz), a NIfTI volume (.nii, .nii.gz) or a
+    folder of these. For several images --probs and -o are folders, with files of the same names.
+    Beside each result a small JSON file says how it was made. Results that are there, made with the
+    same parameters, are not made again, so that a run that was stopped goes on where it was (one
+    file that -o names is always written). A broken image is reported and passed over; the exit
+    code is then 1.
 
     \b
     Examples:
       proxfield refine photo.jpg --probs photo.npy -o photo.png
       proxfield refine photos/ --probs probs/ -o refined/ --jobs 4 --overlay pictures/
       proxfield refine photos/ --labels maps/ --n-labels 21 -o refined/
+      proxfield refine head.nii.gz --logits head.npy --bilateral-color 40 -o refined/
     """
     from proxfield.cli import refine_files as files
     from proxfield.cli.progress import Counter
+    from proxfield.cli.refine_record import is_finished, parameters
     from proxfield.cli.refine_run import affordable_jobs, check_packages, run_all
     from proxfield.cli.signals import begin_work, interrupted
     from proxfield.common.interrupts import raised_again
     from proxfield.common.pool import LostWorkerError
 
-    given, option, work = prepare(output_kind, options)
+    spacing_given = ctx.get_parameter_source("spacing") is not ParameterSource.DEFAULT
+    given, option, work = prepare(output_kind, options, spacing_given)
     found = files.find_images(images)
     partners = files.find_partners(found, given, option)
-    pairs = files.make_pairs(found, partners, output, overlay, output_kind)
+    strokes: list[Path | None] = []
+    if options["scribbles"] is not None:
+        strokes = files.find_partners(found, options["scribbles"], "--scribbles", optional=True)
+    pairs = files.make_pairs(found, partners, output, overlay, output_kind, strokes)
     check_packages(pairs, jobs)
-    todo = [p for p in pairs if force or files.is_file_name(output) or not p.finished]
+    wanted = parameters(work)
+    always = force or files.is_file_name(output)
+    todo = [p for p in pairs if always or not is_finished(p, wanted)]
     start = time.perf_counter()
     records: list[Record] = []
     ending = ""
@@ -294,7 +267,7 @@ def command(
         jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
         if jobs > 1 and work.run["threads"] is None:
             work.run["threads"] = max(1, (os.cpu_count() or 1) // jobs)
-        with raised_again(), Counter(len(todo)) as display:
+        with raised_again(), Counter(len(todo), "images") as display:
             if why:
                 display.note(f"proxfield: note: {why}")
             for record in run_all(todo, work, jobs, display):
@@ -324,21 +297,20 @@ def command(
     finish(ctx, summary, failed, ending)
 
 
-def prepare(kind: str, options: Record) -> tuple[str, str, Work]:
+def prepare(kind: str, options: Record, spacing_given: bool) -> tuple[str, str, Work]:
     """What is known about pixels, the option that says so, and the work; all checked."""
     from proxfield.cli.refine_one import Work
     from proxfield.cli.running import check_device, check_limits, prepare_rule
 
-    probs, labels = options["probs"], options["labels"]
-    if (probs is None) == (labels is None):
-        raise click.UsageError("expected --probs or --labels, one of them")
-    if probs is not None:
-        for name in MAPS:
-            if options[name] is not None:
-                raise click.UsageError(f"--{name.replace('_', '-')} goes with --labels only")
-    elif options["normalize"] or options["labels_axis"] != "auto":
-        raise click.UsageError("--normalize and --labels-axis go with --probs only")
+    given, chosen = choose_input(options)
     rule = prepare_rule(options["rule"], parse_settings(options["settings"]))
+    if not rule.suits_dense_fields:
+        from proxfield.rules.registry import dense_rules
+
+        raise click.UsageError(
+            f"--rule {options['rule']} doesn't run on dense fields, expected one of: "
+            f"{', '.join(dense_rules())}"
+        )
     threads = options["threads"]
     budget = check_limits(options["max_iters"], options["tol"], options["budget"], threads)
     check_device(dict(options))
@@ -352,18 +324,14 @@ def prepare(kind: str, options: Record) -> tuple[str, str, Work]:
         from proxfield.images.cooccurrence import CooccurrenceStatistics
 
         build["cooccurrence"] = CooccurrenceStatistics.load(options["cooccurrence"])
-    from_labels = None
-    if probs is None:
-        from_labels = {k: options[k] for k in MAPS if options[k] is not None}
-    else:
-        build["normalize"] = options["normalize"]
-        build["labels_axis"] = AXES[options["labels_axis"]]
+    more, from_labels = input_settings(options, chosen)
+    build.update(more)
     run = {"rule": rule, "budget": budget, "threads": threads}
     run.update({name: options[name] for name in ("init", "max_iters", "tol", "seed", "device")})
     names = None if options["names"] is None else tuple(options["names"].split(","))
     dtype = "float16" if options["float16"] else "float32"
-    work = Work(kind, from_labels, build, run, dtype, names)
-    return (labels, "--labels", work) if probs is None else (probs, "--probs", work)
+    work = Work(kind, KINDS[chosen], from_labels, build, run, dtype, names, spacing_given)
+    return given, f"--{chosen}", work
 
 
 def read_compatibility(given: str) -> str | NDArray[np.float64]:
@@ -380,10 +348,9 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     from proxfield.cli.main import report
     from proxfield.cli.shared import print_json, print_pairs
 
-    notes = [note for record in records for note in record["notes"]]
-    if notes:
-        more = f" (and {len(notes) - 1} more notes like this)" if len(notes) > 1 else ""
-        report(f"{notes[0]}{more}", kind="note: ")
+    for first, count in alike([note for record in records for note in record["notes"]]):
+        more = f" (and {count - 1} more notes like this)" if count > 1 else ""
+        report(f"{first}{more}", kind="note: ")
     if as_json:
         print_json({**summary, "files": records})
         return
@@ -394,6 +361,21 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     if summary["failed"]:
         rows.append(("failed", str(summary["failed"])))
     print_pairs([*rows, ("results", summary["output"])])
+
+
+def alike(notes: list[str]) -> list[tuple[str, int]]:
+    """The first of all notes that say the same of different files, and how many there are.
+
+    Example:
+        >>> alike(["a.png: 3 of 4", "b.png: 1 of 2", "b.png: turned"])
+        [('a.png: 3 of 4', 2), ('b.png: turned', 1)]
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for note in notes:
+        key = re.sub(r"[\d.]+", "", note.partition(": ")[2])
+        first, count = found.get(key, (note, 0))
+        found[key] = first, count + 1
+    return list(found.values())
 
 
 def finish(ctx: click.Context, summary: Record, failed: list[Record], ending: str) -> None:

@@ -12,8 +12,13 @@ import click
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES
+from proxfield.io.referenced import GEOTIFF, NIFTI, ending, has_rasterio, is_geotiff, stem
 
-LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS)
+IMAGES = (*PICTURES, *ARRAYS, *NIFTI)
+LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS, *NIFTI)
+SCORES = (*ARRAYS, *NIFTI, *GEOTIFF)
+MASKS = (".png", ".bmp")
+"""Probabilities too, of foreground; in a folder they count where there is nothing else."""
 SUFFIXES = {"labels": (".png", ".npy"), "probabilities": (".npz",)}
 """Names of results in a folder end in one of these (volumes don't fit a picture)."""
 MAX_NAMED_FILES = 5
@@ -29,12 +34,7 @@ class Pair:
     targets: tuple[Path, ...]
     """Where the result goes: the first of these whose kind can hold it."""
     overlay: Path | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether all files that would be written exist."""
-        done = any(target.exists() for target in self.targets)
-        return done and (self.overlay is None or self.overlay.exists())
+    scribbles: Path | None = None
 
 
 def find_images(given: Sequence[str]) -> list[Path]:
@@ -43,7 +43,7 @@ def find_images(given: Sequence[str]) -> list[Path]:
     for text in given:
         path = Path(text)
         if path.is_dir():
-            inside = list_folder(path, (*PICTURES, *ARRAYS))
+            inside = list_folder(path, IMAGES)
             if not inside:
                 raise InputError("holds no images, expected some", path=display_name(path))
             found += inside
@@ -61,13 +61,22 @@ def list_folder(folder: Path, suffixes: Iterable[str]) -> list[Path]:
     """Files with such suffixes, in order; hidden ones left out."""
     kinds = tuple(suffixes)
     inside = sorted(folder.iterdir())
-    return [p for p in inside if p.suffix.lower() in kinds and not p.name.startswith(".")]
+    return [p for p in inside if ending(p) in kinds and not p.name.startswith(".")]
 
 
-def find_partners(images: Sequence[Path], given: str, option: str) -> list[Path]:
-    """For each image the file of the same stem in a folder; for one image also a file."""
+def find_partners(
+    images: Sequence[Path], given: str, option: str, *, optional: bool = False
+) -> list[Path | None]:
+    """For each image the file of the same stem in a folder; for one image also a file.
+
+    Args:
+        images: The images.
+        given: A file or a folder.
+        option: The option that named it.
+        optional: Images without a file get None instead of an error.
+    """
     place, name = Path(given), display_name(given)
-    what = "probabilities" if option == "--probs" else "labels"
+    what = {"--probs": "probabilities"}.get(option, option.lstrip("-"))
     if not place.is_dir():
         if len(images) > 1:
             raise click.UsageError(
@@ -77,27 +86,35 @@ def find_partners(images: Sequence[Path], given: str, option: str) -> list[Path]
         if not place.exists():
             raise InputError(f"{option}: no such file, expected {what}", path=name)
         return [place]
-    suffixes = ARRAYS if option == "--probs" else LABEL_MAPS
-    by_stem: dict[str, list[Path]] = {}
-    for path in list_folder(place, suffixes):
-        by_stem.setdefault(path.stem, []).append(path)
-    missing = [image.name for image in images if image.stem not in by_stem]
-    if missing:
-        example = f"{Path(missing[0]).stem}{suffixes[0]}"
+    suffixes = SCORES if option in ("--probs", "--logits") else LABEL_MAPS
+    by_stem = _by_stem(place, suffixes)
+    if option == "--probs":
+        by_stem = {**_by_stem(place, MASKS), **by_stem}
+    missing = [image.name for image in images if stem(image) not in by_stem]
+    if missing and (not optional or len(missing) == len(images)):
+        example = f"{stem(missing[0])}{suffixes[0]}"
         raise InputError(
             f"{option}: no {what} for {len(missing)} of {len(images)} images: {some(missing)}; "
             f"expected {example}, for one",
             path=name,
         )
     for image in images:
-        several = by_stem[image.stem]
+        several = by_stem.get(stem(image), [])
         if len(several) > 1:
             raise InputError(
                 f"{option}: {some([p.name for p in several])} all go with {image.name}, "
                 "expected one",
                 path=name,
             )
-    return [by_stem[image.stem][0] for image in images]
+    found = [by_stem.get(stem(image)) for image in images]
+    return [None if there is None else there[0] for there in found]
+
+
+def _by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for path in list_folder(folder, suffixes):
+        found.setdefault(stem(path), []).append(path)
+    return found
 
 
 def some(names: Sequence[str]) -> str:
@@ -113,18 +130,27 @@ def some(names: Sequence[str]) -> str:
 
 
 def make_pairs(
-    images: Sequence[Path], unaries: Sequence[Path], output: str, overlay: str | None, kind: str
+    images: Sequence[Path],
+    unaries: Sequence[Path | None],
+    output: str,
+    overlay: str | None,
+    kind: str,
+    scribbles: Sequence[Path | None] = (),
 ) -> list[Pair]:
     """Where everything goes; refuses what would overwrite an input or another result."""
-    kinds = (".png", *ARRAYS) if kind == "labels" else ARRAYS
-    targets = place_outputs(images, output, "-o", SUFFIXES[kind], kinds)
+    targets = place_outputs(images, output, "-o", kind)
     pictures: Sequence[tuple[Path | None, ...]] = [(None,)] * len(images)
     if overlay is not None:
-        pictures = place_outputs(images, overlay, "--overlay", (".png",), (".png",))
-    taken = {os.path.realpath(path): f"the input {path}" for path in (*images, *unaries)}
+        pictures = place_outputs(images, overlay, "--overlay", "overlay")
+    strokes = list(scribbles) or [None] * len(images)
+    inputs = [path for path in (*images, *unaries, *strokes) if path is not None]
+    taken = {os.path.realpath(path): f"the input {path}" for path in inputs}
     pairs = []
-    for image, unary, target, picture in zip(images, unaries, targets, pictures, strict=True):
-        pairs.append(Pair(image, unary, target, picture[0]))
+    for image, unary, target, picture, stroke in zip(
+        images, unaries, targets, pictures, strokes, strict=True
+    ):
+        assert unary is not None
+        pairs.append(Pair(image, unary, target, picture[0], stroke))
         for path in (*target, *picture):
             if path is None:
                 continue
@@ -140,30 +166,48 @@ def make_pairs(
 
 def is_file_name(given: str) -> bool:
     """Whether an output names a file and not a folder."""
-    return Path(given).suffix.lower() in (*PICTURES, *ARRAYS) and not Path(given).is_dir()
+    return ending(given) in IMAGES and not Path(given).is_dir()
+
+
+def own_suffix(image: Path) -> str | None:
+    """The kind of file that keeps the place of an image; None if it has none, or can't be kept."""
+    if ending(image) in NIFTI:
+        return ".nii.gz"
+    return ".tif" if is_geotiff(image) and has_rasterio() else None
 
 
 def place_outputs(
-    images: Sequence[Path],
-    given: str,
-    option: str,
-    suffixes: Sequence[str],
-    allowed: Sequence[str],
+    images: Sequence[Path], given: str, option: str, kind: str
 ) -> list[tuple[Path, ...]]:
-    """Names for each image's result: in a folder, or the very file named for one image."""
+    """Names for each image's result: in a folder, or the very file named for one image.
+
+    Args:
+        images: The images.
+        given: A folder or a file.
+        option: The option that named it.
+        kind: "labels", "probabilities" or "overlay".
+    """
     from proxfield.cli.shared import check_target
 
     place = Path(given)
+    own = [None if kind == "overlay" else own_suffix(image) for image in images]
     if is_file_name(given):
         if len(images) > 1:
             raise click.UsageError(f"{option} {given!r} for {len(images)} images is no folder")
-        if place.suffix.lower() not in allowed:
+        allowed = {"labels": (".png", *ARRAYS), "probabilities": ARRAYS, "overlay": (".png",)}[kind]
+        placed = {".nii.gz": NIFTI, ".tif": GEOTIFF}.get(own[0] or "", ())
+        if ending(place) not in (*allowed, *placed):
             raise click.UsageError(
-                f"{option} {given!r}, expected a folder or a name ending in {', '.join(allowed)}"
+                f"{option} {given!r}, expected a folder or a name ending in "
+                f"{', '.join((*allowed, *placed))}"
             )
         check_target(given, option)
         return [(place,)]
-    return [tuple(place / f"{image.stem}{s}" for s in suffixes) for image in images]
+    plain = (".png",) if kind == "overlay" else SUFFIXES[kind]
+    return [
+        tuple(place / f"{stem(image)}{s}" for s in (plain if suffix is None else (suffix,)))
+        for image, suffix in zip(images, own, strict=True)
+    ]
 
 
 def make_folder(given: str, option: str) -> None:

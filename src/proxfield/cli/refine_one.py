@@ -10,15 +10,49 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from proxfield.cli.refine_files import Pair
+from proxfield.cli.refine_inputs import in_options
+from proxfield.cli.refine_record import record_path, write_record
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
+from proxfield.io.images import (
+    ARRAYS,
+    as_labels,
+    as_logits,
+    as_probabilities,
+    read_image,
+    read_labels,
+    read_logits,
+    read_probabilities,
+    write_labels,
+    write_probabilities,
+)
+from proxfield.io.referenced import (
+    GEO_REMEDY,
+    GEOTIFF,
+    NIFTI,
+    GeoReference,
+    NiftiReference,
+    ending,
+    has_rasterio,
+    is_geotiff,
+    read_geotiff,
+    read_nifti,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from proxfield.common.arrays import Pixels
     from proxfield.images.densecrf import DenseCRF
     from proxfield.inference.history import Callback
+
+DEEP = 16384
+"""Values below it leave most of 16 bits unused: what a standard deviation of colors means then is
+for the user to say."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +61,16 @@ class Work:
 
     kind: str = "labels"
     """"labels" or "probabilities": the output."""
+    what: str = "probabilities"
+    """"probabilities", "logits" or "labels": the input."""
     from_labels: Record | None = None
-    """Options for label maps; None: the input is probabilities."""
+    """Options for label maps; None: the input is something else."""
     build: Record = field(default_factory=dict)
     run: Record = field(default_factory=dict)
     dtype: str = "float32"
     names: tuple[str, ...] | None = None
+    spacing_given: bool = False
+    """Whether the user says how large a voxel is; otherwise the header of a NIfTI file does."""
 
 
 @dataclass
@@ -41,8 +79,12 @@ class Inputs:
 
     image: Pixels
     unary: Pixels
-    """Probabilities, or a label map if the work has options for these."""
+    """Probabilities, logits or a label map."""
     palette: list[int] | None = None
+    scribbles: Pixels | None = None
+    reference: NiftiReference | GeoReference | None = None
+    """Where the image is; results are written with it."""
+    spacing: tuple[float, ...] | None = None
     notes: list[str] = field(default_factory=list)
     """Lines for people about what was read otherwise than they may expect."""
 
@@ -55,6 +97,8 @@ class Refined:
     """Labels or probabilities."""
     labels: Any
     """The label map, for the overlay."""
+    ignored: int | None
+    """The label of pixels that were left as they are."""
     summary: Record
     """Entries of the record: number of labels, status, iterations, …"""
 
@@ -80,21 +124,42 @@ def read_one(pair: Pair, work: Work, notes: list[str]) -> Inputs:
         work: What to do with them.
         notes: Gets lines about what was dropped.
     """
-    from proxfield.io.images import read_image, read_labels, read_probabilities
+    image, reference, spacing = _read_image(pair.image, notes)
+    unary, palette, other = _read_unary(pair.unary, work.what)
+    if reference is not None and other is not None and not reference.same_place(other):
+        notes.append(f"{display_name(pair.unary)}: lies in another place than the image")
+    scribbles = None if pair.scribbles is None else _read_unary(pair.scribbles, "labels")[0]
+    return Inputs(image, unary, palette, scribbles, reference, spacing, notes)
 
-    image = read_image(pair.image, notes)
-    if work.from_labels is None:
-        return Inputs(image, read_probabilities(pair.unary), None, notes)
-    return Inputs(image, *read_labels(pair.unary), notes)
+
+def _read_image(path: Path, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
+    """The pixels of an image, where it is, and the size of a voxel."""
+    if ending(path) in NIFTI:
+        placed = read_nifti(path)
+        return placed.values, placed.reference, placed.spacing
+    if is_geotiff(path):
+        if has_rasterio():
+            placed = read_geotiff(path, notes)
+            return placed.values, placed.reference, None
+        notes.append(f"{display_name(path)}: its place on Earth isn't kept: {GEO_REMEDY}")
+    return read_image(path, notes), None, None
 
 
-def build_one(work: Work, inputs: Inputs) -> DenseCRF:
-    """The first half of step 2: the field of what was read."""
-    from proxfield.images.densecrf import DenseCRF
-
-    if work.from_labels is None:
-        return DenseCRF(inputs.image, inputs.unary, **work.build)
-    return DenseCRF.from_labels(inputs.image, inputs.unary, **work.from_labels, **work.build)
+def _read_unary(path: Path, what: str) -> tuple[Pixels, list[int] | None, Any]:
+    """What is known about pixels, the palette of a label map, and where the file says it is."""
+    name = display_name(path)
+    placed = None
+    if ending(path) in NIFTI:
+        placed = read_nifti(path)
+    elif ending(path) in GEOTIFF and has_rasterio() and (what != "labels" or is_geotiff(path)):
+        placed = read_geotiff(path)
+    if placed is None:
+        if what == "labels":
+            return (*read_labels(path), None)
+        read = read_logits if what == "logits" else read_probabilities
+        return read(path), None, None
+    convert = {"labels": as_labels, "logits": as_logits}.get(what, as_probabilities)
+    return convert(placed.values, name), None, placed.reference
 
 
 def compute_one(
@@ -105,7 +170,7 @@ def compute_one(
     built: DenseCRF | None = None,
 ) -> Refined:
     """Step 2: build the field, unless it is given, and infer; reads and writes no files."""
-    crf = build_one(work, inputs) if built is None else built
+    crf = build_one(pair, work, inputs) if built is None else built
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
     result = crf.infer(**work.run, callback=callback)
@@ -120,12 +185,45 @@ def compute_one(
         "seconds": result.seconds,
     }
     labels = result.labels if work.kind == "labels" or pair.overlay is not None else None
-    return Refined(labels if work.kind == "labels" else result.probabilities, labels, summary)
+    values: Any = labels if work.kind == "labels" else result.probabilities
+    if work.kind == "probabilities" and inputs.reference is not None:  # bands, in any case
+        maps = result.q.reshape(*crf.pixels, crf.n_labels)
+        values = maps if crf.labels_axis is not None else maps[..., 1]
+    ignored = None if crf.ignored is None else crf.ignored[0]
+    return Refined(values, labels, ignored, summary)
+
+
+def build_one(pair: Pair, work: Work, inputs: Inputs) -> DenseCRF:
+    """The field of one image; notes what was read otherwise than people may expect."""
+    from proxfield.images.densecrf import DenseCRF
+
+    build: Record = dict(work.build)
+    build["batch"] = None if len(inputs.unary) == 1 else False  # a file is one image
+    build["scribbles"] = inputs.scribbles
+    if inputs.spacing is not None and not work.spacing_given:
+        build["spacing"] = inputs.spacing
+    if work.from_labels is None:
+        build[work.what] = inputs.unary
+        crf = DenseCRF(inputs.image, **build)
+    else:
+        crf = DenseCRF.from_labels(inputs.image, inputs.unary, **work.from_labels, **build)
+    name, there = display_name(pair.unary), inputs.unary.shape
+    if work.from_labels is None and crf.shape != there:
+        inputs.notes.append(f"{name}: {work.what} are enlarged from {there} to {crf.shape}")
+    if len(crf.pixels) > 2 and ending(pair.image) in ARRAYS:
+        inputs.notes.append(f"{display_name(pair.image)}: read as a volume, {crf.pixels}")
+    image = inputs.image
+    color = work.build.get("bilateral_color")
+    if image.dtype == np.uint16 and color is None and 255 < (top := int(image.max())) < DEEP:
+        inputs.notes.append(
+            f"{display_name(pair.image)}: 16-bit, but no value above {top}; choose "
+            "--bilateral-color in these units"
+        )
+    return crf
 
 
 def write_one(pair: Pair, work: Work, inputs: Inputs, refined: Refined) -> Record:
     """Step 3: write the files of a pair; returns the entries of its record."""
-    from proxfield.io.images import write_labels, write_probabilities
     from proxfield.io.overlay import write_overlay
 
     target = pair.targets[0 if len(refined.summary["pixels"]) == 2 else -1]
@@ -133,11 +231,17 @@ def write_one(pair: Pair, work: Work, inputs: Inputs, refined: Refined) -> Recor
         write_overlay(
             pair.overlay, inputs.image, refined.labels, palette=inputs.palette, names=work.names
         )
-    if work.kind == "labels":
+    record_path(target).unlink(missing_ok=True)  # it speaks of the result before this one
+    if inputs.reference is not None and ending(target) in (*NIFTI, *GEOTIFF):
+        values = refined.values
+        values = values if work.kind == "labels" else np.asarray(values, dtype=np.float32)
+        inputs.reference.write(target, values, refined.ignored)
+    elif work.kind == "labels":
         n_labels = refined.summary["n_labels"]
         write_labels(target, refined.values, n_labels, palette=inputs.palette)
     else:
         write_probabilities(target, refined.values, dtype=work.dtype)
+    write_record(pair, work, target, refined.summary)
     return {
         "output": str(target),
         "overlay": None if pair.overlay is None else str(pair.overlay),
@@ -171,7 +275,9 @@ def _explain(error: Exception, name: str) -> str:
     from proxfield.cli.main import describe
 
     if isinstance(error, InputError):
-        return str(error) if error.path is not None else f"{name}: {error.message}"
+        if error.path is not None:
+            return str(error)
+        return str(InputError(in_options(error.message), path=name))
     if isinstance(error, (ProxfieldError, OSError, MemoryError)):
         return f"{name}: {describe(error)}"
     # one image in a thousand must not end the run

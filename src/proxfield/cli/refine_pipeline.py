@@ -103,7 +103,7 @@ def _done(written: Future[None] | None) -> bool:
 def _read(pair: Pair, work: Work, record: Record) -> Read | None:
     def step() -> Read:
         inputs = read_one(pair, work, record["notes"])
-        return inputs, build_one(work, inputs)
+        return inputs, build_one(pair, work, inputs)
 
     found: Read | None = with_failures(pair, record, step)
     return found

@@ -18,6 +18,7 @@ from proxfield.common.pool import import_joblib, run_in_processes
 from proxfield.common.records import Record
 from proxfield.errors import ProxfieldError
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow
+from proxfield.io.referenced import NIFTI, ending, import_nibabel
 
 SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
@@ -40,7 +41,7 @@ def bytes_needed(pair: Pair, n_labels: int | None) -> int:
     size = 1
     for length in shape:
         size *= length
-    if pair.unary.suffix.lower() in ARRAYS and n_labels is None:
+    if ending(pair.unary) in ARRAYS and n_labels is None:
         pixels = size // max(1, min(shape[0], shape[-1])) if shape else 1
     else:
         pixels, size = size, size * (n_labels or 32)
@@ -49,7 +50,9 @@ def bytes_needed(pair: Pair, n_labels: int | None) -> int:
 
 def stored_shape(path: Path) -> tuple[int, ...]:
     """The shape of an array or a picture, without reading it."""
-    suffix = path.suffix.lower()
+    suffix = ending(path)
+    if suffix in NIFTI:
+        return tuple(import_nibabel().load(path).shape)
     if suffix not in ARRAYS:
         with import_pillow().open(path) as picture:
             return (picture.height, picture.width)
@@ -132,6 +135,14 @@ def check_packages(pairs: Sequence[Pair], jobs: int) -> None:
     """Name a package that is missing before the work begins, not once for each image."""
     if jobs > 1:
         import_joblib()
-    paths = [path for x in pairs for path in (x.image, x.unary, x.overlay) if path is not None]
-    if any(path.suffix.lower() in PICTURES for path in paths):
+    paths = [
+        path
+        for x in pairs
+        for path in (x.image, x.unary, x.overlay, x.scribbles)
+        if path is not None
+    ]
+    kinds = {ending(path) for path in paths}
+    if kinds & {*PICTURES}:
         import_pillow()
+    if kinds & {*NIFTI}:
+        import_nibabel()

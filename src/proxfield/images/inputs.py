@@ -319,7 +319,7 @@ def _spread(values: Pixels, way: Reading) -> float:
     a = way.axes.labels
     small = values.shape[:a] + values.shape[a + 1 :]
     factors = [full / part for full, part in zip(way.axes.pixels, small, strict=True)]
-    return round(max(factors) / min(factors), 9)
+    return float(round(max(factors) / min(factors), 9))
 
 
 def _enlarge(values: Pixels, reading: Reading, what: str) -> Pixels:

@@ -7,6 +7,7 @@ failure is one line that names the file; files are written aside and renamed.
 from __future__ import annotations
 
 import math
+import struct
 import warnings
 import zipfile
 import zlib
@@ -20,6 +21,7 @@ from numpy.typing import ArrayLike
 from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.io.referenced import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 REMEDY = 'pip install "proxfield[images]"'
 ARRAYS = (".npy", ".npz")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+ORIENTATION = 0x0112
+"""The EXIF tag of it."""
 KEYS = ("probabilities", "prob", "probs", "softmax")
 """Names of the array to take from an ``.npz``; without any of these, the first."""
 
@@ -38,9 +42,10 @@ _BROKEN = (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, Typ
 def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
     """The pixels of an image.
 
-    Gray pictures come without a channel axis; 16-bit gray stays 16-bit (Pillow reads 16-bit color
-    as 8-bit); palettes and other color spaces become RGB; alpha is dropped. A TIFF of several
-    pages is a volume. The orientation that a camera noted isn't applied. Arrays come as stored.
+    Gray pictures come without a channel axis; 16 bits stay 16 bits (color needs rasterio for that,
+    Pillow reads it as 8-bit); palettes and other color spaces become RGB; alpha is dropped. A TIFF
+    of several pages is a volume. Photographs are turned upright, as their EXIF orientation says.
+    Arrays come as stored.
 
     Args:
         path: A picture, ``.npy`` or ``.npz`` (its first array).
@@ -62,7 +67,12 @@ def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
     data, name = read_bytes(path)
     if is_array(data):
         return _load_array(data, name, ())
-    pages = [_pixels(page, name, notes) for page in _decode(data, name)]
+    if has_deep_color(data):
+        if has_rasterio():
+            return read_geotiff(path, notes).values
+        if notes is not None:
+            notes.append(f"{name}: 16-bit color is read as 8-bit; rasterio reads all: {GEO_REMEDY}")
+    pages = [_pixels(page, name, notes) for page in _decode(data, name, notes)]
     return pages[0] if len(pages) == 1 else _stack(pages, name)
 
 
@@ -70,11 +80,12 @@ def read_probabilities(path: Target) -> Pixels:
     """Probabilities, stored as floats of any size or as whole numbers of 8 or 16 bits.
 
     Whole numbers stand for shares of 255 or 65535; they are taken for that only if they sum to
-    about as much along the first or the last axis, and come normalized.
+    about as much along the first or the last axis, and come normalized. A gray picture, or an array
+    of whole numbers with two axes, is a mask: shares of foreground.
 
     Args:
         path: ``.npy``, or ``.npz`` with an array ``probabilities``, ``prob``, ``probs`` or
-            ``softmax``; else its first array counts.
+            ``softmax``; else its first array counts. Or a gray picture.
 
     Returns:
         The array as it was stored, float16 as float32.
@@ -83,13 +94,21 @@ def read_probabilities(path: Target) -> Pixels:
         InputError: If the file can't be read or holds something else.
     """
     data, name = read_bytes(path)
-    if not is_array(data):
+    if is_array(data):
+        return as_probabilities(_load_array(data, name, KEYS), name)
+    pages = _decode(data, name)
+    gray = pages[0].mode in ("1", "L", "I") or pages[0].mode.startswith("I;16")
+    if len(pages) > 1 or not gray:
         raise InputError(
-            "is no numpy array, expected .npy or .npz with probabilities "
-            "(label maps are read as labels)",
+            "is no gray picture, expected a mask, or .npy or .npz with probabilities (label maps "
+            "are read as labels)",
             path=name,
         )
-    values = _load_array(data, name, KEYS)
+    return as_probabilities(_pixels(pages[0], name, None), name)
+
+
+def as_probabilities(values: Pixels, name: str) -> Pixels:
+    """Stored numbers as floats; see `read_probabilities`."""
     if values.dtype.kind == "f":
         return values.astype(np.float32) if values.dtype.itemsize < 4 else values
     if values.dtype in (np.uint8, np.uint16) and values.ndim > 1:
@@ -99,11 +118,32 @@ def read_probabilities(path: Target) -> Pixels:
             # rounding moves each share by up to one, cutting off or to the nearest
             if (np.abs(sums - full) <= values.shape[axis]).all() and sums.all():
                 return np.asarray(values / sums.astype(np.float32))
+        if values.ndim == 2:
+            return np.asarray(values / np.float32(full))
     raise InputError(
         f"holds {values.dtype} of shape {values.shape}, expected probabilities as floats, or as "
         "shares of 255 (uint8) or 65535 (uint16) that sum to as much for every pixel",
         path=name,
     )
+
+
+def read_logits(path: Target) -> Pixels:
+    """Scores of a network: floats in ``.npy``, or in ``.npz`` an array ``logits`` or ``scores``.
+
+    Raises:
+        InputError: If the file can't be read or holds something else.
+    """
+    data, name = read_bytes(path)
+    if not is_array(data):
+        raise InputError("is no numpy array, expected .npy or .npz with logits", path=name)
+    return as_logits(_load_array(data, name, ("logits", "scores")), name)
+
+
+def as_logits(values: Pixels, name: str) -> Pixels:
+    """Stored scores, checked to be floats; float16 as float32."""
+    if values.dtype.kind != "f":
+        raise InputError(f"holds {values.dtype}, expected logits as floats", path=name)
+    return values.astype(np.float32) if values.dtype.itemsize < 4 else values
 
 
 def read_array(path: Target, what: str) -> Pixels:
@@ -121,6 +161,8 @@ def read_array(path: Target, what: str) -> Pixels:
 def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
     """A label map: the numbers of a palette or gray picture, or an array of whole numbers.
 
+    Transparent pixels of a gray picture come as 255: strokes on a clear sheet are scribbles.
+
     Returns:
         The labels, and the palette as Pillow lists it (r, g, b, r, …), None without one.
 
@@ -135,14 +177,28 @@ def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
         return values, None
     pages = list(_decode(data, name))
     for page in pages:
-        if page.mode not in ("1", "L", "P", "I") and not page.mode.startswith("I;16"):
+        if page.mode not in ("1", "L", "LA", "P", "I") and not page.mode.startswith("I;16"):
             raise InputError(
                 f"is a color picture ({page.mode}), expected label numbers: a palette or gray",
                 path=name,
             )
     palette = pages[0].getpalette() if pages[0].mode == "P" else None
-    stored = [np.array(page) for page in pages]
+    stored = [_label_numbers(page) for page in pages]
     return (stored[0] if len(stored) == 1 else _stack(stored, name)), palette
+
+
+def _label_numbers(page: Image) -> Pixels:
+    values = np.array(page)
+    return values if page.mode != "LA" else np.where(values[..., 1] == 0, 255, values[..., 0])
+
+
+def as_labels(values: Pixels, name: str) -> Pixels:
+    """Labels as whole numbers; floats only if they are whole."""
+    if values.dtype.kind == "f" and (values == np.rint(values)).all():
+        values = values.astype(np.int64)
+    if values.dtype.kind not in "iub":
+        raise InputError(f"holds {values.dtype}, expected labels as whole numbers", path=name)
+    return values
 
 
 def write_labels(
@@ -209,9 +265,14 @@ def import_pillow() -> Any:
     return Image
 
 
-def _decode(data: bytes, name: str) -> list[Image]:
-    """All pages of a TIFF, the first of anything else; decoded, so that damage shows here."""
+def _decode(data: bytes, name: str, notes: list[str] | None = None) -> list[Image]:
+    """All pages of a TIFF, the first of anything else; decoded, so that damage shows here.
+
+    Photographs come upright: cameras store them as the sensor lies and note how it was held.
+    """
     pillow = import_pillow()
+    from PIL import ImageOps
+
     pages: list[Image] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # size: memory decides; odd metadata: not ours
@@ -221,7 +282,10 @@ def _decode(data: bytes, name: str) -> list[Image]:
                 for k in range(count):
                     picture.seek(k)
                     picture.load()
-                    pages.append(picture.copy())
+                    turned = _is_turned(picture)
+                    pages.append(ImageOps.exif_transpose(picture) if turned else picture.copy())
+                    if turned and notes is not None:
+                        notes.append(f"{name}: turned upright, as its EXIF orientation says")
         except pillow.UnidentifiedImageError:
             what = "is empty" if not data else "is no image that Pillow knows"
             raise InputError(f"{what}, expected PNG, JPEG, TIFF, .npy or .npz", path=name) from None
@@ -239,6 +303,14 @@ def _decode(data: bytes, name: str) -> list[Image]:
                 "image doesn't fit in memory, expected a smaller one", path=name
             ) from None
     return pages
+
+
+def _is_turned(picture: Image) -> bool:
+    """Whether a camera noted that it wasn't held upright."""
+    try:
+        return picture.getexif().get(ORIENTATION, 1) in range(2, 9)
+    except (*_BROKEN, struct.error):  # damaged metadata says nothing
+        return False
 
 
 def _pixels(page: Image, name: str, notes: list[str] | None) -> Pixels:

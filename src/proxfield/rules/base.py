@@ -24,6 +24,8 @@ class Rule(ABC):
     """Whether it is proved that F never rises (with the default parameters)."""
     special: ClassVar[bool] = False
     """Whether it is for one kind of term, and refuses other fields."""
+    visits_variables: ClassVar[bool] = False
+    """Whether it updates single variables or colors, which terms over all pairs don't allow."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -62,6 +64,11 @@ class Rule(ABC):
     def never_rises(self) -> bool:
         """Whether it is proved that F never rises with these parameters."""
         return self.monotone
+
+    @property
+    def suits_dense_fields(self) -> bool:
+        """Whether it runs on fields whose terms couple every pair of variables."""
+        return not (self.special or self.visits_variables)
 
     @property
     def params(self) -> dict[str, Any]:

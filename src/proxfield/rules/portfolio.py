@@ -119,6 +119,12 @@ class Restarts(Rule):
         self._number("noise", 0.0, np.inf, closed=False)
         make_rule(self.inner)
 
+    @property
+    def suits_dense_fields(self) -> bool:
+        from proxfield.rules.registry import make_rule
+
+        return make_rule(self.inner).suits_dense_fields
+
     def plan(self, problem: Problem) -> Plan:
         from proxfield.rules.registry import make_rule
 

@@ -36,6 +36,16 @@ RULES: dict[str, type[Rule]] = {
 }
 
 
+def dense_rules() -> dict[str, type[Rule]]:
+    """The rules that run on dense fields with their default parameters.
+
+    Example:
+        >>> "fixed" in dense_rules(), "sweep" in dense_rules()
+        (True, False)
+    """
+    return {name: rule for name, rule in RULES.items() if rule().suits_dense_fields}
+
+
 def make_rule(rule: str | Rule | type[Rule], params: dict[str, Any] | None = None) -> Rule:
     """A rule from its name (or class) and parameters; a rule is returned as it is.
 

@@ -22,6 +22,7 @@ class Sweep(Rule):
     name = "sweep"
     summary = "one variable at a time; never raises F, can't run in parallel"
     monotone = True
+    visits_variables = True
     order: str = "natural"
 
     def check(self) -> None:
@@ -45,6 +46,7 @@ class Colored(Rule):
     name = "colored"
     summary = "sweep in parallel by graph color; monotone, best on sparse graphs"
     monotone = True
+    visits_variables = True
 
     def prepare(self, problem: Problem) -> None:
         _ = problem.coloring
