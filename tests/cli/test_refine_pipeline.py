@@ -16,9 +16,10 @@ from proxfield.cli import refine_pipeline, refine_run
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_one import Work, refine_one
+from proxfield.rules.registry import make_rule
 
 COUNT = 7
-RUN = {"rule": "fixed", "max_iters": 2, "threads": 1, "device": "cpu"}
+RUN = {"rule": make_rule("fixed"), "max_iters": 2, "threads": 1, "device": "cpu"}
 WORK = Work(run=RUN)
 
 
@@ -121,7 +122,8 @@ def test_interrupted_between_images(pairs: list[Pair], monkeypatch: pytest.Monke
         found.extend(run(pairs, 2))
     assert len(found) <= 3
     assert not any(pair.targets[0].exists() for pair in pairs[3:])
-    assert {p.name for p in pairs[0].targets[0].parent.iterdir()} <= {"0.png", "1.png", "2.png"}
+    names = {path.name.partition(".")[0] for path in pairs[0].targets[0].parent.iterdir()}
+    assert names <= {"0", "1", "2"}
     deadline = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
