@@ -40,6 +40,7 @@ def infer_whole(field: Field, request: Request) -> Result | None:
     if not 2 <= n_labels <= MAX_LABELS or unary.energies.dtype != np.float32:
         return None
     from proxfield.backends.triton import dense_call
+    from proxfield.devices.cuda import torch
 
     device = placed(request.kernels).device
     points = [term.points for term in gaussians if isinstance(term.points, PixelPoints)]
@@ -51,16 +52,18 @@ def infer_whole(field: Field, request: Request) -> Result | None:
         str(device.handle()),
     )
     begun = request.now()
-    held = 24.0 * n_labels + sum(8 * p.shape[1] for p in points)
-    with device.memory_errors("the field", held, field.n_vars):
+    try:
         call = dense_call.program_of(key, points)
         if any(needs_diagonal(made.kind, made.key) for made in call.terms):
             return None
         found = call.run(unary.energies, [p.channels for p in points])
-        moving = bool((found.change > request.tol).all())  # False for NaN
-        if not (found.finite and moving and np.isfinite(found.free_energy).all()):
-            return None
-        return result_of(field, request, found, key, request.now() - begun)
+    except torch.cuda.OutOfMemoryError:
+        dense_call.KEPT.clear()  # the loop says what would fit, if it doesn't either
+        return None
+    moving = bool((found.change > request.tol).all())  # False for NaN
+    if not (found.finite and moving and np.isfinite(found.free_energy).all()):
+        return None
+    return result_of(field, request, found, key, request.now() - begun)
 
 
 def image_terms(field: Field) -> tuple[Unary, list[Gaussian]] | None:
