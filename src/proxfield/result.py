@@ -164,6 +164,8 @@ class Result:
     """A labelling of finite energy known to the search, for fields with hard constraints."""
     kernels: str = "cpu"
     """The kernel set, and its device, that found it; ``map_labels`` is computed there too."""
+    best: Ints | None = None
+    """The most probable label of each variable, where that was found along with q."""
     __iter__: ClassVar[None] = None
     """Not a sequence: what to iterate over is ``marginals``, ``labels`` or a dictionary."""
 
@@ -229,7 +231,11 @@ class Result:
     @cached_property
     def labels(self) -> Ints:
         """The most probable label of each variable by itself (plain rounding).  # (n_vars,)"""
-        return self.field.layout.best_labels(self.q)
+        return self._most_probable()
+
+    def _most_probable(self) -> Ints:
+        """A new array.  # (n_vars,)"""
+        return self.field.layout.best_labels(self.q) if self.best is None else self.best.copy()
 
     @cached_property
     def map_labels(self) -> Ints:

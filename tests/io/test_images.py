@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -376,3 +377,26 @@ def test_bad_overlays(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="opacity=2"):
         overlay(RGB, labels, opacity=2)
     assert "as .png" in error(write_overlay, tmp_path / "x.jpg", RGB, labels)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "u1", "?", "f2"])
+@pytest.mark.parametrize("shape", [(3, 4, 2), (1, 1), (0, 3), ()])
+def test_plain_arrays_are_read_as_numpy_reads_them(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...]
+) -> None:
+    """Without a copy, in both orders; what isn't plain takes numpy's own way."""
+    from proxfield.io.images import _view_array
+
+    values = np.random.default_rng(0).integers(0, 2, size=shape).astype(dtype)
+    for given in (values, np.asfortranarray(values)):
+        out = BytesIO()
+        np.save(out, given)
+        data = out.getvalue()
+        found = _view_array(data)
+        assert found is not None
+        assert found.dtype == given.dtype
+        assert np.array_equal(found, np.load(BytesIO(data)))
+        assert _view_array(data + b"x") is None
+        if values.size:
+            assert _view_array(data[:-1]) is None
+    assert _view_array(b"PK\x03\x04") is None

@@ -163,10 +163,14 @@ def _read_unary(path: Path, what: str) -> tuple[Pixels, list[int] | None, Any]:
 
 
 def compute_one(
-    pair: Pair, work: Work, inputs: Inputs, callback: Callback | None = None
+    pair: Pair,
+    work: Work,
+    inputs: Inputs,
+    callback: Callback | None = None,
+    built: DenseCRF | None = None,
 ) -> Refined:
-    """Step 2: build the field and infer; reads and writes no files."""
-    crf = build_one(pair, work, inputs)
+    """Step 2: build the field, unless it is given, and infer; reads and writes no files."""
+    crf = build_one(pair, work, inputs) if built is None else built
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
     result = crf.infer(**work.run, callback=callback)

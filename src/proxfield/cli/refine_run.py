@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -90,6 +91,9 @@ def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) ->
 
 def run_all(pairs: Sequence[Pair], work: Work, jobs: int, display: Counter) -> Iterator[Record]:
     """The records of all images, as they are finished."""
+    if jobs == 1 and len(pairs) > 1 and on_gpu(work):
+        yield from run_on_gpu(pairs, work, display)
+        return
     # the first image compiles what is missing: once, not in every process
     alone = len(pairs) if jobs == 1 else 1 if len(pairs) > jobs else 0
     if alone:
@@ -103,6 +107,28 @@ def run_all(pairs: Sequence[Pair], work: Work, jobs: int, display: Counter) -> I
         display.working(f"{jobs} jobs")
         one = partial(refine_one, work=work)
         yield from run_in_processes(one, pairs[alone:], jobs, work.run["threads"])
+
+
+def on_gpu(work: Work) -> bool:
+    """Whether images are computed on a device of their own, beside which the host is idle."""
+    from proxfield.devices.registry import find
+
+    return find(work.run["device"]).separate
+
+
+def run_on_gpu(pairs: Sequence[Pair], work: Work, display: Counter) -> Iterator[Record]:
+    """The same on a GPU, with files read and written meanwhile."""
+    from proxfield.cli.refine_pipeline import run_pipeline, threads_for
+    from proxfield.devices.cuda import torch
+
+    with deferred():
+        import_module("proxfield.images.densecrf")
+    torch.set_num_threads(1)  # copies by many threads wait for cores that readers and writers use
+    ahead, _ = affordable_jobs(2 * threads_for(len(pairs)), pairs, None)
+    # readers switch warnings off and on, which threads can't do each for itself
+    with display.announcing_compilation(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from run_pipeline(pairs, work, ahead, display)
 
 
 def check_packages(pairs: Sequence[Pair], jobs: int) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from proxfield.common.arrays import Floats
 from proxfield.errors import InputError, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
+from proxfield.filters.points import PixelPoints
 from proxfield.images.arrays import Original, to_host
 from proxfield.images.inputs import Form, as_given, as_rows, read_inputs
 from proxfield.images.known import find_ignored, fix_labels, flags_of, runs_of
@@ -26,7 +27,6 @@ from proxfield.images.pixels import (
     check_size,
     color_bandwidth,
     each,
-    pixel_features,
     place,
     widths,
 )
@@ -164,7 +164,7 @@ class DenseCRF(Field):
         scale = widths(spacing, len(self.pixels), "spacing", "axis")
         if spatial_weight != 0:
             sigma = widths(spatial_sigma, len(self.pixels), "spatial_sigma", "axis")
-            places = pixel_features(self.pixels, scale / sigma)
+            places = PixelPoints(self.pixels, scale / sigma)
             self.add(Gaussian(places, spatial_weight, **shared))
         if bilateral_weight != 0 and pixels is not None:
             sigma = widths(bilateral_sigma, len(self.pixels), "bilateral_sigma", "axis")
@@ -172,7 +172,7 @@ class DenseCRF(Field):
             if bilateral_color is None:
                 bilateral_color = color_bandwidth(pixels)
             color = widths(bilateral_color, channels.shape[-1], "bilateral_color", "channel")
-            seen = pixel_features(self.pixels, scale / sigma, channels, color)
+            seen = PixelPoints(self.pixels, scale / sigma, channels, color)
             self.add(Gaussian(seen, bilateral_weight, **shared))
         if cooccurrence is not None:
             self.add(_cooccurrence_term(cooccurrence, self.n_vars, self.n_labels))
@@ -364,7 +364,7 @@ class DenseResult(Result):
 
         An array of numpy, unless what was given was of torch, cupy or xarray.
         """
-        best = self.field.layout.best_labels(self.q)
+        best = self._most_probable()
         if self.field.ignored is not None:
             value, runs = self.field.ignored
             best[flags_of(runs, len(best))] = value

@@ -233,10 +233,14 @@ def _read(
     if single and what != "energies" and not (what == "probabilities" and (values == 1).all()):
         return Reading(single[0], mask=True)
     auto = labels_axis == "auto" and what != "energies" and image is not None
-    complete = what == "probabilities" and any(sums_to_one(values, a) for a in (0, -1))
-    if auto and not complete and (what == "probabilities" or not ways):
+    if auto and (what == "probabilities" or not ways):
         masks = [m for m in _masks(image, values, channel_axis) if not m.reduced]
-        if len(masks) == 1 and (not ways or float(values.max()) <= 1):
+        # sums take a while: only where it may be a mask
+        if (
+            len(masks) == 1
+            and (not ways or float(values.max()) <= 1)
+            and not (what == "probabilities" and any(sums_to_one(values, a) for a in (0, -1)))
+        ):
             return masks[0]
     if not ways and image is not None:
         small = _reduced(image, values, what, labels_axis, channel_axis) if many else []

@@ -13,6 +13,10 @@ from proxfield.filters.plan import MAX_DIMENSIONS
 
 TOLERANCE = 1e-3
 """How far the probabilities of a pixel may be from summing to 1."""
+ROUGH = 1e-4
+"""More than what sums of probabilities, up to 2 in all, are off in float32."""
+ROWS = 4096
+"""Pixels that are looked at together: what they hold stays in the cache."""
 COLOR_SIGMA = 13.0
 """Default standard deviation of colors, of 255 levels."""
 BLOCK_ROWS = 65_536
@@ -209,24 +213,42 @@ def into_energies(
             f"probabilities of pixel {place(pixels, at)} hold {bad}, expected 0 to 1; "
             "if these are scores of a network, pass logits= instead"
         )
-    sums = p.sum(axis=1, dtype=np.float64)
     if normalize:
+        sums = p.sum(axis=1, dtype=np.float64)
         if not sums.all():
             at = int(np.flatnonzero(sums == 0)[0])
             raise InputError(
                 f"probabilities of pixel {place(pixels, at)} are all 0, expected one above 0"
             )
         p /= sums[:, None]
-    elif (np.abs(sums - 1) > TOLERANCE).any():
+    elif (
+        _off_one(p) > TOLERANCE - ROUGH
+        and (np.abs((sums := p.sum(axis=1, dtype=np.float64)) - 1) > TOLERANCE).any()
+    ):
         at = int((np.abs(sums - 1) > TOLERANCE).argmax())
         raise InputError(
             f"probabilities of pixel {place(pixels, at)} sum to {sums[at]:.6g}, expected 1 "
             "(normalize=True divides by the sum)"
         )
     with np.errstate(divide="ignore"):
-        np.maximum(p, np.float32(clip), out=p)
-        np.log(p, out=p)
-        np.negative(p, out=p)
+        for first in range(0, len(p), ROWS):
+            some = p[first : first + ROWS]
+            np.maximum(some, np.float32(clip), out=some)
+            np.log(some, out=some)
+            np.negative(some, out=some)
+
+
+def _off_one(p: NDArray[np.float32]) -> float:
+    """How far the sums of rows are from 1 at most, to `ROUGH`.
+
+    By a product in float32: many times faster than sums along the short axis.
+    """
+    ones = np.ones(p.shape[1], dtype=np.float32)
+    worst = 0.0
+    for first in range(0, len(p), ROWS):
+        sums = p[first : first + ROWS] @ ones
+        worst = max(worst, float(sums.max()) - 1, 1 - float(sums.min()))
+    return worst
 
 
 def logits_into_energies(table: NDArray[np.float32], pixels: tuple[int, ...], clip: float) -> None:
@@ -333,27 +355,3 @@ def color_bandwidth(image: Pixels) -> float:
         f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
         f"colors are; pass bilateral_color, a standard deviation in these units{hint}"
     )
-
-
-def pixel_features(
-    pixels: tuple[int, ...],
-    scale: NDArray[np.float64],
-    channels: Pixels | None = None,
-    color: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """Positions times ``scale`` and channels over ``color``, one row per pixel.  # (n, d)
-
-    Example:
-        >>> pixel_features((2, 2), np.array([0.5, 1.0])).tolist()
-        [[0.0, 0.0], [0.0, 1.0], [0.5, 0.0], [0.5, 1.0]]
-    """
-    k = len(pixels)
-    extra = 0 if channels is None else channels.shape[-1]
-    out = np.empty((*pixels, k + extra))
-    for axis, size in enumerate(pixels):
-        along = np.arange(size) * scale[axis]
-        out[..., axis] = along.reshape(-1, *[1] * (k - 1 - axis))
-    if channels is not None and color is not None:
-        out[..., k:] = channels
-        out[..., k:] /= color
-    return out.reshape(-1, k + extra)

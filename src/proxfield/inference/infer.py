@@ -13,9 +13,10 @@ from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.inference.history import Callback
 from proxfield.inference.progress import watching
-from proxfield.inference.request import Request, device_memory
+from proxfield.inference.request import Request, device_memory, on_gpu
 from proxfield.inference.session import Session
 from proxfield.inference.starts import Start
+from proxfield.inference.whole import infer_whole
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status
 from proxfield.rules.base import Rule
@@ -111,7 +112,9 @@ def infer(
     with watching(bool(progress), request.rule.name, callback) as showing:
         begun = request.now()
         request = replace(request, callback=showing)
-        result = infer_one(field, request, request.open(field))
+        result = infer_whole(field, request) if on_gpu(request.kernels) else None
+        if result is None:
+            result = infer_one(field, request, request.open(field))
         result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
     return result
 

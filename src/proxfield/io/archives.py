@@ -18,6 +18,8 @@ CHUNK = 1 << 20
 """Bytes read, and bytes decompressed, at a time."""
 MAX_BYTES = 4 << 30
 """Default limit on the content of any file, compressed or not."""
+WHOLE = 256 << 20
+"""Bytes up to which a file is read in one piece."""
 FREE_BYTES = 64 << 20
 """What a compressed file may hold by default, however small it is."""
 MAX_RATIO = 250
@@ -52,7 +54,9 @@ def read_chunks(
         InputError: If an archive is broken, or there is more content than allowed.
     """
     head = b""
-    while len(head) < LONGEST_MAGIC and (more := read(CHUNK)):  # a pipe may give a byte at a time
+    # a file whole, where its size is known: pieces would have to be joined
+    first = max(CHUNK, min(size + 1, WHOLE))
+    while len(head) < LONGEST_MAGIC and (more := read(first)):  # a pipe may give a byte at a time
         head += more
     kind = _kind(head, name)
     limit = _Limit(name, max_bytes, size)

@@ -6,6 +6,7 @@ failure is one line that names the file; files are written aside and renamed.
 
 from __future__ import annotations
 
+import math
 import struct
 import warnings
 import zipfile
@@ -363,7 +364,8 @@ def is_array(data: bytes) -> bool:
 def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
     """An array from ``.npy``, or the one from ``.npz`` that a key names, else the first."""
     try:
-        stored = np.load(BytesIO(data), allow_pickle=False)
+        plain = _view_array(data)
+        stored = np.load(BytesIO(data), allow_pickle=False) if plain is None else plain
         if isinstance(stored, np.ndarray):
             return stored
         with stored:
@@ -380,6 +382,26 @@ def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
     except MemoryError:
         raise InputError("array doesn't fit in memory, expected a smaller one", path=name) from None
     raise InputError("holds no array, expected .npz with at least one", path=name)
+
+
+def _view_array(data: bytes) -> Pixels | None:
+    """The array of a plain ``.npy`` file without copying it; None for any other file.
+
+    Other threads can work meanwhile, as they can't while numpy copies from a stream.
+    """
+    stream = BytesIO(data)
+    form: Any = np.lib.format
+    if data[:6] != form.MAGIC_PREFIX or form.read_magic(stream) not in ((1, 0), (2, 0)):
+        return None
+    read = form.read_array_header_1_0 if data[6] == 1 else form.read_array_header_2_0
+    shape, by_column, dtype = read(stream)
+    start = stream.tell()
+    if dtype.hasobject or len(data) - start != math.prod(shape) * dtype.itemsize:
+        return None  # np.load says what is wrong
+    values: Pixels = np.empty(0, dtype)
+    if len(data) > start:
+        values = np.frombuffer(data, dtype=dtype, offset=start)
+    return np.reshape(values, shape, order="F" if by_column else "C")
 
 
 def _array_bytes(values: Pixels, suffix: str, key: str) -> bytes:

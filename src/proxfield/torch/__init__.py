@@ -2,8 +2,9 @@
 
 `DenseCRF` is an ``nn.Module`` for images and volumes, `infer` gives differentiable marginals of any
 sparse or mixed field, `gaussian_filter` is the sum over all pairs that both are made of. Gradients
-are exact for the updates made; implicit differentiation of the fixed point is an option. Names are
-loaded when first used; they need PyTorch: ``pip install "proxfield[gpu]"``.
+are exact for the updates made; implicit differentiation of the fixed point is an option. `refine`
+refines tensors without gradients, in a few milliseconds. Names are loaded when first used; they
+need PyTorch: ``pip install "proxfield[gpu]"``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from proxfield.filters.torch.plans import clear_plans as clear_plans
     from proxfield.torch.inference import infer as infer
     from proxfield.torch.layer import DenseCRF as DenseCRF
+    from proxfield.torch.refine import refine as refine
 
 _HOME = {
     "DenseCRF": "torch.layer",
@@ -24,9 +26,10 @@ _HOME = {
     "clear_plans": "filters.torch.plans",
     "gaussian_filter": "filters.torch.filter",
     "infer": "torch.inference",
+    "refine": "torch.refine",
 }
 
-__all__ = ["DenseCRF", "TorchProgram", "clear_plans", "gaussian_filter", "infer"]
+__all__ = ["DenseCRF", "TorchProgram", "clear_plans", "gaussian_filter", "infer", "refine"]
 
 
 def __getattr__(name: str) -> Any:

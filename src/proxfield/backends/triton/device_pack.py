@@ -114,8 +114,11 @@ def download(values: Tensor) -> NDArray[np.float64]:
     """A tensor on the host, through memory that the device can write to by itself."""
     if values.device.type != "cuda":
         return np.asarray(values.cpu().numpy())
-    staging = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return np.asarray(staging.copy_(values).clone().numpy())  # the clone isn't pinned
+    staging = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
+    # an array that isn't pinned; numpy asks for large pages, which torch doesn't
+    out: NDArray[np.float64] = np.empty_like(staging.numpy())
+    torch.from_numpy(out).copy_(staging)
+    return out
 
 
 class Blocks:

@@ -102,6 +102,9 @@ class LatticePlan(Plan):
     Args:
         features: A floating-point tensor, in units of standard deviations.  # (n, d)
         blur: The kind of blur; by default it is chosen by how sparse the points are.
+        room: Number of vertices to make arrays for, by default as many as there are. With it
+            nothing waits for the device, so that a CUDA graph can hold the plan and all that
+            follows; `needed` says afterwards whether it was enough.
 
     Example:
         >>> plan = LatticePlan(tensor([[0.0], [0.1], [50.0]]))  # doctest: +SKIP
@@ -112,7 +115,7 @@ class LatticePlan(Plan):
 
     name = "lattice"
 
-    def __init__(self, features: Tensor, blur: Blur | None = None) -> None:
+    def __init__(self, features: Tensor, blur: Blur | None = None, room: int | None = None) -> None:
         need("torch")
         if features.ndim != 2 or not features.is_floating_point() or not features.shape[1]:
             raise InputError("features must be a floating-point tensor of shape (points, features)")
@@ -123,13 +126,17 @@ class LatticePlan(Plan):
         self.blur = SEPARABLE if blur is None else blur
         if self.n:
             self.blur = suitable_blur(features) if blur is None else blur
-            self._take(build(features, self.blur))
+            self._take(build(features, self.blur, room), room is not None)
 
-    def _take(self, made: Vertices) -> None:
+    def _take(self, made: Vertices, fixed: bool) -> None:
         self.corner, self.weight, self.next_to = made.corner, made.weight, made.next_to
         self.n_vertices = len(made.start)
+        self.needed = made.needed
+        """How many vertices there are, on the device.  # ()"""
         point = torch.div(made.entry, self.d + 1, rounding_mode="floor").to(torch.int32)
-        self.splat = SegmentSum(made.start, made.count, point, made.weight.view(-1)[made.entry])
+        self.splat = SegmentSum(
+            made.start, made.count, point, made.weight.view(-1)[made.entry], fixed
+        )
 
     @property
     def nbytes(self) -> int:

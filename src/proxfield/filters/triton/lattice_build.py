@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor
@@ -25,6 +26,8 @@ from proxfield.filters.geometry import (
 
 POINTS_PER_PASS = 1 << 21
 """Points located at a time, each with a dozen numbers of 8 bytes per feature."""
+NONE = 2**63 - 1
+"""The key of no vertex; sorted after all others."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,15 @@ class Vertices:
     """Where each vertex's list begins.  # (vertices,) int64"""
     count: Tensor
     """How long it is; 0 for bridges.  # (vertices,) int64"""
+    needed: Tensor
+    """How many vertices there are; of arrays with room for more, those after them are empty."""
+
+
+@lru_cache(maxsize=64)
+def codes(d: int, device: str) -> tuple[Tensor, Tensor]:
+    """`vertex_codes` on a device.  # (d + 1,), (d + 1,)"""
+    code, stride = vertex_codes(d)
+    return torch.from_numpy(code).to(device), torch.from_numpy(stride).to(device)
 
 
 def suitable_blur(features: Tensor) -> Blur:
@@ -89,7 +101,7 @@ def locate(features: Tensor, blur: Blur) -> tuple[Tensor, Tensor]:
     rank += turn * (d + 1)
     whole += turn
     left -= turn
-    code = torch.tensor(vertex_codes(d)[0].tolist(), device=device)
+    code = codes(d, str(device))[0]
     base = (d + 1) * (whole * code[:, None]).sum(0)
     # by rank, falling; the code of the coordinate that has each rank
     down = torch.empty_like(left).scatter_(0, rank, left)
@@ -111,12 +123,32 @@ def look_up(keys: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(keys[at] == wanted, at, -1)
 
 
-def build(features: Tensor, blur: Blur) -> Vertices:
+def places(flags: Tensor, room: int | None) -> Tensor:
+    """Where flags are set, in order.
+
+    Args:
+        flags: # (n,) bool
+        room: How many places to return, whatever their number: the last ones are left out, or n
+            stands for none. Without it the host waits for their number.  # (found or room,)
+    """
+    if room is None:
+        return flags.nonzero()[:, 0]
+    n = len(flags)
+    out = torch.full((room + 1,), n, dtype=torch.int64, device=flags.device)
+    to = torch.where(flags, (flags.cumsum(0) - 1).clamp_(max=room), room)
+    out[to] = torch.where(flags, torch.arange(n, device=flags.device), n)
+    return out[:room]
+
+
+def build(features: Tensor, blur: Blur, room: int | None = None) -> Vertices:
     """The lattice of at least one point.
 
     Args:
         features: Features in units of standard deviations, finite.  # (n, d)
         blur: The kind of blur that the lattice is for.
+        room: Number of vertices to make arrays for. Those that aren't needed have neither points
+            nor neighbors, and nothing waits for the device. If more are `needed`, the lattice is
+            of no use. By default as many as there are.
     """
     n, d = features.shape
     device = features.device
@@ -126,36 +158,56 @@ def build(features: Tensor, blur: Blur) -> Vertices:
     ]
     key, weight = (torch.cat(side) for side in zip(*parts, strict=True))
     ordered, entry = torch.sort(key.view(-1), stable=True)
-    fresh = torch.ones(len(entry), dtype=torch.bool, device=device)
+    entries = len(entry)
+    fresh = torch.ones(entries, dtype=torch.bool, device=device)
     fresh[1:] = ordered[1:] != ordered[:-1]
-    begin = fresh.nonzero()[:, 0]  # of each vertex, by key
-    touched = len(begin)
-    own = ordered[begin]
+    order = fresh.cumsum(0)
+    touched = order[-1]
+    begin = places(fresh, room)  # of each vertex, by key
+    own = kept(ordered, begin)
     # numbers in the order in which points touch vertices: neighbors lie near each other in memory
-    by_touch = torch.argsort(entry[begin])
-    number = torch.empty_like(by_touch)
-    number[by_touch] = torch.arange(touched, device=device)
-    corner = torch.empty(len(entry), dtype=torch.int32, device=device)
-    corner[entry] = number[fresh.cumsum(0) - 1].to(torch.int32)
+    slots = torch.arange(len(begin), device=device)
+    first = kept(entry, begin, entries)
+    earliest = torch.zeros(entries + 1, dtype=torch.int64, device=device)
+    earliest.index_fill_(0, first, 1)
+    number = torch.where(begin < entries, earliest.cumsum(0)[first] - 1, slots)
+    corner = torch.empty(entries, dtype=torch.int32, device=device)
+    corner[entry] = number[(order - 1).clamp_(max=len(begin) - 1)].to(torch.int32)
 
-    stride = torch.tensor(vertex_codes(d)[1].tolist(), device=device)
+    stride = codes(d, str(device))[1]
     both = torch.stack([-stride, stride], dim=1)[:, :, None]  # (d + 1, 2, 1)
-    added = own[:0]
+    added, bridges = own[:0], torch.zeros_like(touched)
     if blur.bridged:
         wanted = own + both
-        lost = wanted[look_up(own, wanted) < 0]
-        near, times = torch.unique_consecutive(torch.sort(lost).values, return_counts=True)
-        added = near[times >= MIN_TOUCHED]
+        there = (look_up(own, wanted) >= 0) | (own == NONE)
+        lost = torch.sort(torch.where(there, NONE, wanted).view(-1)).values
+        often = lost != NONE  # the first of a run of MIN_TOUCHED or more
+        often[1:] &= lost[1:] != lost[:-1]
+        rest = len(lost) - (MIN_TOUCHED - 1)
+        often[:rest] &= lost[MIN_TOUCHED - 1 :] == lost[:rest]
+        often[rest:] = False
+        added = kept(lost, places(often, room))
+        bridges = often.sum()
     keys, which = torch.sort(torch.cat([own, added]))
-    later = torch.arange(touched, touched + len(added), device=device)
-    number = torch.cat([number, later])
+    later = touched + torch.arange(len(added), device=device)
+    count = len(keys) if room is None else room
+    named = torch.cat([number, later])[which]  # number of each sorted key
+    named = torch.where(keys == NONE, count, named).clamp_(max=count)
     # by key first, then by number
     at = look_up(keys, keys + both)
-    named = number[which]  # number of each sorted key
-    next_to = torch.empty(at.shape, dtype=torch.int32, device=device)
-    next_to[:, :, named] = torch.where(at < 0, -1, named[at.clamp(min=0)]).to(torch.int32)
-    start, count = (torch.zeros(len(keys), dtype=torch.int64, device=device) for _ in range(2))
-    end = torch.cat([begin[1:], begin.new_full((1,), len(entry))])
-    start[:touched] = begin[by_touch]
-    count[:touched] = (end - begin)[by_touch]
-    return Vertices(corner.view(n, d + 1), weight, next_to, entry, start, count)
+    near = torch.where(at < 0, -1, named[at.clamp(min=0)]).to(torch.int32)
+    next_to = torch.full((d + 1, 2, count + 1), -1, dtype=torch.int32, device=device)
+    next_to[:, :, named] = near
+    start, length = torch.zeros((2, count), dtype=torch.int64, device=device)
+    end = torch.cat([begin[1:], begin.new_full((1,), entries)])
+    start[number] = begin
+    length[number] = end - begin
+    needed = touched + bridges
+    return Vertices(
+        corner.view(n, d + 1), weight, next_to[:, :, :count], entry, start, length, needed
+    )
+
+
+def kept(values: Tensor, at: Tensor, other: int = NONE) -> Tensor:
+    """Values at some places, and ``other`` where a place is beyond them.  # (places,)"""
+    return torch.where(at < len(values), values[at.clamp(max=len(values) - 1)], other)

@@ -72,6 +72,7 @@ class SegmentSum:
         counts: Entries of each segment.  # (segments,) int64
         index: Row of each entry; the entry's own number by default.  # (entries,) int32
         weight: Weight of each entry; 1 by default.  # (entries,)
+        fixed: Never wait for the device: room for as many pieces as there may be.
 
     Example:
         >>> total = SegmentSum(tensor([0, 2]), tensor([2, 1]))  # doctest: +SKIP
@@ -85,6 +86,7 @@ class SegmentSum:
         counts: Tensor,
         index: Tensor | None = None,
         weight: Tensor | None = None,
+        fixed: bool = False,
     ) -> None:
         self.index, self.weight = index, weight
         self.segments = len(starts)
@@ -99,14 +101,20 @@ class SegmentSum:
             self.entry = starts[owner] + inside
             return
         pieces = torch.clamp((counts + (PIECE - 1)) // PIECE, min=1)
-        total = int(pieces.sum()) if self.segments else 0
+        end = pieces.cumsum(0)
+        if fixed:  # of those without an index, the pieces themselves, each is one
+            total = self.segments + (0 if index is None else len(index) // PIECE)
+        else:
+            total = int(end[-1]) if self.segments else 0
         if total > self.segments:
-            first = pieces.cumsum(0) - pieces
-            owner = torch.repeat_interleave(pieces, output_size=total)
-            before = (torch.arange(total, device=starts.device) - first[owner]) * PIECE
+            first = end - pieces
+            numbers = torch.arange(total, device=starts.device)
+            owner = torch.searchsorted(end, numbers, right=True).clamp_(max=self.segments - 1)
+            before = (numbers - first[owner]) * PIECE
             self.start = starts[owner] + before
-            self.count = torch.clamp(counts[owner] - before, max=PIECE)
-            self.rest = SegmentSum(first, pieces)
+            # of pieces that aren't there, none
+            self.count = torch.clamp(counts[owner] - before, min=0, max=PIECE)
+            self.rest = SegmentSum(first, pieces, fixed=fixed)
 
     @property
     def nbytes(self) -> int:

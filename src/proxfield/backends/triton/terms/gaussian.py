@@ -99,7 +99,8 @@ class GaussianOnDevice:
         """weight · μ; None for Potts.  # (labels, labels)"""
         if term.matrix is not None:
             self.matrix = self._put(term.matrix)
-        self._normalize(term)
+        mass = None if term.normalization == "none" else self.filter.device_mass
+        self.normalize(term.normalization, term.self_message, mass)
 
     def _put(self, values: Floats) -> Tensor:
         return torch.as_tensor(values).to(self.device, self.dtype)
@@ -113,12 +114,11 @@ class GaussianOnDevice:
             raise ValueError("a Gaussian term without features can't move to a device")
         return DeviceFilter(features, term.filter_name, double, self.device, tolerance)
 
-    def _normalize(self, term: Gaussian) -> None:
-        """The operator, in this term's type."""
-        mass = None if term.normalization == "none" else self.filter.device_mass
-        operator = Operator(self.plan, term.normalization, term.self_message, mass)
+    def normalize(self, normalization: str, self_message: bool, mass: Tensor | None) -> None:
+        """Make the operator, in this term's type, from the total weights of its plan."""
+        operator = Operator(self.plan, normalization, self_message, mass)
         self.operator = operator.in_type_of(self.weight)
-        self.own = None if term.self_message else self.operator.own
+        self.own = None if self_message else self.operator.own
         """a_ii, where the self-message (i = j) is left out.  # (n, 1)"""
         # of marginals, which are at most 1: the exact filter needn't look for the largest
         most = torch.ones(self.labels, device=self.device)

@@ -1,0 +1,224 @@
+"""Dense CRFs over tensors: an image and probabilities in, refined ones on their device out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from proxfield.backends.triton.dense_call import CallKey, Found, program_of
+from proxfield.devices.cuda import torch, triton
+from proxfield.devices.tensors import Tensor
+from proxfield.errors import InputError
+from proxfield.images.densecrf import DenseCRF
+from proxfield.images.pixels import TOLERANCE
+from proxfield.inference.whole import (
+    MAX_LABELS,
+    MAX_UPDATES,
+    image_terms,
+    needs_diagonal,
+    term_key,
+)
+
+QUICK = ("max_iters", "tol")
+"""Options of `DenseCRF.infer` that the updates on the device take."""
+
+
+@dataclass
+class Refined:
+    """What `refine` gives back.
+
+    Attributes:
+        probabilities: Marginals, in the shape, type and order of axes of those given, on their
+            device.
+        labels: The most probable label of each pixel, there too.  # (*pixels) int64
+        free_energy: F of the last state.
+        iterations: Updates made.
+        change: Change of the marginals by the last update.
+    """
+
+    probabilities: Tensor
+    labels: Tensor
+    free_energy: float
+    iterations: int
+    change: float
+
+
+def refine(image: Tensor | None, probabilities: Tensor, **options: Any) -> Refined:
+    """Refine the probabilities of an image's pixels by a dense CRF, on their device.
+
+    What `proxfield.DenseCRF` does, without a copy to the host: for tensors on a GPU with the
+    default rule and start. Other options, and tensors elsewhere, take the way over the host. There
+    are no gradients; for these there is `proxfield.torch.DenseCRF`.
+
+    Args:
+        image: Pixels, as for `proxfield.DenseCRF`; None for the spatial term alone.
+            # (*pixels), (*pixels, channels) or (channels, *pixels)
+        probabilities: As for `proxfield.DenseCRF`.  # (*pixels, labels) or (labels, *pixels)
+        **options: Of `proxfield.DenseCRF` and of its `infer`.
+
+    Example:
+        >>> p = torch.softmax(network(image), 0)  # doctest: +SKIP
+        >>> refine(image, p, bilateral_color=5.0).labels  # doctest: +SKIP
+    """
+    if not isinstance(probabilities, torch.Tensor):
+        raise InputError(f"refine takes tensors, not {type(probabilities).__name__}")
+    found = _on_device(image, probabilities, options)
+    return _over_host(image, probabilities, options) if found is None else found
+
+
+def _over_host(image: Tensor | None, probabilities: Tensor, options: dict[str, Any]) -> Refined:
+    own = signature(DenseCRF).parameters.keys()
+    build = {k: v for k, v in options.items() if k in own}
+    run = {k: v for k, v in options.items() if k not in own}
+    device = probabilities.device
+    run.setdefault("device", str(device))
+    p = probabilities.detach()
+    p = (p if p.dtype in (torch.float32, torch.float64) else p.float()).cpu().numpy()
+    seen = None if image is None else image.detach().cpu().numpy()
+    result = DenseCRF(seen, p, **build).infer(**run)
+    back = torch.from_numpy(np.ascontiguousarray(result.probabilities))
+    changes = result.trace.change
+    return Refined(
+        back.to(device, probabilities.dtype),
+        torch.from_numpy(np.ascontiguousarray(result.labels)).to(device),
+        result.free_energy,
+        result.iterations,
+        float(changes[-1]) if len(changes) else 0.0,
+    )
+
+
+# ---- on the device ----
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """What all images of one shape and kind have in common."""
+
+    key: CallKey
+    points: tuple[Any, ...]
+    pixels: tuple[int, ...]
+    labels_axis: int
+    channel_axis: int | None
+
+
+SKELETONS: dict[Any, Skeleton | None] = {}
+"""By shapes, types and options; the latest."""
+MAX_SKELETONS = 32
+
+
+def _on_device(
+    image: Tensor | None, probabilities: Tensor, options: dict[str, Any]
+) -> Refined | None:
+    """The same without the host, or None where it is needed."""
+    own = signature(DenseCRF).parameters.keys()
+    build = {k: v for k, v in options.items() if k in own}
+    run = {k: v for k, v in options.items() if k not in own}
+    there = probabilities.is_cuda and (image is None or image.device == probabilities.device)
+    if triton is None or not there or not set(run) <= set(QUICK):
+        return None
+    updates, tol = run.get("max_iters", 10), run.get("tol", 1e-6)
+    if not isinstance(updates, int) or not 1 <= updates <= MAX_UPDATES:
+        return None
+    frame = skeleton(image, probabilities, build, updates)
+    if frame is None:
+        return None
+    p = probabilities.detach().movedim(frame.labels_axis, -1).reshape(frame.key.n, -1)
+    p = p.to(torch.float32)
+    sums = p.sum(1, keepdim=True)
+    low, off = torch.stack([p.amin(), (sums - 1).abs().amax()]).tolist()
+    divide = bool(build.get("normalize", False))
+    if not (low >= 0 and (off <= TOLERANCE / 2 or (divide and off < np.inf))):
+        return None  # the host says what is wrong, if anything
+    clip = float(build.get("clip", 1e-5))
+    if not 0 < clip < 1:
+        return None
+    unary = (p / sums if divide else p).clamp(min=clip).log().neg()
+    channels = None if image is None else channels_of(image.detach(), frame)
+    call = program_of(frame.key, frame.points)
+    if any(needs_diagonal(made.kind, made.key) for made in call.terms):
+        return None
+    found = call.run(unary, [None if x.channels is None else channels for x in frame.points])
+    if not (found.finite and bool((found.change > tol).all())):
+        return None
+    return given_back(found, probabilities, frame)
+
+
+def given_back(found: Found, probabilities: Tensor, frame: Skeleton) -> Refined:
+    """What was found, as the probabilities were."""
+    maps = found.q.view(*frame.pixels, -1).movedim(-1, frame.labels_axis)
+    return Refined(
+        maps.to(probabilities.dtype),
+        found.best.view(frame.pixels),
+        float(found.free_energy[-1]),
+        len(found.change),
+        float(found.change[-1]),
+    )
+
+
+def channels_of(image: Tensor, frame: Skeleton) -> Tensor:
+    """The image with its channels last.  # (*pixels, channels)"""
+    return image[..., None] if frame.channel_axis is None else image.movedim(frame.channel_axis, -1)
+
+
+def skeleton(
+    image: Tensor | None, probabilities: Tensor, build: dict[str, Any], updates: int
+) -> Skeleton | None:
+    """The shape of the work, kept for the next images; None if the host has to look at it."""
+    shape = None if image is None else (tuple(image.shape), image.dtype, values_within(image))
+    where = str(probabilities.device)
+    try:
+        key = (shape, tuple(probabilities.shape), tuple(sorted(build.items())), updates, where)
+        if key in SKELETONS:
+            return SKELETONS[key]
+    except TypeError:  # an option that is an array
+        return None
+    while len(SKELETONS) >= MAX_SKELETONS:
+        SKELETONS.pop(next(iter(SKELETONS)), None)
+    SKELETONS[key] = found = make_skeleton(image, probabilities, build, updates)
+    return found
+
+
+def values_within(image: Tensor) -> tuple[float, float]:
+    """Bounds on the values of an image that decide how colors are read."""
+    if image.dtype == torch.uint8:
+        return 0.0, 255.0
+    low, high = torch.stack(torch.aminmax(image)).tolist()
+    top = next((bound for bound in (1.0, 255.0) if high <= bound), high)
+    return 0.0 if low >= 0 else low, top
+
+
+def make_skeleton(
+    image: Tensor | None, probabilities: Tensor, build: dict[str, Any], updates: int
+) -> Skeleton | None:
+    """From a field of the same shape on the host."""
+    blank = None
+    if image is not None:
+        low, high = values_within(image)
+        blank = np.full(image.shape, low, dtype=torch.empty(0, dtype=image.dtype).numpy().dtype)
+        blank.flat[-1] = high
+    level = np.ones(tuple(probabilities.shape), dtype=np.float32)
+    try:
+        crf = DenseCRF(blank, level, **{**build, "normalize": True})
+    except InputError:
+        return None  # what is given says more: which axis sums to 1, or what is wrong with it
+    terms = image_terms(crf)
+    axis, pixels = crf.labels_axis, tuple(crf.pixels)
+    if terms is None or axis is None or not 2 <= crf.n_labels <= MAX_LABELS:
+        return None
+    if tuple(probabilities.movedim(axis, -1).shape) != (*pixels, crf.n_labels):
+        return None
+    channel_axis: int | None = None
+    if image is not None and image.ndim > len(pixels):
+        given = build.get("channel_axis", "auto")
+        last = tuple(image.shape[:-1]) == pixels
+        channel_axis = given if isinstance(given, int) else -1 if last else 0
+        if tuple(image.movedim(channel_axis, -1).shape[:-1]) != pixels:
+            return None
+    key = CallKey(
+        crf.n_vars, crf.n_labels, updates, tuple(map(term_key, terms[1])),
+        str(probabilities.device),
+    )  # fmt: skip
+    return Skeleton(key, tuple(term.points for term in terms[1]), pixels, axis, channel_axis)
