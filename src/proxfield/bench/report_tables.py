@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from proxfield.bench.exact import Gaps
-from proxfield.bench.page import minus, scrolling, swatch
+from proxfield.viz.page import minus, scrolling, swatch
 from proxfield.bench.published import FULL_NAMES
 from proxfield.bench.table import Cell, Table, budget_name, lowest, show
 from proxfield.viz.style import rule_style

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxfield.cli.pool import import_joblib, run_in_processes
+from proxfield.common.pool import import_joblib, run_in_processes
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
 from proxfield.common.interrupts import deferred

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Floats
+from proxfield.common.arrays import Floats, Pixels
+from proxfield.common.records import Record
 from proxfield.errors import InputError, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.images.pixels import (
     channels_last,
     check_size,
     color_bandwidth,
+    color_range,
     each,
     find_axes,
     into_energies,
@@ -32,6 +34,7 @@ from proxfield.images.pixels import (
     rows,
     widths,
 )
+from proxfield.images.presets import DEFAULT_PRESET, TERM_SETTINGS, settings_of
 from proxfield.inference.infer import infer
 from proxfield.inference.rounding import round_marginals
 from proxfield.result import Result
@@ -63,12 +66,16 @@ class DenseCRF(Field):
         labels_axis: Where the labels are: 0, -1, or "auto": by comparing the shapes and, where
             these leave it open, by looking along which axis probabilities sum to 1.
         channel_axis: Where the channels are: 0, -1, None (no channels) or "auto".
+        preset: What the next five are where they aren't given, and how many updates `infer`
+            makes: "gentle", "krahenbuehl", "deeplab", "wsss" (see `PRESETS`), or settings by name,
+            as `to_config` and `proxfield.read_config` return them.
         spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
         spatial_weight: Its weight; 0 omits the term.
         bilateral_sigma: Standard deviation of the bilateral term's positions in pixels; likewise.
         bilateral_color: Standard deviation of its colors in the image's own units; one number, or
-            one per channel. By default 13 for 8-bit images and others whose values lie within 0 and
-            255, and 13/255 for bool and floats within 0 and 1; required for any other image.
+            one per channel. Presets have it for a range of 255: it is the same for 8-bit images and
+            others whose values lie within 0 and 255, and a 255th for bool and floats within 0
+            and 1; required for any other image.
         bilateral_weight: Its weight; 0 omits the term.
         spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
             in the same unit.
@@ -93,6 +100,8 @@ class DenseCRF(Field):
     """
 
     saved_attributes = ("pixels", "labels_axis")
+    settings: Record | None = None
+    max_iters: int = 10
 
     def __init__(
         self,
@@ -102,11 +111,12 @@ class DenseCRF(Field):
         energies: ArrayLike | None = None,
         labels_axis: int | str = "auto",
         channel_axis: int | str | None = "auto",
-        spatial_sigma: float | Sequence[float] = 3.0,
-        spatial_weight: float = 3.0,
-        bilateral_sigma: float | Sequence[float] = 80.0,
+        preset: str | Mapping[str, Any] = DEFAULT_PRESET,
+        spatial_sigma: float | Sequence[float] | None = None,
+        spatial_weight: float | None = None,
+        bilateral_sigma: float | Sequence[float] | None = None,
         bilateral_color: float | Sequence[float] | None = None,
-        bilateral_weight: float = 10.0,
+        bilateral_weight: float | None = None,
         spacing: float | Sequence[float] = 1.0,
         cooccurrence: CooccurrenceStatistics | str | PathLike[str] | None = None,
         compatibility: ArrayLike | str | None = "potts",
@@ -131,23 +141,29 @@ class DenseCRF(Field):
             into_energies(table, self.pixels, clip, normalize)
         super().__init__(len(table), n_labels=table.shape[1])
         self.add(Unary(table))
+        given = (spatial_sigma, spatial_weight, bilateral_sigma, bilateral_color, bilateral_weight)
+        chosen = _settings(preset, given, filter, pixels)
+        self.settings = chosen
+        """The settings in use, see `to_config`; None if the field was loaded from a file."""
+        self.max_iters = int(chosen["max_iters"])
+        """Number of updates that `infer` makes if it isn't told."""
+        spatial_weight, bilateral_weight = chosen["spatial_weight"], chosen["bilateral_weight"]
         shared: dict[str, Any] = {
             "compatibility": compatibility,
             "normalization": normalization,
             "self_message": self_message,
-            "filter": filter,
+            "filter": chosen["filter"],
         }
         scale = widths(spacing, len(self.pixels), "spacing", "axis")
         if spatial_weight != 0:
-            sigma = widths(spatial_sigma, len(self.pixels), "spatial_sigma", "axis")
+            sigma = widths(chosen["spatial_sigma"], len(self.pixels), "spatial_sigma", "axis")
             places = pixel_features(self.pixels, scale / sigma)
             self.add(Gaussian(places, spatial_weight, **shared))
         if bilateral_weight != 0 and pixels is not None:
-            sigma = widths(bilateral_sigma, len(self.pixels), "bilateral_sigma", "axis")
+            sigma = widths(chosen["bilateral_sigma"], len(self.pixels), "bilateral_sigma", "axis")
             channels = channels_last(pixels, axes)
-            if bilateral_color is None:
-                bilateral_color = color_bandwidth(pixels)
-            color = widths(bilateral_color, channels.shape[-1], "bilateral_color", "channel")
+            colors = color_bandwidth(pixels, chosen["bilateral_color"], chosen.get("color_range"))
+            color = widths(colors, channels.shape[-1], "bilateral_color", "channel")
             seen = pixel_features(self.pixels, scale / sigma, channels, color)
             self.add(Gaussian(seen, bilateral_weight, **shared))
         if cooccurrence is not None:
@@ -260,6 +276,46 @@ class DenseCRF(Field):
             )
         return crf
 
+    @classmethod
+    def from_config(
+        cls,
+        image: ArrayLike | None,
+        probabilities: ArrayLike | None = None,
+        config: str | PathLike[str] | Mapping[str, Any] = DEFAULT_PRESET,
+        **options: Any,
+    ) -> DenseCRF:
+        """A dense CRF with the settings of a file, as ``proxfield tune`` writes it.
+
+        Args:
+            image: As for `DenseCRF`.
+            probabilities: As for `DenseCRF`.
+            config: The name of a TOML file, or settings by name.
+            **options: The other options of `DenseCRF`; they override the settings.
+
+        Example:
+            >>> import numpy as np
+            >>> p = np.full((4, 5, 2), 0.5)
+            >>> crf = DenseCRF.from_config(None, p, {"spatial_weight": 2.0, "max_iters": 5})
+            >>> crf.max_iters, crf.terms[1].weight
+            (5, 2.0)
+        """
+        from proxfield.images.config import read_config
+
+        return cls(image, probabilities, preset=read_config(config), **options)
+
+    def to_config(self) -> Record:
+        """The settings in use, for `from_config`, ``preset=`` or `proxfield.write_config`.
+
+        Example:
+            >>> import numpy as np
+            >>> crf = DenseCRF(None, np.full((4, 5, 2), 0.5), preset="deeplab")
+            >>> crf.to_config()["bilateral_sigma"]
+            67.0
+        """
+        if self.settings is None:
+            raise InputError("this field was loaded from a file, which doesn't hold its settings")
+        return dict(self.settings)
+
     @property
     def n_labels(self) -> int:
         """Labels of every pixel."""
@@ -282,7 +338,7 @@ class DenseCRF(Field):
         rule: str | Rule | type[Rule] = "fixed",
         *,
         init: Any = "unary",
-        max_iters: int | None = 10,
+        max_iters: int | str | None = "preset",
         dtype: str = "float32",
         **options: Any,
     ) -> DenseResult:
@@ -293,12 +349,17 @@ class DenseCRF(Field):
                 "fixed" is the whole step: the update of the published dense CRFs, and F
                 provably never rises.
             init: As for `proxfield.infer`, or probabilities in the shape of those given.
-            max_iters: Maximum number of iterations; None: the rule's default.
+            max_iters: Maximum number of iterations; "preset": what the preset or the configuration
+                says (10 for the published ones), None: the rule's default.
             dtype: "float32" or "float64".
             **options: All other options of `proxfield.infer` and parameters of the rule.
         """
         if not isinstance(init, str | Result) and np.ndim(init) == len(self.pixels) + 1:
             init = rows(np.asarray(init), self.labels_axis)
+        if isinstance(max_iters, str):
+            if max_iters != "preset":
+                raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
+            max_iters = self.max_iters
         result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
         return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
 
@@ -328,6 +389,23 @@ class DenseResult(Result):
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
         """Independent label maps drawn from Q.  # (count, *pixels)"""
         return super().sample(count, seed).reshape(count, *self.field.pixels)
+
+
+def _settings(
+    preset: str | Mapping[str, Any], given: Sequence[Any], filter: str, image: Pixels | None
+) -> Record:
+    """The settings of a preset, with those in their place that were given."""
+    out = settings_of(preset)
+    explicit = {k: v for k, v in zip(TERM_SETTINGS, given, strict=True) if v is not None}
+    out.update(explicit)
+    if "bilateral_color" in explicit:
+        out.pop("color_range", None)
+        full = None if image is None else color_range(image)
+        if full is not None:
+            out["color_range"] = full
+    if filter != "auto" or "filter" not in out:
+        out["filter"] = filter
+    return out
 
 
 def _cooccurrence_term(

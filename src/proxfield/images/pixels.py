@@ -14,7 +14,7 @@ from proxfield.filters.plan import MAX_DIMENSIONS
 TOLERANCE = 1e-3
 """How far the probabilities of a pixel may be from summing to 1."""
 COLOR_SIGMA = 13.0
-"""Default standard deviation of colors, of 255 levels."""
+"""Published standard deviation of colors, of 255 levels."""
 
 
 def numbers(values: ArrayLike, what: str) -> Pixels:
@@ -227,24 +227,45 @@ def channels_last(image: Pixels, axes: Axes) -> Pixels:
     return out
 
 
-def color_bandwidth(image: Pixels) -> float:
-    """The bandwidth of colors where none is given: 13 levels of 255.
+def color_range(image: Pixels) -> float | None:
+    """The full range of an image's values: 255, 1, or None if they don't tell.
 
     Example:
-        >>> color_bandwidth(np.zeros((2, 2), dtype=np.uint8))
-        13.0
+        >>> color_range(np.zeros((2, 2), dtype=np.uint8)), color_range(np.full((2, 2), 0.5))
+        (255.0, 1.0)
     """
     if image.dtype == np.uint8:
-        return COLOR_SIGMA
+        return 255.0
     low, high = image.min(), image.max()
     if low >= 0 and high <= 1 and image.dtype.kind in "fb":
-        return COLOR_SIGMA / 255
-    if low >= 0 and high <= 255:
-        return COLOR_SIGMA
-    raise InputError(
-        f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
-        "colors are; pass bilateral_color, a standard deviation in these units"
-    )
+        return 1.0
+    return 255.0 if low >= 0 and high <= 255 else None
+
+
+def color_bandwidth(
+    image: Pixels, sigma: ArrayLike, of: float | None = 255.0
+) -> NDArray[np.float64]:
+    """A standard deviation of colors in an image's own units.
+
+    Args:
+        image: The image.
+        sigma: The standard deviation: one number, or one per channel.
+        of: The full range of values that it refers to; None: the image's own units.
+
+    Example:
+        >>> float(color_bandwidth(np.full((2, 2), 0.5), 51.0))
+        0.2
+    """
+    given = np.asarray(sigma, dtype=np.float64)
+    if of is None:
+        return given
+    full = color_range(image)
+    if full is None:
+        raise InputError(
+            f"an image of {image.dtype} with values from {image.min():g} to {image.max():g} doesn't "
+            "say how wide colors are; pass bilateral_color, a standard deviation in these units"
+        )
+    return given * (full / of)
 
 
 def pixel_features(
