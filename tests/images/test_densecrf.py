@@ -27,8 +27,8 @@ def scene(size: tuple[int, ...] = SIZE, n_labels: int = 3, seed: int = 0) -> tup
 
 @pytest.fixture(scope="module")
 def refined() -> Any:
-    """The plain case: RGB, channels and labels last, all defaults."""
-    return pf.DenseCRF(*scene()).infer()
+    """The plain case: RGB, channels and labels last, published settings."""
+    return pf.DenseCRF(*scene(), preset="krahenbuehl").infer()
 
 
 SOFT: dict[str, Any] = {"preset": "krahenbuehl", "spatial_weight": 0.5, "bilateral_weight": 0.9}
@@ -76,6 +76,8 @@ def test_equals_a_field_built_by_hand(softly: Any) -> None:
 def test_the_defaults(refined: Any) -> None:
     spatial, bilateral = refined.field.terms[1:]
     assert (spatial.weight, bilateral.weight) == (3.0, 10.0)
+    spatial, bilateral = pf.DenseCRF(*scene()).terms[1:]
+    assert (spatial.weight, bilateral.weight) == (1.0, 1.0)
     assert spatial.self_message and spatial.normalization == "symmetric"
 
 
@@ -108,7 +110,7 @@ def test_everything_of_a_result(refined: Any) -> None:
 
 
 def test_the_engine_takes_it_as_any_field(refined: Any) -> None:
-    crf = pf.DenseCRF(*scene())
+    crf = pf.DenseCRF(*scene(), preset="krahenbuehl")
     plain = pf.infer(crf, "fixed", init="unary", max_iters=10, dtype="float32")
     assert plain.labels.shape == (SIZE[0] * SIZE[1],)
     np.testing.assert_array_equal(plain.q, refined.q)

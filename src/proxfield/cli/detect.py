@@ -54,10 +54,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from proxfield.cli.detect_inputs import forget, load_scene
     from proxfield.cli.detect_run import Chain, Work, make_tasks, resume_warm, run_all, run_warm
     from proxfield.cli.detect_store import Store
-    from proxfield.common.pool import LostWorkerError
     from proxfield.cli.progress import Counter
     from proxfield.cli.signals import begin_work, interrupted
     from proxfield.common.interrupts import raised_again
+    from proxfield.common.pool import LostWorkerError
     from proxfield.errors import ProxfieldError
 
     forget()
@@ -144,9 +144,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def check_options(options: Record) -> SceneFiles:
     """Where the scene comes from; refuses options that don't go together."""
     from proxfield.cli.detect_inputs import SceneFiles
-    from proxfield.common.pool import import_joblib
     from proxfield.cli.running import check_device
     from proxfield.cli.shared import check_target
+    from proxfield.common.pool import import_joblib
     from proxfield.io.masks import check_scale
 
     pom, calibration = options["scene"], options["calibration"]

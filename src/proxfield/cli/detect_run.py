@@ -13,8 +13,8 @@ import numpy as np
 
 from proxfield.cli.detect_inputs import MaskInput, Masks, SceneFiles, load_scene
 from proxfield.cli.detect_store import Store
-from proxfield.common.pool import run_in_processes
 from proxfield.cli.progress import Counter
+from proxfield.common.pool import run_in_processes
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.people.detect import Detector, OccupancyMap

@@ -278,11 +278,11 @@ def command(
       proxfield refine photos/ --probs probs/ -o refined/ --config crf.toml
     """
     from proxfield.cli import refine_files as files
-    from proxfield.common.pool import LostWorkerError
     from proxfield.cli.progress import Counter
     from proxfield.cli.refine_run import affordable_jobs, check_packages, run_all
     from proxfield.cli.signals import begin_work, interrupted
     from proxfield.common.interrupts import raised_again
+    from proxfield.common.pool import LostWorkerError
 
     given, option, work = prepare(output_kind, options)
     found = files.find_images(images)

@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxfield.common.pool import import_joblib, run_in_processes
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
 from proxfield.common.interrupts import deferred
+from proxfield.common.pool import import_joblib, run_in_processes
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name

@@ -9,7 +9,6 @@ import click
 
 from proxfield.cli.options import json_option, stack
 from proxfield.cli.progress import Display
-from proxfield.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.images.tune import TuneProgress, TuneResult

@@ -34,7 +34,7 @@ from proxfield.images.pixels import (
     rows,
     widths,
 )
-from proxfield.images.presets import DEFAULT_PRESET, TERM_SETTINGS, settings_of
+from proxfield.images.presets import DEFAULT_PRESET, PUBLISHED_UPDATES, TERM_SETTINGS, settings_of
 from proxfield.inference.infer import infer
 from proxfield.inference.rounding import round_marginals
 from proxfield.result import Result
@@ -101,7 +101,7 @@ class DenseCRF(Field):
 
     saved_attributes = ("pixels", "labels_axis")
     settings: Record | None = None
-    max_iters: int = 10
+    max_iters: int = PUBLISHED_UPDATES
 
     def __init__(
         self,
@@ -141,10 +141,10 @@ class DenseCRF(Field):
             into_energies(table, self.pixels, clip, normalize)
         super().__init__(len(table), n_labels=table.shape[1])
         self.add(Unary(table))
-        given = (spatial_sigma, spatial_weight, bilateral_sigma, bilateral_color, bilateral_weight)
-        chosen = _settings(preset, given, filter, pixels)
+        terms = (spatial_sigma, spatial_weight, bilateral_sigma, bilateral_color, bilateral_weight)
+        chosen = _settings(preset, terms, filter, pixels)
         self.settings = chosen
-        """The settings in use, see `to_config`; None if the field was loaded from a file."""
+        """The settings in use, see `to_config`; None if made from features or loaded from a file."""
         self.max_iters = int(chosen["max_iters"])
         """Number of updates that `infer` makes if it isn't told."""
         spatial_weight, bilateral_weight = chosen["spatial_weight"], chosen["bilateral_weight"]
@@ -193,7 +193,8 @@ class DenseCRF(Field):
             **options: The other options of `DenseCRF`.
 
         Example:
-            >>> crf = DenseCRF.from_labels(None, [[0, 1, 0, 0]], confidence=0.9)
+            >>> options = {"confidence": 0.9, "preset": "krahenbuehl"}
+            >>> crf = DenseCRF.from_labels(None, [[0, 1, 0, 0]], **options)
             >>> crf.infer().labels
             array([[0, 0, 0, 0]])
         """
@@ -255,6 +256,8 @@ class DenseCRF(Field):
         """
         options = {"labels_axis": -1, **options}
         crf = cls(None, probabilities, energies=energies, spatial_weight=0, **options)
+        if "preset" not in options:
+            crf.settings, crf.max_iters = None, PUBLISHED_UPDATES
         several = isinstance(features, list | tuple) and all(np.ndim(f) == 2 for f in features)
         arrays: list[Any] = list(features) if several else [features]  # type: ignore[arg-type]
         for array, weight in zip(
@@ -313,7 +316,9 @@ class DenseCRF(Field):
             67.0
         """
         if self.settings is None:
-            raise InputError("this field was loaded from a file, which doesn't hold its settings")
+            raise InputError(
+                "this field was made from features or loaded from a file, and has no settings"
+            )
         return dict(self.settings)
 
     @property

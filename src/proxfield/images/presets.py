@@ -8,13 +8,17 @@ from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 
 DEFAULT_PRESET = "gentle"
+PUBLISHED_UPDATES = 10
+"""Number of updates of published dense CRFs."""
 FULL_RANGE = 255.0
 """Range of the image's values that the colors of the presets refer to."""
 
 
-def _preset(place: float, color: float, weight: float, spatial: float, updates: int) -> Record:
+def _preset(
+    place: float, color: float, weight: float, spatial: float, updates: int, sigma: float = 3.0
+) -> Record:
     return {
-        "spatial_sigma": 3.0,
+        "spatial_sigma": sigma,
         "spatial_weight": spatial,
         "bilateral_sigma": place,
         "bilateral_color": color,
@@ -25,10 +29,10 @@ def _preset(place: float, color: float, weight: float, spatial: float, updates: 
 
 
 PRESETS: dict[str, Record] = {
-    "gentle": _preset(40.0, 5.0, 2.0, 1.0, 10),
-    "krahenbuehl": _preset(80.0, 13.0, 10.0, 3.0, 10),
-    "deeplab": _preset(67.0, 3.0, 4.0, 3.0, 10),
-    "wsss": _preset(64.0, 5.0, 4.0, 3.0, 10),
+    "gentle": _preset(40.0, 5.0, 1.0, 1.0, 5, 1.5),
+    "krahenbuehl": _preset(80.0, 13.0, 10.0, 3.0, PUBLISHED_UPDATES),
+    "deeplab": _preset(67.0, 3.0, 4.0, 3.0, PUBLISHED_UPDATES),
+    "wsss": _preset(64.0, 5.0, 4.0, 3.0, PUBLISHED_UPDATES),
 }
 """Settings by name: the default, and published ones (Krähenbühl and Koltun 2011; DeepLab; what
 weakly supervised segmentation uses)."""
@@ -55,7 +59,7 @@ def settings_of(preset: str | Mapping[str, object]) -> Record:
         >>> settings_of("deeplab")["bilateral_color"]
         3.0
         >>> settings_of({"bilateral_weight": 4})["spatial_sigma"]
-        3.0
+        1.5
     """
     if isinstance(preset, str):
         if preset not in PRESETS:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proxfield.images.presets import PRESETS
+from proxfield.images.presets import PRESETS, TERM_SETTINGS
 from proxfield.images.trials import Point
 
 LIMITS: dict[str, tuple[float, float]] = {
     "bilateral_weight": (0.1, 100.0),
-    "bilateral_color": (1.0, 100.0),
+    "bilateral_color": (2.0, 100.0),
     "bilateral_sigma": (2.0, 500.0),
     "spatial_weight": (0.1, 100.0),
     "spatial_sigma": (0.5, 30.0),
@@ -35,12 +35,11 @@ Evaluate = Callable[[Sequence[Point]], Sequence[Found]]
 
 def starting_points(filters: Sequence[str]) -> list[Point]:
     """The presets, with each filter."""
-    names = ("spatial_sigma", "spatial_weight", "bilateral_sigma", "bilateral_color")
-    out = []
-    for preset in PRESETS.values():
-        values = [preset[k] for k in (*names, "bilateral_weight")]
-        out += [Point(*values, filter=name) for name in filters]
-    return out
+    return [
+        Point(**{name: preset[name] for name in TERM_SETTINGS}, filter=filter)
+        for preset in PRESETS.values()
+        for filter in filters
+    ]
 
 
 def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Found | None:
@@ -99,7 +98,7 @@ def _along(
         return best, True
     points = [best.point.moved(name, x) for x in steps]
     found = evaluate(points)
-    top = max((*found, best), key=lambda f: f.score)
+    top = max((best, *found), key=lambda f: f.score)  # the first of equal ones
     if len(found) < len(points) or top is best:
         return top, len(found) == len(points)
     while True:  # on in the direction that improved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -157,7 +158,7 @@ def _try_points(task: Task) -> Iterator[tuple[str, dict[str, list[list[int]]]]]:
     measure = task.measure
     image, probabilities, given = load_case(task.case)
     metric = find_metric(measure.metric)
-    bare = {"spatial_weight": 0.0, "bilateral_weight": 0.0}
+    bare: Record = {"spatial_weight": 0.0, "bilateral_weight": 0.0}
     base = DenseCRF(image, probabilities, **bare, **measure.build)
     truth = read_truth(given, base.pixels, base.n_labels, measure.ignore)
     terms: dict[tuple[Any, ...], Gaussian] = {}
@@ -169,7 +170,11 @@ def _try_points(task: Task) -> Iterator[tuple[str, dict[str, list[list[int]]]]]:
             for old in [k for k in terms if k[0] == kind]:  # points come in order: one is enough
                 del terms[old]
             names = ("spatial_sigma",) if kind == "spatial" else ("bilateral_sigma", "color")
-            options = {**bare, f"{kind}_weight": 1.0, **dict(zip(names, values, strict=False))}
+            options: Record = {
+                **bare,
+                f"{kind}_weight": 1.0,
+                **dict(zip(names, values, strict=False)),
+            }
             color = options.pop("color", None)
             if color is not None and measure.color_range is not None:
                 options["bilateral_color"] = color * (measure.color_range / FULL_RANGE)
@@ -259,7 +264,7 @@ class Trials:
     def _read(self, path: Path) -> None:
         data, name = read_bytes(path)
         lines = data.decode("utf-8", "replace").split("\n")
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(lines[:-1], 1):  # the last was cut off, or is empty
             if not line.strip():
                 continue
             try:
@@ -268,8 +273,6 @@ class Trials:
                 key = (str(record["image"]), str(record["settings"]))
                 measure = record["measure"]
             except (ValueError, KeyError, TypeError, AttributeError):
-                if number == len(lines):  # cut off when a run was ended
-                    continue
                 raise InputError(
                     "is no trial of proxfield tune; move the file away, or start anew with --force",
                     path=name,
@@ -279,8 +282,7 @@ class Trials:
                 self.counts[key] = counts
                 self.found += 1
         if lines[-1]:  # the next line must not continue the one that was cut off
-            with path.open("a", encoding="utf-8") as stream:
-                stream.write("\n")
+            os.truncate(path, data.rindex(b"\n") + 1 if b"\n" in data else 0)
 
     def add(self, record: Record) -> None:
         """Take over what `run_task` returned."""

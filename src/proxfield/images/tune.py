@@ -316,7 +316,7 @@ class _Run:
     phase: int = 0
     best: Found | None = None
     stopped: str = ""
-    start: float = field(default_factory=time.perf_counter)
+    start: float = field(default_factory=lambda: time.perf_counter())
     spent: float = 0.0
     """Seconds in trials that were made now, not read from the file."""
     made: int = 0
@@ -388,7 +388,7 @@ class _Run:
         def evaluate(points: Sequence[Point]) -> list[Found]:
             out = []
             room = self.limit - len(table)
-            wanted = []
+            wanted: list[Point] = []
             for point in points:
                 if point.key not in table and point.key not in {p.key for p in wanted}:
                     if len(wanted) == room:
