@@ -32,7 +32,7 @@ def refined() -> Any:
 
 
 SOFT: dict[str, Any] = {"preset": "krahenbuehl", "spatial_weight": 0.5, "bilateral_weight": 0.9}
-"""Published bandwidths, and weights that leave probabilities between 0 and 1, where differences show."""
+"""Published bandwidths, and weights with probabilities between 0 and 1, where differences show."""
 
 
 def soft(image: Any, p: Any = None, **options: Any) -> Any:

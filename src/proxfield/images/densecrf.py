@@ -144,7 +144,7 @@ class DenseCRF(Field):
         terms = (spatial_sigma, spatial_weight, bilateral_sigma, bilateral_color, bilateral_weight)
         chosen = _settings(preset, terms, filter, pixels)
         self.settings = chosen
-        """The settings in use, see `to_config`; None if made from features or loaded from a file."""
+        """The settings in use, see `to_config`; None for points, and if loaded from a file."""
         self.max_iters = int(chosen["max_iters"])
         """Number of updates that `infer` makes if it isn't told."""
         spatial_weight, bilateral_weight = chosen["spatial_weight"], chosen["bilateral_weight"]

@@ -262,8 +262,9 @@ def color_bandwidth(
     full = color_range(image)
     if full is None:
         raise InputError(
-            f"an image of {image.dtype} with values from {image.min():g} to {image.max():g} doesn't "
-            "say how wide colors are; pass bilateral_color, a standard deviation in these units"
+            f"an image of {image.dtype} with values from {image.min():g} to {image.max():g} "
+            "doesn't say how wide colors are; pass bilateral_color, a standard deviation in these "
+            "units"
         )
     return given * (full / of)
 
