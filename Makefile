@@ -60,7 +60,7 @@ demo: $(STAMP)
 	$(BIN)/proxfield compare out/grid.uai --max-iters 2000 --plot out/convergence.png
 	@echo "The picture is in out/convergence.png"
 	@$(BIN)/python -c "$$SCENE"
-	$(BIN)/proxfield refine out/scene.png --labels out/guess.png -o out/refined.png --overlay out/overlay.png
+	$(BIN)/proxfield refine out/scene.png --labels out/guess.png --preset krahenbuehl -o out/refined.png --overlay out/overlay.png
 	@echo "The refined labels are in out/refined.png, and over the image in out/overlay.png"
 
 test: $(STAMP)

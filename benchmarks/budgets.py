@@ -65,7 +65,7 @@ def dense(n: int, rng: np.random.Generator) -> pf.Field:
     side = max(2, int(n**0.5))
     image = rng.integers(256, size=(side, side, 3)).astype(np.uint8)
     probabilities = rng.dirichlet(np.ones(3), size=(side, side))
-    return pf.DenseCRF(image, probabilities)
+    return pf.DenseCRF(image, probabilities, preset="krahenbuehl")
 
 
 FIELDS: dict[str, tuple[Callable[[int, np.random.Generator], pf.Field], int]] = {

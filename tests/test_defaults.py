@@ -34,9 +34,9 @@ def of_command(name: str) -> Defaults:
     assert command is not None
     context = click.Context(command, resilient_parsing=True)
     found = {p.name: p.get_default(context) for p in command.params if isinstance(p, click.Option)}
-    numbers = {"spatial_sigma", "bilateral_sigma", "spacing"}  # given as text, read by a callback
     given = {k: None if "UNSET" in repr(v) else v for k, v in found.items() if k is not None}
-    return {k: float(v) if k in numbers else v for k, v in given.items()}
+    # given as text, read by a callback
+    return {k: float(v) if k == "spacing" and v is not None else v for k, v in given.items()}
 
 
 INFER, IMAGES = of_function(pf.infer), of_function(pf.DenseCRF)
@@ -94,11 +94,28 @@ def test_the_table_is_true(title: str) -> None:
             assert type(value) is type(ways[way][option]), where
 
 
+def test_presets() -> None:
+    rows = [line for line in section("Presets").splitlines() if line.startswith("|")]
+    header, _, *body = ([c.strip().strip("`") for c in row.strip("|").split("|")] for row in rows)
+    found = {row[0]: dict(zip(header[1:], map(float, row[1:]), strict=True)) for row in body}
+    held = {
+        name: {k: v for k, v in p.items() if k != "color_range"} for name, p in pf.PRESETS.items()
+    }
+    assert found == held
+    assert {p["color_range"] for p in pf.PRESETS.values()} == {255.0}
+    command = cli.get_command(click.Context(cli), "refine")
+    assert command is not None
+    option = next(p for p in command.params if p.name == "preset")
+    assert isinstance(option.type, click.Choice)
+    assert list(option.type.choices) == list(pf.PRESETS)
+
+
 @pytest.mark.parametrize("title", list(WAYS))
 def test_every_difference_is_in_the_table_and_explained(title: str) -> None:
     ways, rows = WAYS[title], table(title)
     elsewhere = {name for other in WAYS if other != title for name in table(other)}
-    explained = set(re.findall(r"^- `(\w+)`:", section(title), re.MULTILINE))
+    bullets = re.findall(r"^- ((?:`\w+`(?:, )?)+):", section(title), re.MULTILINE)
+    explained = {name for bullet in bullets for name in re.findall(r"\w+", bullet)}
     differing = set()
     for option in {name for defaults in ways.values() for name in defaults}:
         if option in NOT_DEFAULTS | elsewhere:

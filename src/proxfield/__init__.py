@@ -21,10 +21,17 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.errors import UnsupportedError as UnsupportedError
     from proxfield.field import Field as Field
     from proxfield.filters.gaussian import gaussian_filter as gaussian_filter
+    from proxfield.images.batch import refine_batch as refine_batch
     from proxfield.images.bilateral import bilateral_filter as bilateral_filter
+    from proxfield.images.config import read_config as read_config
+    from proxfield.images.config import write_config as write_config
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.images.densecrf import DenseCRF as DenseCRF
     from proxfield.images.densecrf import DenseResult as DenseResult
+    from proxfield.images.presets import PRESETS as PRESETS
+    from proxfield.images.tune import TuneProgress as TuneProgress
+    from proxfield.images.tune import TuneResult as TuneResult
+    from proxfield.images.tune import tune as tune
     from proxfield.inference.curvature import Curvature as Curvature
     from proxfield.inference.history import Progress as Progress
     from proxfield.inference.infer import infer as infer
@@ -69,6 +76,12 @@ _HOME = {
     "DenseCRF": "images.densecrf",
     "DenseResult": "images.densecrf",
     "refine_batch": "images.batch",
+    "PRESETS": "images.presets",
+    "TuneProgress": "images.tune",
+    "TuneResult": "images.tune",
+    "read_config": "images.config",
+    "tune": "images.tune",
+    "write_config": "images.config",
     "register": "backends.terms",
     "InputError": "errors",
     "MemoryLimitError": "errors",
@@ -117,6 +130,7 @@ _HOME = {
 }
 
 __all__ = [
+    "PRESETS",
     "RULES",
     "TERMS",
     "Boxes",
@@ -152,6 +166,8 @@ __all__ = [
     "Status",
     "Term",
     "Trace",
+    "TuneProgress",
+    "TuneResult",
     "Unary",
     "UnsupportedError",
     "Update",
@@ -161,12 +177,15 @@ __all__ = [
     "infer",
     "infer_many",
     "quiet",
+    "read_config",
     "read_evidence",
     "read_uai",
     "refine_batch",
     "register",
     "saveable",
+    "tune",
     "warmup",
+    "write_config",
     "write_uai",
 ]
 

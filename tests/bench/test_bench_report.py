@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proxfield.bench.page import minus
+from proxfield.viz.page import minus
 from proxfield.viz.style import RULE_STYLES, rule_style
 
 RULES = ("sweep", "fixed", "momentum")

@@ -27,12 +27,12 @@ def scene(size: tuple[int, ...] = SIZE, n_labels: int = 3, seed: int = 0) -> tup
 
 @pytest.fixture(scope="module")
 def refined() -> Any:
-    """The plain case: RGB, channels and labels last, all defaults."""
-    return pf.DenseCRF(*scene()).infer()
+    """The plain case: RGB, channels and labels last, published settings."""
+    return pf.DenseCRF(*scene(), preset="krahenbuehl").infer()
 
 
-SOFT = {"spatial_weight": 0.5, "bilateral_weight": 0.9}
-"""Weights that leave probabilities between 0 and 1, where differences show."""
+SOFT: dict[str, Any] = {"preset": "krahenbuehl", "spatial_weight": 0.5, "bilateral_weight": 0.9}
+"""Published bandwidths, and weights with probabilities between 0 and 1, where differences show."""
 
 
 def soft(image: Any, p: Any = None, **options: Any) -> Any:
@@ -76,6 +76,8 @@ def test_equals_a_field_built_by_hand(softly: Any) -> None:
 def test_the_defaults(refined: Any) -> None:
     spatial, bilateral = refined.field.terms[1:]
     assert (spatial.weight, bilateral.weight) == (3.0, 10.0)
+    spatial, bilateral = pf.DenseCRF(*scene()).terms[1:]
+    assert (spatial.weight, bilateral.weight) == (1.0, 1.0)
     assert spatial.self_message and spatial.normalization == "symmetric"
 
 
@@ -108,7 +110,7 @@ def test_everything_of_a_result(refined: Any) -> None:
 
 
 def test_the_engine_takes_it_as_any_field(refined: Any) -> None:
-    crf = pf.DenseCRF(*scene())
+    crf = pf.DenseCRF(*scene(), preset="krahenbuehl")
     plain = pf.infer(crf, "fixed", init="unary", max_iters=10, dtype="float32")
     assert plain.labels.shape == (SIZE[0] * SIZE[1],)
     np.testing.assert_array_equal(plain.q, refined.q)
@@ -246,7 +248,7 @@ def test_the_bandwidth_of_colors_if_none_is_given(softly: Any) -> None:
         np.testing.assert_allclose(result.probabilities, softly.probabilities, atol=1e-5)
     mask = image[..., 0] > 100
     np.testing.assert_array_equal(
-        pf.DenseCRF(mask, p).terms[2].features[:, 2], mask.ravel() * 255 / 13
+        pf.DenseCRF(mask, p, **SOFT).terms[2].features[:, 2], mask.ravel() * 255 / 13
     )
     wide = image.astype(np.float32)
     assert "values from 0 to 2" in error(wide, p) and "(13 for colors up to 255)" in error(wide, p)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxfield.bench.charts import Chart, layout, line
-from proxfield.bench.page import legend, minus, paragraphs, plots, scrolling, swatch
 from proxfield.bench.people_table import PeopleTable, show_moda
 from proxfield.bench.published import PEOPLE_BUDGETS
 from proxfield.bench.store import Record
 from proxfield.bench.table import budget_name, show
+from proxfield.viz.page import legend, minus, paragraphs, plots, scrolling, swatch
 from proxfield.viz.style import rule_style
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from html import escape
 
 from proxfield.bench.charts import Curves, convergence_charts, sensitivity_charts
 from proxfield.bench.exact import Gaps
-from proxfield.bench.page import definitions, legend, paragraphs, plots, whole_page
 from proxfield.bench.people_report import People, people_section
 from proxfield.bench.published import ABOUT, FULL_NAMES
 from proxfield.bench.report_tables import effort_table, gap_table, headlines, main_table
@@ -16,6 +15,7 @@ from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.store import Record
 from proxfield.bench.table import Table, budget_name
 from proxfield.io.files import atomic_write
+from proxfield.viz.page import definitions, legend, paragraphs, plots, whole_page
 
 TITLE = "Mean-field inference at a time budget"
 

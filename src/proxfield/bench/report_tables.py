@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from proxfield.bench.exact import Gaps
-from proxfield.bench.page import minus, scrolling, swatch
 from proxfield.bench.published import FULL_NAMES
 from proxfield.bench.table import Cell, Table, budget_name, lowest, show
+from proxfield.viz.page import minus, scrolling, swatch
 from proxfield.viz.style import rule_style
 
 BEST = '<span aria-hidden="true">★ </span><span class="hidden">best: </span>'

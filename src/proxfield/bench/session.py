@@ -99,11 +99,11 @@ def split_names(text: str, option: str) -> list[str]:
 def check_outputs(outputs: Outputs) -> None:
     """Refuse what can't be written, and packages that are missing, before a long run."""
     if outputs.report is not None:
-        from proxfield.bench.page import plotly_script
+        from proxfield.viz.page import plotly_script
 
         plotly_script()
     if outputs.figures is not None:
-        from proxfield.bench.page import REMEDY
+        from proxfield.viz.page import REMEDY
 
         try:
             import matplotlib  # noqa: F401

@@ -24,6 +24,7 @@ COMMANDS = {
     "solve": "Infer marginals, a labelling and a bound on log Z.",
     "compare": "Run several rules on one model; print a table and draw a picture.",
     "refine": "Refine segmentations of images by a dense CRF.",
+    "tune": "Choose the settings of a dense CRF on images with known labels.",
     "detect": "Find people on the ground, from masks of several cameras.",
     "evaluate": "Compare detections of people with the truth: MODA, MODP, precision, recall.",
     "info": "Show a model's size, structure and certified steps.",

@@ -44,7 +44,9 @@ BUILD = (
     *("spatial_sigma", "spatial_weight", "bilateral_sigma", "bilateral_color"),
     *("bilateral_weight", "spacing", "filter"),
 )
-"""Options that go to `DenseCRF` as they are."""
+"""Options that go to `DenseCRF` as they are, if they are given."""
+PRESETS = ("gentle", "krahenbuehl", "deeplab", "wsss")
+"""Those of `DenseCRF`, repeated here so that help needn't import them."""
 
 
 def numbers(_: click.Context, __: click.Parameter, text: str | None) -> float | list[float] | None:
@@ -94,36 +96,42 @@ def length(name: str, unit: str, default: str | None, text: str) -> Decorator:
     )
 
 
-def weight(name: str, default: float) -> Decorator:
+def weight(name: str) -> Decorator:
     """An option for the weight of a term."""
-    return click.option(
-        name,
-        metavar="W",
-        type=float,
-        default=default,
-        show_default=True,
-        help="Its weight; 0 omits the term.",
-    )
+    return click.option(name, metavar="W", type=float, help="Its weight; 0 omits the term.")
 
 
 term_options = stack(
-    length(
-        "--spatial-sigma", "PX", "3", "Standard deviation of the spatial term; 3,3,1: one per axis."
+    click.option(
+        "--preset",
+        type=click.Choice(PRESETS),
+        default=PRESETS[0],
+        show_default=True,
+        help="Settings by name: for --max-iters and the next five, where they aren't given.",
     ),
-    weight("--spatial-weight", 3.0),
+    click.option(
+        "--config", metavar="FILE", help="Settings that proxfield tune has written, likewise."
+    ),
+    length(
+        "--spatial-sigma",
+        "PX",
+        None,
+        "Standard deviation of the spatial term; 3,3,1: one per axis.",
+    ),
+    weight("--spatial-weight"),
     length(
         "--bilateral-sigma",
         "PX",
-        "80",
+        None,
         "Standard deviation of the bilateral term's positions, likewise.",
     ),
     length(
         "--bilateral-color",
         "X",
         None,
-        "Standard deviation of its colors, in the image's units.  [default: 13 of 255]",
+        "Standard deviation of its colors, in the image's units.",
     ),
-    weight("--bilateral-weight", 10.0),
+    weight("--bilateral-weight"),
     length("--spacing", "X", "1", "Size of a pixel; 1,1,5: one per axis."),
     click.option(
         "--compatibility",
@@ -169,9 +177,7 @@ run_options = stack(
         "--max-iters",
         metavar="N",
         type=click.IntRange(min=0),
-        default=10,
-        show_default=True,
-        help="Maximum number of iterations.",
+        help="Maximum number of iterations.  [default: that of the preset]",
     ),
     click.option(
         "--tol",
@@ -243,6 +249,7 @@ def command(
       proxfield refine photos/ --probs probs/ -o refined/ --jobs 4 --overlay pictures/
       proxfield refine photos/ --labels maps/ --n-labels 21 -o refined/
       proxfield refine head.nii.gz --logits head.npy --bilateral-color 40 -o refined/
+      proxfield refine photos/ --probs probs/ -o refined/ --config crf.toml
     """
     from proxfield.cli import refine_files as files
     from proxfield.cli.progress import Counter
@@ -325,10 +332,11 @@ def prepare(kind: str, options: Record, spacing_given: bool) -> tuple[str, str, 
     threads = options["threads"]
     budget = check_limits(options["max_iters"], options["tol"], options["budget"], threads)
     check_device(dict(options))
-    build: Record = {name: options[name] for name in BUILD}
+    build: Record = {name: options[name] for name in BUILD if options[name] is not None}
+    build["preset"] = read_preset(options["preset"], options["config"])
     build["channel_axis"] = AXES[options["channel_axis"]]
     for name in ("spatial_weight", "bilateral_weight"):
-        if not abs(build[name]) < float("inf"):
+        if not abs(build.get(name, 0)) < float("inf"):
             raise click.UsageError(f"--{name.replace('_', '-')} {build[name]}, expected a number")
     build["compatibility"] = read_compatibility(options["compatibility"])
     if options["cooccurrence"] is not None:
@@ -338,11 +346,26 @@ def prepare(kind: str, options: Record, spacing_given: bool) -> tuple[str, str, 
     more, from_labels = input_settings(options, chosen)
     build.update(more)
     run = {"rule": rule, "budget": budget, "threads": threads}
-    run.update({name: options[name] for name in ("init", "max_iters", "tol", "seed", "device")})
+    run.update({name: options[name] for name in ("init", "tol", "seed", "device")})
+    if options["max_iters"] is not None:
+        run["max_iters"] = options["max_iters"]
     names = None if options["names"] is None else tuple(options["names"].split(","))
     dtype = "float16" if options["float16"] else "float32"
     work = Work(kind, KINDS[chosen], from_labels, build, run, dtype, names, spacing_given)
     return given, f"--{chosen}", work
+
+
+def read_preset(name: str, config: str | None) -> str | Record:
+    """The name of a preset, or the settings of a file."""
+    if config is None:
+        return name
+    from click.core import ParameterSource
+
+    from proxfield.images.config import read_config
+
+    if click.get_current_context().get_parameter_source("preset") != ParameterSource.DEFAULT:
+        raise click.UsageError("--preset and --config contradict each other, expected one of them")
+    return read_config(config)
 
 
 def read_compatibility(given: str) -> str | NDArray[np.float64]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import click
 
@@ -64,9 +65,19 @@ def list_folder(folder: Path, suffixes: Iterable[str]) -> list[Path]:
     return [p for p in inside if ending(p) in kinds and not p.name.startswith(".")]
 
 
+@overload
+def find_partners(images: Sequence[Path], given: str, option: str) -> list[Path]: ...
+
+
+@overload
+def find_partners(
+    images: Sequence[Path], given: str, option: str, *, optional: bool
+) -> list[Path | None]: ...
+
+
 def find_partners(
     images: Sequence[Path], given: str, option: str, *, optional: bool = False
-) -> list[Path | None]:
+) -> list[Path | None] | list[Path]:
     """For each image the file of the same stem in a folder; for one image also a file.
 
     Args:

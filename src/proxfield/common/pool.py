@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,9 @@ from proxfield.common.interrupts import deferred
 from proxfield.common.records import Record
 from proxfield.errors import MissingDependencyError
 
-REMEDY = 'pip install "proxfield[images]"'
 T = TypeVar("T")
+
+REMEDY = 'pip install "proxfield[images]"'
 
 POLL_SECONDS = 0.1
 """How often to ask for Ctrl-C while other processes work."""
@@ -41,13 +43,81 @@ class LostWorkerError(Exception):
     """A process that was at work was ended from outside."""
 
 
+class Processes:
+    """Processes that stay for several rounds of work; a context.
+
+    Ctrl-C reaches all processes of a terminal. Here it is only remembered and asked for between
+    results: raised while processes are being started or ended, it would leave some behind.
+
+    Args:
+        jobs: Number of processes.
+        threads: Maximum number of threads of each.
+    """
+
+    def __init__(self, jobs: int, threads: int) -> None:
+        import_joblib()
+        self.jobs = jobs
+        self._threads = threads
+        self._running: set[Future[Record]] = set()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Processes:
+        from joblib.externals.loky import ProcessPoolExecutor
+
+        env = {name: str(self._threads) for name in THREAD_VARIABLES}
+        with deferred():
+            self._pool = ProcessPoolExecutor(
+                self.jobs, initializer=_begin_worker, initargs=(os.getpid(),), env=env
+            )
+            if hasattr(signal, "pthread_sigmask"):
+                # started later, the tracker would unblock the signal (Python 3.11)
+                from multiprocessing.resource_tracker import ensure_running
+
+                ensure_running()
+        self._interrupted = self._stack.enter_context(deferred(block=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            _shut_down(self._pool, self._running)
+        finally:
+            self._stack.close()  # here Ctrl-C is raised, if it came
+
+    def run(self, function: Callable[[T], Record], items: Iterable[T]) -> Iterator[Record]:
+        """The records that a function makes of items, as they come.
+
+        After Ctrl-C it ends early; leaving the context raises KeyboardInterrupt.
+
+        Args:
+            function: What to do with an item; both travel to other processes.
+            items: Taken one by one, a few ahead of the work.
+        """
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        todo = iter(items)
+        here = Path.cwd()
+        try:
+            while not self.interrupted:
+                for item in islice(todo, 2 * self.jobs - len(self._running)):
+                    self._running.add(self._pool.submit(_in_worker, function, item, here))
+                if not self._running:
+                    break
+                done, self._running = wait(self._running, POLL_SECONDS, FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        except TerminatedWorkerError:
+            raise LostWorkerError from None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C has come."""
+        return self._interrupted()
+
+
 def run_in_processes(
     function: Callable[[T], Record], items: Iterable[T], jobs: int, threads: int
 ) -> Iterator[Record]:
     """The records that a function makes of items, in processes of their own, as they come.
-
-    Ctrl-C reaches all processes of a terminal. Here it is only remembered and asked for between
-    results: raised while processes are being started or ended, it would leave some behind.
 
     Args:
         function: What to do with an item; both travel to other processes.
@@ -55,37 +125,8 @@ def run_in_processes(
         jobs: Number of processes.
         threads: Maximum number of threads of each.
     """
-    import_joblib()
-    from joblib.externals.loky import ProcessPoolExecutor
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-    env = {name: str(threads) for name in THREAD_VARIABLES}
-    todo = iter(items)
-    here = Path.cwd()
-    running: set[Future[Record]] = set()
-    with deferred():
-        pool = ProcessPoolExecutor(
-            jobs, initializer=_begin_worker, initargs=(os.getpid(),), env=env
-        )
-        if hasattr(signal, "pthread_sigmask"):
-            # started later, the tracker would unblock the signal (Python 3.11)
-            from multiprocessing.resource_tracker import ensure_running
-
-            ensure_running()
-    with deferred(block=True) as interrupted:
-        try:
-            while not interrupted():
-                for item in islice(todo, 2 * jobs - len(running)):
-                    running.add(pool.submit(_in_worker, function, item, here))
-                if not running:
-                    break
-                done, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        except TerminatedWorkerError:
-            raise LostWorkerError from None
-        finally:
-            _shut_down(pool, running)
+    with Processes(jobs, threads) as processes:
+        yield from processes.run(function, items)
 
 
 def _shut_down(pool: Any, running: set[Future[Record]]) -> None:

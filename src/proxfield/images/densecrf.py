@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Floats
+from proxfield.common.arrays import Floats, Pixels
+from proxfield.common.records import Record
 from proxfield.errors import InputError, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.filters.points import PixelPoints
@@ -26,10 +27,12 @@ from proxfield.images.pixels import (
     channels_last,
     check_size,
     color_bandwidth,
+    color_range,
     each,
     place,
     widths,
 )
+from proxfield.images.presets import DEFAULT_PRESET, PUBLISHED_UPDATES, TERM_SETTINGS, settings_of
 from proxfield.inference.infer import infer
 from proxfield.inference.rounding import round_marginals
 from proxfield.result import Result
@@ -72,13 +75,17 @@ class DenseCRF(Field):
             takes more), False reads a volume. None reads (1, labels, height, width) as one image
             and refuses shapes that may be a batch of several images or a volume, unless an
             option with three numbers, one per axis, says that it is a volume.
+        preset: What the next five are where they aren't given, and how many updates `infer`
+            makes: "gentle", "krahenbuehl", "deeplab", "wsss" (see `PRESETS`), or settings by name,
+            as `to_config` and `proxfield.read_config` return them.
         spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
         spatial_weight: Its weight; 0 omits the term.
         bilateral_sigma: Standard deviation of the bilateral term's positions in pixels; likewise.
         bilateral_color: Standard deviation of its colors in the image's own units; one number, or
-            one per channel. By default 13/255 of the range: 13 for 8-bit images and other whole
-            numbers within 0 and 255, 3341 for 16-bit images, 13/255 for bool and floats within 0
-            and 1. Required for any other image; floats above 1 don't tell their range.
+            one per channel. Presets have it for a range of 255, and it is scaled to the image's:
+            255 for 8-bit images and other whole numbers within 0 and 255, 65535 for 16-bit images,
+            1 for bool and floats within 0 and 1. Required for any other image; floats above 1
+            don't tell their range.
         bilateral_weight: Its weight; 0 omits the term.
         spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
             in the same unit.
@@ -107,6 +114,8 @@ class DenseCRF(Field):
     """The kind of array that was given; fields that are loaded from files give numpy's."""
     ignored: tuple[int, tuple[int, ...]] | None = None
     """A label that results carry, and the runs of pixels that have it; see `from_labels`."""
+    settings: Record | None = None
+    max_iters: int = PUBLISHED_UPDATES
 
     def __init__(
         self,
@@ -119,11 +128,12 @@ class DenseCRF(Field):
         labels_axis: int | str | None = "auto",
         channel_axis: int | str | None = "auto",
         batch: bool | None = None,
-        spatial_sigma: float | Sequence[float] = 3.0,
-        spatial_weight: float = 3.0,
-        bilateral_sigma: float | Sequence[float] = 80.0,
+        preset: str | Mapping[str, Any] = DEFAULT_PRESET,
+        spatial_sigma: float | Sequence[float] | None = None,
+        spatial_weight: float | None = None,
+        bilateral_sigma: float | Sequence[float] | None = None,
         bilateral_color: float | Sequence[float] | None = None,
-        bilateral_weight: float = 10.0,
+        bilateral_weight: float | None = None,
         spacing: float | Sequence[float] = 1.0,
         cooccurrence: CooccurrenceStatistics | str | PathLike[str] | None = None,
         compatibility: ArrayLike | str | None = "potts",
@@ -155,23 +165,29 @@ class DenseCRF(Field):
             table = fix_labels(table, scribbles, self.pixels)
         super().__init__(len(table), n_labels=table.shape[1])
         self.add(Unary(table))
+        terms = (spatial_sigma, spatial_weight, bilateral_sigma, bilateral_color, bilateral_weight)
+        chosen = _settings(preset, terms, filter, pixels)
+        self.settings = chosen
+        """The settings in use, see `to_config`; None for points, and if loaded from a file."""
+        self.max_iters = int(chosen["max_iters"])
+        """Number of updates that `infer` makes if it isn't told."""
+        spatial_weight, bilateral_weight = chosen["spatial_weight"], chosen["bilateral_weight"]
         shared: dict[str, Any] = {
             "compatibility": compatibility,
             "normalization": normalization,
             "self_message": self_message,
-            "filter": filter,
+            "filter": chosen["filter"],
         }
         scale = widths(spacing, len(self.pixels), "spacing", "axis")
         if spatial_weight != 0:
-            sigma = widths(spatial_sigma, len(self.pixels), "spatial_sigma", "axis")
+            sigma = widths(chosen["spatial_sigma"], len(self.pixels), "spatial_sigma", "axis")
             places = PixelPoints(self.pixels, scale / sigma)
             self.add(Gaussian(places, spatial_weight, **shared))
         if bilateral_weight != 0 and pixels is not None:
-            sigma = widths(bilateral_sigma, len(self.pixels), "bilateral_sigma", "axis")
+            sigma = widths(chosen["bilateral_sigma"], len(self.pixels), "bilateral_sigma", "axis")
             channels = channels_last(pixels, axes)
-            if bilateral_color is None:
-                bilateral_color = color_bandwidth(pixels)
-            color = widths(bilateral_color, channels.shape[-1], "bilateral_color", "channel")
+            colors = color_bandwidth(pixels, chosen["bilateral_color"], chosen.get("color_range"))
+            color = widths(colors, channels.shape[-1], "bilateral_color", "channel")
             seen = PixelPoints(self.pixels, scale / sigma, channels, color)
             self.add(Gaussian(seen, bilateral_weight, **shared))
         if cooccurrence is not None:
@@ -206,7 +222,8 @@ class DenseCRF(Field):
             **options: The other options of `DenseCRF`.
 
         Example:
-            >>> crf = DenseCRF.from_labels(None, [[0, 1, 0, 0]], confidence=0.9)
+            >>> options = {"confidence": 0.9, "preset": "krahenbuehl"}
+            >>> crf = DenseCRF.from_labels(None, [[0, 1, 0, 0]], **options)
             >>> crf.infer().labels
             array([[0, 0, 0, 0]])
         """
@@ -274,6 +291,8 @@ class DenseCRF(Field):
         """
         options = {"labels_axis": -1, **options}
         crf = cls(None, probabilities, energies=energies, spatial_weight=0, **options)
+        if "preset" not in options:
+            crf.settings, crf.max_iters = None, PUBLISHED_UPDATES
         several = isinstance(features, list | tuple) and all(np.ndim(f) == 2 for f in features)
         arrays: list[Any] = list(features) if several else [features]  # type: ignore[arg-type]
         for array, weight in zip(
@@ -294,6 +313,48 @@ class DenseCRF(Field):
                 )
             )
         return crf
+
+    @classmethod
+    def from_config(
+        cls,
+        image: ArrayLike | None,
+        probabilities: ArrayLike | None = None,
+        config: str | PathLike[str] | Mapping[str, Any] = DEFAULT_PRESET,
+        **options: Any,
+    ) -> DenseCRF:
+        """A dense CRF with the settings of a file, as ``proxfield tune`` writes it.
+
+        Args:
+            image: As for `DenseCRF`.
+            probabilities: As for `DenseCRF`.
+            config: The name of a TOML file, or settings by name.
+            **options: The other options of `DenseCRF`; they override the settings.
+
+        Example:
+            >>> import numpy as np
+            >>> p = np.full((4, 5, 2), 0.5)
+            >>> crf = DenseCRF.from_config(None, p, {"spatial_weight": 2.0, "max_iters": 5})
+            >>> crf.max_iters, crf.terms[1].weight
+            (5, 2.0)
+        """
+        from proxfield.images.config import read_config
+
+        return cls(image, probabilities, preset=read_config(config), **options)
+
+    def to_config(self) -> Record:
+        """The settings in use, for `from_config`, ``preset=`` or `proxfield.write_config`.
+
+        Example:
+            >>> import numpy as np
+            >>> crf = DenseCRF(None, np.full((4, 5, 2), 0.5), preset="deeplab")
+            >>> crf.to_config()["bilateral_sigma"]
+            67.0
+        """
+        if self.settings is None:
+            raise InputError(
+                "this field was made from features or loaded from a file, and has no settings"
+            )
+        return dict(self.settings)
 
     @property
     def n_labels(self) -> int:
@@ -322,7 +383,7 @@ class DenseCRF(Field):
         rule: str | Rule | type[Rule] = "fixed",
         *,
         init: Any = "unary",
-        max_iters: int | None = 10,
+        max_iters: int | str | None = "preset",
         dtype: str = "float32",
         **options: Any,
     ) -> DenseResult:
@@ -333,12 +394,17 @@ class DenseCRF(Field):
                 "fixed" is the whole step: the update of the published dense CRFs, and F
                 provably never rises.
             init: As for `proxfield.infer`, or probabilities in the shape of those given.
-            max_iters: Maximum number of iterations; None: the rule's default.
+            max_iters: Maximum number of iterations; "preset": what the preset or the configuration
+                says (10 for the published ones), None: the rule's default.
             dtype: "float32" or "float64".
             **options: All other options of `proxfield.infer` and parameters of the rule.
         """
         if not isinstance(init, str | Result) and np.shape(init) == self.shape:
             init = as_rows(np.asarray(to_host(init)), self.form)
+        if isinstance(max_iters, str):
+            if max_iters != "preset":
+                raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
+            max_iters = self.max_iters
         result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
         return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
 
@@ -379,6 +445,23 @@ class DenseResult(Result):
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
         """Independent label maps drawn from Q.  # (count, *pixels)"""
         return super().sample(count, seed).reshape(count, *self.field.pixels)
+
+
+def _settings(
+    preset: str | Mapping[str, Any], given: Sequence[Any], filter: str, image: Pixels | None
+) -> Record:
+    """The settings of a preset, with those in their place that were given."""
+    out = settings_of(preset)
+    explicit = {k: v for k, v in zip(TERM_SETTINGS, given, strict=True) if v is not None}
+    out.update(explicit)
+    if "bilateral_color" in explicit:
+        out.pop("color_range", None)
+        full = None if image is None else color_range(image)
+        if full is not None:
+            out["color_range"] = full
+    if filter != "auto" or "filter" not in out:
+        out["filter"] = filter
+    return out
 
 
 def _cooccurrence_term(

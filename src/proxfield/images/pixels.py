@@ -18,7 +18,7 @@ ROUGH = 1e-4
 ROWS = 4096
 """Pixels that are looked at together: what they hold stays in the cache."""
 COLOR_SIGMA = 13.0
-"""Default standard deviation of colors, of 255 levels."""
+"""Published standard deviation of colors, of 255 levels."""
 BLOCK_ROWS = 65_536
 """Pixels whose exponentials are kept at a time."""
 
@@ -339,16 +339,26 @@ def color_range(image: Pixels) -> float | None:
     return 65535.0 if image.dtype == np.uint16 else None
 
 
-def color_bandwidth(image: Pixels) -> float:
-    """The bandwidth of colors where none is given: 13 levels of 255.
+def color_bandwidth(
+    image: Pixels, sigma: ArrayLike, of: float | None = 255.0
+) -> NDArray[np.float64]:
+    """A standard deviation of colors in an image's own units.
+
+    Args:
+        image: The image.
+        sigma: The standard deviation: one number, or one per channel.
+        of: The full range of values that it refers to; None: the image's own units.
 
     Example:
-        >>> color_bandwidth(np.zeros((2, 2), dtype=np.uint8))
-        13.0
+        >>> float(color_bandwidth(np.full((2, 2), 0.5), 51.0))
+        0.2
     """
+    given = np.asarray(sigma, dtype=np.float64)
+    if of is None:
+        return given
     full = color_range(image)
     if full is not None:
-        return COLOR_SIGMA * full / 255
+        return given * (full / of)
     low, high = image.min(), image.max()
     hint = f" ({COLOR_SIGMA:g} for colors up to 255)" if image.dtype.kind == "f" else ""
     raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -169,6 +170,17 @@ class Gaussian(Term):
         out.potts, out.matrix = self.potts, self.matrix
         if isinstance(self.filter, HostPlan):
             out.filter = self.filter.like(features)
+        return out
+
+    def reweighted(self, weight: float) -> Gaussian:
+        """The same term with another weight; it shares the filter, which is built if need be."""
+        self.operator  # noqa: B018 (built here, so that the copy has it)
+        out = copy(self)
+        out.weight = float(as_floats(weight, "the weight of a Gaussian term"))
+        if self.matrix is not None:
+            if self.weight == 0:
+                raise InputError("a term of weight 0 doesn't keep its compatibility")
+            out.matrix = self.matrix * (out.weight / self.weight)
         return out
 
     def build(self, *, drop_features: bool = False) -> Gaussian:

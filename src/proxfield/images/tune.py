@@ -1,0 +1,487 @@
+"""Settings of a dense CRF chosen on images with known labels, and compared with no CRF at all."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from proxfield._version import __version__
+from proxfield.common.pool import Processes
+from proxfield.common.records import Record
+from proxfield.errors import InputError, shown
+from proxfield.filters import FILTERS
+from proxfield.images.config import config_text
+from proxfield.images.metrics import Counts, find_metric
+from proxfield.images.presets import FULL_RANGE
+from proxfield.images.search import Found, search
+from proxfield.images.trials import (
+    MARKS,
+    NO_CRF,
+    Case,
+    Measure,
+    Point,
+    Task,
+    Trials,
+    make_case,
+    run_task,
+)
+from proxfield.io.files import Target, atomic_write
+
+TRIALS = 60
+FOLDS = 5
+TOLERANCE = 2.0
+
+
+@dataclass(frozen=True)
+class TuneProgress:
+    """How far `tune` is, for a callback.
+
+    Attributes:
+        phase: 0 for the search on all images, k for that without fold k.
+        phases: Number of folds.
+        tried: Settings that this search has tried.
+        trials: Maximum number of settings of a search.
+        best: The best on all images so far; None before there is one.
+        baseline: The score without a CRF.
+        seconds: Since the start.
+        seconds_left: At most about so many more, judged by the pace so far; None at first.
+    """
+
+    phase: int
+    phases: int
+    tried: int
+    trials: int
+    best: Found | None
+    baseline: float
+    seconds: float
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What was chosen without some images, and how it does on them.
+
+    Attributes:
+        chosen: The settings; None: no CRF.
+        score: On the images of the fold.
+        baseline: The same without a CRF.
+        images: Names of these images.
+    """
+
+    chosen: Found | None
+    score: float
+    baseline: float
+    images: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What `tune` found.
+
+    Attributes:
+        improved: Is the CRF better than none on images that the settings weren't chosen on?
+        config: The settings, for ``DenseCRF(…, preset=config)``; with both weights 0 if nothing
+            improved.
+        metric: The name of the metric.
+        baseline: The score without a CRF, over all images.
+        held_out: The score with settings that were chosen without the images that they are
+            measured on, over all images.
+        best: The best settings on all images, and their score there.
+        folds: The folds of the cross-validation.
+        table: All settings that the search on all images tried, best first.
+        images: Number of images.
+        digest: Digest of the data.
+        seed: Random seed of the folds.
+        seconds: How long it took.
+        stopped: Why the search ended early, or "".
+    """
+
+    improved: bool
+    config: Record
+    metric: str
+    baseline: float
+    held_out: float
+    best: Found
+    folds: tuple[Fold, ...]
+    table: tuple[Found, ...]
+    images: int
+    digest: str
+    seed: int
+    seconds: float
+    stopped: str = ""
+
+    @property
+    def title(self) -> str:
+        """The metric in words."""
+        return find_metric(self.metric).title
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        numbers = (
+            f"{self.title} {self.baseline:.4f} without a CRF, {self.held_out:.4f} with one on "
+            f"images that its settings weren't chosen on ({len(self.folds)} folds)"
+        )
+        if self.improved:
+            return f"{numbers}, {self.best.score:.4f} with these settings on all images"
+        return f"{numbers}: no CRF"
+
+    def to_toml(self) -> str:
+        """The settings as a file for ``refine --config``, with a header that says where from."""
+        header = [
+            f"Settings of a dense CRF, chosen by proxfield tune (proxfield {__version__}, "
+            f"numpy {np.__version__})",
+            f"on {self.images} images (digest of the data: {self.digest}).",
+            f"{self.verdict[0].upper()}{self.verdict[1:]}.",
+        ]
+        if not self.improved:
+            header.append("Both weights are 0: refining with this file changes nothing.")
+        about: Record = {
+            "improved": self.improved,
+            "metric": self.metric,
+            "no_crf": round(self.baseline, 6),
+            "held_out": round(self.held_out, 6),
+            "all_images": round(self.best.score, 6),
+            "images": self.images,
+            "folds": len(self.folds),
+            "seed": self.seed,
+            "settings_tried": len(self.table),
+            "data_digest": self.digest,
+            "version": __version__,
+        }
+        return config_text(self.config, about, "\n".join(header))
+
+    def save(self, path: Target) -> None:
+        """Write `to_toml` to a file."""
+        atomic_write(path, self.to_toml())
+
+
+def tune(
+    images: Iterable[Any] | None,
+    probabilities: Iterable[Any],
+    truth: Iterable[Any],
+    *,
+    metric: str = "miou",
+    ignore: int | Sequence[int] = 255,
+    tolerance: float = TOLERANCE,
+    trials: int = TRIALS,
+    folds: int = FOLDS,
+    filters: Sequence[str] = ("auto",),
+    seed: int = 0,
+    jobs: int = 1,
+    threads: int | None = None,
+    budget: float | None = None,
+    color_range: float | None = None,
+    store: str | PathLike[str] | None = None,
+    fresh: bool = False,
+    callback: Callable[[TuneProgress], object] | None = None,
+    **build: Any,
+) -> TuneResult:
+    """Choose the settings of a dense CRF on images with known labels.
+
+    A coordinate search over both terms' bandwidths and weights and the number of updates (1, 2,
+    3, 5 or 10) starts from the best preset. It is repeated without each fold of the images, and
+    what it chooses is measured on that fold. If the folds together are no better than the labels
+    without a CRF, the result is "no CRF": both weights are 0.
+
+    Args:
+        images: Arrays, or names of files.
+        probabilities: As many, likewise.
+        truth: True labels of each image, likewise (whole numbers).
+        metric: "miou" (mean IoU, from one confusion matrix over all images), "accuracy" (of pixels)
+            or "boundary-f" (F1 of boundaries, mean over classes).
+        ignore: Values in the truth that stand for unlabelled pixels, which don't count.
+        tolerance: For "boundary-f": how far boundaries may be apart, in pixels.
+        trials: Maximum number of settings per search.
+        folds: Number of folds; at most one per image.
+        filters: Filters to try: "auto", "lattice", "exact".
+        seed: Random seed of the folds.
+        jobs: Number of images to process in parallel, in processes of their own (joblib).
+        threads: Maximum number of threads per image; by default the jobs share all cores.
+        budget: Time budget in seconds: then the best so far counts. Results depend on the
+            machine's speed.
+        color_range: Full range of the images' values, where they don't tell (65535, say).
+        store: A file of JSON lines that keeps every trial, so that a run that was stopped
+            continues where it was. It is keyed by settings and by the content of the data.
+        fresh: Ignore what ``store`` holds.
+        callback: Called after each trial with `TuneProgress`.
+        **build: Options of `DenseCRF` about its inputs: ``labels_axis``, ``channel_axis``,
+            ``normalize``, ``clip``, ``spacing``.
+
+    Returns:
+        A `TuneResult`.
+
+    Raises:
+        InputError: If the inputs don't fit each other, or there are fewer than two images.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> truth = np.zeros((4, 12, 16), dtype=int)
+        >>> truth[:, :, 8:] = 1
+        >>> noise = rng.normal(0, 1.0, (*truth.shape, 2))
+        >>> p = np.exp(np.eye(2)[truth] + noise)
+        >>> p /= p.sum(axis=-1, keepdims=True)
+        >>> found = tune(200 * truth.astype(np.uint8), p, truth, folds=2, trials=6)
+        >>> found.improved and found.held_out > found.baseline
+        True
+    """
+    measure = _check(metric, ignore, tolerance, filters, color_range, build)
+    cases = _make_cases(images, probabilities, truth)
+    for name, value, least in (("trials", trials, 1), ("folds", folds, 2), ("jobs", jobs, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name}={shown(value)}, expected {least} or more")
+    if budget is not None and not budget > 0:
+        raise InputError(f"budget={shown(budget)}, expected seconds above 0")
+    run = _Run(cases, measure, Trials(store, measure, fresh), trials, budget, callback, threads)
+    run.phases = min(folds, len(cases))
+    with ExitStack() as stack:
+        if jobs > 1:
+            run.processes = stack.enter_context(Processes(jobs, threads or _share(jobs)))
+        return run.choose(tuple(filters), seed, color_range)
+
+
+def _share(jobs: int) -> int:
+    """Threads of each job."""
+    import os
+
+    return max(1, (os.cpu_count() or 1) // jobs)
+
+
+def _check(
+    metric: str,
+    ignore: int | Sequence[int],
+    tolerance: float,
+    filters: Sequence[str],
+    color_range: float | None,
+    build: Record,
+) -> Measure:
+    find_metric(metric)
+    known = ("labels_axis", "channel_axis", "normalize", "clip", "spacing")
+    for key in build:
+        if key not in known:
+            raise InputError(f"unknown option {shown(key)}, expected: {', '.join(known)}")
+    if not 0 <= tolerance < 100:
+        raise InputError(f"tolerance={shown(tolerance)}, expected 0 to 99 pixels")
+    for name in filters:
+        if name not in ("auto", *FILTERS):
+            raise InputError(f"filters: {shown(name)}, expected auto, {', '.join(FILTERS)}")
+    if not filters:
+        raise InputError("no filters, expected at least one")
+    if color_range is not None and not 0 < color_range < float("inf"):
+        raise InputError(f"color_range={shown(color_range)}, expected a number above 0")
+    left_out = (ignore,) if isinstance(ignore, int | np.integer) else tuple(ignore)
+    return Measure(metric, float(tolerance), tuple(map(int, left_out)), color_range, dict(build))
+
+
+def _make_cases(
+    images: Iterable[Any] | None, probabilities: Iterable[Any], truth: Iterable[Any]
+) -> list[Case]:
+    unaries, maps = list(probabilities), list(truth)
+    pictures = [None] * len(unaries) if images is None else list(images)
+    if not len(pictures) == len(unaries) == len(maps):
+        raise InputError(
+            f"{len(pictures)} images, {len(unaries)} probabilities and {len(maps)} maps of true "
+            "labels, expected as many of each"
+        )
+    if len(unaries) < 2:
+        raise InputError(
+            f"{len(unaries)} images, expected 2 or more: settings are chosen on some and tested on "
+            "others"
+        )
+    together = zip(pictures, unaries, maps, strict=True)
+    return [make_case(k, *parts) for k, parts in enumerate(together)]
+
+
+@dataclass
+class _Run:
+    """One call of `tune`."""
+
+    cases: list[Case]
+    measure: Measure
+    trials: Trials
+    limit: int
+    budget: float | None
+    callback: Callable[[TuneProgress], object] | None
+    threads: int | None
+    phases: int = 0
+    processes: Processes | None = None
+    phase: int = 0
+    best: Found | None = None
+    stopped: str = ""
+    start: float = field(default_factory=lambda: time.perf_counter())
+    spent: float = 0.0
+    """Seconds in trials that were made now, not read from the file."""
+    made: int = 0
+    """Trials of one image that were made now."""
+
+    def choose(self, filters: tuple[str, ...], seed: int, color_range: float | None) -> TuneResult:
+        """Search on all images, then without each fold."""
+        self.ensure(self.cases, ())
+        table: dict[str, Found] = {}
+        best = self.search(self.cases, filters, table)
+        if best is None:
+            raise InputError("the time budget was too short to try anything, expected more")
+        baseline = self.score(self.cases, NO_CRF, 0)
+        order = np.random.default_rng(seed).permutation(len(self.cases))
+        parts = [sorted(part.tolist()) for part in np.array_split(order, self.phases)]
+        folds, counts = [], []
+        for number, part in enumerate(parts, 1):
+            self.phase = number
+            fold, found = self.cross_validate(set(part), filters)
+            folds.append(fold)
+            counts.append(found)
+        held_out = find_metric(self.measure.metric).score(_sum(counts))
+        improved = held_out > baseline and best.score > baseline
+        digest = hashlib.blake2b(
+            "".join(sorted(c.digest for c in self.cases)).encode(), digest_size=8
+        ).hexdigest()
+        return TuneResult(
+            improved,
+            _config(best, improved, color_range),
+            self.measure.metric,
+            baseline,
+            held_out,
+            best,
+            tuple(folds),
+            tuple(sorted(table.values(), key=lambda f: -f.score)),
+            len(self.cases),
+            digest,
+            seed,
+            time.perf_counter() - self.start,
+            self.stopped,
+        )
+
+    def cross_validate(self, part: set[int], filters: tuple[str, ...]) -> tuple[Fold, Counts]:
+        """Choose without some images; how that does on them, and the counts of it."""
+        inside = [case for k, case in enumerate(self.cases) if k in part]
+        others = [case for k, case in enumerate(self.cases) if k not in part]
+        found = self.search(others, filters, {})
+        if found is not None and found.score <= self.score(others, NO_CRF, 0):
+            found = None  # without a CRF is better on these
+        if found is not None:
+            self.ensure(inside, (found.point,))
+        key, updates = (NO_CRF, 0) if found is None else (found.point.key, found.updates)
+        counts = self.trials.total(inside, key, updates)
+        score = find_metric(self.measure.metric).score
+        names = tuple(case.name for case in inside)
+        fold = Fold(found, score(counts), self.score(inside, NO_CRF, 0), names)
+        return fold, counts
+
+    def score(self, cases: Sequence[Case], settings: str, updates: int) -> float:
+        """The score of settings over some images."""
+        counts = self.trials.total(cases, settings, updates)
+        return find_metric(self.measure.metric).score(counts)
+
+    def search(
+        self, cases: Sequence[Case], filters: tuple[str, ...], table: dict[str, Found]
+    ) -> Found | None:
+        """The best settings for some images; the table gets all that were tried."""
+
+        def evaluate(points: Sequence[Point]) -> list[Found]:
+            out = []
+            room = self.limit - len(table)
+            wanted: list[Point] = []
+            for point in points:
+                if point.key not in table and point.key not in {p.key for p in wanted}:
+                    if len(wanted) == room:
+                        continue
+                    wanted.append(point)
+            if self.out_of_time():
+                wanted = [p for p in wanted if not self.trials.missing(cases, [p])]
+            self.ensure(cases, wanted)
+            for point in points:
+                if point.key in table:
+                    out.append(table[point.key])
+                elif any(point.key == p.key for p in wanted):
+                    found = self.best_updates(cases, point)
+                    table[point.key] = found
+                    out.append(found)
+                    if self.phase == 0 and (self.best is None or found.score > self.best.score):
+                        self.best = found
+                    self.tell(len(table))
+            return out
+
+        return search(evaluate, filters)
+
+    def best_updates(self, cases: Sequence[Case], point: Point) -> Found:
+        """The number of updates that suits a point best; of equal ones the smallest."""
+        scores = [(self.score(cases, point.key, n), -n) for n in MARKS]
+        score, updates = max(scores)
+        return Found(score, point, -updates)
+
+    def ensure(self, cases: Sequence[Case], points: Sequence[Point]) -> None:
+        """Make the trials that are missing; raises the first error of an image."""
+        missing = self.trials.missing(cases, points)
+        tasks = [Task(case, left, self.measure, self.threads) for case, left in missing]
+        begun = time.perf_counter()
+        # the first task compiles what is missing: once, not in every process
+        alone = len(tasks) if self.processes is None else 1 if self.made == 0 else 0
+        for task in tasks[:alone]:
+            self.take(run_task(task), len(task.points))
+        if tasks[alone:] and self.processes is not None:
+            sizes = {task.case.digest: len(task.points) for task in tasks}
+            for record in self.processes.run(run_task, tasks[alone:]):
+                self.take(record, sizes[record["digest"]])
+            if self.processes.interrupted:
+                raise KeyboardInterrupt
+        self.spent += time.perf_counter() - begun
+
+    def take(self, record: Record, points: int) -> None:
+        """Keep what a task returned."""
+        if record["error"] is not None:
+            message, where = record["error"]
+            raise InputError(message, path=where)
+        self.trials.add(record)
+        self.made += points
+
+    def out_of_time(self) -> bool:
+        """Whether the budget is used up."""
+        if self.budget is not None and time.perf_counter() - self.start > self.budget:
+            self.stopped = f"the time budget of {self.budget:g} s was used up"
+        return bool(self.stopped)
+
+    def tell(self, tried: int) -> None:
+        """Call the user's callback."""
+        if self.callback is None:
+            return
+        left = None
+        if self.made:
+            # folds repeat most of what the search on all images did
+            rest = (self.limit - tried) * len(self.cases) if self.phase == 0 else 0
+            rest += (self.phases - self.phase) * self.limit * len(self.cases) // 3
+            left = rest * self.spent / self.made
+        self.callback(
+            TuneProgress(
+                self.phase,
+                self.phases,
+                tried,
+                self.limit,
+                self.best,
+                self.score(self.cases, NO_CRF, 0),
+                time.perf_counter() - self.start,
+                left,
+            )
+        )
+
+
+def _config(best: Found, improved: bool, color_range: float | None) -> Record:
+    """Settings for `DenseCRF`."""
+    out: Record = {**asdict(best.point), "max_iters": best.updates, "color_range": FULL_RANGE}
+    if color_range is not None:
+        out["bilateral_color"] *= color_range / FULL_RANGE
+        del out["color_range"]
+    if not improved:
+        out.update(spatial_weight=0.0, bilateral_weight=0.0)
+    return out
+
+
+def _sum(counts: Sequence[Counts]) -> Counts:
+    return np.sum(counts, axis=0)  # type: ignore[no-any-return]
