@@ -29,6 +29,9 @@ import proxfield.torch as pf_torch
 from gpu_dense import made_image
 
 
+SETTINGS = {"preset": "krahenbuehl"}
+
+
 def softmaps(height: int, width: int, labels: int) -> np.ndarray:
     """Smooth random distributions, as a network gives them.  # (height, width, labels) float32"""
     rng = np.random.default_rng(1)
@@ -111,15 +114,17 @@ def main() -> None:
         for filter in ("lattice", "exact"):
 
             def call(image: Any = image, p: Any = p, filter: str = filter) -> Any:
-                crf = pf.DenseCRF(image, p, filter=filter)
+                crf = pf.DenseCRF(image, p, filter=filter, **SETTINGS)
                 result = crf.infer(device="cuda", max_iters=options.updates)
                 return result.probabilities, result.labels, result.free_energy
 
             whole = times(call, options.repeats)
-            build = times(lambda i=image, p=p, f=filter: pf.DenseCRF(i, p, filter=f), 5)
+            build = times(lambda i=image, p=p, f=filter: pf.DenseCRF(i, p, filter=f, **SETTINGS), 5)
             there = [torch.from_numpy(x).cuda() for x in (image, p)]
             tensors = times(
-                lambda t=there, f=filter: pf_torch.refine(*t, filter=f, max_iters=options.updates),
+                lambda t=there, f=filter: pf_torch.refine(
+                    *t, filter=f, max_iters=options.updates, **SETTINGS
+                ),
                 options.repeats,
             )
             lines.append(

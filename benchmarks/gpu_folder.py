@@ -45,7 +45,8 @@ def fill(folder: Path, count: int, labels: int) -> None:
 def refine(folder: Path, photos: str, probs: str, out: str, options: list[str]) -> dict[str, Any]:
     """Run the command; its summary, and the seconds of the whole process."""
     command = [sys.executable, "-m", "proxfield", "refine", str(folder / photos), "--probs"]
-    command += [str(folder / probs), "-o", str(folder / out), "--json", *options]
+    command += [str(folder / probs), "-o", str(folder / out), "--json"]
+    command += ["--preset", "krahenbuehl", *options]
     begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     spent = time.perf_counter() - begin

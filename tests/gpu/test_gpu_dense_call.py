@@ -148,4 +148,7 @@ def test_room_for_vertices() -> None:
             roomy = LatticePlan(features, plain.blur, plain.n_vertices + more)
             assert int(roomy.needed) == plain.n_vertices
             assert bool((roomy.apply(values) == expected).all())
-        assert int(build(features, plain.blur, max(1, plain.n_vertices - 1)).needed) >= plain.n_vertices
+        assert (
+            int(build(features, plain.blur, max(1, plain.n_vertices - 1)).needed)
+            >= plain.n_vertices
+        )

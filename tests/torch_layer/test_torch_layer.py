@@ -67,7 +67,7 @@ def test_defaults_are_those_of_the_field() -> None:
     rng = np.random.default_rng(0)
     image = rng.integers(0, 255, (8, 9, 3)).astype(np.uint8)
     p = rng.dirichlet(np.ones(4), (8, 9)).astype(np.float32)
-    found = pf.DenseCRF(image, p, filter="exact").infer().probabilities
+    found = pf.DenseCRF(image, p, preset="krahenbuehl", filter="exact").infer().probabilities
     layer = pt.DenseCRF(4)
     out = layer(
         torch.tensor(image).permute(2, 0, 1)[None],

@@ -13,6 +13,7 @@ from proxfield.devices.cuda import torch, triton
 from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
+from proxfield.images.presets import DEFAULT_PRESET, settings_of
 from proxfield.images.pixels import TOLERANCE
 from proxfield.inference.whole import (
     MAX_LABELS,
@@ -119,7 +120,9 @@ def _on_device(
     there = probabilities.is_cuda and (image is None or image.device == probabilities.device)
     if triton is None or not there or not set(run) <= set(QUICK):
         return None
-    updates, tol = run.get("max_iters", 10), run.get("tol", 1e-6)
+    updates, tol = run.get("max_iters", "preset"), run.get("tol", 1e-6)
+    if updates == "preset":
+        updates = settings_of(build.get("preset", DEFAULT_PRESET))["max_iters"]
     if not isinstance(updates, int) or not 1 <= updates <= MAX_UPDATES:
         return None
     frame = skeleton(image, probabilities, build, updates)
