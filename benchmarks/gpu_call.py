@@ -28,7 +28,6 @@ import proxfield as pf
 import proxfield.torch as pf_torch
 from gpu_dense import made_image
 
-
 SETTINGS = {"preset": "krahenbuehl"}
 
 

@@ -13,8 +13,8 @@ from proxfield.devices.cuda import torch, triton
 from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
-from proxfield.images.presets import DEFAULT_PRESET, settings_of
 from proxfield.images.pixels import TOLERANCE
+from proxfield.images.presets import DEFAULT_PRESET, settings_of
 from proxfield.inference.whole import (
     MAX_LABELS,
     MAX_UPDATES,
