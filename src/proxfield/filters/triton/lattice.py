@@ -49,7 +49,7 @@ def blur_axis(source, target, back, forth, n, c, SHARE: constexpr, ROWS: constex
 
 @jit
 def blur_star(
-    source, target, near, n, c, KEEP: constexpr, SHARE: constexpr, SIDES: constexpr,
+    source, target, near, stride, n, c, KEEP: constexpr, SHARE: constexpr, SIDES: constexpr,
     ROWS: constexpr, C: constexpr,
 ):  # fmt: skip
     """A vertex keeps KEEP of itself and gets SHARE of each neighbor, along all axes."""
@@ -60,7 +60,7 @@ def blur_star(
     own = tl.load(source + vertex[:, None] * c + channel[None, :], mask=real, other=0.0)
     total = tl.zeros_like(own)
     for side in range(SIDES):
-        at = tl.load(near + side * n + vertex, mask=inside, other=-1).to(tl.int64)
+        at = tl.load(near + side * stride + vertex, mask=inside, other=-1).to(tl.int64)
         there = real & (at >= 0)[:, None]
         total += tl.load(source + at[:, None] * c + channel[None, :], mask=there, other=0.0)
     total = own * KEEP + total * SHARE
@@ -196,7 +196,7 @@ class LatticePlan(Plan):
         if has_kernels(source):
             block = channel_block(c)
             blur_star[(-(-n // ROWS), -(-c // block))](
-                source, target, sides, n, c,
+                source, target, sides, sides.stride(0), n, c,
                 KEEP=keep, SHARE=share, SIDES=len(sides), ROWS=ROWS, C=block,
             )  # fmt: skip
             return
