@@ -199,6 +199,22 @@ def test_tuned_settings_help_on_held_out_images() -> None:
     assert scores == sorted(scores)
 
 
+def test_a_fold_is_not_seen_by_the_search_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[set[str]] = []
+    whole = tune._Run.search
+
+    def spy(self: Any, cases: Sequence[Any], *rest: Any) -> Any:
+        searched.append({case.name for case in cases})
+        return whole(self, cases, *rest)
+
+    monkeypatch.setattr(tune._Run, "search", spy)
+    found = pf.tune(*scenes(), folds=4, trials=3)
+    everything = {f"image {k}" for k in range(4)}
+    assert searched[0] == everything and len(searched) == 5
+    for fold, seen in zip(found.folds, searched[1:], strict=True):
+        assert seen == everything - set(fold.images) and len(fold.images) == 1
+
+
 def test_no_crf_where_nothing_helps() -> None:
     """Colors say nothing, and every pixel is right: smoothing can only harm."""
     rng = np.random.default_rng(0)
