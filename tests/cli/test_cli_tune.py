@@ -149,7 +149,10 @@ def test_options_override_a_configuration(work: Callable[..., Any]) -> None:
         (("tune", *FOLDERS, "--report", "crf.toml"), "expected a name ending in"),
         (("tune", *FOLDERS, "--ignore", "7"), "a.png: pixel (0, 0) has the true label 255"),
         (("tune", "images/a.png", *FOLDERS[1:]), "1 images, expected 2 or more"),
-        (("tune", "images", "--probs", "images", *FOLDERS[3:]), "no probabilities for 4 of 4"),
+        (
+            ("tune", "images", "--probs", "images", *FOLDERS[3:]),
+            "is no gray picture, expected a mask",
+        ),
         (("tune", *FOLDERS[:-1], "images/a.png"), "name the same file"),
         (
             ("refine", "images", "--probs", "probs", "-o", "out", "--config", "none.toml"),

@@ -90,7 +90,7 @@ def test_colors_of_a_config_without_a_range_are_in_the_images_units() -> None:
     crf = pf.DenseCRF(IMAGE.astype(np.uint16) * 257, P, preset={"bilateral_color": 257.0})
     assert crf.terms[2].features[1, 2] - crf.terms[2].features[0, 2] == pytest.approx(3)
     with pytest.raises(pf.InputError, match="pass bilateral_color"):
-        pf.DenseCRF(IMAGE.astype(np.uint16) * 257, P, preset="deeplab")
+        pf.DenseCRF(IMAGE.astype(np.float64) * 257, P, preset="deeplab")
 
 
 def test_no_crf() -> None:

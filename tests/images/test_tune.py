@@ -279,8 +279,8 @@ def test_equal_scores_change_nothing() -> None:
 
 def test_colors_of_other_ranges() -> None:
     images, p, truth = scenes(2)
-    wide = images.astype(np.uint16) * 100
-    with pytest.raises(pf.InputError, match="image 0: an image of uint16"):
+    wide = images.astype(np.int32) * 100
+    with pytest.raises(pf.InputError, match="image 0: an image of int32"):
         pf.tune(wide, p, truth, folds=2, trials=2)
     found = pf.tune(wide, p, truth, folds=2, trials=4, color_range=25500.0)
     plain = pf.tune(images, p, truth, folds=2, trials=4)

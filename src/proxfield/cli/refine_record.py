@@ -34,16 +34,22 @@ def record_path(target: Path) -> Path:
 
 
 def parameters(work: Work) -> Record:
-    """All that decides on a result, beside the files; as JSON has it."""
+    """All that decides on a result, beside the files; as JSON has it, presets as numbers."""
+    from proxfield.images.presets import DEFAULT_PRESET, settings_of
+
     run = {k: v for k, v in work.run.items() if k not in NOT_PARAMETERS}
     rule = run.pop("rule", None)
+    given = dict(work.build)
+    terms = dict(settings_of(given.pop("preset", DEFAULT_PRESET)))
+    run.setdefault("max_iters", terms.pop("max_iters", None))
+    terms.update(given, spacing_from_header=not work.spacing_given)
     found: Record = plain(
         {
             "output": work.kind,
             "input": work.what,
             "dtype": work.dtype if work.kind == "probabilities" else None,
             "labels": work.from_labels,
-            "terms": {**work.build, "spacing_from_header": not work.spacing_given},
+            "terms": terms,
             "rule": None if rule is None else {"name": rule.name, **rule.params},
             **run,
         }

@@ -360,7 +360,9 @@ def color_bandwidth(
     if full is not None:
         return given * (full / of)
     low, high = image.min(), image.max()
-    hint = f" ({COLOR_SIGMA:g} for colors up to 255)" if image.dtype.kind == "f" else ""
+    hint = ""
+    if image.dtype.kind == "f" and given.ndim == 0:
+        hint = f" ({float(given):g} for colors up to {of:g})"
     raise InputError(
         f"an image of {image.dtype} with values from {low:g} to {high:g} doesn't say how wide "
         f"colors are; pass bilateral_color, a standard deviation in these units{hint}"

@@ -282,9 +282,9 @@ def _read_tags(stream: BinaryIO) -> dict[int, tuple[int, ...]]:
         (entries,) = struct.unpack(f"{order}{count}", stream.read(struct.calcsize(count)))
         table = stream.read(entry * min(entries, 4096))
         for k in range(len(table) // entry):
-            tag, kind, number = struct.unpack_from(f"{order}HH{form}", table, k * entry)
+            tag, form_code, number = struct.unpack_from(f"{order}HH{form}", table, k * entry)
             found[tag] = ()
-            if kind == 3 and tag in (BITS_TAG, SAMPLES_TAG):  # short
+            if form_code == 3 and tag in (BITS_TAG, SAMPLES_TAG):  # short
                 field = k * entry + (12 if big else 8)
                 place = table[field : field + (8 if big else 4)]
                 if 2 * number > len(place):
