@@ -36,12 +36,22 @@ class Blurring(ABC):
     n_vertices: int
 
     @abstractmethod
-    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
+    def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
         """What `rows` works in, for rows of ``width`` channels."""
 
     @abstractmethod
-    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> None:
-        """Rows as splatted → rows to slice from, times a factor, in place.  # (n_rows, width)"""
+    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
+        """Rows as splatted → rows to slice from, times a factor.
+
+        Args:
+            own: Which rows stand for which vertex.
+            rows: As splatted; overwritten.  # (n_rows, width)
+            factor: What they are multiplied with.
+            spare: `workspace`.
+
+        Returns:
+            One of the two arrays, with the result; the other one is the workspace from then on.
+        """
 
     @abstractmethod
     def one(self, here: Floats, there: Floats, few: bool) -> Floats:
@@ -90,11 +100,11 @@ class Separable(Blurring):
         axes = range(len(self.next_to))
         return np.array([*reversed(axes), *axes])
 
-    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
+    def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
         # (2 · groups of channels, n_vertices + 1 or more, LANES)
         return np.empty((2 * width // LANES, self.n_vertices + 1, LANES), dtype=dtype)
 
-    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> None:
+    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
         groups = rows.shape[1] // LANES
         planes, there = spare[:groups], spare[groups : 2 * groups]
         spare[:, self.n_vertices] = 0.0  # what a missing neighbor holds
@@ -106,6 +116,7 @@ class Separable(Blurring):
                 self.next_to, self.there_and_back, self.share, planes[some], there[some]
             )
         kernels.distribute(own.vertex, planes, rows.dtype.type(factor), rows)
+        return rows
 
     def one(self, here: Floats, there: Floats, few: bool) -> Floats:
         here[self.n_vertices] = there[self.n_vertices] = 0.0
@@ -127,9 +138,9 @@ class Star(Blurring):
     """
 
     def __init__(self, table: building.Table, keys: Ints, stride: Ints) -> None:
-        near = np.full((len(stride), len(keys), 2), -1, dtype=np.int32)
-        building.find_neighbors(table, keys, stride, near)
-        self.start, self.member = star.vertex_lists(near)
+        forth = np.empty((len(stride), len(keys)), dtype=np.int32)
+        building.find_next(table, keys, stride, forth)
+        self.start, self.member = star.vertex_lists(forth)
         """What each vertex adds up: first of each list  # (n_vertices + 1,), and all lists."""
         self.n_vertices = len(keys)
         self.share = STAR.share(len(stride) - 1)
@@ -143,15 +154,16 @@ class Star(Blurring):
             self._by_row = own, star.row_lists(self.start, self.member, own.start, own.member)
         return self._by_row[1]
 
-    def workspace(self, width: int, dtype: np.dtype[np.floating]) -> Floats:
-        return np.empty((2, self.n_vertices, width), dtype=dtype)
+    def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:
+        return np.empty((len(own.vertex), width), dtype=dtype)
 
-    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> None:
+    def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
         kind, lists = rows.dtype.type, (self.start, self.member)
-        here, there = spare
-        star.rows_to_vertices(*self._row_lists(own), kind(self.share), rows, here)
-        star.between_vertices(*lists, kind(self.middle), kind(self.more), here, there)
-        star.vertices_to_rows(*lists, kind(self.share * factor), own.start, own.member, there, rows)
+        # there are at least as many rows as vertices, so values at vertices fit into either array
+        star.rows_to_vertices(*self._row_lists(own), kind(self.share), rows, spare)
+        star.between_vertices(*lists, kind(self.middle), kind(self.more), spare, rows)
+        star.vertices_to_rows(*lists, kind(self.share * factor), own.start, own.member, rows, spare)
+        return spare
 
     def one(self, here: Floats, there: Floats, few: bool) -> Floats:
         kind, lists = here.dtype.type, (self.start, self.member)

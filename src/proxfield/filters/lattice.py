@@ -179,17 +179,22 @@ class LatticeFilter(HostPlan):
         parts = [*vars(self).values(), *self.own, *vars(self.blurring).values()]
         return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
-    def blur(self, rows: Floats, table: Floats, spare: Floats) -> None:
+    def blur(self, rows: Floats, table: Floats, spare: Floats) -> Floats:
         """Rows as splatted → rows to slice from, times a compatibility.
 
         Args:
-            rows: Changed in place.  # (n_rows, width)
+            rows: Overwritten.  # (n_rows, width)
             table: A number (1, 1) or a matrix (labels, labels).
             spare: To work in: `Blurring.workspace`.
+
+        Returns:
+            One of the two arrays, with the result.
         """
-        self.blurring.rows(self.own, rows, float(table[0, 0]) if len(table) == 1 else 1.0, spare)
+        factor = float(table[0, 0]) if len(table) == 1 else 1.0
+        out = self.blurring.rows(self.own, rows, factor, spare)
         if len(table) > 1:
-            kernels.mix_labels(rows, table)
+            kernels.mix_labels(out, table)
+        return out
 
     def apply(self, values: Floats) -> Floats:
         with threads_for(self.row.size * values.shape[1]):
@@ -221,7 +226,8 @@ class LatticeFilter(HostPlan):
             width = part.shape[1]
             rows = np.empty((self.n_rows, padded(width)), dtype=values.dtype)
             kernels.splat(self.points, ones, part.reshape(-1), width, rows)
-            self.blur(rows, one, self.blurring.workspace(rows.shape[1], values.dtype))
+            spare = self.blurring.workspace(self.own, rows.shape[1], values.dtype)
+            rows = self.blur(rows, one, spare)
             seen = np.empty((n, rows.shape[1]), dtype=values.dtype)
             kernels.slice_all(self.points, rows, seen)
             out[:, first : first + width] = seen[:, :width]

@@ -152,7 +152,7 @@ class Views:
         if key not in self._spare:
             width = padded(self.labels)
             if view is not None:
-                room = view.filter.blurring.workspace(width, self.dtype)
+                room = view.filter.blurring.workspace(view.filter.own, width, self.dtype)
             else:
                 lanes = (self.threads, 2) if self.apart else (2 * width // LANES,)
                 room = np.empty((*lanes, self.most, LANES), dtype=self.dtype)
@@ -162,7 +162,9 @@ class Views:
     def blur(self) -> None:
         """The rows of each view."""
         for view in self.others:
-            view.filter.blur(view.rows, view.table, self._room(view))
+            before, room = view.rows, self._room(view)
+            view.rows = view.filter.blur(before, view.table, room)
+            self._spare[id(view.filter)] = room if view.rows is before else before
         if not self.apart:
             for view in self.separable:
                 view.filter.blur(view.rows, view.table, self._room(None))

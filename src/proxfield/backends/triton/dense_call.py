@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +25,18 @@ from proxfield.backends.triton.terms.gaussian import GaussianOnDevice
 from proxfield.common.arrays import Pixels
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import CudaGraph, Tensor, TorchDevice
-from proxfield.filters.geometry import SEPARABLE, Blur
+from proxfield.filters.geometry import SAMPLE_STRIDE, SEPARABLE, Blur, choose_blur
 from proxfield.filters.operator import Operator
 from proxfield.filters.plan import Plan
 from proxfield.filters.points import PixelPoints
 from proxfield.filters.torch.plans import make_plan
 from proxfield.filters.triton.lattice import LatticePlan
-from proxfield.filters.triton.lattice_build import suitable_blur
+from proxfield.filters.triton.lattice_build import count_touched
 from proxfield.filters.triton.plans import MATRIX_POINTS, choose_kind
 from proxfield.filters.triton.segments import has_kernels
 from proxfield.rules.certified import damping_for
 
+T = TypeVar("T")
 Blurs = tuple[Blur, ...]
 """The kind of blur of each term's lattice."""
 Outputs = tuple[Tensor, Tensor, Tensor]
@@ -184,6 +185,10 @@ class Made:
             self.color = torch.from_numpy(points.color).to(device)
         self.blur = SEPARABLE
         """The kind of blur of a lattice, which depends on the image."""
+        self.counting: tuple[CudaGraph, Tensor] | None = None
+        """Recorded: how many vertices a sample of the image's pixels touches."""
+        self.chosen = False
+        """Whether that can be recorded, the kernels having run before."""
         self.rooms: dict[Blur, int] = {}
         """Vertices that a recorded lattice has room for, by kind of blur."""
         self.kind = choose_kind(key.kind, self.features(), False)
@@ -195,16 +200,18 @@ class Made:
         weight = torch.tensor(self.key.weight, dtype=kind, device=self.device)
         return weight, None if table is None else torch.from_numpy(table).to(self.device, kind)
 
-    def features(self) -> Tensor:
-        """Features of the image in its place, as `PixelPoints.array` computes them.  # (n, d)"""
+    def features(self, stride: int = 1) -> Tensor:
+        """Features of every so many pixels of the image in its place, as `PixelPoints.array`
+        computes them.  # (n / stride, d)"""
         k = len(self.pixels)
-        channels = 0 if self.image is None else self.image.there.shape[-1]
-        out = torch.empty((*self.pixels, k + channels), dtype=torch.float64, device=self.device)
+        size = (-(-self.n // stride), k + self.channels)
+        out = torch.empty(size, dtype=torch.float64, device=self.device)
         for axis, along in enumerate(self.along):
-            out[..., axis] = along
+            out[:, axis] = along.expand(self.pixels).reshape(-1)[::stride]
         if self.image is not None:
-            out[..., k:] = self.image.there.to(torch.float64) / self.color
-        return out.view(self.n, k + channels)
+            seen = self.image.there.view(self.n, self.channels)[::stride]
+            out[:, k:] = seen.to(torch.float64) / self.color
+        return out
 
     def plan(self, room: int | None) -> tuple[Plan, Tensor | None]:
         """The filter of the image in its place, and its total weights."""
@@ -220,13 +227,35 @@ class Made:
 
     def choose_blur(self) -> None:
         """Choose the lattice's blur for the image in its place; waits for the device."""
-        if self.kind == "lattice" and self.fixed is None:
-            self.blur = suitable_blur(self.features())
+        if self.kind != "lattice" or self.fixed is not None:
+            return
+        if self.counting is None and self.chosen:  # the second image: others may follow
+            self.counting = record(lambda: count_touched(self.features(SAMPLE_STRIDE)))
+        if self.counting is None:
+            touched = count_touched(self.features(SAMPLE_STRIDE))
+        else:
+            graph, touched = self.counting
+            graph.replay()
+        self.chosen = self.device.type == "cuda"
+        self.blur = choose_blur(self.n, len(self.pixels) + self.channels, int(touched))
+
+    @property
+    def channels(self) -> int:
+        """Channels of the image; 0 without one."""
+        return 0 if self.image is None else self.image.there.shape[-1]
 
     @property
     def recordable(self) -> bool:
         """Whether making the filter never asks the host."""
         return self.fixed is not None or self.kind == "lattice"
+
+
+def record(work: Callable[[], T]) -> tuple[CudaGraph, T]:
+    """Kernels as a graph, and the tensors that it leaves."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out = work()
+    return graph, out
 
 
 def centered_ends(table: NDArray[np.float64]) -> tuple[float, float]:
@@ -333,10 +362,7 @@ class DenseCall:
             return
         self._compute(recorded=True)  # compiles what arrays of this size need
         torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            outputs = self._compute(recorded=True)
-        self.graphs[blurs] = graph, outputs
+        self.graphs[blurs] = record(lambda: self._compute(recorded=True))
 
     def _compute(self, recorded: bool) -> Outputs:
         """All the work, in an order that a graph can hold."""

@@ -296,6 +296,15 @@ def find_neighbors(table: Table, own: Ints, stride: Ints, near: NDArray[np.int32
                     near[axis, other, 0] = i
 
 
+@parallel_kernel
+def find_next(table: Table, own: Ints, stride: Ints, forth: NDArray[np.int32]) -> None:
+    """The next vertex along each axis among touched ones, or −1.  # forth: (axes, vertices)"""
+    for task in numba.prange((len(own) + VERTICES - 1) // VERTICES):
+        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
+            for axis in range(len(stride)):
+                forth[axis, i] = table[find(own[i] + stride[axis], table, own)]
+
+
 @inlined
 def share_of(key: int) -> int:
     """Which of `SHARES` a key belongs to; other bits than those `find` looks at."""

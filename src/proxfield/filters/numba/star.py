@@ -19,29 +19,37 @@ from proxfield.filters.numba.lattice import CHANNEL_VERTICES, VERTICES, Indices,
 
 
 @kernel
-def vertex_lists(near: NDArray[np.int32]) -> tuple[Ints, Indices]:
+def vertex_lists(forth: NDArray[np.int32]) -> tuple[Ints, Indices]:
     """The list of each vertex: (first of each vertex, vertices).
 
-    near: Neighbors along each axis, −1 for none.  # (axes, vertices, 2)
+    forth: The next vertex along each axis, −1 for none.  # (axes, vertices)
     """
-    axes, n, _ = near.shape
+    axes, n = forth.shape
     start = np.zeros(n + 1, dtype=np.int64)
     for axis in range(axes):
         for v in range(n):
-            start[v + 1] += (near[axis, v, 0] >= 0) + (near[axis, v, 1] >= 0)
+            other = forth[axis, v]
+            if other >= 0:
+                start[v + 1] += 1
+                start[other + 1] += 1
     for v in range(n):
         start[v + 1] += start[v] + 2
     member = np.empty(start[n], dtype=np.uint32)
-    for v in range(n):
-        at = start[v]
-        member[at] = v
-        member[at + 1] = v
-        at += 2
-        for axis in range(axes):
-            for side in range(2):
-                if near[axis, v, side] >= 0:
-                    member[at] = near[axis, v, side]
-                    at += 1
+    for v in range(n):  # start moves on as lists are filled, and back in the end
+        member[start[v]] = v
+        member[start[v] + 1] = v
+        start[v] += 2
+    for axis in range(axes):
+        for v in range(n):
+            other = forth[axis, v]
+            if other >= 0:
+                member[start[v]] = other
+                start[v] += 1
+                member[start[other]] = v
+                start[other] += 1
+    for v in range(n, 0, -1):
+        start[v] = start[v - 1]
+    start[0] = 0
     return start, member
 
 

@@ -61,8 +61,14 @@ def codes(d: int, device: str) -> tuple[Tensor, Tensor]:
 def suitable_blur(features: Tensor) -> Blur:
     """The blur for some points, from the vertices that a sample of them touches."""
     n, d = features.shape
-    key, _ = locate(features[::SAMPLE_STRIDE], STAR)
-    return choose_blur(n, d, len(torch.unique(key)))
+    return choose_blur(n, d, int(count_touched(features[::SAMPLE_STRIDE])))
+
+
+def count_touched(features: Tensor) -> Tensor:
+    """How many vertices of the coarser lattice some points touch; nothing waits.  # ()"""
+    key, _ = locate(features, STAR)
+    ordered = torch.sort(key.reshape(-1)).values
+    return (ordered[1:] != ordered[:-1]).sum() + 1
 
 
 def locate(features: Tensor, blur: Blur) -> tuple[Tensor, Tensor]:
