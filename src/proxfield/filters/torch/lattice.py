@@ -17,18 +17,11 @@ from proxfield.filters.triton.lattice import LatticePlan
 
 @contextmanager
 def torch_threads() -> Iterator[None]:
-    """Run compiled kernels on as many threads as torch uses.
-
-    Both may share one OpenMP, whose number of threads numba sets when it starts its own: put
-    back what torch had.
-    """
+    """Run compiled kernels on as many threads as torch uses."""
     from proxfield.compiled.jit import thread_count
 
-    threads = torch.get_num_threads()
-    with thread_count(threads):
+    with thread_count(torch.get_num_threads()):
         yield
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
 
 
 class HostLattice(Plan):
