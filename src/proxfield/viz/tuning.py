@@ -81,6 +81,10 @@ def _panel(axes: Axes, result: TuneResult, name: str) -> None:
     axes.set_xticks(ticks, [f"{x:g}" for x in ticks], fontsize=8)
     axes.minorticks_off()
     axes.axhline(result.baseline, color="#333333", linestyle="--", linewidth=1)
+    axes.annotate(
+        "no CRF", (1.0, result.baseline), xycoords=("axes fraction", "data"), fontsize=8,
+        xytext=(0, 3), textcoords="offset points", ha="right", color="#333333",
+    )  # fmt: skip
     axes.plot(*zip(*values, strict=True), "o", color=SOFT, markersize=4, alpha=0.7)
     axes.plot(*zip(*alone, strict=True), "o-", color=INK, markersize=5, linewidth=1.4)
     axes.plot([value_of(best, name)], [best.score], "o", color=MARK, markersize=7)
