@@ -14,7 +14,7 @@ wall time more than to CPU time), and the least wall time for two. Memory is the
 resident set above what it was with the inputs loaded, in processes of their own in which freed
 blocks go back to the system at once (MALLOC_MMAP_THRESHOLD_, which makes programs slower).
 
-Accuracy: on the central 160×120 pixels. One update from given marginals shows the messages A q up
+Accuracy: on the central 320×240 pixels. One update from given marginals shows the messages A q up
 to a constant per pixel, so differences between labels are compared with those of the exact kernel,
 normalized symmetrically, at 400 pixels. Signals: random sharp distributions over 21 labels, a
 random labelling, and regions with straight borders.
@@ -37,7 +37,7 @@ import numpy as np
 BANDWIDTHS = [(80, 13), (67, 3), (64, 5), (80, 5), (40, 5), (30, 3), (0, 5)]
 """Of place and color; no place: colors alone."""
 LABELS = (21, 2)
-CROP = (120, 160)
+CROP = (240, 320)
 SAMPLE = 400
 SHIPPED = ("astronaut", "coffee", "chelsea", "rocket")
 EXPORT = """

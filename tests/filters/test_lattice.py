@@ -437,12 +437,12 @@ def picture(height: int = 40, width: int = 60) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize(
     "place, color, kind, within",
-    [(3, None, SEPARABLE, 0.055), (80, 13, SEPARABLE, 0.07), (67, 3, STAR, 0.22)],
+    [(3, None, SEPARABLE, 0.055), (80, 13, SEPARABLE, 0.07), (67, 3, SEPARABLE, 0.155)],
 )
 def test_close_to_the_exact_filter_on_a_picture(
     place: float, color: float | None, kind: Blur, within: float
 ) -> None:
-    """After symmetric normalization. Measured: 0.045, 0.056, 0.198 in the Frobenius norm."""
+    """After symmetric normalization. Measured: 0.045, 0.056, 0.143 in the Frobenius norm."""
     yx, seen = picture()
     features = yx / place if color is None else np.hstack([yx / place, seen / color])
     exact = normalized(ExactFilter(features).matrix())
@@ -489,14 +489,14 @@ class Usual(Blur):
 
 def test_the_blur_depends_on_how_sparse_points_are() -> None:
     """Many points among the same vertices are dense enough for separable blurs."""
-    features = cloud(5000, 5)
+    features = cloud(20_000, 5)
     assert LatticeFilter(features).kind is STAR
     assert LatticeFilter(np.repeat(features, 20, axis=0)).kind is SEPARABLE
-    assert LatticeFilter(features[:50]).kind is SEPARABLE  # so few that it takes no time
+    assert LatticeFilter(features[:500]).kind is SEPARABLE  # so few that it takes no time
     assert LatticeFilter(pixels(60, 60) / 3).kind is SEPARABLE  # two features: never too many
 
 
-@pytest.mark.parametrize("d, n, spread", [(3, 4000, 2.0), (5, 4000, 0.3), (5, 4000, 1.0)])
+@pytest.mark.parametrize("d, n, spread", [(3, 20_000, 2.0), (5, 20_000, 0.3), (5, 20_000, 1.0)])
 def test_the_reference_chooses_the_same_blur(d: int, n: int, spread: float) -> None:
     features = cloud(n, d, spread)
     assert LatticeFilter(features).kind is suitable_blur(features)

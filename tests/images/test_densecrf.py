@@ -251,7 +251,7 @@ def test_the_bandwidth_of_colors_if_none_is_given(softly: Any) -> None:
         pf.DenseCRF(mask, p, **SOFT).terms[2].features[:, 2], mask.ravel() * 255 / 13
     )
     wide = image.astype(np.float32)
-    assert "values from 0 to 2" in error(wide, p) and "(13 for colors up to 255)" in error(wide, p)
+    assert "values from 0 to 2" in error(wide, p) and "(5 for colors up to 255)" in error(wide, p)
     for wild in (wide, image.astype(np.int32) * 257, image - 300.0):
         assert "pass bilateral_color" in error(wild, p)
         assert len(pf.DenseCRF(wild, p, bilateral_weight=0).terms) == 2
