@@ -14,7 +14,7 @@ MIN_TOUCHED = 2
 """A vertex that no point touches is added if it has this many touched neighbors."""
 SAMPLE_STRIDE = 5
 """Every so many points are looked at to choose a blur."""
-MAX_VISITS = 5.0
+MAX_VISITS = 5.5
 """Vertices per point that separable blurs may visit, as estimated from the sample."""
 CHEAP_VISITS = 300_000
 """Vertices that they may visit however few points there are."""

@@ -281,8 +281,8 @@ def _decode(data: bytes, name: str, notes: list[str] | None = None) -> list[Imag
                 count = getattr(picture, "n_frames", 1) if picture.format == "TIFF" else 1
                 for k in range(count):
                     picture.seek(k)
+                    turned = _is_turned(picture)  # loading the last page may close the file
                     picture.load()
-                    turned = _is_turned(picture)
                     pages.append(ImageOps.exif_transpose(picture) if turned else picture.copy())
                     if turned and notes is not None:
                         notes.append(f"{name}: turned upright, as its EXIF orientation says")
