@@ -278,11 +278,14 @@ def _decode(data: bytes, name: str, notes: list[str] | None = None) -> list[Imag
         warnings.simplefilter("ignore")  # size: memory decides; odd metadata: not ours
         try:
             with pillow.open(BytesIO(data)) as picture:
-                count = getattr(picture, "n_frames", 1) if picture.format == "TIFF" else 1
+                tiff = picture.format == "TIFF"
+                count = getattr(picture, "n_frames", 1) if tiff else 1
                 for k in range(count):
                     picture.seek(k)
-                    turned = _is_turned(picture)  # loading the last page may close the file
+                    # loading the last page may close the file; elsewhere asking would load it
+                    turned = tiff and _is_turned(picture)
                     picture.load()
+                    turned = turned or (not tiff and _is_turned(picture))
                     pages.append(ImageOps.exif_transpose(picture) if turned else picture.copy())
                     if turned and notes is not None:
                         notes.append(f"{name}: turned upright, as its EXIF orientation says")
