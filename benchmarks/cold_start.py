@@ -62,7 +62,7 @@ AFTER = {
     "2 labels": "image((240, 320), 2, 3).infer(max_iters=10)",
     "1 channel": "image((240, 320), 21, 1).infer(max_iters=10)",
     "6 channels": "image((240, 320), 21, 6).infer(max_iters=10)",
-    "a volume": "image((24, 48, 48), 5, 1).infer(max_iters=10)",
+    "a volume": "image((24, 48, 48), 5, 1, batch=False).infer(max_iters=10)",
     **{
         f"normalization={name}": f"image((240, 320), 21, 3, normalization='{name}').infer()"
         for name in ("none", "before", "after")

@@ -160,8 +160,8 @@ class Star(Blurring):
     def rows(self, own: RowsByVertex, rows: Floats, factor: float, spare: Floats) -> Floats:
         kind, lists = rows.dtype.type, (self.start, self.member)
         # there are at least as many rows as vertices, so values at vertices fit into either array
-        star.rows_to_vertices(*self._row_lists(own), kind(self.share), rows, spare)
-        star.between_vertices(*lists, kind(self.middle), kind(self.more), spare, rows)
+        star.to_vertices(*self._row_lists(own), kind(self.share), kind(0.0), rows, spare)
+        star.to_vertices(*lists, kind(self.middle), kind(self.more), spare, rows)
         star.vertices_to_rows(*lists, kind(self.share * factor), own.start, own.member, rows, spare)
         return spare
 

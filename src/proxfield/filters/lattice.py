@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Floats
+from proxfield.common.arrays import Floats, Ints
 from proxfield.compiled.jit import max_threads, threads_for
 from proxfield.compiled.simd import padded
 from proxfield.filters.blurring import BLURRINGS, RowsByVertex
@@ -33,7 +34,14 @@ from proxfield.filters.geometry import (
 )
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
-from proxfield.filters.numba.lattice import CHUNK, FEW_VERTICES, Points, make_chunks
+from proxfield.filters.numba.lattice import (
+    CHUNK,
+    FEW_VERTICES,
+    Chunks,
+    Points,
+    Rows,
+    make_chunks,
+)
 from proxfield.filters.plan import HostPlan, check_features
 
 LONGEST_ROW = 2**16
@@ -73,10 +81,48 @@ def image_width(features: Floats) -> int:
 def suitable_blur(points: Floats) -> Blur:
     """The blur for some points, from the vertices that a sample of them touches."""
     n, d = points.shape
-    code, _ = vertex_codes(d)
     sample = np.ascontiguousarray(points[::SAMPLE_STRIDE])
-    touched = building.count_touched(sample, axis_scales(d, STAR), code)
+    row, weight = corner_arrays(*sample.shape)
+    touched = place_points(sample, STAR, make_chunks(len(sample)), row, weight).touched
     return choose_blur(n, d, touched)
+
+
+def corner_arrays(n: int, d: int) -> tuple[Rows, NDArray[np.float32]]:
+    """Room for rows and weights of the corners of each point's simplex.  # (n, d + 1) each"""
+    small = CHUNK * (d + 1) <= 2**16
+    row = np.empty((n, d + 1), dtype=np.uint16 if small else np.int32)
+    return row, np.empty((n, d + 1), dtype=np.float32)
+
+
+class Placed(NamedTuple):
+    """Vertices that points touch."""
+
+    table: building.Table  # hash table of the keys
+    keys: Ints  # of all vertices, the first ``touched``
+    touched: int
+    vertex: list[NDArray[np.uint32]]  # of each row, per chunk; unsigned: never from the end
+
+
+def place_points(
+    features: Floats, blur: Blur, chunks: Chunks, row: Rows, weight: NDArray[np.float32]
+) -> Placed:
+    """Find the simplices of all points; fills `corner_arrays`."""
+    n, d = features.shape
+    factor, scale = axis_scales(d, blur), np.sqrt(peak(d, blur))
+    code, _ = vertex_codes(d)
+    number = len(chunks.run) - 1
+    together = 2 * max_threads()
+    found = np.empty((together, min(n, CHUNK) * (d + 1)), dtype=np.int64)
+    table = np.full(building.SLOTS, building.FREE, dtype=np.int32)
+    keys, count = np.empty(0, dtype=np.int64), 0
+    vertex: list[NDArray[np.uint32]] = []
+    for first in range(0, number, together):
+        counts = np.zeros(min(together, number - first), dtype=np.int64)
+        building.place(features, factor, code, scale, chunks, first, found, counts, row, weight)
+        for c, size in enumerate(counts):
+            vertex.append(np.empty(size, dtype=np.uint32))
+            table, keys, count = building.merge(table, keys, count, found[c, :size], vertex[-1])
+    return Placed(table, keys, int(count), vertex)
 
 
 class LatticeFilter(HostPlan):
@@ -100,11 +146,9 @@ class LatticeFilter(HostPlan):
         points = check_features(features)
         n, d = points.shape
         self.n = n
-        small = CHUNK * (d + 1) <= 2**16
-        self.row = np.empty((n, d + 1), dtype=np.uint16 if small else np.int32)
-        """Row of each corner of a point's simplex, counted within the point's chunk."""
-        self.weight = np.empty((n, d + 1), dtype=np.float32)
-        """Barycentric weights, times √`peak` (they count twice: to splat and to slice)."""
+        self.row, self.weight = corner_arrays(n, d)
+        """Row of each corner of a point's simplex, counted within the point's chunk; barycentric
+        weights, times √`peak` (they count twice: to splat and to slice)."""
         self.width = image_width(points)
         """Points in a row of the image, or 0."""
         self.chunks = make_chunks(n, self.width)
@@ -115,29 +159,15 @@ class LatticeFilter(HostPlan):
             self._build(points)
 
     def _build(self, features: Floats) -> None:
-        n, d = features.shape
-        factor, scale = axis_scales(d, self.kind), np.sqrt(peak(d, self.kind))
-        code, stride = vertex_codes(d)
-        chunks = len(self.chunks.run) - 1
-        together = 2 * max_threads()
-        found = np.empty((together, min(n, CHUNK) * (d + 1)), dtype=np.int64)
-        table = np.full(building.SLOTS, building.FREE, dtype=np.int32)
-        keys, count = np.empty(0, dtype=np.int64), 0
-        vertex: list[NDArray[np.uint32]] = []  # unsigned: never counted from the end
-        for first in range(0, chunks, together):
-            counts = np.zeros(min(together, chunks - first), dtype=np.int64)
-            building.place(
-                features, factor, code, scale, self.chunks, first, found, counts, self.row,
-                self.weight,
-            )  # fmt: skip
-            for c, size in enumerate(counts):
-                vertex.append(np.empty(size, dtype=np.uint32))
-                table, keys, count = building.merge(table, keys, count, found[c, :size], vertex[-1])
+        placed = place_points(features, self.kind, self.chunks, self.row, self.weight)
+        vertex = placed.vertex
         self.chunk = np.cumsum([0, *(len(v) for v in vertex)])
         """First row of each chunk.  # (chunks + 1,)"""
-        self.touched = int(count)
+        self.touched = placed.touched
         """Vertices that points touch; the others come after them."""
-        self.blurring = BLURRINGS[self.kind](table, keys[:count], stride)
+        _, stride = vertex_codes(features.shape[1])
+        keys = placed.keys[: placed.touched]
+        self.blurring = BLURRINGS[self.kind](placed.table, keys, stride)
         """The blur over all vertices."""
         self._sort_rows(np.concatenate([np.zeros(0, dtype=np.uint32), *vertex]))
 

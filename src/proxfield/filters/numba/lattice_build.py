@@ -193,32 +193,6 @@ def place(
 
 
 @kernel
-def count_touched(features: Floats, factor: Floats, code: Ints) -> int:
-    """How many vertices some points touch."""
-    m, d = features.shape
-    table = np.full(SLOTS, FREE, dtype=np.int32)
-    keys = np.empty(m * (d + 1), dtype=np.int64)
-    elevated = np.empty((d + 2, BATCH))
-    rest = np.empty((d + 1, BATCH), dtype=np.float32)
-    bary = np.empty((d + 2, BATCH), dtype=np.float32)
-    rank = np.empty((d + 2, BATCH), dtype=np.int32)
-    corner = np.empty((d + 1, BATCH), dtype=np.int64)
-    count = 0
-    for first in range(0, m, BATCH):
-        some = features[first : first + BATCH]
-        locate(some, factor, code, 1.0, elevated, rest, rank, corner, bary)
-        table = with_room(table, keys, count, len(some) * (d + 1))
-        for i in range(len(some)):
-            for k in range(d + 1):
-                slot = find(corner[k, i], table, keys)
-                if table[slot] == FREE:
-                    table[slot] = count
-                    keys[count] = corner[k, i]
-                    count += 1
-    return count
-
-
-@kernel
 def regroup(
     vertex: Indices, points: Points, chunks: Chunks, total: int, row: Rows
 ) -> tuple[Indices, Ints]:

@@ -80,24 +80,13 @@ def row_lists(start: Ints, member: Indices, row_start: Ints, rows: Indices) -> t
 
 
 @parallel_kernel
-def rows_to_vertices(
-    start: Ints, member: Indices, share: float, rows: Floats, vertices: Floats
-) -> None:
-    """The first blur.  # (n_rows, width) -> (n_vertices, width)"""
-    n = len(start) - 1
-    width = rows.shape[1]
-    source, target = rows.reshape(-1), vertices.reshape(-1)
-    for task in numba.prange((n + VERTICES - 1) // VERTICES):
-        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            count = start[v + 1] - start[v]
-            sum_listed(target, v * width, source, width, member, start[v], count, share)
-
-
-@parallel_kernel
-def between_vertices(
+def to_vertices(
     start: Ints, member: Indices, share: float, more: float, here: Floats, there: Floats
 ) -> None:
-    """The blur between: ``more`` of the vertex itself is kept.  # (n_vertices, width)"""
+    """The first blur, from rows by their lists; and the second, from vertices.
+
+    In the second ``more`` of the vertex itself is kept; in the first it is 0.  # (…, width)
+    """
     n = len(start) - 1
     width = here.shape[1]
     source, target = here.reshape(-1), there.reshape(-1)
@@ -105,8 +94,9 @@ def between_vertices(
         for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
             count = start[v + 1] - start[v]
             sum_listed(target, v * width, source, width, member, start[v], count, share)
-            for at in range(v * width, (v + 1) * width, LANES):
-                add_scaled(target, at, source, at, more)
+            if more != 0.0:
+                for at in range(v * width, (v + 1) * width, LANES):
+                    add_scaled(target, at, source, at, more)
 
 
 @parallel_kernel
