@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -139,28 +140,38 @@ def _general(all: bool) -> None:
     _sparse(all, 3, LARGE_GENERAL_GRID)
 
 
-def _image(labels: int, channels: int = 3, **options: Any) -> Any:
-    """A small image with random probabilities, filtered with lattices as large ones are."""
+def _image(labels: int, channels: int = 3, blur: str = "separable", **options: Any) -> Any:
+    """A small image with random probabilities, filtered with lattices as large ones are.
+
+    Small images have separable blurs; ``blur`` is that of the bilateral term.
+    """
+    from proxfield.filters.geometry import BLURS
+    from proxfield.filters.lattice import LatticeFilter
     from proxfield.images.densecrf import DenseCRF
 
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, size=(*PIXELS, channels)).astype(np.uint8)
     p = rng.dirichlet(np.ones(labels), size=PIXELS)
-    return DenseCRF(image, p, filter="lattice", **options)
+    crf = DenseCRF(image, p, filter="lattice", **options)
+    bilateral: Any = crf.terms[-1]
+    bilateral.filter = LatticeFilter(bilateral.features, BLURS[blur])
+    return crf
 
 
 def _dense(all: bool) -> None:
     for labels in (21, 2):
-        crf = _image(labels)
-        for rule in ("fixed", "full-parallel"):
-            _ = crf.infer(rule, max_iters=2).map_energy
+        for blur in ("separable", "star"):
+            crf = _image(labels, blur=blur)
+            for rule in ("fixed", "full-parallel"):
+                _ = crf.infer(rule, max_iters=2).map_energy
     _filters(np.float32)
     if not all:
         return
     for dtype in ("float32", "float64"):
         _filters(np.dtype(dtype))
         for channels in (1, 3, 6):
-            _image(21, channels).infer(max_iters=2, dtype=dtype)
+            for blur in ("separable", "star"):
+                _image(21, channels, blur).infer(max_iters=2, dtype=dtype)
         for normalization in ("none", "before", "symmetric"):
             crf = _image(21, normalization=normalization, self_message=normalization != "none")
             for rule, options in (("fixed", {}), ("fixed", {"step": 0.5}), ("adaptive", {})):
@@ -174,11 +185,12 @@ def _dense(all: bool) -> None:
 
 def _filters(dtype: Any) -> None:
     """Products with lattices that are too large for what small images use."""
+    from proxfield.filters.geometry import BLURS
     from proxfield.filters.lattice import LatticeFilter
 
     rng = np.random.default_rng(0)
-    for d in (2, 5):
-        lattice = LatticeFilter(rng.normal(size=(500, d)))
+    for d, blur in product((2, 5), BLURS.values()):
+        lattice = LatticeFilter(rng.normal(size=(500, d)), blur)
         lattice.apply(np.ones((500, 3), dtype=dtype))
         rows = np.zeros(lattice.n_rows)
         here, there = np.zeros((2, lattice.n_vertices + 1))

@@ -21,14 +21,21 @@ import proxfield as pf
 from proxfield.compiled.notice import compiled_kernels
 from proxfield.generate import grid
 rng = np.random.default_rng(0)
-image = np.add.outer(np.arange(120), np.arange(160))[..., None] // [1, 2, 3] % 256
+smooth = np.add.outer(np.arange(120), np.arange(160))[..., None] // [1, 2, 3] % 256
+rough = rng.integers(0, 256, (120, 160, 3))
+kinds = set()
 with compiled_kernels() as names:
     for labels in (21, 2):
         p = rng.dirichlet(np.ones(labels), size=(120, 160))
-        pf.DenseCRF(image.astype(np.uint8), p).infer(max_iters=10).map_energy
+        for image in (smooth, rough):
+            crf = pf.DenseCRF(image.astype(np.uint8), p, preset="krahenbuehl")
+            crf.infer(max_iters=10).map_energy
+            kinds.add(crf.terms[-1].filter.kind.name)
+assert kinds == {"separable", "star"}
+with compiled_kernels() as more:
     for labels in (2, 3):
         pf.infer(grid(20, 20, n_labels=labels), max_iters=100)
-print(json.dumps(names))
+print(json.dumps([*names, *more]))
 """
 
 
