@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import subprocess
+import sys
 import threading
 import time
 from importlib import import_module
@@ -153,3 +155,46 @@ def test_all_kernels_of_the_package_can_be_shared() -> None:
                     assert names[-2:] == ["_share", "_shares"]
                     count += 1
     assert count > 20, proxfield.__file__
+
+
+INTERRUPTED = """
+import _thread, random, threading, time
+from proxfield.compiled.threads import run_shares
+
+rng, over = random.Random(0), threading.Event()
+
+def interrupt():
+    while not over.is_set():
+        time.sleep(rng.random() * 2e-4)
+        _thread.interrupt_main()
+
+def work(ran, share, shares):
+    ran.append(share)
+
+seen = whole = 0
+threading.Thread(target=interrupt, daemon=True).start()
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    try:
+        ran = []
+        run_shares(work, (ran,), 3)
+        assert sorted(ran) == [0, 1, 2], ran
+        whole += 1
+    except KeyboardInterrupt:
+        seen += 1
+        assert len(ran) == len(set(ran)), ran
+try:
+    over.set()
+    time.sleep(0.01)
+except KeyboardInterrupt:
+    pass
+print(seen > 50, whole > 50)
+"""
+
+
+def test_ctrl_c_at_any_time_leaves_nobody_waiting() -> None:
+    """No news of an end is lost, and no share runs twice, wherever an interrupt comes."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120
+    )
+    assert "True True" in done.stdout, done.stdout + done.stderr[-2000:]

@@ -23,7 +23,10 @@ import numba
 PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""
 
-Task = tuple[Callable[..., Any], tuple[Any, ...], "SimpleQueue[BaseException | None]"]
+Task = tuple[
+    Callable[..., Any], tuple[Any, ...], Any, list[BaseException | None], "SimpleQueue[None]"
+]
+"""What to call with which arguments, the lock that claims it, and where its end is noted."""
 
 
 # ---- how many ----
@@ -98,22 +101,25 @@ class _Workers:
         """Have at least so many threads."""
         with self.lock:
             while self.count < count:
-                self.count += 1
-                name = f"proxfield-{self.count}"
+                name = f"proxfield-{self.count + 1}"
                 threading.Thread(target=_work, args=(self.tasks,), name=name, daemon=True).start()
+                self.count += 1  # after it has started: Ctrl-C in between leaves one too many
 
 
 def _work(tasks: SimpleQueue[Task]) -> None:
     while True:
-        call, args, done = tasks.get()
-        try:
-            call(*args)
-            failure: BaseException | None = None
-        except BaseException as error:  # the thread that waits for it raises it
-            failure = error
-        del call, args  # arrays that nobody else holds go now, not with the next task
-        done.put(failure)
-        del done, failure
+        call, args, claim, ended, done = tasks.get()
+        if claim.acquire(blocking=False):
+            try:
+                call(*args)
+                failure: BaseException | None = None
+            except BaseException as error:  # the thread that waits for it raises it
+                failure = error
+            args = ()  # arrays that nobody else holds go now, not with the next task
+            ended.append(failure)
+            failure = None
+            done.put(None)
+        del call, args, claim, ended, done
 
 
 _workers = _Workers()
@@ -131,22 +137,31 @@ def run_shares(call: Callable[..., Any], args: tuple[Any, ...], shares: int) -> 
         shares: Parts of the work.
     """
     _workers.need(shares - 1)
-    done: SimpleQueue[BaseException | None] = SimpleQueue()
-    for share in range(shares - 1):
-        _workers.tasks.put((call, (*args, share, shares), done))
+    done: SimpleQueue[None] = SimpleQueue()
+    ended: list[BaseException | None] = []
+    parts = [
+        (call, (*args, share, shares), threading.Lock(), ended, done) for share in range(shares - 1)
+    ]
     failure: BaseException | None = None
-    try:
-        call(*args, shares - 1, shares)
-    except BaseException as error:
-        failure = error
-    waiting = shares - 1
-    while waiting:
+    sent = own = False
+    # Ctrl-C may come between any two steps. Whatever is repeated then does no harm: a part that is
+    # sent twice is claimed once, and what has ended is in the list, even if the news of it is lost.
+    while True:
         try:
-            ended = done.get()
-            waiting -= 1
-        except BaseException as error:  # Ctrl-C
-            ended = error
-        failure = failure or ended
+            if not sent:
+                for part in parts:
+                    _workers.tasks.put(part)
+                sent = True
+            if not own:
+                own = True
+                call(*args, shares - 1, shares)
+            while len(ended) < shares - 1:
+                done.get()
+            break
+        except BaseException as error:
+            failure = failure or error
+    for problem in ended:
+        failure = failure or problem
     if failure is not None:
         raise failure
 
