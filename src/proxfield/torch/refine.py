@@ -51,7 +51,7 @@ def refine(image: Tensor | None, probabilities: Tensor, **options: Any) -> Refin
     """Refine the probabilities of an image's pixels by a dense CRF, on their device.
 
     What `proxfield.DenseCRF` does, without a copy to the host: for tensors on a GPU with the
-    default rule and start. Other options, and tensors elsewhere, take the way over the host. There
+    default rule and start. With other options, and on other devices, it computes on the host. There
     are no gradients; for these there is `proxfield.torch.DenseCRF`.
 
     Args:
