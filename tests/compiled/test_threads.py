@@ -161,10 +161,11 @@ INTERRUPTED = """
 import _thread, random, threading, time
 from proxfield.compiled.threads import run_shares
 
-rng, over = random.Random(0), threading.Event()
+rng, round_begins = random.Random(0), threading.Semaphore(0)
 
-def interrupt():
-    while not over.is_set():
+def interrupt():  # once in every round
+    while True:
+        round_begins.acquire()
         time.sleep(rng.random() * 2e-4)
         _thread.interrupt_main()
 
@@ -175,20 +176,18 @@ seen = whole = 0
 threading.Thread(target=interrupt, daemon=True).start()
 end = time.monotonic() + 4
 while time.monotonic() < end:
+    ran = []
     try:
-        ran = []
-        run_shares(work, (ran,), 3)
-        assert sorted(ran) == [0, 1, 2], ran
-        whole += 1
+        round_begins.release()
+        while True:  # until the interrupt comes
+            ran = []
+            run_shares(work, (ran,), 3)
+            assert sorted(ran) == [0, 1, 2], ran
+            whole += 1
     except KeyboardInterrupt:
         seen += 1
         assert len(ran) == len(set(ran)), ran
-try:
-    over.set()
-    time.sleep(0.01)
-except KeyboardInterrupt:
-    pass
-print(seen > 50, whole > 50)
+print(seen > 50, whole > 50, seen, whole)
 """
 
 
