@@ -232,14 +232,15 @@ def test_a_term_that_is_not_on_the_lattice_among_the_pixels() -> None:
     assert_same_steps(field, full(field), full(field, 0.7), full(field, 0.5, Kind.MEAN))
 
 
-def test_rows_of_different_integers() -> None:
-    """Two features fit into 16 bits, nine don't."""
+def test_lattices_share_the_chunks_that_the_one_with_most_features_needs() -> None:
+    """Rows are numbered by 16 bits, so nine features have smaller chunks than two."""
     field = dense_field(3, SMALL)
     many = np.random.default_rng(5).random(size=(SMALL, 9)) * 0.4
     field.add(pf.Gaussian(many, 1.0, filter="lattice", self_message=True))
     program = dense(field)
-    kinds = [view.filter.row.dtype for view in program.views]
-    assert kinds == [np.uint16, np.int32]
+    sizes = [len(view.filter.chunk) for view in program.views]
+    assert sizes == [len(program.views.chunks.run)] * 2
+    assert all(len(term.filter.chunk) <= sizes[0] for term in program.terms)
     assert_same_steps(field, full(field), full(field, 0.5))
 
 

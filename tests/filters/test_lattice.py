@@ -228,7 +228,7 @@ def test_blocks_of_an_image_are_one_matrix(dtype: str, blur: Blur) -> None:
     """And touch fewer vertices than strips of it do."""
     height, width = 60, 320
     features = pixels(height, width) / 2
-    made, strips = LatticeFilter(features, blur), LatticeFilter(features, blur).regrouped(0)
+    made, strips = LatticeFilter(features, blur), LatticeFilter(features, blur).regrouped(0, CHUNK)
     assert (made.width, strips.width) == (width, 0)
     assert len(made.chunk) == len(strips.chunk) == 4
     assert made.n_rows < strips.n_rows
@@ -247,11 +247,25 @@ def test_blocks_of_an_image_are_one_matrix(dtype: str, blur: Blur) -> None:
 @BLUR
 def test_regrouping_there_and_back(blur: Blur) -> None:
     made = LatticeFilter(pixels(60, 320) / 2, blur)
-    again = made.regrouped(0).regrouped(320)
+    again = made.regrouped(0, CHUNK).regrouped(320, CHUNK)
     for name in ("row", "chunk"):
         np.testing.assert_array_equal(getattr(made, name), getattr(again, name))
     for one, two in zip(made.own, again.own, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("d", [1, 7, 8, 15, 20])
+def test_rows_of_a_chunk_are_numbered_by_sixteen_bits(d: int) -> None:
+    """However many features there are, so that no kernel is compiled for another type."""
+    rng = np.random.default_rng(d)
+    made = LatticeFilter(rng.normal(size=(9000, d)) * 30, SEPARABLE if d < 8 else STAR)
+    assert made.row.dtype == np.uint16
+    assert np.diff(made.chunk).max() <= 2**16
+    run, begin, end = made.chunks
+    points = np.add.reduceat(end - begin, run[:-1])  # of each chunk; they are in order here
+    corner = made.own.vertex[made.chunk[:-1].repeat(points)[:, None] + made.row]
+    assert len(np.unique(corner[0])) == d + 1  # the corners of a simplex are d + 1 vertices
+    assert made.touched == len(np.unique(corner))
 
 
 # ---- where points lie ----

@@ -30,6 +30,27 @@ class RowsByVertex(NamedTuple):
     member: Indices  # rows in the order of their vertices  # (n_rows,)
 
 
+class Placed(NamedTuple):
+    """Vertices that points touch."""
+
+    table: building.Table  # hash table of the keys
+    keys: Ints  # of all vertices, the first ``touched``
+    touched: int
+    vertex: list[NDArray[np.uint32]]  # of each row, per chunk; unsigned: never from the end
+
+    @property
+    def touched_keys(self) -> Ints:
+        """The keys that count."""
+        return self.keys[: self.touched]
+
+
+def neighbors(placed: Placed, stride: Ints) -> NDArray[np.int32]:
+    """Neighbors back and forth along each axis, −1 for none.  # (touched, axes, 2)"""
+    near = np.full((placed.touched, len(stride), 2), -1, dtype=np.int32)
+    building.find_neighbors(placed.table, placed.touched_keys, stride, 0, near)
+    return near
+
+
 class Blurring(ABC):
     """Neighbors of all vertices, and the blur over them."""
 
@@ -75,24 +96,24 @@ class Separable(Blurring):
     """Along one axis after another, and back; with vertices between those that points touch.
 
     Args:
-        table: Hash table of the keys.
-        keys: Of the vertices that points touch.  # (touched,)
+        placed: The vertices that points touch.
         stride: What a step along each axis adds to a key.  # (d + 1,)
     """
 
-    def __init__(self, table: building.Table, keys: Ints, stride: Ints) -> None:
-        count, axes = len(keys), len(stride)
-        near = np.full((axes, count, 2), -1, dtype=np.int32)
-        building.find_neighbors(table, keys, stride, near)
-        added = building.bridges(*building.missing_neighbors(keys, stride, near), MIN_TOUCHED)
-        next_to = np.full((axes, count + len(added), 2), -1, dtype=np.int32)
-        next_to[:, :count] = near
-        building.join(table, keys, building.table_of(added), added, stride, next_to)
-        self.next_to = next_to.view(np.uint32)  # −1 is the largest of these
+    def __init__(self, placed: Placed, stride: Ints) -> None:
+        near = neighbors(placed, stride)
+        added = building.bridges(placed.touched_keys, stride, near, MIN_TOUCHED)
+        numbers = np.empty(len(added), dtype=np.uint32)
+        table, keys, count = building.merge(
+            placed.table, placed.keys, placed.touched, added, numbers
+        )
+        near = np.concatenate([near, np.full((len(added), *near.shape[1:]), -1, dtype=np.int32)])
+        building.find_neighbors(table, keys[:count], stride, placed.touched, near)
+        self.next_to = np.ascontiguousarray(near.transpose(1, 0, 2)).view(np.uint32)
         """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
-        np.minimum(self.next_to, self.next_to.shape[1], out=self.next_to)
+        np.minimum(self.next_to, count, out=self.next_to)  # −1 is the largest
         self.n_vertices = self.next_to.shape[1]
-        self.share = SEPARABLE.share(axes - 1)
+        self.share = SEPARABLE.share(len(stride) - 1)
 
     @cached_property
     def there_and_back(self) -> NDArray[np.int64]:
@@ -132,17 +153,21 @@ class Star(Blurring):
     """Along all axes at once, three times; over the vertices that points touch.
 
     Args:
-        table: Hash table of the keys.
-        keys: Of the vertices that points touch.  # (touched,)
+        placed: The vertices that points touch.
         stride: What a step along each axis adds to a key.  # (d + 1,)
     """
 
-    def __init__(self, table: building.Table, keys: Ints, stride: Ints) -> None:
-        forth = np.empty((len(stride), len(keys)), dtype=np.int32)
-        building.find_next(table, keys, stride, forth)
-        self.start, self.member = star.vertex_lists(forth)
+    def __init__(self, placed: Placed, stride: Ints) -> None:
+        count = placed.touched
+        own = np.arange(count, dtype=np.uint32)
+        near = neighbors(placed, stride).view(np.uint32)  # −1 is the largest
+        every = np.column_stack([own, own, np.minimum(near, count).reshape(count, 2 * len(stride))])
+        start = np.arange(count + 1) * every.shape[1]
+        self.start, self.member = star.join_lists(  # who isn't there has an empty list
+            start, every.reshape(-1), np.append(np.arange(count + 1), count), own
+        )
         """What each vertex adds up: first of each list  # (n_vertices + 1,), and all lists."""
-        self.n_vertices = len(keys)
+        self.n_vertices = count
         self.share = STAR.share(len(stride) - 1)
         self.middle = STAR.middle_share(len(stride) - 1)
         self.more = 0.5 - 2 * self.middle
@@ -151,7 +176,7 @@ class Star(Blurring):
 
     def _row_lists(self, own: RowsByVertex) -> tuple[Ints, Indices]:
         if self._by_row is None or self._by_row[0] is not own:
-            self._by_row = own, star.row_lists(self.start, self.member, own.start, own.member)
+            self._by_row = own, star.join_lists(self.start, self.member, own.start, own.member)
         return self._by_row[1]
 
     def workspace(self, own: RowsByVertex, width: int, dtype: np.dtype[np.floating]) -> Floats:

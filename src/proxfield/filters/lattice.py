@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Floats, Ints
+from proxfield.common.arrays import Floats
 from proxfield.compiled.jit import max_threads, threads_for
 from proxfield.compiled.simd import padded
-from proxfield.filters.blurring import BLURRINGS, RowsByVertex
+from proxfield.filters.blurring import BLURRINGS, Placed, RowsByVertex
 from proxfield.filters.geometry import (
     SAMPLE_STRIDE,
     STAR,
@@ -35,11 +34,11 @@ from proxfield.filters.geometry import (
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
 from proxfield.filters.numba.lattice import (
-    CHUNK,
     FEW_VERTICES,
     Chunks,
     Points,
     Rows,
+    chunk_size,
     make_chunks,
 )
 from proxfield.filters.plan import HostPlan, check_features
@@ -83,24 +82,15 @@ def suitable_blur(points: Floats) -> Blur:
     n, d = points.shape
     sample = np.ascontiguousarray(points[::SAMPLE_STRIDE])
     row, weight = corner_arrays(*sample.shape)
-    touched = place_points(sample, STAR, make_chunks(len(sample)), row, weight).touched
+    touched = place_points(
+        sample, STAR, make_chunks(len(sample), 0, chunk_size(d)), row, weight
+    ).touched
     return choose_blur(n, d, touched)
 
 
 def corner_arrays(n: int, d: int) -> tuple[Rows, NDArray[np.float32]]:
     """Room for rows and weights of the corners of each point's simplex.  # (n, d + 1) each"""
-    small = CHUNK * (d + 1) <= 2**16
-    row = np.empty((n, d + 1), dtype=np.uint16 if small else np.int32)
-    return row, np.empty((n, d + 1), dtype=np.float32)
-
-
-class Placed(NamedTuple):
-    """Vertices that points touch."""
-
-    table: building.Table  # hash table of the keys
-    keys: Ints  # of all vertices, the first ``touched``
-    touched: int
-    vertex: list[NDArray[np.uint32]]  # of each row, per chunk; unsigned: never from the end
+    return np.empty((n, d + 1), dtype=np.uint16), np.empty((n, d + 1), dtype=np.float32)
 
 
 def place_points(
@@ -112,13 +102,16 @@ def place_points(
     code, _ = vertex_codes(d)
     number = len(chunks.run) - 1
     together = 2 * max_threads()
-    found = np.empty((together, min(n, CHUNK) * (d + 1)), dtype=np.int64)
+    found = np.empty((together, min(n, chunk_size(d)) * (d + 1)), dtype=np.int64)
+    scratch = building.Scratch.make(together, d)
     table = np.full(building.SLOTS, building.FREE, dtype=np.int32)
     keys, count = np.empty(0, dtype=np.int64), 0
     vertex: list[NDArray[np.uint32]] = []
     for first in range(0, number, together):
         counts = np.zeros(min(together, number - first), dtype=np.int64)
-        building.place(features, factor, code, scale, chunks, first, found, counts, row, weight)
+        building.place(
+            features, factor, code, scale, chunks, first, found, counts, row, weight, scratch
+        )
         for c, size in enumerate(counts):
             vertex.append(np.empty(size, dtype=np.uint32))
             table, keys, count = building.merge(table, keys, count, found[c, :size], vertex[-1])
@@ -151,7 +144,7 @@ class LatticeFilter(HostPlan):
         weights, times √`peak` (they count twice: to splat and to slice)."""
         self.width = image_width(points)
         """Points in a row of the image, or 0."""
-        self.chunks = make_chunks(n, self.width)
+        self.chunks = make_chunks(n, self.width, chunk_size(d))
         """Which points are handled together."""
         with threads_for(10 * self.row.size):
             self.kind = suitable_blur(points) if blur is None else blur
@@ -166,8 +159,7 @@ class LatticeFilter(HostPlan):
         self.touched = placed.touched
         """Vertices that points touch; the others come after them."""
         _, stride = vertex_codes(features.shape[1])
-        keys = placed.keys[: placed.touched]
-        self.blurring = BLURRINGS[self.kind](placed.table, keys, stride)
+        self.blurring = BLURRINGS[self.kind](placed, stride)
         """The blur over all vertices."""
         self._sort_rows(np.concatenate([np.zeros(0, dtype=np.uint32), *vertex]))
 
@@ -175,11 +167,11 @@ class LatticeFilter(HostPlan):
         self.own = RowsByVertex(vertex, *building.rows_by_vertex(vertex, self.n_vertices))
         """Which rows stand for which vertex."""
 
-    def regrouped(self, width: int) -> LatticeFilter:
-        """The same filter in chunks for rows of another length; shares all the rest."""
+    def regrouped(self, width: int, most: int) -> LatticeFilter:
+        """The same filter in other chunks (arguments of `make_chunks`); shares all the rest."""
         out = copy.copy(self)
         out.width, out.row = width, np.empty_like(self.row)
-        out.chunks = make_chunks(len(self.row), width)
+        out.chunks = make_chunks(len(self.row), width, most)
         vertex, out.chunk = building.regroup(
             self.own.vertex, self.points, out.chunks, self.n_vertices, out.row
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Rows, State
 from proxfield.backends.numba import dense, dense_pair, general
 from proxfield.backends.numba.cpu import CpuProgram
-from proxfield.backends.numba.dense import DenseArrays, DensePack, How, Own
+from proxfield.backends.numba.dense import Damping, DenseArrays, DensePack, How, Own
 from proxfield.backends.numba.dense_views import Views, together
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.kinds import Motion
@@ -31,7 +31,7 @@ from proxfield.compiled.simd import padded
 from proxfield.filters.numba import lattice
 from proxfield.lowering.lowered import Lowered
 from proxfield.lowering.reduction import Untouched
-from proxfield.rules.plan import Plan, Update
+from proxfield.rules.plan import Kind, Plan, Update
 from proxfield.terms.base import Floats, Layout, Term
 from proxfield.terms.gaussian import Gaussian
 
@@ -80,7 +80,7 @@ class DenseProgram(GeneralProgram):
         self.dense_pack = DensePack(
             labels=self.labels,
             width=padded(self.labels),
-            corners=np.array([v.row.shape[1] for v in self.views]),
+            corners=np.array([v.filter.row.shape[1] for v in self.views]),
             unary=lowered.unary.astype(self.dtype, copy=False),
         )
         self.own: Own | None = None
@@ -182,7 +182,8 @@ class DenseProgram(GeneralProgram):
                 if len(view.rows) < view.filter.n_rows:
                     shape = (view.filter.n_rows, view.rows.shape[1])
                     view.rows = np.empty(shape, dtype=self.dtype)
-                lattice.splat(view.filter.points, view.factor_in, q, self.labels, view.rows)
+            none = np.zeros(0, dtype=self.dtype)
+            self._run(DenseArrays(q, q, none, none, none, none), None, How(given=True), none)
             self._shown, self._stage = s, "splatted"
         if stage == "blurred" and self._stage == "splatted":
             self.views.blur()
@@ -332,10 +333,14 @@ class DenseProgram(GeneralProgram):
     ) -> NDArray[np.float64]:
         """`dense.advance` on rows that are blurred; returns its parts."""
         parts = np.zeros((self.n_blocks, 4))
+        step = arrays.shift[:0] if motion is None else motion.step
+        damping = None
+        if motion is not None and motion.kind == Kind.PROXIMAL and len(arrays.theta) > 0:
+            damping, motion = Damping(step, motion.beta), None
         dense.advance(
             self.dense_pack, arrays, self.views.chunks,
             *self.views.flat("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
-            self.views.longest, self.own, motion, how, gradient, parts,
+            self.views.longest, self.own, damping, motion, how, gradient, step, parts,
         )  # fmt: skip
         return parts
 

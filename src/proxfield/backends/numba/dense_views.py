@@ -43,7 +43,6 @@ class View:
     factor_out: NDArray[Any]  # (n,)
     table: NDArray[Any]  # (1, 1) or (labels, labels)
     rows: NDArray[Any]
-    row: NDArray[Any]  # of each corner, within its chunk  # (n, d + 1)
 
 
 class Views:
@@ -69,10 +68,6 @@ class Views:
         self.labels, self.dtype, self.threads = labels, np.dtype(dtype), threads
         self.views = [view for term in terms for view in self._views(term)]
         self._share_chunks(terms[0].n_points)
-        kinds = {v.filter.row.dtype for v in self.views}
-        if len(kinds) > 1:  # kernels take arrays of one type
-            for view in self.views:
-                view.row = view.filter.row.astype(np.int32, copy=False)
         self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
         """Rows of the largest chunk, of all lattices together."""
         self.separable = [v for v in self.views if isinstance(v.filter.blurring, Separable)]
@@ -101,7 +96,7 @@ class Views:
             outward = inward if same else self._factor(outward, term.n_points)
             none = np.empty((0, padded(self.labels)), dtype=self.dtype)
             made: Any = term.filter
-            out.append(View(made, inward, outward, table.astype(self.dtype), none, made.row))
+            out.append(View(made, inward, outward, table.astype(self.dtype), none))
         return out
 
     def _factor(self, scale: NDArray[Any] | None, n: int) -> NDArray[Any]:
@@ -112,16 +107,17 @@ class Views:
     def _share_chunks(self, n: int) -> None:
         """Let all lattices have the same chunks of pixels: blocks of the image if any has those."""
         width = max(v.filter.width for v in self.views)
-        self.chunks = lattice.make_chunks(n, width)
+        most = min(lattice.chunk_size(v.filter.row.shape[1] - 1) for v in self.views)
+        self.chunks = lattice.make_chunks(n, width, most)
         """Which pixels are handled together."""
         found: dict[int, Any] = {}  # of each filter: a term may have two views of one
         for view in self.views:
             mine = view.filter
-            if not np.array_equal(mine.chunks.begin, self.chunks.begin):
+            same = zip(mine.chunks, self.chunks, strict=True)
+            if not all(np.array_equal(a, b) for a, b in same):
                 if id(mine) not in found:
-                    found[id(mine)] = mine.regrouped(width)
+                    found[id(mine)] = mine.regrouped(width, most)
                 view.filter = found[id(mine)]
-                view.row = view.filter.row
 
     def through(self, *names: str) -> tuple[tuple[Any, ...], ...]:
         """Attributes of all views (or of their lattices), `together`."""

@@ -1,7 +1,7 @@
 """What every compiled update shares: the formula of each kind of rule, for one entry.
 
-`moved` is the only compiled function that knows formulas. Kernels ask a `Motion` for what else they
-have to know of a kind: its moments, its space, whether it centers.
+`moved` (with `proximal`) is the only compiled function that knows formulas. Kernels ask a `Motion`
+for what else they have to know of a kind: its moments, its space, whether it centers.
 """
 
 from __future__ import annotations
@@ -70,6 +70,12 @@ CENTERED = Means(np.float32(0.0), np.float32(0.0), np.float32(0.0))
 
 
 @embedded
+def proximal(t: float, target: float, step: float) -> float:
+    """The new θ by a damped step."""
+    return t - step * (t - target)
+
+
+@embedded
 def moved(
     rates: Rates, kind: int, t: float, target: float, u: Floats, v: Floats, at: int, step: float,
     mean: Means,
@@ -89,7 +95,7 @@ def moved(
     """
     g1, g2, eps = rates
     if kind == PROXIMAL:
-        return t - step * (t - target)
+        return proximal(t, target, step)
     elif kind == MEAN:
         return target
     elif kind == MOMENTUM:

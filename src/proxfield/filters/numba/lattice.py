@@ -43,8 +43,8 @@ CHANNEL_VERTICES = 4096
 
 Indices = NDArray[np.uint32]
 """Of vertices or rows; unsigned, so that none is counted from the end."""
-Rows = NDArray[np.uint16] | NDArray[np.int32]
-"""Rows of corners within a chunk, in the narrowest type that holds them."""
+Rows = NDArray[np.uint16]
+"""Rows of corners within a chunk; see `chunk_size`."""
 
 
 class Chunks(NamedTuple):
@@ -58,18 +58,32 @@ class Chunks(NamedTuple):
 class Points(NamedTuple):
     """Where points lie among the rows: the part of a lattice that iterations read."""
 
-    row: Rows  # row of each corner, within the chunk  # (n, d + 1) int32
+    row: Rows  # row of each corner, within the chunk  # (n, d + 1) uint16
     weight: NDArray[np.float32]  # weight of each corner  # (n, d + 1) float32
     chunk: Ints  # first row of each chunk  # (chunks + 1,)
     chunks: Chunks
 
 
-def make_chunks(n: int, width: int = 0) -> Chunks:
+def chunk_size(d: int) -> int:
+    """Maximum number of points per chunk so that 16 bits number its rows; d features.
+
+    Example:
+        >>> chunk_size(5), chunk_size(8)
+        (8192, 4096)
+    """
+    size = CHUNK
+    while size * (d + 1) > 2**16:
+        size //= 2
+    return size
+
+
+def make_chunks(n: int, width: int = 0, most: int = CHUNK) -> Chunks:
     """Points divided into chunks: blocks of an image, which touch fewer vertices than strips.
 
     Args:
         n: Points.
         width: Points in a row of the image they are the pixels of; 0 if they aren't.
+        most: Maximum number of points per chunk, a multiple of ``RUN``.
 
     Example:
         >>> chunks = make_chunks(20_000)
@@ -79,14 +93,14 @@ def make_chunks(n: int, width: int = 0) -> Chunks:
         >>> blocks.run.tolist(), blocks.begin[:3].tolist(), blocks.end[:3].tolist()
         ([0, 50, 100, 150, 200, 250, 300], [0, 300, 600], [112, 412, 712])
     """
-    if width <= RUN or n <= CHUNK or n % width:
+    if width <= RUN or n <= most or n % width:
         begin = np.arange(0, n, RUN)
-        run = np.append(np.arange(0, len(begin), CHUNK // RUN), len(begin))
+        run = np.append(np.arange(0, len(begin), most // RUN), len(begin))
         return Chunks(run, begin, np.minimum(begin + RUN, n))
     height = n // width
     across = -(-width // RUN)
     long = -(-width // (16 * across)) * 16  # whole vectors
-    down = -(-height // (CHUNK // long))
+    down = -(-height // (most // long))
     left = np.arange(0, width, long)
     top = np.arange(down + 1) * height // down
     blocks = [np.arange(a, b) * width + left[:, None] for a, b in pairwise(top)]

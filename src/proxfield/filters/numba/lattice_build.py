@@ -8,6 +8,8 @@ order of their numbers; a hash table holds numbers alone, which takes half the c
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +26,6 @@ FREE = -1
 """What a free slot of a table holds."""
 SLOTS = 4096
 """Slots that a table starts with: they stay in the fastest cache."""
-SHARES = 16
-"""Into so many parts keys are divided, so that threads can count them apart."""
 
 Table = NDArray[np.int32]
 """A hash table: the number of the key in each slot, or `FREE`."""
@@ -143,19 +143,39 @@ def with_room(table: Table, keys: Ints, count: int, more: int) -> Table:
     return out
 
 
+class Scratch(NamedTuple):
+    """What `place` works in, one of each for every chunk that is placed at the same time.
+
+    Made outside: every kind of array that a kernel makes by itself takes time to compile.
+    """
+
+    elevated: Doubles  # (chunks, d + 2, BATCH)
+    rest: NDArray[np.float32]  # (chunks, d + 1, BATCH)
+    weight: NDArray[np.float32]  # (chunks, d + 2, BATCH)
+    rank: NDArray[np.int32]  # (chunks, d + 2, BATCH)
+    corner: Ints  # (chunks, d + 1, BATCH)
+
+    @classmethod
+    def make(cls, chunks: int, d: int) -> Scratch:
+        """For so many chunks and features."""
+        return cls(
+            np.empty((chunks, d + 2, BATCH)),
+            np.empty((chunks, d + 1, BATCH), dtype=np.float32),
+            np.empty((chunks, d + 2, BATCH), dtype=np.float32),
+            np.empty((chunks, d + 2, BATCH), dtype=np.int32),
+            np.empty((chunks, d + 1, BATCH), dtype=np.int64),
+        )
+
+
 @embedded
 def place_chunk(
     features: Floats, factor: Floats, code: Ints, scale: float, begin: Ints, end: Ints, keys: Ints,
-    row: Rows, weight: NDArray[np.float32],
+    row: Rows, weight: NDArray[np.float32], elevated: Doubles, rest: NDArray[np.float32],
+    bary: NDArray[np.float32], rank: NDArray[np.int32], corner: Ints,
 ) -> int:  # fmt: skip
     """Rows and weights of the points of some runs; the keys of the rows; returns how many."""
     d = features.shape[1]
     table = np.full(SLOTS, FREE, dtype=np.int32)
-    elevated = np.empty((d + 2, BATCH))
-    rest = np.empty((d + 1, BATCH), dtype=np.float32)
-    bary = np.empty((d + 2, BATCH), dtype=np.float32)
-    rank = np.empty((d + 2, BATCH), dtype=np.int32)
-    corner = np.empty((d + 1, BATCH), dtype=np.int64)
     count: int = np.int64(0)  # a plain 0 would have `with_room` compiled for it too
     for r in range(len(begin)):
         for first in range(begin[r], end[r], BATCH):
@@ -181,15 +201,17 @@ def place_chunk(
 @parallel_kernel
 def place(
     features: Floats, factor: Floats, code: Ints, scale: float, chunks: Chunks, first: int,
-    keys: Ints, count: Ints, row: Rows, weight: NDArray[np.float32],
+    keys: Ints, count: Ints, row: Rows, weight: NDArray[np.float32], scratch: Scratch,
 ) -> None:  # fmt: skip
     """Some chunks, over threads; ``keys`` and ``count`` have one entry for each."""
     run, begin, end = chunks
+    elevated, rest, bary, rank, corner = scratch
     for c in numba.prange(len(count)):
         a, b = run[first + c], run[first + c + 1]
         count[c] = place_chunk(
-            features, factor, code, scale, begin[a:b], end[a:b], keys[c], row, weight
-        )
+            features, factor, code, scale, begin[a:b], end[a:b], keys[c], row, weight,
+            elevated[c], rest[c], bary[c], rank[c], corner[c],
+        )  # fmt: skip
 
 
 @kernel
@@ -259,161 +281,48 @@ def merge(
 
 
 @parallel_kernel
-def find_neighbors(table: Table, own: Ints, stride: Ints, near: NDArray[np.int32]) -> None:
-    """Neighbors of touched vertices among themselves.  # near: (axes, vertices, 2), −1 before"""
-    for task in numba.prange((len(own) + VERTICES - 1) // VERTICES):
-        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
-            for axis in range(len(stride)):
-                other = table[find(own[i] + stride[axis], table, own)]
-                if other != FREE:
-                    near[axis, i, 1] = other
-                    near[axis, other, 0] = i
-
-
-@parallel_kernel
-def find_next(table: Table, own: Ints, stride: Ints, forth: NDArray[np.int32]) -> None:
-    """The next vertex along each axis among touched ones, or −1.  # forth: (axes, vertices)"""
-    for task in numba.prange((len(own) + VERTICES - 1) // VERTICES):
-        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
-            for axis in range(len(stride)):
-                forth[axis, i] = table[find(own[i] + stride[axis], table, own)]
-
-
-@inlined
-def share_of(key: int) -> int:
-    """Which of `SHARES` a key belongs to; other bits than those `find` looks at."""
-    h = key * MIX
-    return (h >> 60) & (SHARES - 1)
-
-
-def missing_neighbors(own: Ints, stride: Ints, near: NDArray[np.int32]) -> tuple[Ints, Ints]:
-    """Keys of missing neighbors of touched vertices, as often as they are missed.
-
-    Returns them by share (and within one in the order of the vertices, whatever the number of
-    threads), and where each share starts.
-    """
-    found = np.zeros((-(-len(own) // VERTICES), SHARES), dtype=np.int64)
-    count_missing(own, stride, near, found)
-    start = np.append(0, np.cumsum(found.sum(axis=0)))
-    missed = np.empty(start[-1], dtype=np.int64)
-    before = np.cumsum(found.T).reshape(found.T.shape) - found.T
-    gather_missing(own, stride, near, before.T.copy(), missed)
-    return missed, start
-
-
-@parallel_kernel
-def count_missing(own: Ints, stride: Ints, near: NDArray[np.int32], found: Ints) -> None:
-    """How many keys `gather_missing` will find.  # found: (tasks, SHARES), 0 before"""
-    for task in numba.prange(len(found)):
-        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
-            for axis in range(len(stride)):
-                for side in range(2):
-                    if near[axis, i, side] < 0:
-                        found[task, share_of(own[i] + (2 * side - 1) * stride[axis])] += 1
-
-
-@parallel_kernel
-def gather_missing(
-    own: Ints, stride: Ints, near: NDArray[np.int32], place: Ints, missed: Ints
+def find_neighbors(
+    table: Table, keys: Ints, stride: Ints, first: int, near: NDArray[np.int32]
 ) -> None:
-    """Keys of missing neighbors, each to its place.  # place: (tasks, SHARES), changed"""
-    for task in numba.prange(len(place)):
-        for i in range(task * VERTICES, min(len(own), (task + 1) * VERTICES)):
+    """Neighbors of the vertices from ``first`` on, among all; those before know each other.
+
+    near: The neighbor one step back and forth along each axis; −1 before.  # (vertices, axes, 2)
+    """
+    backward = 1 if first == 0 else 0  # if all look forth, nobody need look back
+    count = len(keys) - first
+    for task in numba.prange((count + VERTICES - 1) // VERTICES):
+        end = min(len(keys), first + (task + 1) * VERTICES)
+        for i in range(first + task * VERTICES, end):
             for axis in range(len(stride)):
-                for side in range(2):
-                    if near[axis, i, side] < 0:
-                        key = own[i] + (2 * side - 1) * stride[axis]
-                        share = share_of(key)
-                        missed[place[task, share]] = key
-                        place[task, share] += 1
+                for side in range(backward, 2):
+                    key = keys[i] + (2 * side - 1) * stride[axis]
+                    other = table[find(key, table, keys)]
+                    if other != FREE:
+                        near[i, axis, side] = other
+                        near[other, axis, 1 - side] = i
 
 
-@inlined
-def room_for(count: int) -> Table:
-    """An empty table for that many keys."""
-    size = 16
-    while 2 * size < 3 * count:
-        size *= 2
-    return np.full(size, FREE, dtype=np.int32)
-
-
-@inlined
-def count_occurrences(missed: Ints, least: int) -> int:
-    """Move the keys that occur ``least`` times to the front, each once; returns how many."""
-    table = room_for(len(missed))
-    keys = np.empty(len(missed), dtype=np.int64)
-    seen = np.zeros(len(missed), dtype=np.int32)
-    used, found = 0, 0
-    for m in range(len(missed)):
-        key = missed[m]
-        slot = find(key, table, keys)
-        if table[slot] == FREE:
-            table[slot] = used
-            keys[used] = key
-            used += 1
-        seen[table[slot]] += 1
-        if seen[table[slot]] == least:
-            missed[found] = key  # never ahead of what is still to be read
-            found += 1
-    return found
-
-
-def bridges(missed: Ints, start: Ints, least: int) -> Ints:
+def bridges(keys: Ints, stride: Ints, near: NDArray[np.int32], least: int) -> Ints:
     """Vertices that no point touches but that have at least ``least`` touched neighbors.
 
-    Mass that is blurred into a vertex that isn't there is lost; these pass it on. Takes
-    `missing_neighbors` (and changes them); returns keys in order. Their numbers go on after the
-    touched ones.
-    """
-    many = np.zeros(SHARES, dtype=np.int64)
-    count_shares(missed, start, least, many)
-    return np.concatenate([missed[a : a + k] for a, k in zip(start[:-1], many, strict=True)])
-
-
-@parallel_kernel
-def count_shares(missed: Ints, start: Ints, least: int, many: Ints) -> None:
-    """`count_occurrences` of each share."""
-    for share in numba.prange(SHARES):
-        many[share] = count_occurrences(missed[start[share] : start[share + 1]], least)
-
-
-@kernel
-def table_of(keys: Ints) -> Table:
-    """The table of some keys."""
-    table: Table = room_for(len(keys))
-    for k in range(len(keys)):
-        table[find(keys[k], table, keys)] = k
-    return table
-
-
-@parallel_kernel
-def join(
-    table: Table, own: Ints, more: Table, added: Ints, stride: Ints, near: NDArray[np.int32]
-) -> None:
-    """Neighbors of added vertices, which are numbered after the touched ones.
+    Mass that is blurred into a vertex that isn't there is lost; these pass it on.
 
     Args:
-        table: Of the touched vertices.
-        own: Their keys.
-        more: Table of the added vertices.
-        added: Their keys.
-        stride: What a step along an axis adds to a key.
-        near: −1 before where nobody is known.  # (axes, all vertices, 2)
+        keys: Of the touched vertices.
+        stride: What a step along each axis adds to a key.
+        near: Their neighbors among themselves, −1 for none.  # (vertices, axes, 2)
+        least: How often a vertex must be missed.
+
+    Returns:
+        Keys, in order.
     """
-    count = len(own)
-    for task in numba.prange((len(added) + VERTICES - 1) // VERTICES):
-        for k in range(task * VERTICES, min(len(added), (task + 1) * VERTICES)):
-            for axis in range(len(stride)):
-                for side in range(2):
-                    key = added[k] + (2 * side - 1) * stride[axis]
-                    j = table[find(key, table, own)]
-                    if j == FREE:
-                        j = more[find(key, more, added)]
-                        if j == FREE:
-                            continue
-                        j += count
-                    near[axis, count + k, side] = j
-                    near[axis, j, 1 - side] = count + k
+    missed = [
+        keys[near[:, axis, side] < 0] + (2 * side - 1) * stride[axis]
+        for axis in range(len(stride))
+        for side in range(2)
+    ]
+    found, often = np.unique(np.concatenate(missed), return_counts=True)
+    return found[often >= least]
 
 
 @kernel

@@ -10,73 +10,57 @@ from __future__ import annotations
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.common.arrays import Floats, Ints
-from proxfield.compiled.jit import kernel, parallel_kernel
+from proxfield.compiled.jit import parallel_kernel
 from proxfield.compiled.simd import LANES, add_scaled, put_scaled, sum_listed
 from proxfield.filters.numba.lattice import CHANNEL_VERTICES, VERTICES, Indices, Points
 
 
-@kernel
-def vertex_lists(forth: NDArray[np.int32]) -> tuple[Ints, Indices]:
-    """The list of each vertex: (first of each vertex, vertices).
-
-    forth: The next vertex along each axis, −1 for none.  # (axes, vertices)
-    """
-    axes, n = forth.shape
-    start = np.zeros(n + 1, dtype=np.int64)
-    for axis in range(axes):
-        for v in range(n):
-            other = forth[axis, v]
-            if other >= 0:
-                start[v + 1] += 1
-                start[other + 1] += 1
-    for v in range(n):
-        start[v + 1] += start[v] + 2
-    member = np.empty(start[n], dtype=np.uint32)
-    for v in range(n):  # start moves on as lists are filled, and back in the end
-        member[start[v]] = v
-        member[start[v] + 1] = v
-        start[v] += 2
-    for axis in range(axes):
-        for v in range(n):
-            other = forth[axis, v]
-            if other >= 0:
-                member[start[v]] = other
-                start[v] += 1
-                member[start[other]] = v
-                start[other] += 1
-    for v in range(n, 0, -1):
-        start[v] = start[v - 1]
-    start[0] = 0
-    return start, member
-
-
-@kernel
-def row_lists(start: Ints, member: Indices, row_start: Ints, rows: Indices) -> tuple[Ints, Indices]:
-    """The same lists in terms of rows: all rows of each vertex that is named.
+def join_lists(
+    start: Ints, member: Indices, inner_start: Ints, inner: Indices
+) -> tuple[Ints, Indices]:
+    """Lists of lists: for each member of a list, all members of its own list.
 
     Args:
-        start: Lists of vertices: first of each.
-        member: Lists of vertices.
-        row_start: Rows by vertex: first of each.
-        rows: Rows by vertex.
+        start: First of each list, and the end of the last.
+        member: Members of all lists.
+        inner_start: The same of the lists that members stand for.
+        inner: Their members.
+
+    Example:
+        >>> start, member = join_lists(
+        ...     np.array([0, 2, 3]), np.array([1, 0, 1], "u4"), np.array([0, 1, 3]),
+        ...     np.array([7, 8, 9], "u4"),
+        ... )
+        >>> start.tolist(), member.tolist()
+        ([0, 3, 5], [8, 9, 7, 8, 9])
     """
-    n = len(start) - 1
-    first = np.zeros(n + 1, dtype=np.int64)
-    for v in range(n):
-        count = 0
-        for k in range(start[v], start[v + 1]):
-            count += row_start[member[k] + 1] - row_start[member[k]]
-        first[v + 1] = first[v] + count
-    out = np.empty(first[n], dtype=np.uint32)
-    at = 0
-    for k in range(len(member)):
-        for r in range(row_start[member[k]], row_start[member[k] + 1]):
-            out[at] = rows[r]
-            at += 1
+    first = np.zeros(len(start), dtype=np.int64)
+    fill_lists(start, member, inner_start, inner, first, member[:0])
+    np.cumsum(first, out=first)
+    out = np.empty(first[-1], dtype=np.uint32)
+    fill_lists(start, member, inner_start, inner, first, out)
     return first, out
+
+
+@parallel_kernel
+def fill_lists(
+    start: Ints, member: Indices, inner_start: Ints, inner: Indices, first: Ints, out: Indices
+) -> None:
+    """`join_lists`: the lengths into ``first`` if there is no room for members, else these."""
+    n = len(start) - 1
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            at = 0 if len(out) == 0 else first[v]
+            for k in range(start[v], start[v + 1]):
+                a, b = inner_start[member[k]], inner_start[member[k] + 1]
+                if len(out) > 0:
+                    for r in range(a, b):
+                        out[at + r - a] = inner[r]
+                at += b - a
+            if len(out) == 0:
+                first[v + 1] = at
 
 
 @parallel_kernel
