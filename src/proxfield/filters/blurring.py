@@ -45,8 +45,8 @@ class Placed(NamedTuple):
 
 
 def neighbors(placed: Placed, stride: Ints) -> NDArray[np.int32]:
-    """Neighbors back and forth along each axis, −1 for none.  # (touched, axes, 2)"""
-    near = np.full((placed.touched, len(stride), 2), -1, dtype=np.int32)
+    """Neighbors back and forth along each axis, −1 for none.  # (axes, touched, 2)"""
+    near = np.full((len(stride), placed.touched, 2), -1, dtype=np.int32)
     building.find_neighbors(placed.table, placed.touched_keys, stride, 0, near)
     return near
 
@@ -107,9 +107,10 @@ class Separable(Blurring):
         table, keys, count = building.merge(
             placed.table, placed.keys, placed.touched, added, numbers
         )
-        near = np.concatenate([near, np.full((len(added), *near.shape[1:]), -1, dtype=np.int32)])
-        building.find_neighbors(table, keys[:count], stride, placed.touched, near)
-        self.next_to = np.ascontiguousarray(near.transpose(1, 0, 2)).view(np.uint32)
+        next_to = np.full((len(stride), count, 2), -1, dtype=np.int32)
+        next_to[:, : placed.touched] = near
+        building.find_neighbors(table, keys[:count], stride, placed.touched, next_to)
+        self.next_to = next_to.view(np.uint32)
         """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
         np.minimum(self.next_to, count, out=self.next_to)  # −1 is the largest
         self.n_vertices = self.next_to.shape[1]
@@ -158,16 +159,9 @@ class Star(Blurring):
     """
 
     def __init__(self, placed: Placed, stride: Ints) -> None:
-        count = placed.touched
-        own = np.arange(count, dtype=np.uint32)
-        near = neighbors(placed, stride).view(np.uint32)  # −1 is the largest
-        every = np.column_stack([own, own, np.minimum(near, count).reshape(count, 2 * len(stride))])
-        start = np.arange(count + 1) * every.shape[1]
-        self.start, self.member = star.join_lists(  # who isn't there has an empty list
-            start, every.reshape(-1), np.append(np.arange(count + 1), count), own
-        )
+        self.start, self.member = star.vertex_lists(neighbors(placed, stride))
         """What each vertex adds up: first of each list  # (n_vertices + 1,), and all lists."""
-        self.n_vertices = count
+        self.n_vertices = placed.touched
         self.share = STAR.share(len(stride) - 1)
         self.middle = STAR.middle_share(len(stride) - 1)
         self.more = 0.5 - 2 * self.middle

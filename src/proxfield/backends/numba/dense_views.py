@@ -166,7 +166,9 @@ class Views:
                 view.filter.blur(view.rows, view.table, self._room(None))
         elif self.separable:
             rows = together([v.rows for v in self.separable])
-            lattice.blur_apart(*self._lattices, self._share, self._weights, rows, self._room(None))
+            lattice.blur_apart(
+                *self._lattices, self._share, self._weights, rows, self._bounds, self._room(None)
+            )
             for view in self.separable:
                 if len(view.table) > 1:
                     lattice.mix_labels(view.rows, view.table)
@@ -203,6 +205,12 @@ class Views:
             together([b.next_to for b in blurs]),
             together([b.there_and_back for b in blurs]),
         )
+
+    @cached_property
+    def _bounds(self) -> NDArray[np.int64]:
+        """Which thread blurs which eight channels of which of the separable lattices."""
+        passes = [v.filter.n_vertices * (2 + 2 * v.filter.row.shape[1]) for v in self.separable]
+        return lattice.share_tasks(np.repeat(passes, padded(self.labels) // LANES), self.threads)
 
     @property
     def _share(self) -> float:

@@ -225,28 +225,40 @@ def distribute(vertex: Indices, planes: Floats, weight: float, rows: Floats) -> 
                 put_scaled(target, r * width + g * LANES, source, at + g * plane, weight)
 
 
+def share_tasks(costs: Ints, threads: int) -> Ints:
+    """Consecutive tasks for each thread, of about the same cost: bounds.  # (threads + 1,)
+
+    Example:
+        >>> share_tasks(np.array([9, 9, 9, 1, 1, 1]), 2).tolist()
+        [0, 2, 6]
+    """
+    middle = np.cumsum(costs) - costs / 2
+    shares = np.arange(1, threads) * (costs.sum() / threads)
+    return np.concatenate([[0], np.searchsorted(middle, shares), [len(costs)]])
+
+
 @parallel_kernel
 def blur_apart(
     start: tuple[Ints, ...], member: tuple[Indices, ...], vertex: tuple[Indices, ...],
     next_to: tuple[Indices, ...], order: tuple[Ints, ...], side: float, weight: Floats,
-    rows: tuple[Floats, ...], spare: Floats,
+    rows: tuple[Floats, ...], bounds: Ints, spare: Floats,
 ) -> None:  # fmt: skip
     """`collect`, `blur_planes` and `distribute` for several lattices at once.
 
-    A thread takes eight channels of one lattice all the way, so that none waits for another: for
-    lattices that fit into caches, and at least as many such tasks as threads.
+    A task is eight channels of one lattice, which a thread takes all the way, so that none waits
+    for another: for lattices that fit into caches, and at least as many tasks as threads.
 
+    bounds: First task of each thread, and the end; see `share_tasks`.  # (threads + 1,)
     spare: (threads, 2, most vertices + 1, 8)
     """
-    lattices, threads = len(weight), len(spare)  # tuples may be longer
-    tasks = lattices * (rows[0].shape[1] // LANES)
-    for thread in numba.prange(threads):
+    groups = rows[0].shape[1] // LANES
+    for thread in numba.prange(len(spare)):
         here, there = spare[thread, 0].reshape(-1), spare[thread, 1].reshape(-1)
-        for task in range(thread * tasks // threads, (thread + 1) * tasks // threads):
-            t = task % lattices
+        for task in range(bounds[thread], bounds[thread + 1]):
+            t = task // groups
             blur_group(
                 start[t], member[t], vertex[t], next_to[t], order[t], side, weight[t],
-                rows[t].reshape(-1), rows[t].shape[1], task // lattices * LANES, here, there,
+                rows[t].reshape(-1), rows[t].shape[1], task % groups * LANES, here, there,
             )  # fmt: skip
 
 

@@ -286,7 +286,7 @@ def find_neighbors(
 ) -> None:
     """Neighbors of the vertices from ``first`` on, among all; those before know each other.
 
-    near: The neighbor one step back and forth along each axis; −1 before.  # (vertices, axes, 2)
+    near: The neighbor one step back and forth along each axis; −1 before.  # (axes, vertices, 2)
     """
     backward = 1 if first == 0 else 0  # if all look forth, nobody need look back
     count = len(keys) - first
@@ -298,8 +298,8 @@ def find_neighbors(
                     key = keys[i] + (2 * side - 1) * stride[axis]
                     other = table[find(key, table, keys)]
                     if other != FREE:
-                        near[i, axis, side] = other
-                        near[other, axis, 1 - side] = i
+                        near[axis, i, side] = other
+                        near[axis, other, 1 - side] = i
 
 
 def bridges(keys: Ints, stride: Ints, near: NDArray[np.int32], least: int) -> Ints:
@@ -310,19 +310,22 @@ def bridges(keys: Ints, stride: Ints, near: NDArray[np.int32], least: int) -> In
     Args:
         keys: Of the touched vertices.
         stride: What a step along each axis adds to a key.
-        near: Their neighbors among themselves, −1 for none.  # (vertices, axes, 2)
-        least: How often a vertex must be missed.
+        near: Their neighbors among themselves, −1 for none.  # (axes, vertices, 2)
+        least: How often a vertex must be missed, at least 2.
 
     Returns:
         Keys, in order.
     """
     missed = [
-        keys[near[:, axis, side] < 0] + (2 * side - 1) * stride[axis]
+        keys[near[axis, :, side] < 0] + (2 * side - 1) * stride[axis]
         for axis in range(len(stride))
         for side in range(2)
     ]
-    found, often = np.unique(np.concatenate(missed), return_counts=True)
-    return found[often >= least]
+    found = np.concatenate(missed)
+    found.sort()
+    often = found[least - 1 :][found[least - 1 :] == found[: len(found) - least + 1]]
+    out: Ints = often[np.append(True, often[1:] != often[:-1])[: len(often)]]
+    return out
 
 
 @kernel

@@ -1,20 +1,55 @@
 """The blur along all axes of the lattice at once, compiled: a vertex adds up lists of rows.
 
-A list names the vertex itself twice and each neighbor once, since in the outer blurs a vertex keeps
-two shares and gets one from each neighbor; missing neighbors aren't in it. The first of three blurs
-reads the rows of chunks as splatted (a vertex may have several), the last writes them, so vertices
-and rows are never copied into each other.
+A list names the vertex itself first, twice, and each neighbor once, since in the outer blurs a
+vertex keeps two shares and gets one from each neighbor; missing neighbors aren't in it. The first
+of three blurs reads the rows of chunks as splatted (a vertex may have several), the last writes
+them, so vertices and rows are never copied into each other.
 """
 
 from __future__ import annotations
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.common.arrays import Floats, Ints
 from proxfield.compiled.jit import parallel_kernel
 from proxfield.compiled.simd import LANES, add_scaled, put_scaled, sum_listed
 from proxfield.filters.numba.lattice import CHANNEL_VERTICES, VERTICES, Indices, Points
+
+
+def vertex_lists(near: NDArray[np.int32]) -> tuple[Ints, Indices]:
+    """The list of each vertex: (first of each, members of all).
+
+    near: Neighbors back and forth along each axis, −1 for none.  # (axes, vertices, 2)
+    """
+    first = np.zeros(near.shape[1] + 1, dtype=np.int64)
+    fill_vertex_lists(near, first, np.empty(0, dtype=np.uint32))
+    np.cumsum(first, out=first)
+    out = np.empty(first[-1], dtype=np.uint32)
+    fill_vertex_lists(near, first, out)
+    return first, out
+
+
+@parallel_kernel
+def fill_vertex_lists(near: NDArray[np.int32], first: Ints, out: Indices) -> None:
+    """`vertex_lists`: the lengths into ``first`` if there is no room for members, else these."""
+    axes, n, _ = near.shape
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
+            at = 2 if len(out) == 0 else first[v] + 2
+            if len(out) > 0:
+                out[at - 2] = v
+                out[at - 1] = v
+            for axis in range(axes):
+                for side in range(2):
+                    other = near[axis, v, side]
+                    if other >= 0:
+                        if len(out) > 0:
+                            out[at] = other
+                        at += 1
+            if len(out) == 0:
+                first[v + 1] = at
 
 
 def join_lists(
@@ -112,8 +147,8 @@ def blur_one_star(
     for task in numba.prange((n + CHANNEL_VERTICES - 1) // CHANNEL_VERTICES):
         last = min(n, (task + 1) * CHANNEL_VERTICES)
         for v in range(task * CHANNEL_VERTICES, last):
-            total = here.dtype.type(0.0)
-            for k in range(start[v], start[v + 1]):
+            total = here[v] + here[v]  # itself comes first, twice
+            for k in range(start[v] + 2, start[v + 1]):
                 total += here[member[k]]
             out[v] = share * total + more * here[v]
 
