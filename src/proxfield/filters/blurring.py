@@ -7,6 +7,7 @@ chunks (`proxfield.filters.numba.lattice`): what is splatted comes in and what i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,7 +31,8 @@ class RowsByVertex(NamedTuple):
     member: Indices  # rows in the order of their vertices  # (n_rows,)
 
 
-class Placed(NamedTuple):
+@dataclass
+class Placed:
     """Vertices that points touch."""
 
     table: building.Table  # hash table of the keys
@@ -42,6 +44,10 @@ class Placed(NamedTuple):
     def touched_keys(self) -> Ints:
         """The keys that count."""
         return self.keys[: self.touched]
+
+    def forget_keys(self) -> None:
+        """Free the memory of what is needed for finding neighbors only."""
+        self.table, self.keys = self.table[:0].copy(), self.keys[:0].copy()
 
 
 def neighbors(placed: Placed, stride: Ints) -> NDArray[np.int32]:
@@ -109,6 +115,8 @@ class Separable(Blurring):
         )
         next_to = np.full((len(stride), count, 2), -1, dtype=np.int32)
         next_to[:, : placed.touched] = near
+        del near
+        placed.forget_keys()
         building.find_neighbors(table, keys[:count], stride, placed.touched, next_to)
         self.next_to = next_to.view(np.uint32)
         """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
@@ -159,7 +167,9 @@ class Star(Blurring):
     """
 
     def __init__(self, placed: Placed, stride: Ints) -> None:
-        self.start, self.member = star.vertex_lists(neighbors(placed, stride))
+        near = neighbors(placed, stride)
+        placed.forget_keys()
+        self.start, self.member = star.vertex_lists(near)
         """What each vertex adds up: first of each list  # (n_vertices + 1,), and all lists."""
         self.n_vertices = placed.touched
         self.share = STAR.share(len(stride) - 1)

@@ -354,11 +354,12 @@ class DenseProgram(GeneralProgram):
         """Full steps of a field with two labels; the rows of `_show` are left behind."""
         q, changes, done = self._buffer(s), np.full(n, np.nan), 0
         rows = [np.empty(v.filter.n_rows, dtype=self.dtype) for v in self.views]
-        fresh = [np.empty_like(r) for r in rows]
         up = np.empty(self.n, dtype=self.dtype)
         dense_pair.spins(q, up)
         for view, target in zip(self.views, rows, strict=True):
             lattice.splat_one(view.filter.points, up * view.factor_in, target)
+        del up
+        fresh = [np.empty_like(r) for r in rows]
         spare = self.views.room_for_one()
         parts = np.zeros(self.n_blocks)
         for done in range(1, n + 1):
