@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pkgutil
 import subprocess
 import sys
@@ -155,6 +156,44 @@ def test_all_kernels_of_the_package_can_be_shared() -> None:
                     assert names[-2:] == ["_share", "_shares"]
                     count += 1
     assert count > 20, proxfield.__file__
+
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+@pytest.mark.skipif(CORES < 2, reason="needs two cores, and Linux")
+def test_threads_keep_off_the_core_of_the_caller_unless_they_are_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where: list[set[int]] = []
+
+    def share(number: int, shares: int, late: float) -> None:
+        if number == 0:
+            where.append(os.sched_getaffinity(0))
+            time.sleep(late)
+
+    def run(late: float) -> None:
+        threads.run_shares(lambda number, shares: share(number, shares, late), (), 2)
+
+    every = os.sched_getaffinity(0)
+    monkeypatch.setattr(threads, "_workers", threads._Workers())
+    run(0.0)
+    assert where[0] < every and len(where[0]) == len(every) - 1
+    monkeypatch.setattr(threads, "BUSY_SECONDS", 3600.0)
+    run(0.1)  # far beyond anybody's patience
+    assert threads._workers.avoided == -1
+    assert os.sched_getaffinity(threads._workers.ids[0]) == every
+    run(0.0)  # still free
+    assert where[-1] == every
+    assert os.sched_getaffinity(0) == every  # the caller's own is as it was
+
+
+@pytest.mark.skipif(CORES < 2, reason="needs two cores, and Linux")
+def test_more_threads_than_cores_run_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_workers", threads._Workers())
+    threads.run_shares(lambda *_: None, (), CORES + 1)
+    for thread in threads._workers.ids:
+        assert os.sched_getaffinity(thread) == os.sched_getaffinity(0)
 
 
 INTERRUPTED = """

@@ -8,20 +8,28 @@ its own, but compiles three times as long, and its threads don't survive a fork.
 from __future__ import annotations
 
 import ast
+import ctypes
 import inspect
 import linecache
 import os
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from queue import SimpleQueue
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numba
 
 PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""
+
+PATIENCE = 2e-4
+"""Seconds that a caller waits for other threads, or as long as its own share took, before they may
+run anywhere."""
+BUSY_SECONDS = 0.1
+"""How long they may then."""
 
 Task = tuple[
     Callable[..., Any], tuple[Any, ...], Any, list[BaseException | None], "SimpleQueue[None]"
@@ -90,20 +98,63 @@ def threads_for(work: int) -> Iterator[None]:
 
 
 class _Workers:
-    """Threads that wait for tasks, started when they are first needed."""
+    """Threads that wait for tasks, started when they are first needed.
+
+    Linux may wake a thread on the core of the thread that wakes it, above all on virtual machines
+    whose cores share no cache. It then waits until the caller has done its own share, and two
+    threads take as long as one. So threads are kept off the caller's core; but where one is late,
+    because its own core is busy, it may run anywhere.
+    """
 
     def __init__(self) -> None:
         self.tasks: SimpleQueue[Task] = SimpleQueue()
         self.count = 0
         self.lock = threading.Lock()
+        self.ids: list[int] = []
+        self.avoided = -1
+        """The core that they keep off; -1 for none."""
+        self.free_until = 0.0
 
     def need(self, count: int) -> None:
         """Have at least so many threads."""
         with self.lock:
             while self.count < count:
                 name = f"proxfield-{self.count + 1}"
-                threading.Thread(target=_work, args=(self.tasks,), name=name, daemon=True).start()
+                thread = threading.Thread(target=_work, args=(self.tasks,), name=name, daemon=True)
+                thread.start()
                 self.count += 1  # after it has started: Ctrl-C in between leaves one too many
+                self.ids.append(thread.native_id or 0)
+                self.avoided = -1
+
+    def make_way(self, shares: int) -> None:
+        """Keep off the caller's core, if there are as many cores as shares."""
+        core = _core()
+        if core >= 0 and core != self.avoided and time.perf_counter() > self.free_until:
+            cores = os.sched_getaffinity(0)
+            if shares <= len(cores):
+                self._run_on(cores - {core})
+                self.avoided = core
+
+    def run_anywhere(self) -> None:
+        """On any core that the caller may run on, for a while."""
+        if self.avoided >= 0:
+            self.avoided, self.free_until = -1, time.perf_counter() + BUSY_SECONDS
+            self._run_on(os.sched_getaffinity(0))
+
+    def _run_on(self, cores: set[int]) -> None:
+        for thread in self.ids:
+            with suppress(OSError):  # cores that were taken away meanwhile: not our choice then
+                os.sched_setaffinity(thread, cores)
+
+
+def _find_core() -> Callable[[], int]:
+    """What tells the core that a thread runs on; −1 where that or keeping off it isn't possible."""
+    get: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None) if _PINS else None
+    return get if get is not None else lambda: -1
+
+
+_PINS = hasattr(os, "sched_setaffinity")
+_core = _find_core()
 
 
 def _work(tasks: SimpleQueue[Task]) -> None:
@@ -137,6 +188,7 @@ def run_shares(call: Callable[..., Any], args: tuple[Any, ...], shares: int) -> 
         shares: Parts of the work.
     """
     _workers.need(shares - 1)
+    _workers.make_way(shares)
     done: SimpleQueue[None] = SimpleQueue()
     ended: list[BaseException | None] = []
     parts = [
@@ -144,6 +196,7 @@ def run_shares(call: Callable[..., Any], args: tuple[Any, ...], shares: int) -> 
     ]
     failure: BaseException | None = None
     sent = own = False
+    begun = time.perf_counter()
     # Ctrl-C may come between any two steps. Whatever is repeated then does no harm: a part that is
     # sent twice is claimed once, and what has ended is in the list, even if the news of it is lost.
     while True:
@@ -155,8 +208,9 @@ def run_shares(call: Callable[..., Any], args: tuple[Any, ...], shares: int) -> 
             if not own:
                 own = True
                 call(*args, shares - 1, shares)
+            patience = max(PATIENCE, time.perf_counter() - begun)
             while len(ended) < shares - 1:
-                done.get()
+                _wait(done, patience)
             break
         except BaseException as error:
             failure = failure or error
@@ -164,6 +218,15 @@ def run_shares(call: Callable[..., Any], args: tuple[Any, ...], shares: int) -> 
         failure = failure or problem
     if failure is not None:
         raise failure
+
+
+def _wait(done: SimpleQueue[None], patience: float) -> None:
+    """Wait for the end of a share."""
+    try:
+        done.get(timeout=patience)
+    except Empty:
+        _workers.run_anywhere()
+        done.get()
 
 
 def _after_fork_in_child() -> None:
