@@ -29,9 +29,12 @@ import json, os, sys, time
 import numpy as np
 import proxfield as pf
 
-def image(shape, labels, channels, **options):
+def image(shape, labels, channels, smooth=False, **options):
     at = np.indices(shape).sum(axis=0)
-    pixels = np.stack([at * (c + 1) // 2 % 256 for c in range(channels)], axis=-1).astype(np.uint8)
+    pixels = np.stack([at * (c + 1) // 2 % 256 for c in range(channels)], axis=-1)
+    if not smooth:  # as sparse among the vertices of a lattice as pixels of photographs are
+        pixels = pixels + np.random.default_rng(1).normal(scale=12, size=pixels.shape)
+    pixels = pixels.clip(0, 255).astype(np.uint8)
     if channels == 1:
         pixels = pixels[..., 0]
     p = np.random.default_rng(0).dirichlet(np.ones(labels), size=shape)
@@ -52,13 +55,15 @@ print(json.dumps({"cpu": sum(spent[:4]), "kernels": len(names)}))
 """
 DENSE = "image((240, 320), 21, 3).infer(max_iters=10)"
 FRESH = {
-    "dense, 320×240, 21 labels, 3 channels": DENSE,
+    "dense, 320×240, 21 labels, 3 channels, with texture": DENSE,
+    "dense, smooth colors": "image((240, 320), 21, 3, smooth=True).infer(max_iters=10)",
     "dense, float64": 'image((240, 320), 21, 3).infer(max_iters=10, dtype="float64")',
     "sparse, UAI grid, 2 labels": "pf.infer(grid(2))",
     "sparse, UAI grid, 4 labels": "pf.infer(grid(4))",
 }
 AFTER = {
     "the same again": DENSE,
+    "smooth colors": "image((240, 320), 21, 3, smooth=True).infer(max_iters=10)",
     "2 labels": "image((240, 320), 2, 3).infer(max_iters=10)",
     "1 channel": "image((240, 320), 21, 1).infer(max_iters=10)",
     "6 channels": "image((240, 320), 21, 6).infer(max_iters=10)",
