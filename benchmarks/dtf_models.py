@@ -1,4 +1,4 @@
-"""Decision tree fields for inpainting characters, read from MATLAB files (a helper, not a benchmark).
+"""Decision tree fields that inpaint characters, read from MATLAB files (a module for others).
 
 A file ``TST_test_<number>_<height>_<width>.mat`` holds one binary field: ``D`` are the unary
 energies (variables, 2), ``E`` is a sparse matrix with an entry per edge, and ``W`` (edges, 2, 2)
