@@ -181,7 +181,7 @@ def test_steps_grow_and_f_never_rises(
 ) -> None:
     often(monkeypatch, 3)
     field = dense_field(80, 2, seed, 0.8)
-    result = pf.infer(field, rule, max_iters=200, tol=1e-12)
+    result = pf.infer(field, rule, max_iters=200, budget=1000.0, tol=1e-12)
     f = result.trace.free_energy
     assert (np.diff(f) <= 1e-9 * (1 + np.abs(f[1:]))).all()
     steps = {float(plan.step.mean()) for plan in plans if plan.refinement is not None}
@@ -200,7 +200,8 @@ def test_the_first_update_waits_for_no_product(
 
     monkeypatch.setattr(Lanczos, "advance", fail)
     field = dense_field(80, 2, 0, 0.8)
-    pf.infer(field, rule, max_iters=iterations_between(field.lower()) - 1, tol=0)
+    few = iterations_between(field.lower()) - 1
+    pf.infer(field, rule, max_iters=few, budget=1000.0, tol=0)
     local = Curvature(field.lower(), field).steps("certified-local")
     np.testing.assert_array_equal(plans[0].step, local)
 
@@ -222,7 +223,7 @@ def test_a_run_does_not_depend_on_the_clock(rule: str, monkeypatch: pytest.Monke
     for tick in (1e-9, 1e-3, 0.02, 5.0):
         clock = itertools.count()
         now = lambda: tick * next(clock)  # noqa: B023, E731
-        results.append(solve(field, rule, now, max_iters=150, tol=1e-12))
+        results.append(solve(field, rule, now, max_iters=150, budget=1e9, tol=1e-12))
     for other in results[1:]:
         assert other.q.tobytes() == results[0].q.tobytes()
         assert other.trace.free_energy.tobytes() == results[0].trace.free_energy.tobytes()
@@ -253,14 +254,22 @@ def test_kernel_sets_agree(kernels: str, labels: int, monkeypatch: pytest.Monkey
     often(monkeypatch, 2)
     field = dense_field(30, labels, 5, 0.5)
     expected = pf.infer(field, "fixed", max_iters=2000, tol=1e-9)
-    found = pf.infer(field, "fixed", max_iters=2000, tol=1e-9, kernels=kernels)
+    found = pf.infer(field, "fixed", max_iters=2000, budget=1000.0, tol=1e-9, kernels=kernels)
     assert found.converged
     np.testing.assert_allclose(found.q, expected.q, atol=1e-6)
 
 
+def test_without_a_budget_lambda_comes_first(plans: list[Update]) -> None:
+    field = dense_field(80, 2, 0, 0.8)
+    pf.infer(field, "fixed", max_iters=3)
+    curvature = Curvature(field.lower(), field)
+    np.testing.assert_array_equal(plans[0].step, curvature.steps("certified"))
+    assert plans[0].refinement is None
+
+
 def test_many_fields_get_what_each_gets() -> None:
     fields = [dense_field(30, 2, seed, 0.6) for seed in range(3)]
-    together = pf.infer_many(fields, "fixed", max_iters=50)
+    together = pf.infer_many(fields, "fixed", max_iters=50, budget=1000.0)
     for field, result in zip(fields, together, strict=True):
-        alone = pf.infer(field, "fixed", max_iters=50)
+        alone = pf.infer(field, "fixed", max_iters=50, budget=1000.0)
         assert result.q.tobytes() == alone.q.tobytes()

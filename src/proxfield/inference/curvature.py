@@ -49,8 +49,8 @@ class Curvature:
         seconds: Maximum seconds to spend on an eigenvalue, or on the norms of all tables;
             after that a bound from the tables serves, which is certified too.
         now: The clock.
-        stepwise: May a certified step be looked for while iterations go on? Not where these run
-            on another device, which would wait.
+        stepwise: Is a certified step looked for while iterations go on? It is where seconds count,
+            unless iterations run on another device, which would wait.
     """
 
     lowered: Lowered

@@ -3,7 +3,8 @@
 The bounds λ_i of single variables certify a step at once. H never exceeds diag(λ_i), mostly by
 far: ρ, the largest eigenvalue of diag(λ_i)^-½ P H P diag(λ_i)^-½, is at most 1, and ρ λ_i certify
 larger steps. ρ is found by the Lanczos method, a few products after every few iterations. How
-many of both depends on the field alone, so that a run doesn't depend on the clock.
+many of both depends on the field alone: seconds don't show in a run that ends before its budget.
+Runs without a budget look for λ first, as updates count there and not seconds.
 """
 
 from __future__ import annotations

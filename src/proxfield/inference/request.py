@@ -101,7 +101,8 @@ class Request:
         hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
         separate = placed(self.kernels).device.separate
         host = "cpu" if separate else self.kernels  # finds λ
-        curvature = Curvature(lowered, field, host, hurry, self.now, stepwise=not separate)
+        at_once = self.budget is not None and not separate
+        curvature = Curvature(lowered, field, host, hurry, self.now, stepwise=at_once)
         problem = Problem(lowered, curvature, self.seed)
         max_iters = self.max_iters
         if max_iters is None:
