@@ -8,6 +8,7 @@ import pytest
 import proxfield as pf
 from proxfield.lowering import merging
 from proxfield.lowering.merging import (
+    add_at,
     compact_index,
     deduplicate,
     group_positions,
@@ -121,3 +122,51 @@ def test_compact_index() -> None:
     used, index = compact_index(everything, 2)
     assert used is None
     assert index is everything
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 200])
+def test_adding_at_entries_is_numpys_to_the_bit(count: int) -> None:
+    rng = np.random.default_rng(count)
+    entries = rng.integers(6, size=count)
+    values = rng.normal(size=count) * 10.0 ** rng.integers(-8, 8, size=count)
+    expected = rng.normal(size=6)
+    found = expected.copy()
+    np.add.at(expected, entries, values)
+    add_at(found, entries, values)
+    assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("order", ["rows", "columns", "random"])
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_tables_by_index_are_lowered_as_edge_by_edge(order: str, forbidden: bool) -> None:
+    """Tables that many edges share are reduced once; the bits are those of each by itself."""
+    rng = np.random.default_rng(3)
+    pairs = np.array([(i, j) for i in range(30) for j in range(i + 1, 30)])
+    pairs = pairs[rng.random(len(pairs)) < 0.4]
+    if order == "columns":
+        pairs = pairs[np.lexsort(pairs.T)]
+    elif order == "random":
+        pairs = rng.permutation(pairs)
+    tables, index = rng.normal(size=(9, 2, 2)), rng.integers(9, size=len(pairs))
+    if forbidden:
+        tables[4, 0, 1] = np.inf
+    unary = rng.normal(size=(30, 2))
+    low = pf.Field(30, 2, [pf.Unary(unary), pf.Factor(pairs, tables, index)]).lower()
+    soft = [k for k in range(len(pairs)) if np.isfinite(tables[index[k]]).all()]
+    bias, coupling, constants = unary.copy(), {}, []
+    sides = {}
+    for k in soft:
+        (aa, ab), (ba, bb) = 0.25 * tables[index[k]]
+        sides[k] = ((ba + bb) - (aa + ab), (ab + bb) - (aa + ba))
+        coupling[tuple(pairs[k].tolist())] = (aa + bb) - (ab + ba)
+        constants.append((aa + bb) + (ab + ba))
+    for end in (0, 1):
+        for k in soft:
+            bias[pairs[k, end]] += [-sides[k][end], sides[k][end]]
+    assert low.unary.tobytes() == bias.tobytes()
+    assert low.constant == np.array(constants).sum()
+    assert low.ising is not None
+    assert dict(zip(map(tuple, low.ising.edges.tolist()), low.ising.weights, strict=True)) == (
+        coupling
+    )
+    assert sum(len(f.scopes) for f in low.factors) == len(pairs) - len(soft)

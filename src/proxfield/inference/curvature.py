@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from proxfield.backends import compile_program
 from proxfield.backends.cache import program_for
 from proxfield.errors import UnsupportedError
+from proxfield.inference.lanczos import Lanczos
+from proxfield.inference.refinement import PRODUCTS, TOLERANCE, Refinement, iterations_between
 from proxfield.lowering.lowered import Lowered, lower
 from proxfield.rules.certified import certifiable, damping_for, relative_damping
 from proxfield.terms.base import Floats, Term, missing, offers
@@ -47,6 +49,8 @@ class Curvature:
         seconds: Maximum seconds to spend on an eigenvalue, or on the norms of all tables;
             after that a bound from the tables serves, which is certified too.
         now: The clock.
+        stepwise: Is a certified step looked for while iterations go on? It is where seconds count,
+            unless iterations run on another device, which would wait.
     """
 
     lowered: Lowered
@@ -54,20 +58,20 @@ class Curvature:
     kernels: str = "cpu"
     seconds: float = np.inf
     now: Callable[[], float] = field_of(default_factory=lambda: time.perf_counter)
+    stepwise: bool = False
 
     def prepare(self) -> None:
         """Do the part that counts as building the field, so that the rest can be timed.
 
-        Imports and compiles what they need, and takes the bounds from the tables.
+        Compiles what is needed, and takes the bounds from the tables.
         """
-        import scipy.sparse.linalg  # noqa: F401
-
         if all(offers(t, "curvature") for t in self.lowered.terms):  # else there is no bound
             _ = self.local
         if self.relative_terms and certifiable(self.lowered):
             _ = self.relative
         if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
             apply, size = self._projected
+            apply(np.zeros(size))  # compiles, which must not count
             begun = self.now()
             apply(np.zeros(size))
             self.__dict__["product_seconds"] = self.now() - begun
@@ -145,6 +149,34 @@ class Curvature:
         center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
         return lambda v: center(apply(center(v))), low.layout.size
+
+    def refinement(self) -> Refinement | None:
+        """The search for a step above the one from λ_i, to be made as iterations go on.
+
+        None where λ is known, or no λ_i certify a step, or λ takes no products with H.
+        """
+        low, terms = self.lowered, list(self.lowered.terms)
+        if not self.stepwise or "largest" in vars(self) or self.relative_terms:
+            return None
+        pairs = [t for t in terms if by_lanczos(t)]
+        bounded = all(offers(t, "curvature") and not offers(t, "spectrum") for t in terms)
+        if not (pairs and bounded) or not np.isfinite(self.local).all():
+            return None
+        others = [t for t in terms if not by_lanczos(t)]
+        scaled = self._local_of(pairs) if others else self.local
+        apply, size = self._projected
+        scale = np.sqrt(np.divide(1.0, scaled, out=np.zeros_like(scaled), where=scaled > 0))
+        if size != low.layout.n_vars:
+            scale = scale[low.layout.owner]
+        return Refinement(
+            Lanczos(lambda v: scale * apply(scale * v), size, TOLERANCE),
+            scaled,
+            self._local_of(others),
+            iterations_between(low),
+            self.seconds,
+            self.now,
+            ended=not scaled.any() or PRODUCTS * self.product_seconds > self.seconds,
+        )
 
     @cached_property
     def lipschitz(self) -> float:
@@ -264,10 +296,6 @@ def pairwise_operator(lowered: Lowered, kernels: str) -> Callable[[Floats], Floa
     return apply
 
 
-class _OutOfTimeError(Exception):
-    """Lanczos took longer than it may."""
-
-
 def largest_eigenvalue(
     apply: Callable[[Floats], Floats],
     size: int,
@@ -286,26 +314,10 @@ def largest_eigenvalue(
         dense = np.stack([apply(e) for e in np.eye(size)])
         top = float(np.linalg.eigvalsh((dense + dense.T) / 2)[-1])
         return top + 1e-12 * abs(top)
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
-
-    def timed(v: Floats) -> Floats:
-        if late():
-            raise _OutOfTimeError
-        return apply(v)
-
-    operator = LinearOperator((size, size), matvec=timed, dtype=np.float64)
-    start = np.random.default_rng(0).normal(size=size)
-    try:
-        top = float(
-            eigsh(
-                operator,
-                k=1,
-                which="LA",
-                v0=start,
-                tol=LANCZOS_MARGIN / 2,
-                return_eigenvectors=False,
-            )[0]
-        )
-    except (ArpackError, _OutOfTimeError):  # not converged, an operator that is 0, or too slow
+    lanczos = Lanczos(apply, size, LANCZOS_MARGIN / 2)
+    while not lanczos.exhausted and not late():
+        lanczos.advance(PRODUCTS, late)
+    if not lanczos.converged:
         return bound
+    top = lanczos.value
     return top + LANCZOS_MARGIN * abs(top)

@@ -21,7 +21,7 @@ from proxfield.inference.history import History, Seen
 from proxfield.inference.pace import FIRST_CHUNK, Pace, advance, advance_in_parts, sweep_parts
 from proxfield.inference.stationarity import fixed_points, is_fixed_point
 from proxfield.result import Status
-from proxfield.rules.plan import Order
+from proxfield.rules.plan import Order, Refinement, Update
 
 P = TypeVar("P")
 S = TypeVar("S")
@@ -238,6 +238,12 @@ class Drive(Generic[P, S]):
         self.parts = sweep_parts(plan) if slow and hurry and program.cuts_sweeps else []
         self.blind = program.fields > 1 and not (self.trace or getattr(plan, "watches", False))
         """Whether F of the states isn't known, so that none of them can be the best."""
+        self.refinement: Refinement | None = None
+        """A better step for the plan, while it is looked for."""
+        if isinstance(plan, Update) and plan.refinement is not None:
+            self.plan = cast(P, plan.refined())
+            if not (bare or plan.refinement.ended):
+                self.refinement, self.refine_at = plan.refinement, plan.refinement.every
         self.begun = self.now()
 
     def to_the_end(self) -> list[Status]:
@@ -278,6 +284,8 @@ class Drive(Generic[P, S]):
         runs, pace = [self.runs[k] for k in some], self.pace
         left = min(run.seconds_left for run in runs)
         n = pace.next(left, min(run.iterations_left() for run in runs))
+        if self.refinement is not None:
+            n = min(n, self.refine_at - (runs[0].loop.iterations - runs[0].first))
         tol = -1.0 if runs[0].quiet else runs[0].tol
         since, cut = self.now() - self.begun, False
         with nullcontext() if self.bare else finish_first():
@@ -302,6 +310,20 @@ class Drive(Generic[P, S]):
             pace.learn(max(len(found[k]) for k in some), seconds - since)
         for run in still:
             run.loop.costs.iterations[type(self.plan)] = pace.per_iteration
+        if still:
+            self.refine(runs[0])
+
+    def refine(self, run: Run) -> None:
+        """Look further for a better step of the only field, after so many of its iterations."""
+        refinement = self.refinement
+        if refinement is None or run.loop.iterations - run.first < self.refine_at:
+            return
+        deadline = self.begun + self.pace.until_end(run.budget - run.base)
+        refinement.advance(lambda: self.now() > deadline)
+        self.refine_at += refinement.every
+        if refinement.ended:
+            self.refinement = None
+            self.plan = cast(P, cast(Update, self.plan).refined())
 
     def part_of_a_sweep(self, run: Run) -> tuple[Rows, bool]:
         """One sweep, or as much of it as fits, of the only field."""

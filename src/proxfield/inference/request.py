@@ -99,8 +99,11 @@ class Request:
         if on_gpu(self.kernels):
             lowered = moved(lowered, self.kernels, self.dtype)
         hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
-        host = "cpu" if placed(self.kernels).device.separate else self.kernels  # finds λ
-        problem = Problem(lowered, Curvature(lowered, field, host, hurry, self.now), self.seed)
+        separate = placed(self.kernels).device.separate
+        host = "cpu" if separate else self.kernels  # finds λ
+        at_once = self.budget is not None and not separate
+        curvature = Curvature(lowered, field, host, hurry, self.now, stepwise=at_once)
+        problem = Problem(lowered, curvature, self.seed)
         max_iters = self.max_iters
         if max_iters is None:
             unlimited = self.budget is not None

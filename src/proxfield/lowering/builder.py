@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from proxfield.errors import InputError
 from proxfield.lowering.merging import (
     Scoped,
+    add_at,
     compact_index,
     concatenate,
     deduplicate,
@@ -187,6 +188,9 @@ class Builder:
             np.add.at(self.unary, at, tables[index])
         elif k == 2:
             back = scopes[:, 0] > scopes[:, 1]
+            if not back.any():
+                self._pool(self.pairs, scopes, tables, index)
+                return
             if not back.all():
                 self._pool(self.pairs, scopes[~back], tables, index[~back])
             if back.any():
@@ -237,20 +241,24 @@ class Builder:
             self.constant += float(tables[index].sum())
             return scopes[:0], tables, index[:0]
         if (a, b) == (2, 2):
-            take = finite[index]
-            t = 0.25 * tables[index[take]]
+            # what each table is in spins: constant + h·s + k·t + J·s·t. Brackets keep the symmetry
+            # of a table exact (h = k = 0), so that a start at a symmetric saddle stays there.
+            all_finite = bool(finite.all())
+            t = 0.25 * (tables if all_finite else np.where(finite[:, None, None], tables, 0.0))
             aa, ab, ba, bb = t[:, 0, 0], t[:, 0, 1], t[:, 1, 0], t[:, 1, 1]
-            ends = scopes[take]
-            # in spins: constant + h·s + k·t + J·s·t. Brackets keep the symmetry of a table
-            # exact (h = k = 0), so that a start at a symmetric saddle stays there.
-            self.constant += float(((aa + bb) + (ab + ba)).sum())
+            take = None if all_finite else finite[index]
+            which, ends = (index, scopes) if take is None else (index[take], scopes[take])
+            self.constant += float(((aa + bb) + (ab + ba))[which].sum())
             for end, h in (
                 (ends[:, 0], (ba + bb) - (aa + ab)),
                 (ends[:, 1], (ab + bb) - (aa + ba)),
             ):
-                np.add.at(self.unary, offsets[end], -h)
-                np.add.at(self.unary, offsets[end] + 1, h)
-            self.ising.append((ends, (aa + bb) - (ab + ba)))
+                first, each = offsets[end], h[which]
+                add_at(self.unary, first, -each)
+                add_at(self.unary, first + 1, each)
+            self.ising.append((ends, ((aa + bb) - (ab + ba))[which]))
+            if take is None:
+                return scopes[:0], tables, index[:0]
         elif a == b:
             same = np.eye(a, dtype=bool)
             on, off = tables[:, 0, 0], tables[:, 0, 1]

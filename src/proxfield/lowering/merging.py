@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.terms.base import Floats, Ints
+from proxfield.terms.base import Doubles, Floats, Ints
 
 V = TypeVar("V", bound=np.generic)
 
@@ -102,9 +102,35 @@ def row_hashes(rows: Floats | Ints) -> NDArray[np.uint64]:
     return out
 
 
+def add_at(out: Doubles, entries: Ints, values: Floats) -> None:
+    """``np.add.at(out, entries, values)`` in the same order, and so with the same bits.
+
+    numpy's own takes 40 times as long where an array's type isn't its one float64 object, as
+    in arrays read from files.
+
+    Args:
+        out: Changed in place.  # (size,)
+        entries: Positions; repeated ones add up.  # (m,)
+        values: What is added.  # (m,)
+
+    Example:
+        >>> out = np.ones(3)
+        >>> add_at(out, np.array([2, 0, 2]), np.array([1.0, 2.0, 3.0]))
+        >>> out.tolist()
+        [3.0, 1.0, 5.0]
+    """
+    if len(entries) < len(out):
+        np.add.at(out, entries, values)
+        return
+    at = np.concatenate([np.arange(len(out)), entries])
+    out[:] = np.bincount(at, weights=np.concatenate([out, values]))
+
+
 def repeated(keys: Ints | NDArray[np.uint64]) -> NDArray[np.bool_] | None:
     """Which keys occur more than once; None if all are different.  # (m,)"""
-    ordered = np.sort(keys)
+    if (keys[1:] > keys[:-1]).all():
+        return None
+    ordered = np.sort(keys, kind="stable")  # edges mostly come in long runs, which it merges
     again = ordered[1:] == ordered[:-1]
     if not again.any():
         return None

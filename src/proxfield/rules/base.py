@@ -37,6 +37,10 @@ class Rule(ABC):
     def plan(self, problem: Problem) -> Plan:
         """How the state moves."""
 
+    def opening(self, problem: Problem) -> Plan:
+        """The plan to begin with, where a better one may be found while iterations go on."""
+        return self.plan(problem)
+
     def prepare(self, problem: Problem) -> None:
         """Do the part of `plan` that counts as building the field, and isn't timed."""
         step = getattr(self, "step", "certified")
@@ -53,7 +57,7 @@ class Rule(ABC):
         """Infer. Most rules iterate their plan; rules that run others override this."""
         self.prepare(session.problem)
         with session.loop.clock():  # finding a certified step is part of the work
-            plan = self.plan(session.problem)
+            plan = self.opening(session.problem)
         return session.run_plan(self, plan, session.start)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:

@@ -8,7 +8,7 @@ the space in which one averages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,8 +75,11 @@ class Fixed(Rule):
     def never_rises(self) -> bool:
         return isinstance(self.step, str)
 
-    def plan(self, problem: Problem) -> Plan:
+    def plan(self, problem: Problem) -> Update:
         return Update(Kind.PROXIMAL, problem.curvature.steps(self.step))
+
+    def opening(self, problem: Problem) -> Plan:
+        return begin_at_once(self, problem)
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,28 @@ class Adaptive(Rule):
     def check(self) -> None:
         self._step()
 
-    def plan(self, problem: Problem) -> Plan:
+    def plan(self, problem: Problem) -> Update:
         step = problem.curvature.steps(self.step)
         safe = (
             step if str(self.step).startswith("certified") else problem.curvature.steps("certified")
         )
         return Update(Kind.PROXIMAL, step, adaptive=True, fallback=safe)
+
+    def opening(self, problem: Problem) -> Plan:
+        return begin_at_once(self, problem)
+
+
+def begin_at_once(rule: Fixed | Adaptive, problem: Problem) -> Update:
+    """The plan of a certified rule, without waiting for λ.
+
+    It begins with the step that λ_i certify, which costs nothing. A larger one is looked for as
+    the iterations go on.
+    """
+    refinement = problem.curvature.refinement() if rule.step == "certified" else None
+    if refinement is None:
+        return rule.plan(problem)
+    first = replace(rule, step="certified-local").plan(problem)
+    return replace(first, refinement=refinement)
 
 
 @dataclass(frozen=True)

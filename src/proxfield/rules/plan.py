@@ -7,9 +7,9 @@ color at a time) or `Custom` (a Python function). `Chains` are run by `Program.e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -100,6 +100,25 @@ SMALLEST_STEP = 1e-10
 """A `Search` stops shrinking here: what is left of a rise is rounding."""
 
 
+class Refinement(Protocol):
+    """A better step that is looked for while iterations go on; see `inference.refinement`."""
+
+    @property
+    def every(self) -> int:
+        """Iterations between two pieces of the work."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to find."""
+
+    @property
+    def step(self) -> NDArray[np.float64] | None:
+        """The step of each variable, once it is found.  # (n_vars,)"""
+
+    def advance(self, late: Callable[[], bool]) -> None:
+        """Do a piece of the work; ``late`` tells whether the time is over."""
+
+
 @dataclass(frozen=True)
 class Update:
     """Move all variables at once.
@@ -115,6 +134,7 @@ class Update:
         fallback: A step that is certified not to raise F.  # (n_vars,)
         inverse_temperature: Targets are multiplied by this.
         search: Take one step for all variables, found like this, instead of ``step``.
+        refinement: Certified steps that are found as the iteration goes; see `refined`.
     """
 
     kind: Kind
@@ -126,6 +146,14 @@ class Update:
     fallback: NDArray[np.float64] | None = None
     inverse_temperature: float = 1.0
     search: Search | None = None
+    refinement: Refinement | None = None
+
+    def refined(self) -> Update:
+        """The same with the step that its refinement has found; without, as it is."""
+        step = None if self.refinement is None else self.refinement.step
+        if step is None:
+            return self
+        return replace(self, step=step, fallback=None if self.fallback is None else step)
 
     @property
     def watches(self) -> bool:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from proxfield.lowering.coloring import color_graph
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status
-from proxfield.rules.plan import Chains, Explored, Plan
+from proxfield.rules.plan import Chains, Explored, Plan, Refinement
 from proxfield.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ class Curvature(Protocol):
 
     def prepare(self) -> None:
         """Do the part that counts as building the field, so that the rest can be timed."""
+
+    def refinement(self) -> Refinement | None:
+        """The search for a larger certified step than that from λ_i, while iterations go on."""
 
     def steps(self, step: float | str) -> NDArray[np.float64]:
         """A rule's ``step`` as one number per variable.  # (n_vars,)"""

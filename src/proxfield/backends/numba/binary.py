@@ -80,40 +80,42 @@ def gradient_block(
     mine = v[pad + i0 : pad + i1]
     n_diagonals = len(pack.distance)
     n = i1 - i0
-    if n_diagonals == 0:
+    if n_diagonals < 2:
         for k in range(n):
             here[k] = bias[k]
-    for d in range(0, n_diagonals, 2):  # two at a time: half the traffic of g
+    else:  # the first two at once: all that a 2-D grid has
+        s, t = pack.distance[0], pack.distance[1]
+        w_up = pack.diagonal[0, pad + i0 : pad + i1]
+        w_down = pack.diagonal[0, pad + i0 - s : pad + i1 - s]
+        v_up = v[pad + i0 + s : pad + i1 + s]
+        v_down = v[pad + i0 - s : pad + i1 - s]
+        x_up = pack.diagonal[1, pad + i0 : pad + i1]
+        x_down = pack.diagonal[1, pad + i0 - t : pad + i1 - t]
+        y_up = v[pad + i0 + t : pad + i1 + t]
+        y_down = v[pad + i0 - t : pad + i1 - t]
+        if energy_too and n_diagonals == 2 and len(pack.column) == 0:
+            energy = 0.0
+            for k in range(n):  # one pass adds up the energy too
+                total = bias[k] + (
+                    (w_up[k] * v_up[k] + w_down[k] * v_down[k])
+                    + (x_up[k] * y_up[k] + x_down[k] * y_down[k])
+                )
+                here[k] = total
+                energy += mine[k] * (np.float64(bias[k]) + total)
+            return 0.5 * energy
+        for k in range(n):
+            here[k] = bias[k] + (
+                (w_up[k] * v_up[k] + w_down[k] * v_down[k])
+                + (x_up[k] * y_up[k] + x_down[k] * y_down[k])
+            )
+    for d in range(0 if n_diagonals < 2 else 2, n_diagonals):
         s = pack.distance[d]
         w_up = pack.diagonal[d, pad + i0 : pad + i1]
         w_down = pack.diagonal[d, pad + i0 - s : pad + i1 - s]
         v_up = v[pad + i0 + s : pad + i1 + s]
         v_down = v[pad + i0 - s : pad + i1 - s]
-        first = bias if d == 0 else here
-        if d + 1 < n_diagonals:
-            t = pack.distance[d + 1]
-            x_up = pack.diagonal[d + 1, pad + i0 : pad + i1]
-            x_down = pack.diagonal[d + 1, pad + i0 - t : pad + i1 - t]
-            y_up = v[pad + i0 + t : pad + i1 + t]
-            y_down = v[pad + i0 - t : pad + i1 - t]
-            if energy_too and d + 2 == n_diagonals and len(pack.column) == 0:
-                energy = 0.0
-                for k in range(n):  # the last pass (a 2-D grid's only one) adds up the energy too
-                    total = first[k] + (
-                        (w_up[k] * v_up[k] + w_down[k] * v_down[k])
-                        + (x_up[k] * y_up[k] + x_down[k] * y_down[k])
-                    )
-                    here[k] = total
-                    energy += mine[k] * (np.float64(bias[k]) + total)
-                return 0.5 * energy
-            for k in range(n):
-                here[k] = first[k] + (
-                    (w_up[k] * v_up[k] + w_down[k] * v_down[k])
-                    + (x_up[k] * y_up[k] + x_down[k] * y_down[k])
-                )
-        else:
-            for k in range(n):
-                here[k] = first[k] + (w_up[k] * v_up[k] + w_down[k] * v_down[k])
+        for k in range(n):  # added to g, and not to either bias or g: that would rule out vectors
+            here[k] += w_up[k] * v_up[k] + w_down[k] * v_down[k]
     if len(pack.column) > 0:
         for k in range(n):
             total = 0.0

@@ -11,7 +11,8 @@ from proxfield.lowering.lowered import Lowered
 from proxfield.lowering.merging import compressed_rows, group_positions
 from proxfield.terms.base import Floats, Ints
 
-MAX_DIAGONALS = 16
+MAX_DIAGONALS = 64
+"""Distinct distances up to which a field is packed as diagonals."""
 MIN_FILL = 0.2
 """Diagonals pay while at least this share of their entries holds a coupling."""
 BLOCK_ENTRIES = 2048
@@ -28,12 +29,16 @@ def is_binary(lowered: Lowered) -> bool:
 
 def grid_distances(edges: Ints, n: int) -> Ints:
     """The distances j − i of edges if they are so few that diagonals pay, else none.  # (k,)"""
-    found: Ints = np.zeros(0, dtype=np.int64)
+    seen = np.zeros(n, dtype=bool)
     for start in range(0, len(edges), CHUNK):
         some = edges[start : start + CHUNK]
-        found = np.union1d(found, some[:, 1] - some[:, 0])  # positive: lowering sorts the ends
-        if len(found) > MAX_DIAGONALS:
-            return found[:0]
+        distance = some[:, 1] - some[:, 0]  # positive: lowering sorts the ends
+        new = distance[~seen[distance]]
+        if len(new):
+            seen[new] = True
+            if np.count_nonzero(seen) > MAX_DIAGONALS:
+                return np.zeros(0, dtype=np.int64)
+    found = np.flatnonzero(seen)
     return found if len(edges) >= MIN_FILL * n * len(found) else found[:0]
 
 
@@ -55,10 +60,12 @@ def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bo
         row, column, (weight,) = compressed_rows(n, edges, [np.concatenate([rest, rest])])
     else:
         diagonal = np.zeros((len(distance), n + 2 * pad), dtype=dtype)
+        number = np.zeros(n, dtype=np.int64)  # of the diagonal at each distance
+        number[distance] = np.arange(len(distance))
         for start in range(0, len(edges), CHUNK):
             i, j = edges[start : start + CHUNK].T
             value = 4.0 * weights[start : start + CHUNK]
-            diagonal[np.searchsorted(distance, j - i), pad + i] = value
+            diagonal[number[j - i], pad + i] = value
         row, column, (weight,) = compressed_rows(n, edges[:0], [np.zeros(0, dtype=dtype)])
     bias = np.zeros(n, dtype=dtype)
     clamped: list[Ints] = [np.zeros(0, dtype=np.int64)]

@@ -20,6 +20,9 @@ from proxfield.backends.reference import TINY
 from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats, Term
 
+COUPLING_SCALE = 2.0**40
+"""Vectors to multiply with are scaled by a power of 2, which is exact: beyond ±½ no entropy is
+computed, which would take most of the time."""
 BinaryState = CpuState[BinaryArrays]
 GeneralState = CpuState[GeneralArrays]
 
@@ -156,9 +159,9 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
             pack = self.pack._replace(bias=np.zeros_like(self.pack.bias))
             self._coupling = pack, CpuState(self.start(np.full(2 * self.n, 0.5)).arrays.arrays)
         pack, s = self._coupling
-        s.arrays.v[0, self._inside] = v
+        s.arrays.v[0, self._inside] = COUPLING_SCALE * v
         binary.evaluate(pack, s.arrays, 0)
-        return np.array(s.arrays.g, dtype=np.float64)
+        return s.arrays.g.astype(np.float64) / COUPLING_SCALE
 
     def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Floats, Floats]:
         v = np.zeros((len(starts), self.n + 2 * self.pack.pad), dtype=self.dtype)
