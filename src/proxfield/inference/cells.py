@@ -18,6 +18,8 @@ from proxfield.terms.base import Floats, Layout
 
 MAX_STATES = 128
 """Maximum number of states in a pool."""
+MIN_DISTANCE = 0.05
+"""Share of the variables in which states of the more diverse half differ."""
 MAX_ENTRIES = 1 << 21
 """Maximum number of entries and ends of edges of all states of a pool."""
 
@@ -116,11 +118,40 @@ class Pool:
                 self._thin()
 
     def _thin(self) -> None:
-        ranked = sorted(self.states.items(), key=lambda item: item[1][0])
-        self.states = dict(ranked[: self.capacity])
+        """Keep half of the capacity by F alone, and half by F among states that differ much."""
+        if len(self.states) <= self.capacity:
+            return
+        ranked = sorted(self.states, key=lambda key: self.states[key][0])
+        kept = dict.fromkeys(ranked[: self.capacity // 2])
+        apart = max(1, int(MIN_DISTANCE * self.layout.n_vars))
+        labels = np.stack([np.frombuffer(key, dtype=np.int64) for key in ranked])
+        near = np.zeros(len(ranked), dtype=bool)
+        for k, key in enumerate(ranked):
+            if len(kept) == self.capacity:
+                break
+            if not near[k]:
+                kept[key] = None
+                near |= (labels != labels[k]).sum(axis=1) < apart
+        for key in ranked:
+            if len(kept) == self.capacity:
+                break
+            kept[key] = None
+        self.states = {key: self.states[key] for key in ranked if key in kept}
+
+    def inside(self, cell: Cell) -> NDArray[np.float64]:
+        """States with the most probable labels inside a cell.  # (states, size)"""
+        self._thin()
+        first = self.layout.offsets[:-1]
+        bounded = np.unique([clamp.variable for clamp in cell.clamps]).astype(np.int64)
+        states = [
+            q
+            for key, (_, q) in self.states.items()
+            if cell.keep[(first + np.frombuffer(key, dtype=np.int64))[bounded]].all()
+        ]
+        return np.stack(states) if states else np.zeros((0, self.layout.size))
 
     def rows(self) -> NDArray[np.float64]:
-        """The states, lowest F first.  # (states, size)"""
+        """The states.  # (states, size)"""
         self._thin()
         states = [q for _, q in self.states.values()]
         return np.stack(states) if states else np.zeros((0, self.layout.size))

@@ -31,12 +31,20 @@ from proxfield.mixture import Clamp, make_modes, mixture_free_energy, mixture_ma
 from proxfield.result import Result, Status
 from proxfield.rules.plan import Chains
 from proxfield.rules.polish import better_of, polish
-from proxfield.rules.recombination import Components, Recombination
+from proxfield.rules.recombination import Evaluation, Patches, Recombination
 from proxfield.rules.session import Outcome, Problem
 from proxfield.terms.base import Floats
 
-SEARCH_SHARE = 0.5
+SEARCH_SHARE = 0.4
 """Share of the limits for the search of the whole field."""
+FRESH_SHARE = 0.55
+"""Share of the limits at which chains from the start end."""
+REFINE_SHARE = 0.65
+"""Share of the limits at which looking for alternatives ends."""
+FRESH_SWEEPS = (10, 30, 100)
+FRESH_CHAINS = 8
+REFINEMENTS = 24
+"""Maximum number of alternatives that are improved."""
 SPLIT_SHARE = 0.85
 """Share of the limits at which splitting ends."""
 CELL_SHARE = 0.93
@@ -51,11 +59,21 @@ TRIAL_SWEEPS = 30
 TRIAL_SWEEPS_GUESS = 60.0
 """Sweeps of a trial before one has been made: three descents."""
 MAX_COMBINATIONS = 8
-"""Maximum number of times that a state is combined with the pool."""
+"""Maximum number of times in a row that patches are put into a state."""
+MAX_COMPARISONS = 4
+"""Maximum number of times that patches are made of the pool."""
+MAX_NEW_PATCHES = 128
+"""Maximum number of patches that one comparison adds."""
+WORTH_SCALE = 10.0
+"""A rise of F by this much makes a patch worth a third of what it would be without."""
+MAX_OVERLAP = 0.5
+"""Share of variables that two alternatives may have in common."""
 MIN_SHARE = 1e-9
 """Share of the mixture below which a split isn't worth its time."""
 MIN_CELL_SWEEPS = 64
 """Sweeps that a cell must be given for a search to pay."""
+DEBUG = False
+FULL = False
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
 
 
@@ -115,6 +133,7 @@ class Partition:
         self.trials_made = 0
         self.recombination = Recombination(self.lowered)
         ends = 2 * len(self.recombination.edges) if self.sweepable else 0
+        self.patches = Patches.none(self.recombination)
         self.pool = Pool.for_field(self.lowered, ends)
 
     # ---- limits ----
@@ -191,6 +210,8 @@ class Partition:
         """Search, split, search the cells and polish; Ctrl-C leaves what is known."""
         try:
             self.search()
+            if self.halted is None and self.sweepable and not self.lowered.hard:
+                self.sample()
             if self.halted is None and np.isfinite(self.cells[0].free_energy):
                 self.split_up()
             if self.halted is None and len(self.cells) > 1:
@@ -242,13 +263,97 @@ class Partition:
         possible = np.isfinite(self.lowered.unary)
         return Cell(possible, (), q, np.inf, self.session.limit)
 
+    def sample(self) -> None:
+        """Cooled chains from the start: states that owe nothing to the best one."""
+        session = self.session_of(self.everything(self.session.start), self.loop)
+        scale = float(self.session.problem.curvature.local.max(initial=0.0))
+        if scale <= 2.0:  # F is convex
+            return
+        rng = np.random.default_rng([self.session.problem.seed, 1])
+        starts = np.repeat(session.start[None], FRESH_CHAINS, axis=0)
+        while True:
+            iterations, seconds = self.left(FRESH_SHARE)
+            if min(iterations, seconds) <= 0:
+                return
+            with self.loop.clock():
+                chains = Chains.make(
+                    starts,
+                    hot=np.maximum(1.0, scale * rng.choice((0.1, 0.3, 1.0), size=FRESH_CHAINS)),
+                    sweeps=rng.choice(FRESH_SWEEPS, size=FRESH_CHAINS),
+                    seeds=rng.integers(2**63, size=FRESH_CHAINS, dtype=np.uint64),
+                    drawn=True,
+                    polish=TRIAL_SWEEPS,
+                )
+                self.loop.iterations += int(session.explore(chains).sweeps.sum())
+
     # ---- splitting ----
+
+    def refine(self, cell: Cell) -> None:
+        """Improve alternatives to large parts of a state, each in a cell where it must stay."""
+        loop, layout = self.loop, self.layout
+        if not self.sweepable or layout.n_vars == 0:
+            return
+        with loop.clock():
+            self.compare(cell)
+            patches = self.patches
+            found = patches.evaluate(cell.q, cell.keep)
+            order = np.argsort(-worth_trying(found), kind="stable")
+        done = np.zeros((0, layout.n_vars), dtype=bool)
+        for c in order:
+            if len(done) == REFINEMENTS or min(self.left(REFINE_SHARE)) <= 0:
+                break
+            with loop.clock():
+                mine = np.zeros(layout.n_vars, dtype=bool)
+                mine[patches.members(int(c))] = True
+                if ((mine & done).sum(axis=1) > MAX_OVERLAP * (mine | done).sum(axis=1)).any():
+                    continue
+                done = np.concatenate([done, mine[None]])
+                decision = self.decision(cell, patches, int(c))
+                child = cell.child(layout, Clamp(decision.variable, decision.label, False))
+                start = child.condition(layout, decision.other)
+                child.q, child.free_energy = self.descend(child, start[None])
+                self.compare(child)
+                self.pool.add(child.q[None], np.array([child.free_energy]))
+                if DEBUG: print(f"refined {mine.sum()} {found.change[c]:.2f} -> {child.free_energy-cell.free_energy:.2f}, ham {(layout.best_labels(child.q)!=layout.best_labels(cell.q)).sum()}")
+        with loop.clock():
+            self.compare(cell)
+
+    def compare(self, cell: Cell) -> None:
+        """Improve a state by parts of all others, and keep the best of these as patches."""
+        others = self.pool.inside(cell)
+        for _ in range(MAX_COMPARISONS):
+            if len(others) == 0:
+                break
+            new = self.recombination.differences(cell.q, others)
+            found = new.evaluate(cell.q, cell.keep)
+            order = np.argsort(-worth_trying(found), kind="stable")[:MAX_NEW_PATCHES]
+            self.patches = self.patches.joined(new.select(order[found.allowed[order]]))
+            if not self.put_in(cell, new, found):
+                break
+
+    def put_in(self, cell: Cell, patches: Patches, found: Evaluation) -> bool:
+        """Improve a cell's state by patches; whether that changed it."""
+        start = patches.improve(cell.q, found)
+        if np.array_equal(start, cell.q):
+            return False
+        q, f = self.descend(cell, start[None])
+        if not f < cell.free_energy - self.session.slack(f):
+            return False
+        cell.q, cell.free_energy, cell.status = q, f, self.session.limit
+        return True
+
+    def combine(self, cell: Cell) -> Evaluation:
+        """Improve a cell's state by all patches; what they would do to it now."""
+        for _ in range(MAX_COMBINATIONS):
+            found = self.patches.evaluate(cell.q, cell.keep)
+            if not self.put_in(cell, self.patches, found):
+                break
+        return found
 
     def split_up(self) -> None:
         """Split the cell in which that separates most, until there are enough."""
         loop, loop.member = self.loop, "modes"
-        with loop.clock():
-            self.combine(self.cells[0])
+        self.refine(self.cells[0])
         while len(self.cells) < self.count and min(self.left(SPLIT_SHARE)) > 0:
             for k, cell in enumerate(self.cells):
                 if self.splits[k] is None:
@@ -273,24 +378,6 @@ class Partition:
             if self.halted is not None:
                 return
 
-    def combine(self, cell: Cell) -> Components | None:
-        """Improve a cell's state by parts of the pool; what is left to combine it with."""
-        others = self.pool.rows()
-        if not self.sweepable or len(others) == 0 or self.layout.n_vars == 0:
-            return None
-        recombination = self.recombination.restricted(cell.restrict(self.lowered))
-        for _ in range(MAX_COMBINATIONS):
-            found = recombination.components(cell.q, others)
-            start = recombination.take_best(cell.q, others, found)
-            if np.array_equal(start, cell.q):
-                return found
-            q, f = self.descend(cell, start[None])
-            if not f < cell.free_energy - self.session.slack(f):
-                return found
-            cell.q, cell.free_energy, cell.status = q, f, self.session.limit
-            self.pool.add(q[None], np.array([f]))
-        return recombination.components(cell.q, others)
-
     def descend(self, cell: Cell, starts: Floats) -> tuple[NDArray[np.float64], float]:
         """Sweeps inside a cell from some starts; the best end and its F."""
         loop = self.loop
@@ -313,9 +400,8 @@ class Partition:
 
     def best_split(self, cell: Cell) -> Split:
         """The best of the decisions that there is time to try."""
-        found = self.combine(cell)
-        wanted = self.trials_wanted()
-        decisions = self.decisions(cell, found, wanted)
+        if FULL: self.compare(cell)
+        decisions = self.decisions(cell, self.combine(cell), self.trials_wanted())
         best = Split((cell, cell), 0.0)
         for decision in decisions:
             begun, before = self.loop.now(), self.loop.iterations
@@ -340,36 +426,34 @@ class Partition:
         self.trial_sweeps += share * (sweeps - self.trial_sweeps)
         self.trial_seconds += share * (seconds - self.trial_seconds)
 
-    def decisions(self, cell: Cell, found: Components | None, most: int) -> list[Decision]:
+    def decisions(self, cell: Cell, found: Evaluation, most: int) -> list[Decision]:
         """What to try: between alternatives, and about variables of large entropy."""
-        soft = self.uncertain(cell, max(1, most))
-        if found is None or len(found) == 0:
-            return soft[:most]
-        hard = self.alternatives(cell, found, max(0, most - min(SOFT_TRIALS, len(soft), most // 2)))
-        known = {d.variable for d in hard}
-        return [*hard, *(d for d in soft if d.variable not in known)][:most]
+        soft = self.uncertain(cell, most)
+        reserved = min(SOFT_TRIALS, len(soft), most // 2)
+        firm = self.alternatives(cell, found, most - reserved)
+        known = {decision.variable for decision in firm}
+        return [*firm, *(d for d in soft if d.variable not in known)][:most]
 
-    def alternatives(self, cell: Cell, found: Components, most: int) -> list[Decision]:
-        """Decisions between a cell's state and that state with a component of another one."""
-        layout, others = self.layout, self.pool.rows()
+    def alternatives(self, cell: Cell, found: Evaluation, most: int) -> list[Decision]:
+        """Decisions between a cell's state and that state with a patch."""
         odds = np.exp(-np.clip(found.change, 0.0, 50.0))
         worth = np.where(found.allowed, odds / (1 + odds) ** 2 * found.spread, 0.0)
-        labels = layout.best_labels(cell.q)
-        at = layout.offsets[:-1] + labels
-        out: list[Decision] = []
-        seen: set[bytes] = set()
+        out: dict[int, Decision] = {}
         for c in np.argsort(-worth, kind="stable")[: 4 * most]:
             if len(out) == most or worth[c] <= MIN_SHARE:
                 break
-            members = found.members(int(c))
-            if members.tobytes() in seen:
-                continue
-            seen.add(members.tobytes())
-            other = np.where(members[layout.owner], others[found.row[c]], cell.q)
-            clear = np.minimum(cell.q[at], 1.0 - other[at])
-            v = int(np.where(members, clear, -1.0).argmax())
-            out.append(Decision(v, int(labels[v]), other))
-        return out
+            decision = self.decision(cell, self.patches, int(c))
+            out.setdefault(decision.variable, decision)
+        return list(out.values())
+
+    def decision(self, cell: Cell, patches: Patches, which: int) -> Decision:
+        """The variable that tells a cell's state best from that state with a patch."""
+        layout, variables = self.layout, patches.members(which)
+        other = patches.put(which, cell.q)
+        label = layout.best_labels(cell.q)[variables]
+        at = layout.offsets[variables] + label
+        best = int(np.minimum(cell.q[at], 1.0 - other[at]).argmax())
+        return Decision(int(variables[best]), int(label[best]), other)
 
     def uncertain(self, cell: Cell, most: int) -> list[Decision]:
         """Decisions about variables of large variance that depend much on others."""
@@ -423,10 +507,10 @@ class Partition:
             self.report()
             if self.halted is not None:
                 return
-        with self.loop.clock():
-            for cell in self.cells:
-                if min(self.left(CELL_SHARE)) > 0:
-                    self.combine(cell)
+        for cell in self.cells if self.sweepable else []:
+            if min(self.left(CELL_SHARE)) > 0:
+                with self.loop.clock():
+                    self.compare(cell)
 
     def polish_cells(self) -> None:
         """Each cell on to its local minimum, as far as the limits allow."""
@@ -454,6 +538,12 @@ class Partition:
     def heaviest_first(self) -> list[Cell]:
         """The cells, by F."""
         return sorted(self.cells, key=lambda cell: cell.free_energy)
+
+
+def worth_trying(found: Evaluation) -> NDArray[np.float64]:
+    """Patches that change much and raise F by little are worth most.  # (patches,)"""
+    rise = np.clip(found.change, 0.0, None)
+    return np.asarray(found.allowed * found.spread * np.exp(-rise / WORTH_SCALE))
 
 
 def infer_modes(field: Field, request: Request, session: Session, count: int) -> Result:
