@@ -4,8 +4,8 @@ Two local minima of F usually differ in several separate places. Where the varia
 differ fall into connected components of the field's graph, F of "the first, with one component
 taken from the second" can be computed for all components at once, and the changes add up:
 components that no term connects are independent of each other. Hence the best combination of two
-minima, of 2^components possible ones, costs as much as an evaluation of F. A hundred mediocre minima
-of a grid contain, in parts, one that no single chain finds.
+minima, of 2^components possible ones, costs as much as an evaluation of F. A hundred mediocre
+minima of a grid contain, in parts, one that no single chain finds.
 
 Components that raise F by little are as useful: they are the alternatives between which a mixture
 of modes should choose.
@@ -14,6 +14,7 @@ of modes should choose.
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,6 +30,8 @@ from proxfield.terms.pairwise import Ising, Potts
 
 DIFFERENCE = 0.2
 """Marginals that differ by more than this count as different."""
+MAX_LOOKUP = 1 << 22
+"""Patches times variables up to which there is a table of both."""
 MIN_GAIN = 1e-6
 """Fall of F below which a component isn't worth taking."""
 
@@ -124,7 +127,7 @@ class Recombination:
 
     def reach(self, members: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Some variables and all that share a term with one of them.  # (n_vars,)"""
-        out = members.copy()
+        out: NDArray[np.bool_] = members.copy()
         for here, there in (self.edges.T, self.edges.T[::-1]):
             out[there[members[here]]] = True
         return out
@@ -203,8 +206,7 @@ class Patches:
         """
         layout, variables = self.recombination.layout, self.variables
         n, out = layout.n_vars, []
-        lookup = np.full(len(self) * n, -1, dtype=np.int64)  # patch, variable -> its marginals
-        lookup[self.owner * n + variables] = self.first[:-1]
+        places = self._places()
         for (_, scope), (row, number) in zip(
             self.recombination.parts, self.recombination.incidence, strict=True
         ):
@@ -212,7 +214,7 @@ class Patches:
             shift = np.repeat(np.cumsum(count) - count - row[variables], count)
             e = number[np.arange(len(shift)) - shift]
             patch = np.repeat(self.owner, count)
-            place = lookup[(patch * n)[:, None] + scope[e]]
+            place = places((patch * n)[:, None] + scope[e])
             # a scope with several variables of a patch counts once, for the first of them
             leader = scope[e, (place >= 0).argmax(axis=1)]
             once = np.flatnonzero(leader == np.repeat(variables, count))
@@ -220,6 +222,21 @@ class Patches:
             here = layout.offsets[scope[e]]
             out.append((patch, e, here, np.where(place >= 0, layout.size + place, here)))
         return out
+
+    def _places(self) -> Callable[[Ints], Ints]:
+        """A function from patch · n_vars + variable to its first value, -1 if it isn't there."""
+        size = len(self) * self.recombination.layout.n_vars
+        keys = self.owner * self.recombination.layout.n_vars + self.variables  # in order
+        if size <= MAX_LOOKUP:
+            table = np.full(size, -1, dtype=np.int64)
+            table[keys] = self.first[:-1]
+            return table.__getitem__
+
+        def search(wanted: Ints) -> Ints:
+            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            return np.where(keys[at] == wanted, self.first[at], -1)
+
+        return search
 
     def evaluate(self, q: Floats, keep: NDArray[np.bool_] | None = None) -> Evaluation:
         """What each patch would do to a state.
@@ -233,7 +250,7 @@ class Patches:
             return Evaluation(np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool))
         each = (self.values - old) * field.unary[self.entries]
         each += log_weighted(self.values) - log_weighted(old)
-        change = np.bincount(self.entry_owner, each, minlength=count)
+        change = np.bincount(self.entry_owner, each, minlength=count).astype(np.float64)
         joined = np.concatenate([q, self.values])
         for (term, _), (patch, e, here, there) in zip(field.parts, self.touching, strict=True):
             new = scope_energies(term, field.layout, joined, there, e)
@@ -312,7 +329,8 @@ def flat_entries(layout: Layout, variables: Ints) -> Ints:
     """Entries of some variables, one after another."""
     width = layout.cardinalities[variables]
     begin = np.cumsum(width) - width
-    return np.arange(int(width.sum())) + np.repeat(layout.offsets[variables] - begin, width)
+    shift = np.repeat(layout.offsets[variables] - begin, width)
+    return np.asarray(np.arange(len(shift)) + shift)
 
 
 def replace_tables(term: Factor, tables: Floats) -> Factor:
