@@ -32,9 +32,6 @@ class Clamp:
     label: int
     held: bool
 
-    def __str__(self) -> str:
-        return f"{self.variable} {'=' if self.held else '≠'} {self.label}"
-
 
 @dataclass(frozen=True, eq=False)
 class Mode:
@@ -55,8 +52,8 @@ class Mode:
     layout: Layout
 
     def __repr__(self) -> str:
-        cell = ", ".join(map(str, self.clamps)) or "everything"
-        return f"Mode(free energy {self.free_energy:.6g}, weight {self.weight:.3g}, cell: {cell})"
+        cell = self.cell or "everything"
+        return f"Mode(free energy {self.free_energy:.6g}, weight {self.weight:.3g}, {cell})"
 
     @property
     def marginals(self) -> NDArray[Any] | list[NDArray[Any]]:
@@ -68,9 +65,14 @@ class Mode:
         """The most probable labelling of the mode.  # (n_vars,)"""
         return self.layout.best_labels(self.q)
 
+    def summary(self) -> dict[str, Any]:
+        """Its numbers as a plain dictionary."""
+        clamps = [[c.variable, "=" if c.held else "!=", c.label] for c in self.clamps]
+        return {"free_energy": self.free_energy, "weight": self.weight, "clamps": clamps}
+
     @property
-    def name(self) -> str:
-        """The cell in words, with the field's names: ``rain = yes, grass ≠ dry``."""
+    def cell(self) -> str:
+        """The decisions in words, with the field's names: ``rain = yes, grass ≠ dry``."""
         names = self.layout.names
         shown = []
         for clamp in self.clamps:

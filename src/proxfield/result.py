@@ -149,6 +149,8 @@ class Result:
         rule: The rule's name.
         params: The rule's parameters.
         trace: F and the change of q, state by state.
+        modes: With ``modes=K`` the parts of the mixture, the heaviest first; empty without. Then q
+            are the mixture's marginals, and F is the mixture's too.
     """
 
     field: Field
@@ -168,7 +170,6 @@ class Result:
     best: Ints | None = None
     """The most probable label of each variable, where that was found along with q."""
     modes: tuple[Mode, ...] = ()
-    """With ``modes=K``: the parts of the mixture, the heaviest first; empty without."""
     __iter__: ClassVar[None] = None
     """Not a sequence: what to iterate over is ``marginals``, ``labels`` or a dictionary."""
 
@@ -244,7 +245,8 @@ class Result:
     def map_labels(self) -> Ints:
         """Coordinate-wise rounding: variables take their cheapest label one after another.
 
-        The expected energy never rises on the way, so E(map_labels) ≤ E(q).  # (n_vars,)
+        The expected energy never rises on the way, so E(map_labels) ≤ E(q). Of several modes, the
+        best labelling.  # (n_vars,)
         """
         from proxfield.inference.rounding import round_marginals
 
@@ -328,6 +330,7 @@ class Result:
             "free_energy": self.free_energy,
             "log_z_bound": self.log_z_bound,
             "map_energy": self.map_energy,
+            **({"modes": [mode.summary() for mode in self.modes]} if self.modes else {}),
         }
 
     def plot(self, path: str | os.PathLike[str] | None = None, title: str | None = None) -> Figure:

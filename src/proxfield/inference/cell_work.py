@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from proxfield.rules.session import Problem
 
 TRIAL_SWEEPS = 30
 """Maximum number of sweeps of a descent before the last polish."""
+MAX_ONE_THREAD = 1 << 14
+"""Entries up to which descents, which are short, run on one thread."""
 TRIAL_TOL = 1e-4
 """A descent ends when no marginal changes by more than this."""
 
@@ -46,8 +49,7 @@ class CellWork:
         self.lowered = self.session.problem.lowered
         self.layout = self.lowered.layout
         self.sweepable = self.session.sweepable
-        self.sweep_seconds = large_sweep_seconds(self.lowered)
-        """Duration of a sweep, as measured."""
+        self.timed_sweeps, self.timed_seconds = 0, 0.0
 
     # ---- limits ----
 
@@ -72,8 +74,15 @@ class CellWork:
         iterations, seconds = self.left(share)
         if self.budget is None:
             return iterations
-        each = self.sweep_seconds or EVALUATIONS_PER_SWEEP * self.loop.costs.evaluation
-        return min(iterations, seconds / max(each, 1e-9))
+        return min(iterations, seconds / max(self.sweep_seconds, 1e-9))
+
+    @property
+    def sweep_seconds(self) -> float:
+        """Duration of a sweep, as measured, or as guessed before one was made."""
+        if self.timed_sweeps:
+            return self.timed_seconds / self.timed_sweeps
+        guess = EVALUATIONS_PER_SWEEP * self.loop.costs.evaluation
+        return large_sweep_seconds(self.lowered) or guess
 
     def aside(self, iterations: float, seconds: float) -> Loop:
         """A loop for work on one cell, with limits of its own; the trace doesn't show it."""
@@ -136,12 +145,13 @@ class CellWork:
     def explore(self, session: Session, chains: Chains, *, record: bool = False) -> Explored:
         """Run chains, count their sweeps and learn how long one takes."""
         begun = self.loop.now()
-        ended = session.explore(chains) if record else Session.explore(session, chains)
+        threads = 1 if self.layout.size < MAX_ONE_THREAD else None  # starting others takes longer
+        explore = session.explore if record else partial(Session.explore, session)
+        ended = explore(chains, threads)
         made = int(ended.sweeps.sum())
         self.loop.iterations += made
-        if made:
-            each = (self.loop.now() - begun) / made
-            self.sweep_seconds = each if not self.sweep_seconds else (self.sweep_seconds + each) / 2
+        self.timed_sweeps += made
+        self.timed_seconds += self.loop.now() - begun
         return ended
 
     def descend(self, cell: Cell, starts: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

@@ -75,8 +75,12 @@ def user_clamps(reduction: Reduction, clamps: Iterable[Clamp]) -> tuple[Clamp, .
     out = []
     for clamp in kept:
         entry = entries[reduction.layout.offsets[clamp.variable] + clamp.label]
-        variable, label = reduction.full.owner[entry], reduction.full.label[entry]
-        out.append(Clamp(int(variable), int(label), clamp.held))
+        variable, label = int(reduction.full.owner[entry]), int(reduction.full.label[entry])
+        binary = reduction.full.cardinalities[variable] == 2
+        if binary and not clamp.held:
+            out.append(Clamp(variable, 1 - label, True))
+        else:
+            out.append(Clamp(variable, label, clamp.held))
     return tuple(out)
 
 

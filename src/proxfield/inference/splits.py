@@ -48,7 +48,7 @@ class Splitter:
     alternatives: Alternatives | None
 
     def __post_init__(self) -> None:
-        self.trial_sweeps, self.trial_seconds = float(TRIAL_DESCENTS * TRIAL_SWEEPS), 0.0
+        self.trial_sweeps, self.trial_seconds = TRIAL_DESCENTS * TRIAL_SWEEPS / 2, 0.0
         self.trials_made = 0
 
     def best_split(self, cell: Cell, to_come: int, share: float) -> Split:
