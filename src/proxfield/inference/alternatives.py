@@ -22,6 +22,8 @@ MAX_COMPARISONS = 4
 """Maximum number of times in a row that a state is compared with the pool."""
 MAX_NEW_PATCHES = 128
 """Maximum number of patches that one comparison adds."""
+ENTRY_SECONDS = 1e-7
+"""Guess of the time that comparing takes, per entry and end of an edge."""
 WORTH_SCALE = 10.0
 """A rise of F by this much makes a patch worth a third of what it would be without."""
 
@@ -55,17 +57,42 @@ class Alternatives:
 
     def __post_init__(self) -> None:
         self.patches = Patches.none(self.recombination)
+        self.row_size = self.work.layout.size + 2 * len(self.recombination.edges)
+        self.compared, self.compare_seconds = 0, 0.0
 
-    def compare(self, cell: Cell) -> None:
-        """Improve a state by parts of others in its cell; keep the best of these as patches."""
-        others = self.work.pool.inside(cell)
+    def rows_that_fit(self, share: float) -> int:
+        """States that there is time to compare with."""
+        work = self.work
+        if work.budget is None:
+            return work.pool.capacity
+        each = self.row_size * ENTRY_SECONDS
+        if self.compared:
+            each = self.compare_seconds / self.compared
+        return int(min(work.pool.capacity, max(0.0, work.left(share)[1]) / (2 * each)))
+
+    def compare(self, cell: Cell, share: float) -> None:
+        """Improve a state by parts of others in its cell; keep the best of these as patches.
+
+        Args:
+            cell: Whose state.
+            share: Share of the limits at which to end.
+        """
+        others = self.work.pool.inside(cell, self.rows_that_fit(share))
         for _ in range(MAX_COMPARISONS if len(others) else 0):
-            new = self.recombination.differences(cell.q, others)
-            found = new.evaluate(cell.q, cell.keep)
-            order = np.argsort(-worth_trying(found), kind="stable")[:MAX_NEW_PATCHES]
-            self.patches = self.patches.joined(new.select(order[found.allowed[order]]))
-            if not self.put_in(cell, new, found):
+            begun = self.work.loop.now()
+            again = self._compare_once(cell, others)
+            self.compare_seconds += self.work.loop.now() - begun
+            self.compared += len(others)
+            if not again or self.rows_that_fit(share) < len(others):
                 break
+
+    def _compare_once(self, cell: Cell, others: NDArray[np.float64]) -> bool:
+        """Whether comparing with some states improved one."""
+        new = self.recombination.differences(cell.q, others)
+        found = new.evaluate(cell.q, cell.keep)
+        order = np.argsort(-worth_trying(found), kind="stable")[:MAX_NEW_PATCHES]
+        self.patches = self.patches.joined(new.select(order[found.allowed[order]]))
+        return self.put_in(cell, new, found)
 
     def combine(self, cell: Cell) -> Evaluation:
         """Improve a state by all patches; what they would do to it now."""
@@ -99,7 +126,7 @@ class Alternatives:
         """
         work, layout = self.work, self.work.layout
         with work.loop.clock():
-            self.compare(cell)
+            self.compare(cell, share)
             patches = self.patches
             order = np.argsort(-worth_trying(patches.evaluate(cell.q, cell.keep)), kind="stable")
         done = np.zeros((0, layout.n_vars), dtype=bool)
@@ -118,10 +145,10 @@ class Alternatives:
                 start = child.condition(layout, decision.other)
                 child.q, child.free_energy = work.descend(child, start[None])
                 if np.isfinite(child.free_energy):
-                    self.compare(child)
+                    self.compare(child, share)
                     work.pool.add(child.q[None], np.array([child.free_energy]))
         with work.loop.clock():
-            self.compare(cell)
+            self.compare(cell, share)
 
     def choose(self, cell: Cell, found: Evaluation, most: int) -> list[Decision]:
         """Decisions between a cell's state and that state with a patch, the best first.

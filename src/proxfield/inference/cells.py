@@ -20,7 +20,7 @@ MAX_STATES = 128
 """Maximum number of states in a pool."""
 MIN_DISTANCE = 0.05
 """Share of the variables in which states of the more diverse half differ."""
-MAX_ENTRIES = 1 << 21
+MAX_ENTRIES = 1 << 19
 """Maximum number of entries and ends of edges of all states of a pool."""
 
 
@@ -142,23 +142,22 @@ class Pool:
             kept[key] = None
         self.states = {key: self.states[key] for key in ranked if key in kept}
 
-    def inside(self, cell: Cell) -> NDArray[np.float64]:
-        """States with the most probable labels inside a cell.  # (states, size)"""
+    def inside(self, cell: Cell, most: int) -> NDArray[np.float64]:
+        """States with the most probable labels inside a cell, lowest F first.  # (states, size)
+
+        Args:
+            cell: The cell.
+            most: Maximum number of states.
+        """
         self._thin()
         first = self.layout.offsets[:-1]
         bounded = np.unique([clamp.variable for clamp in cell.clamps]).astype(np.int64)
         states = [
             q
-            for key, (_, q) in self.states.items()
+            for key, (_, q) in sorted(self.states.items(), key=lambda item: item[1][0])
             if cell.keep[(first + np.frombuffer(key, dtype=np.int64))[bounded]].all()
         ]
-        return np.stack(states) if states else np.zeros((0, self.layout.size))
-
-    def rows(self) -> NDArray[np.float64]:
-        """The states.  # (states, size)"""
-        self._thin()
-        states = [q for _, q in self.states.values()]
-        return np.stack(states) if states else np.zeros((0, self.layout.size))
+        return np.stack(states[:most]) if states[:most] else np.zeros((0, self.layout.size))
 
 
 @dataclass

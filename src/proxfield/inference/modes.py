@@ -43,6 +43,8 @@ SPLIT_SHARE = 0.85
 """Share of the limits at which splitting ends."""
 CELL_SHARE = 0.93
 """Share of the limits at which the search of cells ends."""
+SWEEPS_PER_MODE = 50
+"""Sweeps per mode below which the search of the whole field gets a larger share of the limits."""
 OVERTIME = 1.03
 """Share of the budget at which the last polish ends; a few sweeps are worth a little overtime."""
 SAMPLE_SWEEPS = (10, 30, 100)
@@ -85,6 +87,8 @@ class Partition:
         self.splits: list[Split | None] = []
         self.labels: Ints | None = None
         """A labelling of finite energy, where configurations are forbidden."""
+        self.rest = 1.0
+        """What is left to modes, of their share of the limits."""
         self.halted: Status | None = None
 
     def run(self) -> None:
@@ -96,11 +100,19 @@ class Partition:
                 self.split_up()
             if self.halted is None and len(self.cells) > 1:
                 self.search_cells()
-                self.polish_cells()
+            self.polish_cells()
         except KeyboardInterrupt:
             self.halted = Status.INTERRUPTED
         if self.cells:
             self.loop.note(0, self.loop.elapsed, self.free_energy)
+
+    def until(self, share: float) -> float:
+        """The share of the limits at which a stage ends.
+
+        Args:
+            share: The same where there is enough time.
+        """
+        return 1.0 - self.rest * (1.0 - share)
 
     @property
     def free_energy(self) -> float:
@@ -140,7 +152,9 @@ class Partition:
         session = self.work.session_of(self.everything(self.session.start), self.loop)
         if self.work.sweepable:
             session.warm_up_chains(session.start)
-        with self.work.limited(SEARCH_SHARE):
+        session.measure(session.start)  # how long an evaluation takes
+        self.rest = min(1.0, self.work.sweeps_left(1.0) / (SWEEPS_PER_MODE * self.count))
+        with self.work.limited(self.until(SEARCH_SHARE)):
             outcome = solve(session, self.work.rule)
         self.labels = outcome.labels
         cell = self.everything(outcome.q)
@@ -159,9 +173,9 @@ class Partition:
         session = work.session_of(self.everything(self.session.start), self.loop)
         rng = np.random.default_rng([self.session.problem.seed, 1])
         each = float(np.mean(SAMPLE_SWEEPS)) + TRIAL_SWEEPS
-        made = 0
+        made, end = 0, self.until(SAMPLE_SHARE)
         while made < MAX_SAMPLES:
-            count = int(min(SAMPLE_CHAINS, work.sweeps_left(SAMPLE_SHARE) / each))
+            count = int(min(SAMPLE_CHAINS, work.sweeps_left(end) / each))
             if count < 1:
                 break
             made += count
@@ -182,13 +196,14 @@ class Partition:
         """Split the cell in which that separates most, until there are enough."""
         loop, loop.member = self.loop, "modes"
         if self.alternatives is not None:
-            self.alternatives.refine(self.cells[0], REFINE_SHARE)
-        while len(self.cells) < self.count and self.work.sweeps_left(SPLIT_SHARE) >= 1:
+            self.alternatives.refine(self.cells[0], self.until(REFINE_SHARE))
+        end = self.until(SPLIT_SHARE)
+        while len(self.cells) < self.count and self.work.sweeps_left(end) >= 1:
             to_come = 2 * (self.count - len(self.cells))
             for k, cell in enumerate(self.cells):
                 if self.splits[k] is None:
                     with loop.clock():
-                        self.splits[k] = self.splitter.best_split(cell, to_come, SPLIT_SHARE)
+                        self.splits[k] = self.splitter.best_split(cell, to_come, end)
             low = min(cell.free_energy for cell in self.cells)
             tried = [
                 (float(np.exp(low - cell.free_energy)) * split.score, k, split)
@@ -210,12 +225,12 @@ class Partition:
 
     def search_cells(self) -> None:
         """The rule in each cell, then parts of everything that was seen."""
-        work = self.work
+        work, end = self.work, self.until(CELL_SHARE)
         for number, cell in enumerate(self.heaviest_first()):
             to_come = len(self.cells) - number
-            if work.sweeps_left(CELL_SHARE) < MIN_CELL_SWEEPS * to_come:
+            if work.sweeps_left(end) < MIN_CELL_SWEEPS * to_come:
                 break
-            iterations, seconds = work.left(CELL_SHARE)
+            iterations, seconds = work.left(end)
             own = work.aside(iterations / to_come, seconds / to_come)
             with self.loop.clock():
                 session = work.session_of(cell, own, number + 1)
@@ -232,9 +247,9 @@ class Partition:
         if self.alternatives is None:
             return
         for cell in self.cells:
-            if work.sweeps_left(CELL_SHARE) >= TRIAL_SWEEPS:
+            if work.sweeps_left(end) >= TRIAL_SWEEPS:
                 with self.loop.clock():
-                    self.alternatives.compare(cell)
+                    self.alternatives.compare(cell, end)
 
     def polish_cells(self) -> None:
         """Each cell on to its local minimum, as far as the limits allow."""

@@ -116,12 +116,9 @@ def _read_modes(field: Field, archive: _Archive) -> tuple[Mode, ...]:
         raise InputError("clamps of modes name a mode or a variable that isn't there")
     if (clamps[:, 2] >= field.cardinalities[clamps[:, 1]]).any():
         raise InputError("clamps of modes name a label that isn't there")
-    cells = [
-        tuple(
-            Clamp(v, label, bool(held)) for _, v, label, held in clamps[clamps[:, 0] == k].tolist()
-        )
-        for k in range(len(f))
-    ]
+    cells: list[tuple[Clamp, ...]] = [()] * len(f)
+    for k, v, label, held in clamps.tolist():
+        cells[k] = (*cells[k], Clamp(v, label, bool(held)))
     return make_modes(field.layout, list(zip(f.tolist(), q, cells, strict=True)))
 
 
