@@ -140,7 +140,8 @@ class Alternatives:
             done = np.concatenate([done, mine[None]])
             with work.loop.clock():
                 decision = self.decision(cell, patches, int(c))
-                child = cell.child(layout, Clamp(decision.variable, decision.label, False))
+                clamp = Clamp(decision.variable, decision.label, False)
+                child = cell.child(layout, clamp, work.session.limit)
                 assert decision.other is not None
                 start = child.condition(layout, decision.other)
                 child.q, child.free_energy = work.descend(child, start[None])

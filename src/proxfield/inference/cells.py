@@ -42,14 +42,20 @@ class Cell:
     free_energy: float
     status: Status
 
-    def child(self, layout: Layout, clamp: Clamp) -> Cell:
-        """The part of the cell where one more decision holds; F isn't known yet."""
+    def child(self, layout: Layout, clamp: Clamp, status: Status) -> Cell:
+        """The part of the cell where one more decision holds; F isn't known yet.
+
+        Args:
+            layout: The variables.
+            clamp: The decision.
+            status: That of marginals which haven't converged.
+        """
         start, end = layout.offsets[clamp.variable : clamp.variable + 2]
         keep = self.keep.copy()
         if clamp.held:
             keep[start:end] = False
         keep[start + clamp.label] = clamp.held
-        return Cell(keep, (*self.clamps, clamp), self.q, np.inf, self.status)
+        return Cell(keep, (*self.clamps, clamp), self.q, np.inf, status)
 
     def restrict(self, lowered: Lowered) -> Lowered:
         """The field of this cell: what lies outside has the energy +inf."""

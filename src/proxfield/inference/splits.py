@@ -117,9 +117,9 @@ class Splitter:
         under q. F(q) = p F_a + (1 − p) F_b + p log p + (1 − p) log(1 − p) at these starts, which is
         never below −log(exp(−F_a) + exp(−F_b)): a split can't make the bound worse.
         """
-        layout = self.work.layout
+        layout, limit = self.work.layout, self.work.session.limit
         held, other = (
-            cell.child(layout, Clamp(decision.variable, decision.label, side))
+            cell.child(layout, Clamp(decision.variable, decision.label, side), limit)
             for side in (True, False)
         )
         for child in (held, other):
