@@ -76,8 +76,8 @@ def infer(
         keep: "last" returns the last state; "best" the one of lowest F seen, for rules that may
             go up.
         modes: Maximum number of modes, with the rule auto. Above 1, the result is a mixture of mean
-            fields over disjoint cells of all labellings: a better bound and better marginals
-            where F has several minima. See docs/modes.md.
+            fields over disjoint cells of all labellings (`Result.modes`): a better bound, and
+            marginals that know several minima of F.
         trace: Keep F of every state; False saves some time per iteration.
         progress: Show a bar: in a notebook, or on stderr if that is a terminal.
         **params: Parameters of a rule given by name or class.
@@ -93,6 +93,11 @@ def infer(
         >>> result = pf.infer(field, "fixed", init="random")
         >>> result.converged, result.map_labels.sum()
         (True, np.int64(2))
+        >>> result = pf.infer(field, modes=2)
+        >>> sorted(mode.labels.tolist() for mode in result.modes)
+        [[0, 1, 0, 1], [1, 0, 1, 0]]
+        >>> bool(result.log_z_bound > pf.infer(field).log_z_bound)
+        True
     """
     if not isinstance(field, Field):
         raise InputTypeError(f"infer takes a Field, not {type(field).__name__}")
