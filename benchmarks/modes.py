@@ -16,9 +16,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from exact_families import load
 
 import proxfield as pf
+from exact_families import load
 from proxfield.inference.infer import infer_one
 from proxfield.inference.modes import infer_modes
 from proxfield.inference.request import Request

@@ -259,6 +259,21 @@ def test_iterations_are_limited(limit: int) -> None:
     assert result.trace.free_energy[-1] == pytest.approx(result.free_energy)
 
 
+def test_sweeps_of_descents_count() -> None:
+    field = repulsive_grid(4, weight=1.5, bias=0.2)
+    request = Request.make(
+        "auto", {}, "cpu", init="uniform", max_iters=500, tol=1e-6, budget=None, callback=None,
+        seed=0, threads=1, kernels=None, dtype=None, keep="last", trace=True,
+    )  # fmt: skip
+    session = request.open(field)
+    work = CellWork(session, request.rule, Pool(field.layout, 4))
+    cell = Cell(np.ones(32, dtype=bool), (), session.start, np.inf, Status.MAX_ITERS)
+    rough = session.without_symmetry(session.start)
+    q, f = work.descend(cell, rough[None])
+    assert f == pytest.approx(field.free_energy(q)) and f < field.free_energy(rough)
+    assert 1 < session.loop.iterations <= 30
+
+
 def test_the_budget_is_shared_and_kept() -> None:
     field = grid(10, 10, strength=1.5, seed=0)
     pf.infer(field, modes=4, budget=0.05)  # compiles

@@ -101,20 +101,16 @@ def test_the_best_combination_of_two_states() -> None:
     assert best_of_all > 5
 
 
-def test_patches_that_touch_are_not_taken_together() -> None:
-    """Two overlapping parts that lower F each: the better one alone."""
-    field = pf.Field(2, 2).add(pf.Potts([[0, 1]], 10.0)).add(pf.Unary([[1.0, 0.0], [1.5, 0.0]]))
+def test_the_best_combination_of_overlapping_parts() -> None:
+    """Each of two neighbors may change with profit, but not both: the better one does."""
+    field = pf.Field(2, 2).add(pf.Unary([[1.0, 0.0], [1.5, 0.0]]))
+    field.add(pf.Pairwise([[0, 1]], [[0.0, 0.0], [0.0, 10.0]]))  # both at 1 cost 10
     recombination = Recombination(field.lower())
+    values = np.array([0.0, 1.0, 0.0, 1.0])  # each variable at 1, by itself
+    patches = Patches(recombination, np.arange(3), np.arange(2), values)
     q = np.array([1.0, 0.0, 1.0, 0.0])
-    patches = Patches(
-        recombination,
-        np.array([0, 1, 2, 4]),
-        np.array([0, 1, 0, 1]),
-        np.array([0.4, 0.6, 0.4, 0.6, 0.0, 1.0, 0.0, 1.0]),
-    )
-    found = patches.evaluate(q)
-    assert found.change[2] == pytest.approx(-2.5)
-    np.testing.assert_array_equal(patches.improve(q), [0.0, 1.0, 0.0, 1.0])
+    np.testing.assert_allclose(patches.evaluate(q).change, [-1.0, -1.5])
+    np.testing.assert_array_equal(patches.improve(q), [1.0, 0.0, 0.0, 1.0])
 
 
 def test_weight_outside_of_a_cell_is_refused() -> None:
