@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
     from proxfield.lowering.builder import Builder as Builder
+    from proxfield.mixture import Clamp as Clamp
+    from proxfield.mixture import Mode as Mode
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
     from proxfield.result import Trace as Trace
@@ -100,6 +102,8 @@ _HOME = {
     "infer_many": "inference.many",
     "read_evidence": "io.evidence",
     "RULES": "rules.registry",
+    "Clamp": "mixture",
+    "Mode": "mixture",
     "Result": "result",
     "Status": "result",
     "Trace": "result",
@@ -135,6 +139,7 @@ __all__ = [
     "TERMS",
     "Boxes",
     "Builder",
+    "Clamp",
     "Consistency",
     "Constant",
     "Cooccurrence",
@@ -152,6 +157,7 @@ __all__ = [
     "Kind",
     "Layout",
     "MemoryLimitError",
+    "Mode",
     "Occupancy",
     "Order",
     "Pairwise",

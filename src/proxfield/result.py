@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.errors import InputError, MissingDependencyError, shown
+from proxfield.mixture import Mode, draw, draw_mixture
 from proxfield.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ class Result:
         rule: The rule's name.
         params: The rule's parameters.
         trace: F and the change of q, state by state.
+        modes: With ``modes=K`` the parts of the mixture, the heaviest first; empty without. Then q
+            are the mixture's marginals, and F is the mixture's too.
     """
 
     field: Field
@@ -166,6 +169,7 @@ class Result:
     """The kernel set, and its device, that found it; ``map_labels`` is computed there too."""
     best: Ints | None = None
     """The most probable label of each variable, where that was found along with q."""
+    modes: tuple[Mode, ...] = ()
     __iter__: ClassVar[None] = None
     """Not a sequence: what to iterate over is ``marginals``, ``labels`` or a dictionary."""
 
@@ -241,7 +245,8 @@ class Result:
     def map_labels(self) -> Ints:
         """Coordinate-wise rounding: variables take their cheapest label one after another.
 
-        The expected energy never rises on the way, so E(map_labels) ≤ E(q).  # (n_vars,)
+        The expected energy never rises on the way, so E(map_labels) ≤ E(q). Of several modes, the
+        best labelling.  # (n_vars,)
         """
         from proxfield.inference.rounding import round_marginals
 
@@ -254,7 +259,10 @@ class Result:
 
     @cached_property
     def expected_energy(self) -> float:
-        """E(q)."""
+        """E(q); of a mixture the mean over its modes."""
+        if self.modes:
+            heavy = [mode for mode in self.modes if mode.weight > 0]
+            return sum(mode.weight * self.field.expected_energy(mode.q) for mode in heavy)
         return self.field.expected_energy(self.q)
 
     # ---- by name ----
@@ -294,7 +302,7 @@ class Result:
     # ---- samples, pictures, files ----
 
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
-        """Independent labellings drawn from Q.  # (count, n_vars)
+        """Independent labellings drawn from Q: a product, or a mixture.  # (count, n_vars)
 
         Example:
             >>> import proxfield as pf
@@ -303,19 +311,10 @@ class Result:
         """
         if count < 0:
             raise InputError(f"count={count!r}, expected 0 or more")
-        layout = self.field.layout
         rng = np.random.default_rng(seed)
-        cumulative = np.cumsum(self.q)
-        before = np.concatenate([[0.0], cumulative])[layout.offsets[:-1]]
-        out = np.empty((count, layout.n_vars), dtype=np.int64)
-        for row in out:
-            u = rng.random(layout.n_vars)
-            # first entry of the variable whose running sum exceeds u
-            passed = (cumulative - before[layout.owner]) <= u[layout.owner]
-            row[:] = np.minimum(
-                layout.sum_by_variable(passed).astype(np.int64), layout.cardinalities - 1
-            )
-        return out
+        if self.modes:
+            return draw_mixture(self.modes, count, rng)
+        return draw(self.field.layout, self.q, count, rng)
 
     def summary(self) -> dict[str, Any]:
         """The result's numbers as a plain dictionary (what ``solve --json`` prints)."""
@@ -331,6 +330,7 @@ class Result:
             "free_energy": self.free_energy,
             "log_z_bound": self.log_z_bound,
             "map_energy": self.map_energy,
+            **({"modes": [mode.summary() for mode in self.modes]} if self.modes else {}),
         }
 
     def plot(self, path: str | os.PathLike[str] | None = None, title: str | None = None) -> Figure:

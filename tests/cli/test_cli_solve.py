@@ -71,6 +71,39 @@ def test_summary_for_people(invoke: Callable[..., Any], models: Path) -> None:
     assert int(rows["iterations"]) == direct.iterations
 
 
+def test_modes(
+    invoke: Callable[..., Any], solve_json: Callable[..., Any], models: Path, tmp_path: Path
+) -> None:
+    path = models / "grid.uai"
+    direct = pf.infer(pf.read_uai(path), modes=3, max_iters=800)
+    found = solve_json(path, "--modes", 3, "--max-iters", 800)
+    assert found["modes"] == [mode.summary() for mode in direct.modes]
+    assert len(found["modes"]) == 3
+    assert found["free_energy"] == direct.free_energy
+    summary = invoke("solve", path, "--modes", 3, "--max-iters", 800).stdout
+    for k, mode in enumerate(direct.modes, 1):
+        line = next(row for row in summary.splitlines() if row.startswith(f"mode {k}"))
+        assert line.endswith(mode.cell) and f"weight {mode.weight:.3g}" in line
+    target = tmp_path / "out.MAR"
+    args = ("--modes", 3, "--max-iters", 800, "--task", "MAR", "-o", target)
+    assert invoke("solve", path, *args).exit_code == 0
+    np.testing.assert_allclose(np.concatenate(read_mar(target)), direct.q, atol=1e-12)
+    assert "modes" not in solve_json(path, "--max-iters", 50)
+
+
+def test_many_modes_are_cut_in_the_summary(invoke: Callable[..., Any], models: Path) -> None:
+    out = invoke("solve", models / "grid.uai", "--modes", 12, "--max-iters", 4000).stdout
+    assert "mode 8 " in out and "mode 9 " not in out
+    assert "more modes (--json has all)" in out
+
+
+def test_modes_need_auto(invoke: Callable[..., Any], models: Path) -> None:
+    result = invoke("solve", models / "grid.uai", "--modes", 2, "--rule", "fixed")
+    assert result.exit_code != 0 and result.stdout == ""
+    assert result.stderr.strip().endswith("modes=2 needs the rule auto, not fixed")
+    assert invoke("solve", models / "grid.uai", "--modes", 0).exit_code == 2
+
+
 def test_summary_names_the_remedy(invoke: Callable[..., Any], models: Path) -> None:
     result = invoke("solve", models / "grid.uai", "--max-iters", 2)
     assert result.exit_code == 0

@@ -192,6 +192,7 @@ RESULTS: dict[str, Callable[[], pf.Result]] = {
         repulsive_grid(), "momentum", gamma=0.9, max_iters=9, dtype="float32"
     ),
     "auto": lambda: pf.infer(repulsive_grid(), max_iters=200),
+    "modes": lambda: pf.infer(repulsive_grid(), max_iters=400, modes=4),
     "no-trace": lambda: pf.infer(repulsive_grid(), "fixed", max_iters=3, trace=False),
     "infeasible": lambda: pf.infer(pf.Field([2], terms=[pf.Constant(np.inf)])),
     "forbidden": lambda: pf.infer(forbidden(), "fixed"),

@@ -24,10 +24,11 @@ from queue import SimpleQueue
 
 from mutant import Mutant, MutantError
 from mutants_inference import MUTANTS as INFERENCE
+from mutants_modes import MUTANTS as MODES
 from mutants_structure import MUTANTS as STRUCTURE
 from worker import Task
 
-MUTANTS: list[Mutant] = [*INFERENCE, *STRUCTURE]
+MUTANTS: list[Mutant] = [*INFERENCE, *MODES, *STRUCTURE]
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "proxfield"
 COPIED = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md")

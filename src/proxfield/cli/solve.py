@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from proxfield.result import Result
 
 TASKS = ("MAR", "MAP", "PR")
+MAX_SHOWN_MODES = 8
+"""Modes that the printed summary lists."""
 
 rule_options = stack(
     click.option("--rule", metavar="NAME", help="Update rule; see the list below."),
@@ -33,6 +35,14 @@ rule_options = stack(
         metavar="KEY=VALUE",
         multiple=True,
         help="A parameter of the rule; repeatable.",
+    ),
+    click.option(
+        "--modes",
+        metavar="K",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Maximum number of modes (rule auto): a mixture, with a better bound and marginals.",
     ),
     click.option(
         "--init",
@@ -93,6 +103,7 @@ def command(
     evidence_base: str,
     rule: str | None,
     settings: tuple[str, ...],
+    modes: int,
     max_iters: int | None,
     tol: float,
     budget: float | None,
@@ -112,6 +123,7 @@ def command(
     \b
     Examples:
       proxfield solve model.uai
+      proxfield solve model.uai --modes 16 --budget 1
       proxfield solve model.uai --rule momentum --set gamma=0.9 --json
       proxfield solve model.uai.xz --evidence model.evid --task MAR -o model.MAR
     """
@@ -124,18 +136,20 @@ def command(
         run,
     )
     from proxfield.cli.shared import check_distinct, load
+    from proxfield.inference.infer import check_modes
 
     output = None if output == "-" else output
     check_outputs(task, output, trace, as_json)
     check_distinct({"MODEL": model, "--evidence": evidence, "-o": output, "--trace": trace})
     chosen = prepare_rule(rule, parse_settings(settings))
+    check_modes(modes, chosen)
     budget = check_limits(max_iters, tol, budget, threads)
     check_device(options)
     limits = {"max_iters": max_iters, "tol": tol, "budget": budget, "threads": threads}
     with Display() as display:
         display.phase(f"reading {model}")
         loaded = load(model, evidence, evidence_base)
-        result = run(loaded.field, chosen, display, **limits, **options)
+        result = run(loaded.field, chosen, display, modes=modes, **limits, **options)
     write_outputs(result, task, output, trace, as_json)
     if as_json:
         print_report(loaded, result, {**limits, **options})
@@ -231,5 +245,19 @@ def print_summary(loaded: Loaded, result: Result) -> None:
             ("MAP energy", number(result.map_energy)),
             ("iterations", str(result.iterations)),
             ("seconds", f"{result.seconds:.3g} (and {loaded.seconds:.3g} to load)"),
+            *mode_rows(result),
         ]
     )
+
+
+def mode_rows(result: Result) -> list[tuple[str, str]]:
+    """The heaviest modes in words, if there are several."""
+    from proxfield.cli.shared import number
+
+    rows = [
+        (f"mode {k}", f"weight {number(mode.weight, 3)}, F {number(mode.free_energy)}: {mode.cell}")
+        for k, mode in enumerate(result.modes[:MAX_SHOWN_MODES], 1)
+    ]
+    if len(result.modes) > MAX_SHOWN_MODES:
+        rows.append(("", f"and {len(result.modes) - MAX_SHOWN_MODES} more modes (--json has all)"))
+    return rows

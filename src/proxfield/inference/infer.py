@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from proxfield.backends.cache import program_for
+from proxfield.common.checks import is_whole
 from proxfield.common.logs import log
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
@@ -19,6 +20,7 @@ from proxfield.inference.starts import Start
 from proxfield.inference.whole import infer_whole
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status
+from proxfield.rules.auto import Auto
 from proxfield.rules.base import Rule
 from proxfield.rules.session import Outcome
 
@@ -41,6 +43,7 @@ def infer(
     kernels: str | None = None,
     dtype: str | None = None,
     keep: str = "last",
+    modes: int = 1,
     trace: bool = True,
     progress: bool = False,
     **params: Any,
@@ -72,6 +75,9 @@ def infer(
             CPU and float32 on a GPU.
         keep: "last" returns the last state; "best" the one of lowest F seen, for rules that may
             go up.
+        modes: Maximum number of modes, with the rule auto. Above 1, the result is a mixture of mean
+            fields over disjoint cells of all labellings (`Result.modes`): a better bound, and
+            marginals that know several minima of F.
         trace: Keep F of every state; False saves some time per iteration.
         progress: Show a bar: in a notebook, or on stderr if that is a terminal.
         **params: Parameters of a rule given by name or class.
@@ -87,6 +93,11 @@ def infer(
         >>> result = pf.infer(field, "fixed", init="random")
         >>> result.converged, result.map_labels.sum()
         (True, np.int64(2))
+        >>> result = pf.infer(field, modes=2)
+        >>> sorted(mode.labels.tolist() for mode in result.modes)
+        [[0, 1, 0, 1], [1, 0, 1, 0]]
+        >>> bool(result.log_z_bound > pf.infer(field).log_z_bound)
+        True
     """
     if not isinstance(field, Field):
         raise InputTypeError(f"infer takes a Field, not {type(field).__name__}")
@@ -106,6 +117,7 @@ def infer(
         keep=keep,
         trace=trace,
     )
+    check_modes(modes, request.rule)
     if not isinstance(progress, (bool, np.bool_)):
         raise InputError(f"progress={shown(progress)}, expected True or False")
     field = field.snapshot()  # a callback may add terms to the user's
@@ -113,10 +125,22 @@ def infer(
         begun = request.now()
         request = replace(request, callback=showing)
         result = infer_whole(field, request) if on_gpu(request.kernels) else None
+        if result is None and modes > 1:
+            from proxfield.inference.modes import infer_modes
+
+            result = infer_modes(field, request, request.open(field), int(modes))
         if result is None:
             result = infer_one(field, request, request.open(field))
         result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
     return result
+
+
+def check_modes(modes: Any, rule: Rule) -> None:
+    """Raise `InputError` unless this is a number of modes that the rule can look for."""
+    if not is_whole(modes) or modes < 1:
+        raise InputError(f"modes={shown(modes)}, expected a whole number, 1 or more")
+    if modes > 1 and not isinstance(rule, Auto):
+        raise InputError(f"modes={modes} needs the rule auto, not {rule.name}")
 
 
 def infer_one(field: Field, request: Request, session: Session) -> Result:

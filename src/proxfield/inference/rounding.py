@@ -12,6 +12,7 @@ from proxfield.backends.cache import program_for
 from proxfield.backends.registry import placed
 from proxfield.inference.request import moved, on_gpu
 from proxfield.lowering.lowered import Lowered
+from proxfield.result import one_hot
 from proxfield.terms.base import Floats, Ints, expectation
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def round_marginals(result: Result) -> Ints:
     Giving variable i the label of least expected energy under the others' q can't raise
     E(q), because E is linear in q_i (or concave, for terms that sum out variables of their
     own). Fields whose terms can't be visited one variable at a time are rounded in groups; a
-    group that raises E is halved, so that a group of one variable is the worst case.
+    group that raises E is halved, so that a group of one variable is the worst case. Each mode of
+    a mixture is rounded, and its most probable labelling improved; the best of all is returned.
     """
     lowered = result.field.lower()
     if lowered.infeasible:
@@ -37,11 +39,15 @@ def round_marginals(result: Result) -> Ints:
     reduction = lowered.reduction
     program = rounding_program(lowered, result.kernels)
     lowered = program.lowered
-    start = reduction.restrict(result.q)
-    if program.sweepable:
-        found = [lowered.layout.best_labels(program.descend(start, MAX_SWEEPS))]
-    else:
-        found = [Groups(program).round(start)]
+    found = []
+    starts: list[Floats] = [mode.q for mode in result.modes]
+    starts += [one_hot(mode.layout.offsets, mode.labels) for mode in result.modes]
+    for q in starts or [result.q]:
+        start = reduction.restrict(q)
+        if program.sweepable:
+            found.append(lowered.layout.best_labels(program.descend(start, MAX_SWEEPS)))
+        else:
+            found.append(Groups(program).round(start))
     if result.feasible is not None:
         found.append(result.feasible)
     best = min(found, key=lowered.energy)

@@ -41,7 +41,7 @@ def given_start(field: Field, init: Start) -> NDArray[np.float64]:
     if isinstance(init, Result):
         if not np.array_equal(init.field.cardinalities, field.cardinalities):
             raise InputError("init is a result for variables with other numbers of labels")
-        return init.q
+        return init.modes[0].q if init.modes else init.q  # of a mixture, its heaviest part
     try:
         return field.flatten(init)
     except InputError:

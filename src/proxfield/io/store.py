@@ -25,6 +25,7 @@ from proxfield.common.memory import check_memory
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
+from proxfield.mixture import Clamp, Mode, make_modes
 from proxfield.terms.base import as_indices
 from proxfield.terms.saving import make_term, term_arrays
 
@@ -76,6 +77,8 @@ def save_result(result: Result, path: Target) -> None:
         known = list(dict.fromkeys(members))
         place = {member: k for k, member in enumerate(known)}
         arrays["trace/member"] = np.array([place[m] for m in members], dtype=np.int64)
+    if result.modes:
+        _describe_modes(result, arrays)
     about = {
         "status": result.status.name,
         "iterations": int(result.iterations),
@@ -84,6 +87,39 @@ def save_result(result: Result, path: Target) -> None:
         "members": None if members is None else known,
     }
     _write(path, type(result).__name__, {"field": field, "result": about}, arrays)
+
+
+def _describe_modes(result: Result, arrays: Arrays) -> None:
+    """Add the arrays of a mixture; its weights follow from F."""
+    arrays["modes/q"] = np.stack([mode.q for mode in result.modes])
+    arrays["modes/free_energy"] = np.array([mode.free_energy for mode in result.modes])
+    clamps = [
+        (k, clamp.variable, clamp.label, int(clamp.held))
+        for k, mode in enumerate(result.modes)
+        for clamp in mode.clamps
+    ]
+    arrays["modes/clamps"] = np.array(clamps, dtype=np.int64).reshape(-1, 4)
+
+
+def _read_modes(field: Field, archive: _Archive) -> tuple[Mode, ...]:
+    """The parts of a mixture, checked."""
+    q, f = archive["modes/q"], archive["modes/free_energy"]
+    clamps = as_indices(archive["modes/clamps"], "clamps of modes", 2)
+    if q.shape != (len(f), field.layout.size) or f.ndim != 1 or q.dtype.kind != "f":
+        raise InputError(f"modes of shape {q.shape}, expected ({len(f)}, {field.layout.size})")
+    if not np.isfinite(q).all() or np.isnan(f).any() or len(f) == 0:
+        raise InputError("modes hold NaN or infinite values")
+    if clamps.shape[1] != 4 or not np.isin(clamps[:, 3], (0, 1)).all():
+        raise InputError("clamps of modes aren't (mode, variable, label, held)")
+    known = (clamps >= 0).all() and (clamps[:, 0] < len(f)).all()
+    if not (known and (clamps[:, 1] < field.n_vars).all()):
+        raise InputError("clamps of modes name a mode or a variable that isn't there")
+    if (clamps[:, 2] >= field.cardinalities[clamps[:, 1]]).any():
+        raise InputError("clamps of modes name a label that isn't there")
+    cells: list[tuple[Clamp, ...]] = [()] * len(f)
+    for k, v, label, held in clamps.tolist():
+        cells[k] = (*cells[k], Clamp(v, label, bool(held)))
+    return make_modes(field.layout, list(zip(f.tolist(), q, cells, strict=True)))
 
 
 def _describe_field(field: Field, arrays: Arrays) -> Record:
@@ -182,6 +218,7 @@ def load_result(wanted: type[R], source: Source, max_bytes: int | None = None) -
             params=dict(about["params"]),
             trace=Trace(**dict(zip(TRACE, columns, strict=True)), member=member),
             feasible=feasible,
+            modes=_read_modes(field, archive) if "modes/q" in archive else (),
             **{key: float(archive[key]) for key in NUMBERS},
         )
         return result

@@ -46,6 +46,10 @@ def result_html(result: Result) -> str:
         ("free energy F", f"{result.free_energy:.9g}"),
         ("log Z", f"at least {bound:.9g}" if np.isfinite(bound) else "no bound"),
     ]
+    rows += [
+        (f"mode {k + 1}", f"weight {mode.weight:.3g}, F {mode.free_energy:.9g}; {mode.cell}")
+        for k, mode in enumerate(result.modes[:MAX_ROWS])
+    ]
     field = result.field
     names, offsets = field.layout.names, field.layout.offsets
     for v in range(min(field.n_vars, MAX_ROWS)):
