@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import norm
 
 from proxfield.terms.base import Floats
 
@@ -21,6 +22,16 @@ COLUMNS = 1 << 14
 """Entries of the basis that a restart combines at a time."""
 BREAKDOWN = 1e-12
 """A new direction of this relative length is rounding: the basis spans an invariant space."""
+
+
+def length(vector: NDArray[np.float64]) -> float:
+    """The Euclidean length; squares of large entries don't overflow in it.
+
+    Example:
+        >>> length(np.array([3e200, 4e200]))
+        5e+200
+    """
+    return float(norm(vector, check_finite=False))
 
 
 class Lanczos:
@@ -69,7 +80,7 @@ class Lanczos:
     def _next(self) -> NDArray[np.float64]:
         """The vector to multiply with next.  # (size,)"""
         start = np.random.default_rng(0).normal(size=self.size)
-        return np.asarray(start / np.linalg.norm(start))
+        return np.asarray(start / length(start))
 
     @property
     def exhausted(self) -> bool:
@@ -92,7 +103,7 @@ class Lanczos:
         self._basis[j] = self._next
         known = self._basis[: j + 1]
         new = np.array(self.apply(self._next), dtype=np.float64)
-        size = float(np.linalg.norm(new))
+        size = length(new)
         if j == self._kept:  # after a restart, H couples it to every vector that was kept
             part = known @ new
             new -= part @ known
@@ -107,7 +118,7 @@ class Lanczos:
         self._projected[: j + 1, j] = self._projected[j, : j + 1] = part
         self._used += 1
         self.products += 1
-        self._length = float(np.linalg.norm(new))
+        self._length = length(new)
         if self._length <= BREAKDOWN * size:
             return 0.0
         self._next = new / self._length
