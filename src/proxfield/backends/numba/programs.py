@@ -10,13 +10,21 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Program, State, softmax
 from proxfield.backends.numba import binary, binary_sweep, chains, general, general_sweep
 from proxfield.backends.numba.binary import BinaryArrays, BinaryPack
+from proxfield.backends.numba.binary_chains import (
+    BinaryForests,
+    draw_binary,
+    pack_binary_forests,
+)
 from proxfield.backends.numba.cpu import CpuProgram
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
+from proxfield.backends.numba.general_chains import draw_general
+from proxfield.backends.numba.general_forests import GeneralForests, pack_general_forests
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
 from proxfield.backends.numba.state import CpuState
 from proxfield.backends.numba.terms import BinaryCpuTerm, CpuTerm
 from proxfield.backends.reference import TINY
+from proxfield.lowering.forests import Graph, graph_of, make_forests
 from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats, Term
 
@@ -40,6 +48,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     kernels = binary
     sweeps = binary_sweep
     chains = chains.binary_chains
+    draws = draw_binary
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -169,6 +178,16 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
+    def _in_forests(self) -> NDArray[np.bool_]:
+        usable = np.ones(self.n, dtype=bool)
+        usable[self.pack.clamped] = False
+        return usable
+
+    def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> BinaryForests:
+        pack, none = self.sweep_pack, np.zeros(0, dtype=np.int64)
+        graph = Graph(pack.row, pack.column, np.zeros(self.n + 1, dtype=np.int64), none, 0)
+        return pack_binary_forests(pack, make_forests(graph, usable, count))
+
     def _gradient(self, s: BinaryState, parts: NDArray[np.float64]) -> None:
         binary.gradient_parallel(self.pack, s.arrays, s.phase, parts)
 
@@ -182,6 +201,7 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     kernels = general
     sweeps = general_sweep
     chains = chains.general_chains
+    draws = draw_general
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -233,6 +253,17 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
 
     def _chain_marginals(self, arrays: Floats) -> NDArray[np.float64]:
         return np.array(arrays, dtype=np.float64)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        """Who interacts with whom."""
+        return graph_of(self.lowered)
+
+    def _in_forests(self) -> NDArray[np.bool_]:
+        return np.ones(self.layout.n_vars, dtype=bool)
+
+    def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> GeneralForests:
+        return pack_general_forests(self.pack, make_forests(self._graph, usable, count))
 
     def _gradient(self, s: GeneralState, parts: NDArray[np.float64]) -> None:
         if len(self.pack.factor_start):
