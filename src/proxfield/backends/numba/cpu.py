@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, residual_of, rounding_of, slack
 from proxfield.backends.numba.binary_chains import BinaryForests
-from proxfield.backends.numba.general_forests import GeneralForests
+from proxfield.backends.numba.general_chains import GeneralForests
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
@@ -455,7 +455,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             if chains.drawn.any():
                 several = bool((chains.drawn & chains.forests).any())
                 self.draws(
-                    self.sweep_pack, self._forests if several else self._no_forests, arrays,
+                    *self._draws_from(self._forests if several else self._no_forests), arrays,
                     chains.hot, chains.cold, chains.sweeps, chains.seeds, chains.drawn,
                     chains.forests,
                 )  # fmt: skip
@@ -478,6 +478,10 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     def warm_up_forests(self) -> None:
         self._pack_forests(1, np.zeros(self.layout.n_vars, dtype=bool))
+
+    @abstractmethod
+    def _draws_from(self, forests: BinaryForests | GeneralForests) -> tuple[object, ...]:
+        """The first arguments of ``draws``: the field and its forests."""
 
     @abstractmethod
     def _in_forests(self) -> NDArray[np.bool_]:

@@ -73,11 +73,12 @@ def visit(
         total += message[l]
     for l in range(c):
         value = message[l] / total
-        if value > 0.0:
-            new_h -= value * np.log(value)
+        if value > 0.0:  # −log q = θ + log Σ exp(−θ)
+            new_h += value * theta[o + l]
             new_local += value * out[l]
         moved = max(moved, abs(value - mine[l]))
         mine[l] = value
+    new_h += np.log(total)
     delta = (new_local - new_h) - (local - h[i])
     h[i] = new_h
     return delta, moved

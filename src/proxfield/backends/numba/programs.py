@@ -17,8 +17,12 @@ from proxfield.backends.numba.binary_chains import (
 )
 from proxfield.backends.numba.cpu import CpuProgram
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
-from proxfield.backends.numba.general_chains import draw_general
-from proxfield.backends.numba.general_forests import GeneralForests, pack_general_forests
+from proxfield.backends.numba.general_chains import (
+    GeneralForests,
+    draw_general,
+    pack_general_forests,
+)
+from proxfield.backends.numba.general_moves import Energies, energies_of
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
 from proxfield.backends.numba.state import CpuState
@@ -178,6 +182,9 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
+    def _draws_from(self, forests: BinaryForests | GeneralForests) -> tuple[object, ...]:
+        return self.sweep_pack, forests
+
     def _in_forests(self) -> NDArray[np.bool_]:
         usable = np.ones(self.n, dtype=bool)
         usable[self.pack.clamped] = False
@@ -258,6 +265,15 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     def _graph(self) -> Graph:
         """Who interacts with whom."""
         return graph_of(self.lowered)
+
+    @cached_property
+    def _energies(self) -> Energies:
+        """The field as drawn chains read it."""
+        return energies_of(self.pack)
+
+    def _draws_from(self, forests: BinaryForests | GeneralForests) -> tuple[object, ...]:
+        widest = int(self.layout.cardinalities.max(initial=1))
+        return *self._energies, self.pack.hard, widest, forests
 
     def _in_forests(self) -> NDArray[np.bool_]:
         return np.ones(self.layout.n_vars, dtype=bool)
