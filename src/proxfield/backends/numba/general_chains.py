@@ -37,7 +37,7 @@ from proxfield.backends.numba.general_moves import (
     soft_minimum,
     stays,
 )
-from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.compiled.jit import kernel, merged, parallel_kernel
 from proxfield.compiled.random import uniform
 from proxfield.lowering.forests import Forests
 from proxfield.terms.base import Doubles, Floats, Ints
@@ -92,7 +92,7 @@ def edge_energies(
         table_row[k + 1] = last
 
 
-@inlined
+@merged
 def begin_chain(offset: Ints, unary: Floats, q: Floats, seed: np.uint64, label: Labels) -> None:
     """Draw a labelling from the marginals, without impossible labels."""
     for i in range(len(label)):
@@ -115,7 +115,7 @@ def begin_chain(offset: Ints, unary: Floats, q: Floats, seed: np.uint64, label: 
                     break
 
 
-@inlined
+@merged
 def local_into(
     offset: Ints, unary: Floats, agree: Agreements | None, tables: Tables | None, label: Labels,
     marks: Marks, mark: int, i: int, out: Doubles,
@@ -129,7 +129,7 @@ def local_into(
         add_tables(tables, offset, label, marks, mark, i, out)
 
 
-@inlined
+@merged
 def send_message(
     tables: Tables | None, forests: GeneralForests, k: int, heat: float, mine: Doubles,
     theirs: Doubles, out: Doubles,
@@ -146,7 +146,7 @@ def send_message(
             theirs[m] += soft_minimum(own, heat)
 
 
-@inlined
+@merged
 def edge_into(
     tables: Tables | None, forests: GeneralForests, k: int, theirs: int, width: int, out: Doubles
 ) -> None:

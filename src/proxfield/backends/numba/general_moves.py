@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.numba.general import GeneralPack
-from proxfield.compiled.jit import inlined
+from proxfield.compiled.jit import merged
 from proxfield.compiled.math import exp_single
 from proxfield.terms.base import Doubles, Floats, Ints
 
@@ -76,13 +76,13 @@ def energies_of(pack: GeneralPack) -> Energies:
     )
 
 
-@inlined
+@merged
 def exp_of(x: float) -> float:
     """exp(x) for x ≤ 0; single precision is enough for probabilities of draws."""
     return np.float64(exp_single(np.float32(x)))
 
 
-@inlined
+@merged
 def add_agreements(
     agree: Agreements, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
 ) -> None:
@@ -93,7 +93,7 @@ def add_agreements(
             out[label[j]] += agree.weight[e]
 
 
-@inlined
+@merged
 def add_tables(
     tables: Tables, offset: Ints, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
 ) -> None:
@@ -105,7 +105,7 @@ def add_tables(
             add_column(tables.value, tables.start[e], label[j], width, out)
 
 
-@inlined
+@merged
 def add_column(value: Floats, start: int, theirs: int, width: int, out: Doubles) -> None:
     """Add the energies in one table for one label of the other variable, which has ``width``."""
     at, stride = start + theirs, width
@@ -115,7 +115,7 @@ def add_column(value: Floats, start: int, theirs: int, width: int, out: Doubles)
         out[l] += value[at + l * stride]
 
 
-@inlined
+@merged
 def add_larger(larger: Larger, offset: Ints, label: Labels, i: int, out: Doubles) -> None:
     """The same for tables over three or more variables."""
     for k in range(larger.row[i], larger.row[i + 1]):
@@ -133,7 +133,7 @@ def add_larger(larger: Larger, offset: Ints, label: Labels, i: int, out: Doubles
             out[l] += larger.value[at + l * own]
 
 
-@inlined
+@merged
 def change_agreements(
     agree: Agreements, offset: Ints, kept: Doubles, i: int, old: int, new: int
 ) -> None:
@@ -146,7 +146,7 @@ def change_agreements(
             kept[o + new] += agree.weight[e]
 
 
-@inlined
+@merged
 def change_tables(tables: Tables, offset: Ints, kept: Doubles, i: int, old: int, new: int) -> None:
     """The same for tables."""
     c = offset[i + 1] - offset[i]
@@ -161,7 +161,7 @@ def change_tables(tables: Tables, offset: Ints, kept: Doubles, i: int, old: int,
             kept[o + m] += tables.value[start + new * across + m * along] - gone
 
 
-@inlined
+@merged
 def stays(energy: Doubles, held: int, margin: float) -> bool:
     """Whether every other label costs at least ``margin`` more than the one that is held."""
     cheap = 0
@@ -171,7 +171,7 @@ def stays(energy: Doubles, held: int, margin: float) -> bool:
     return cheap <= 1 and margin < np.inf and limit < np.inf
 
 
-@inlined
+@merged
 def draw_label(energy: Doubles, heat: float, u: float, held: int) -> int:
     """A label with probability ∝ exp(−energy / T); the one held if all are impossible.
 
@@ -201,7 +201,7 @@ def draw_label(energy: Doubles, heat: float, u: float, held: int) -> int:
     return new
 
 
-@inlined
+@merged
 def soft_minimum(energy: Doubles, heat: float) -> float:
     """−T log Σ exp(−energy / T); +inf if all are."""
     low = np.inf
@@ -215,7 +215,7 @@ def soft_minimum(energy: Doubles, heat: float) -> float:
     return float(low - heat * np.log(total))
 
 
-@inlined
+@merged
 def agree_message(energy: Doubles, agree: float, heat: float, rest: Doubles, out: Doubles) -> None:
     """Add to ``out`` what summing out a variable gives its parent, if it matters only whether
     they agree: −T log(Σ_{l ≠ m} exp(−e_l / T) + exp(−(e_m + w) / T)) for each label m.
