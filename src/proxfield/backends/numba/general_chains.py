@@ -175,6 +175,7 @@ def draw_general(
             n, seed, by = len(offset) - 1, seeds[b], by_forests[b]
             label, kept = np.zeros(n, dtype=np.int32), np.empty(len(unary))
             r, out = np.empty(BLOCK), np.empty(widest)
+            labels, margin = np.int64(2), np.log(2.0)
             begin_chain(offset, unary, q[b], seed, label)
             for t in range(sweeps[b]):
                 heat = temperature_at(t, sweeps[b], hot[b], cold[b])
@@ -231,8 +232,10 @@ def draw_general(
                         if larger is not None:  # noqa: SIM102
                             if k >= size:
                                 add_larger(larger, offset, label, i, energy)
+                        if c != labels:
+                            labels, margin = c, np.log(2.0 * (c - 1))
                         old = label[i]
-                        if stays(energy, old, abs(r[k - begin]) + heat * np.log(2.0 * (c - 1))):
+                        if stays(energy, old, abs(r[k - begin]) + heat * margin):
                             continue
                         u = uniform(seed, first + np.uint64(k - begin))
                         new = draw_label(energy, heat, u, old)
