@@ -43,7 +43,6 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     kernels: Kernels
     sweeps: SweepKernels
     chains: ParallelKernel  # for chains of marginals, and polishing
-    draws: ParallelKernel  # for chains of labellings
     pack: PackT
     sweep_pack: PackT
     constant: float
@@ -454,11 +453,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         with thread_count(threads or self.threads):
             if chains.drawn.any():
                 several = bool((chains.drawn & chains.forests).any())
-                self.draws(
-                    *self._draws_from(self._forests if several else self._no_forests), arrays,
-                    chains.hot, chains.cold, chains.sweeps, chains.seeds, chains.drawn,
-                    chains.forests,
-                )  # fmt: skip
+                self._draw(chains, arrays, self._forests if several else self._no_forests)
             cooled = np.where(chains.drawn, 0, chains.sweeps)
             self.chains(
                 self.sweep_pack, arrays, natural, chains.hot, chains.cold, cooled, chains.polish,
@@ -480,8 +475,10 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         self._pack_forests(1, np.zeros(self.layout.n_vars, dtype=bool))
 
     @abstractmethod
-    def _draws_from(self, forests: BinaryForests | GeneralForests) -> tuple[object, ...]:
-        """The first arguments of ``draws``: the field and its forests."""
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        """Run the chains that sample labellings, which replace their starts in ``arrays``."""
 
     @abstractmethod
     def _in_forests(self) -> NDArray[np.bool_]:

@@ -161,11 +161,15 @@ def edge_into(
 @parallel_kernel
 def draw_general(
     offset: Ints, unary: Floats, agree: Agreements | None, tables: Tables | None,
-    larger: Larger | None, hard: bool, widest: int, forests: GeneralForests, q: Floats,
+    larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats,
     hot: Doubles, cold: Doubles, sweeps: Ints, seeds: NDArray[np.uint64],
-    drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_],
+    drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_], labels: Labels, energies: Doubles,
+    room: Doubles,
 ) -> None:  # fmt: skip
-    """Run all chains that are drawn; ``q`` becomes their labelling.  # q: (chains, size)
+    """Run all chains that are drawn; ``q`` becomes their labelling.
+
+    ``labels``, ``energies`` and ``room`` are overwritten.
+    # q, energies: (chains, size), labels: (chains, n), room: (chains, 2, max(BLOCK, widest))
 
     A label whose c − 1 rivals cost at least δ more has all of [ε, 1 − ε] in the cumulative
     distribution, ε = (c − 1) exp(−δ/T). So it stays if δ > T (|log(u / (1 − u))| + log 2(c − 1)).
@@ -173,9 +177,8 @@ def draw_general(
     for b in numba.prange(len(hot)):
         if drawn[b]:
             n, seed, by = len(offset) - 1, seeds[b], by_forests[b]
-            label, kept = np.zeros(n, dtype=np.int32), np.empty(len(unary))
-            r, out = np.empty(BLOCK), np.empty(widest)
-            labels, margin = np.int64(2), np.log(2.0)
+            label, kept, r, out = labels[b], energies[b], room[b, 0], room[b, 1]
+            known, margin = np.int64(2), np.log(2.0)
             begin_chain(offset, unary, q[b], seed, label)
             for t in range(sweeps[b]):
                 heat = temperature_at(t, sweeps[b], hot[b], cold[b])
@@ -232,8 +235,8 @@ def draw_general(
                         if larger is not None:  # noqa: SIM102
                             if k >= size:
                                 add_larger(larger, offset, label, i, energy)
-                        if c != labels:
-                            labels, margin = c, np.log(2.0 * (c - 1))
+                        if c != known:
+                            known, margin = c, np.log(2.0 * (c - 1))
                         old = label[i]
                         if stays(energy, old, abs(r[k - begin]) + heat * margin):
                             continue

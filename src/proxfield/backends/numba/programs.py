@@ -16,6 +16,7 @@ from proxfield.backends.numba.binary_chains import (
     pack_binary_forests,
 )
 from proxfield.backends.numba.cpu import CpuProgram
+from proxfield.backends.numba.draws import BLOCK
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.general_chains import (
     GeneralForests,
@@ -30,6 +31,7 @@ from proxfield.backends.numba.terms import BinaryCpuTerm, CpuTerm
 from proxfield.backends.reference import TINY
 from proxfield.lowering.forests import Graph, graph_of, make_forests
 from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains
 from proxfield.terms.base import Floats, Term
 
 BinaryState = CpuState[BinaryArrays]
@@ -52,7 +54,6 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     kernels = binary
     sweeps = binary_sweep
     chains = chains.binary_chains
-    draws = draw_binary
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -182,8 +183,13 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
-    def _draws_from(self, forests: BinaryForests | GeneralForests) -> tuple[object, ...]:
-        return self.sweep_pack, forests
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        draw_binary(
+            self.sweep_pack, forests, arrays, chains.hot, chains.cold, chains.sweeps, chains.seeds,
+            chains.drawn, chains.forests, np.empty((len(arrays), 4, max(self.n, BLOCK))),
+        )  # fmt: skip
 
     def _in_forests(self) -> NDArray[np.bool_]:
         usable = np.ones(self.n, dtype=bool)
@@ -208,7 +214,6 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     kernels = general
     sweeps = general_sweep
     chains = chains.general_chains
-    draws = draw_general
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -271,9 +276,17 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
         """The field as drawn chains read it."""
         return energies_of(self.pack)
 
-    def _draws_from(self, forests: BinaryForests | GeneralForests) -> tuple[object, ...]:
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        count, n, size = len(arrays), self.layout.n_vars, self.layout.size
         widest = int(self.layout.cardinalities.max(initial=1))
-        return *self._energies, self.pack.hard, widest, forests
+        draw_general(
+            *self._energies, self.pack.hard, forests, arrays, chains.hot, chains.cold,
+            chains.sweeps, chains.seeds, chains.drawn, chains.forests,
+            np.empty((count, n), dtype=np.int32), np.empty((count, size)),
+            np.empty((count, 2, max(BLOCK, widest))),
+        )  # fmt: skip
 
     def _in_forests(self) -> NDArray[np.bool_]:
         return np.ones(self.layout.n_vars, dtype=bool)
