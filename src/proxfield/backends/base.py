@@ -236,7 +236,10 @@ class Program(Batch[Plan, State]):
 
     @abstractmethod
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
-        """Run independent cooling chains, each polished into a local minimum of F."""
+        """Run independent cooling chains, each polished into a local minimum of F.
+
+        Kernels in Triton have no forest moves: chains that ask for them visit single variables.
+        """
 
     def kernel_key(self) -> tuple[Hashable, ...]:
         """What programs have in common that run the same compiled kernels."""
@@ -282,7 +285,8 @@ class Program(Batch[Plan, State]):
         if key in WARM:
             return
         for threads in dict.fromkeys((self.threads, 1)):
-            self.explore(Chains.make(start[None], polish=0), threads)
+            self.explore(Chains.make(start[None], drawn=True, polish=0), threads)
+        self.warm_up_forests()
         self.free_energy(self.start(start))
         begun = before = time.perf_counter()
         look = np.inf
@@ -293,13 +297,17 @@ class Program(Batch[Plan, State]):
             if now - begun > WARM_UP_SECONDS * (10 if count < 5 else 0.25):
                 break
         trial = Chains.make(
-            np.stack([start, start]), sweeps=WARM_UP_SWEEPS, drawn=[False, True], polish=1
-        )
+            np.stack([start, start, start]), sweeps=WARM_UP_SWEEPS, drawn=[False, True, True],
+            forests=[False, False, True], polish=1,
+        )  # fmt: skip
         begun = time.perf_counter()
-        cost = 8 * (WARM_UP_SWEEPS + 2) * look  # of two chains: a sweep takes a few evaluations
+        cost = 12 * (WARM_UP_SWEEPS + 2) * look  # of all chains: a sweep takes a few evaluations
         while time.perf_counter() - begun + cost < WARM_UP_SECONDS:
             self.explore(trial, 1)
         WARM.add(key)
+
+    def warm_up_forests(self) -> None:
+        """Compile what makes the forests of chains that move by them."""
 
     @property
     def sweepable(self) -> bool:

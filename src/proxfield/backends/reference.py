@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, slack, softmax
+from proxfield.backends.reference_chains import ReferenceChains, temperature
 from proxfield.common.arrays import Array
-from proxfield.compiled.random import uniforms
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import (
     SMALLEST_STEP,
@@ -180,38 +180,28 @@ class ReferenceProgram(Program):
 
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
         self.need_sweeps()
-        ends = [self._chain(chains, b) for b in range(len(chains.hot))]
+        runner = ReferenceChains(self.lowered)
+        ends = [self._chain(runner, chains, b) for b in range(len(chains.hot))]
         q = np.stack([end[0] for end in ends])
         f = np.array([self._free_energy(row) for row in q])
         return Explored(q, f, chains.sweeps + np.array([end[1] for end in ends]))
 
-    def _chain(self, chains: Chains, b: int) -> tuple[NDArray[np.float64], int]:
+    def _chain(
+        self, runner: ReferenceChains, chains: Chains, b: int
+    ) -> tuple[NDArray[np.float64], int]:
         """One chain; returns its marginals and the sweeps of polish."""
         n, offsets = self.layout.n_vars, self.layout.offsets
-        seed, drawn, sweeps = int(chains.seeds[b]), bool(chains.drawn[b]), int(chains.sweeps[b])
-        q = chains.starts[b].astype(np.float64)
-        gone = np.isinf(self.lowered.unary)  # impossible labels go first
-        q[gone] = 0.0
-        none_left = self.layout.sum_by_variable(q)[self.layout.owner] == 0
-        q[none_left & ~gone] = 1.0
-        q /= self.layout.sum_by_variable(q)[self.layout.owner]
-
-        def draw(at: slice, counter: int) -> None:
-            u = float(uniforms(seed, np.array([counter]))[0])
-            q[at] = np.arange(at.stop - at.start) == np.searchsorted(np.cumsum(q[at]), u, "right")
-
-        slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in range(n)]
-        if drawn:
-            for i, at in enumerate(slices):
-                draw(at, i)
-        for t in range(sweeps):
-            beta = float(chains.hot[b]) ** ((t / (sweeps - 1) if sweeps > 1 else 1.0) - 1.0)
-            for i, at in enumerate(slices):
-                g = beta * self.gradient(q)[at]
-                e = np.exp(g.min() - g)
-                q[at] = e / e.sum()
-                if drawn:
-                    draw(at, n * (t + 1) + i)
+        hot, cold, sweeps = float(chains.hot[b]), float(chains.cold[b]), int(chains.sweeps[b])
+        q = runner.possible(chains.starts[b])
+        if chains.drawn[b]:
+            q = runner.drawn(q, hot, cold, sweeps, int(chains.seeds[b]), bool(chains.forests[b]))
+        else:
+            for t in range(sweeps):
+                for i in range(n):
+                    at = slice(int(offsets[i]), int(offsets[i + 1]))
+                    g = self.gradient(q)[at] / temperature(t, sweeps, hot, cold)
+                    e = np.exp(g.min() - g)
+                    q[at] = e / e.sum()
         s = ReferenceState(q, np.dtype(np.float64))
         for t in range(chains.polish):
             old = s.q.copy()

@@ -215,11 +215,17 @@ class Chains:
 
     Args:
         starts: Marginals that each chain starts from.  # (chains, layout.size)
-        hot: Temperature at which each starts; all cool geometrically to 1.  # (chains,)
-        sweeps: Sweeps of each while cooling.  # (chains,)
+        hot: Temperature at which each starts; all cool geometrically to ``cold``.  # (chains,)
+        sweeps: Sweeps of each while cooling; a single one is at ``cold``.  # (chains,)
         seeds: Random seed of each chain.  # (chains,)
         drawn: Does a chain sample labels (heat bath), or cool marginals?  # (chains,)
-        polish: Maximum number of sweeps at temperature 1 afterwards.
+        cold: Temperature at which each ends, usually 1; close to 0 in a search for the
+            labelling of lowest energy.  # (chains,)
+        forests: Does a drawn chain sample a whole induced forest at each sweep (eight in turn),
+            or one variable after another? Kernel sets without such moves take one variable after
+            another (`Program.explore`).  # (chains,)
+        polish: Maximum number of sweeps at temperature 1 afterwards. Without any, a drawn chain
+            ends at a labelling (one-hot marginals), whose F is its energy.
         tol: Polishing ends when no marginal changes by more than this.
     """
 
@@ -228,6 +234,8 @@ class Chains:
     sweeps: NDArray[np.int64]
     seeds: NDArray[np.uint64]
     drawn: NDArray[np.bool_]
+    cold: NDArray[np.float64]
+    forests: NDArray[np.bool_]
     polish: int = 50
     tol: float = 1e-3
 
@@ -240,6 +248,8 @@ class Chains:
         sweeps: ArrayLike = 0,
         seeds: ArrayLike = 0,
         drawn: ArrayLike = False,
+        cold: ArrayLike = 1.0,
+        forests: ArrayLike = False,
         polish: int = 50,
         tol: float = 1e-3,
     ) -> Chains:
@@ -255,6 +265,8 @@ class Chains:
             each(sweeps, "i8"),
             each(seeds, "u8"),
             each(drawn, "?"),
+            each(cold, "f8"),
+            each(forests, "?"),
             polish,
             tol,
         )

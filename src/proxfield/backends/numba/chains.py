@@ -1,80 +1,45 @@
-"""Compiled chains: cool down, one variable at a time, then polish; many chains at once.
+"""Compiled chains of marginals: cool down, one variable at a time, then polish; many at once.
 
-A chain starts from marginals. A *drawn* chain samples a labelling from them and cools it by
-heat-bath moves; a plain one cools the marginals themselves by sweeps. Both end with sweeps
-at temperature 1, so that each ends near a local minimum of F. Chains of one call are
-independent and run on different threads.
+A chain starts from marginals and cools them by sweeps. It ends with sweeps at temperature 1, near a
+local minimum of F. Chains of one call are independent and run on different threads. Those that
+sample labellings (`binary_chains`, `general_chains`) end here too, with their labelling as the
+start and no sweeps but those at temperature 1.
 """
 
 from __future__ import annotations
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from proxfield.backends.numba import binary_sweep, general_sweep
 from proxfield.backends.numba.binary import BinaryPack
 from proxfield.backends.numba.binary import entropy_of as binary_entropy_of
+from proxfield.backends.numba.draws import temperature_at
 from proxfield.backends.numba.general import GeneralPack, contract, pairwise_into
 from proxfield.backends.numba.general import entropy_of as general_entropy_of
 from proxfield.compiled.jit import NO, embedded, inlined, parallel_kernel
-from proxfield.compiled.math import exp_negative, exp_ratio
-from proxfield.compiled.random import uniform
 from proxfield.terms.base import Doubles, Floats, Ints
-
-
-@inlined
-def temperature_at(t: int, sweeps: int, hot: float) -> float:
-    """A geometric schedule from ``hot`` to 1."""
-    if sweeps <= 1:
-        return 1.0
-    return hot ** (1.0 - t / (sweeps - 1.0))
 
 
 @embedded
 def binary_chain(
-    pack: BinaryPack, v: Floats, a: Floats, h: Doubles, hot: float, sweeps: int,
-    seed: np.uint64, drawn: bool, polish: int, tol: float,
+    pack: BinaryPack, v: Floats, a: Floats, h: Doubles, hot: float, cold: float,
+    sweeps: int, polish: int, tol: float,
 ) -> tuple[float, int]:  # fmt: skip
     """One chain; returns (free energy without the constant, sweeps of polish)."""
     n = len(pack.bias)
     pad = pack.pad
-    held = np.zeros(n, dtype=np.int8)
     for c in range(len(pack.clamped)):
-        held[pack.clamped[c]] = 1
         v[pad + pack.clamped[c]] = -0.5 if pack.clamp[c] > 0 else 0.5
-    if drawn:
-        for i in range(n):
-            if held[i] == 0:
-                v[pad + i] = -0.5 if uniform(seed, np.uint64(i)) < 0.5 - v[pad + i] else 0.5
-    for t in range(sweeps):
-        beta = 1.0 / temperature_at(t, sweeps, hot)
-        for i in range(n):
-            if held[i] != 0:
-                continue
-            x = np.float64(pack.bias[i])
-            for e in range(pack.row[i], pack.row[i + 1]):
-                x += pack.weight[e] * v[pad + pack.column[e]]
-            x *= beta
-            if abs(x) > 40.0:
-                v[pad + i] = -0.5 if x > 0 else 0.5
-                continue
-            num, den = exp_ratio(-abs(x))
-            small = num / (num + den)
-            one = small if x > 0 else 1.0 - small
-            if drawn:
-                draw = uniform(seed, np.uint64(n) * np.uint64(t + 1) + np.uint64(i))
-                v[pad + i] = -0.5 if draw < 1.0 - one else 0.5
-            else:
-                v[pad + i] = one - 0.5
     done = polish
-    for t in range(polish):
+    for t in range(sweeps + polish):
+        beta = 1.0 / temperature_at(t, sweeps, hot, cold) if t < sweeps else 1.0
         change = 0.0
         for i in range(n):
-            _, c = binary_sweep.visit(pack, v, a, h, i, 1.0, NO)
+            _, c = binary_sweep.visit(pack, v, a, h, i, beta, NO)
             change = max(change, c)
-        if change <= tol:
-            done = t + 1
+        if t >= sweeps and change <= tol:
+            done = t + 1 - sweeps
             break
     f = 0.0
     for i in range(n):
@@ -87,21 +52,19 @@ def binary_chain(
 
 @parallel_kernel
 def binary_chains(
-    pack: BinaryPack, v: Floats, a: Floats, hot: Doubles, sweeps: Ints, seed: NDArray[np.uint64],
-    drawn: NDArray[np.bool_], polish: int, tol: float, f: Doubles, done: Ints,
+    pack: BinaryPack, v: Floats, a: Floats, hot: Doubles, cold: Doubles, sweeps: Ints, polish: int,
+    tol: float, f: Doubles, done: Ints,
 ) -> None:  # fmt: skip
     """Many chains.  # v: (chains, n + 2 pad), a: (chains, n), the rest: (chains,)"""
     for b in numba.prange(len(hot)):
         h = np.zeros(len(pack.bias))
-        f[b], done[b] = binary_chain(
-            pack, v[b], a[b], h, hot[b], sweeps[b], seed[b], drawn[b], polish, tol
-        )
+        f[b], done[b] = binary_chain(pack, v[b], a[b], h, hot[b], cold[b], sweeps[b], polish, tol)
 
 
 @embedded
 def general_chain(
-    pack: GeneralPack, q: Floats, theta: Floats, h: Doubles, hot: float, sweeps: int,
-    seed: np.uint64, drawn: bool, polish: int, tol: float,
+    pack: GeneralPack, q: Floats, theta: Floats, h: Doubles, hot: float, cold: float,
+    sweeps: int, polish: int, tol: float,
 ) -> tuple[float, int]:  # fmt: skip
     """One chain; returns (free energy without the constant, sweeps of polish)."""
     n = len(pack.offset) - 1
@@ -119,58 +82,17 @@ def general_chain(
                 total += q[l]
         for l in range(o, end):
             q[l] /= total
-        if drawn:
-            draw_label(q[o:end], uniform(seed, np.uint64(i)), 1.0)
-    for t in range(sweeps):
-        beta = 1.0 / temperature_at(t, sweeps, hot)
-        for i in range(n):
-            o, end = pack.offset[i], pack.offset[i + 1]
-            c = end - o
-            out = g[:c]
-            general_sweep.target_of(pack, q, i, g, scratch)
-            low = np.inf
-            for l in range(c):
-                low = min(low, out[l])
-            if low == np.inf:
-                continue
-            total = 0.0
-            mine = q[o:end]
-            for l in range(c):
-                mine[l] = exp_negative(beta * (low - out[l]))
-                total += mine[l]
-            if drawn:
-                draw = uniform(seed, np.uint64(n) * np.uint64(t + 1) + np.uint64(i))
-                draw_label(mine, draw, total)
-            else:
-                for l in range(c):
-                    mine[l] /= total
     done = polish
-    for t in range(polish):
+    for t in range(sweeps + polish):
+        beta = 1.0 / temperature_at(t, sweeps, hot, cold) if t < sweeps else 1.0
         change = 0.0
         for i in range(n):
-            _, c = general_sweep.visit(pack, q, theta, h, i, 1.0, NO, g, scratch)
+            _, c = general_sweep.visit(pack, q, theta, h, i, beta, NO, g, scratch)
             change = max(change, c)
-        if change <= tol:
-            done = t + 1
+        if t >= sweeps and change <= tol:
+            done = t + 1 - sweeps
             break
     return free_energy_of(pack, q, g, scratch), done
-
-
-@inlined
-def draw_label(weights: Floats, u: float, total: float) -> None:
-    """Replace weights that add up to ``total`` by one label drawn from them (one-hot)."""
-    rest = u * total
-    chosen = -1
-    for l in range(len(weights)):
-        rest -= weights[l]
-        if chosen < 0 and rest < 0.0 and weights[l] > 0.0:
-            chosen = l
-    if chosen < 0:  # rounding: take the last label with weight
-        for l in range(len(weights)):
-            if weights[l] > 0.0:
-                chosen = l
-    for l in range(len(weights)):
-        weights[l] = 1.0 if l == chosen else 0.0
 
 
 @inlined
@@ -201,13 +123,12 @@ def free_energy_of(pack: GeneralPack, q: Floats, g: Doubles, scratch: Floats) ->
 
 @parallel_kernel
 def general_chains(
-    pack: GeneralPack, q: Floats, theta: Floats, hot: Doubles, sweeps: Ints,
-    seed: NDArray[np.uint64], drawn: NDArray[np.bool_], polish: int, tol: float, f: Doubles,
-    done: Ints,
+    pack: GeneralPack, q: Floats, theta: Floats, hot: Doubles, cold: Doubles, sweeps: Ints,
+    polish: int, tol: float, f: Doubles, done: Ints,
 ) -> None:  # fmt: skip
     """Many chains.  # q, theta: (chains, size), the rest: (chains,)"""
     for b in numba.prange(len(hot)):
         h = np.zeros(len(pack.offset) - 1)
         f[b], done[b] = general_chain(
-            pack, q[b], theta[b], h, hot[b], sweeps[b], seed[b], drawn[b], polish, tol
+            pack, q[b], theta[b], h, hot[b], cold[b], sweeps[b], polish, tol
         )

@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, residual_of, rounding_of, slack
+from proxfield.backends.numba.binary_chains import BinaryForests
+from proxfield.backends.numba.general_chains import GeneralForests
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
 from proxfield.backends.numba.visits import VisitingSweeps
 from proxfield.compiled.jit import PARALLEL_WORK, ParallelKernel, max_threads, thread_count
+from proxfield.lowering.forests import FORESTS
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import (
     SMALLEST_STEP,
@@ -39,7 +42,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     kernels: Kernels
     sweeps: SweepKernels
-    chains: ParallelKernel  # for cooling chains
+    chains: ParallelKernel  # for chains of marginals, and polishing
     pack: PackT
     sweep_pack: PackT
     constant: float
@@ -448,11 +451,44 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         arrays, natural = self._chain_arrays(chains.starts)
         f, polished = np.zeros(count), np.zeros(count, dtype=np.int64)
         with thread_count(threads or self.threads):
+            if chains.drawn.any():
+                several = bool((chains.drawn & chains.forests).any())
+                self._draw(chains, arrays, self._forests if several else self._no_forests)
+            cooled = np.where(chains.drawn, 0, chains.sweeps)
             self.chains(
-                self.sweep_pack, arrays, natural, chains.hot, chains.sweeps, chains.seeds,
-                chains.drawn, chains.polish, chains.tol, f, polished,
+                self.sweep_pack, arrays, natural, chains.hot, chains.cold, cooled, chains.polish,
+                chains.tol, f, polished,
             )  # fmt: skip
         return Explored(self._chain_marginals(arrays), self.constant + f, chains.sweeps + polished)
+
+    @cached_property
+    def _forests(self) -> BinaryForests | GeneralForests:
+        """Forests for chains that move by them, made when they are first needed."""
+        return self._pack_forests(FORESTS, self._in_forests())
+
+    @cached_property
+    def _no_forests(self) -> BinaryForests | GeneralForests:
+        """The same arrays, empty."""
+        return self._pack_forests(0, np.zeros(self.layout.n_vars, dtype=bool))
+
+    def warm_up_forests(self) -> None:
+        self._pack_forests(1, np.zeros(self.layout.n_vars, dtype=bool))
+
+    @abstractmethod
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        """Run the chains that sample labellings, which replace their starts in ``arrays``."""
+
+    @abstractmethod
+    def _in_forests(self) -> NDArray[np.bool_]:
+        """Which variables may be in a forest."""
+
+    @abstractmethod
+    def _pack_forests(
+        self, count: int, usable: NDArray[np.bool_]
+    ) -> BinaryForests | GeneralForests:
+        """So many induced forests of the field."""
 
     @abstractmethod
     def _chain_arrays(self, starts: NDArray[np.float64]) -> tuple[Floats, Floats]:

@@ -10,14 +10,28 @@ from numpy.typing import NDArray
 from proxfield.backends.base import Program, State, softmax
 from proxfield.backends.numba import binary, binary_sweep, chains, general, general_sweep
 from proxfield.backends.numba.binary import BinaryArrays, BinaryPack
+from proxfield.backends.numba.binary_chains import (
+    BinaryForests,
+    draw_binary,
+    pack_binary_forests,
+)
 from proxfield.backends.numba.cpu import CpuProgram
+from proxfield.backends.numba.draws import BLOCK
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
+from proxfield.backends.numba.general_chains import (
+    GeneralForests,
+    draw_general,
+    pack_general_forests,
+)
+from proxfield.backends.numba.general_moves import Energies, energies_of
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
 from proxfield.backends.numba.state import CpuState
 from proxfield.backends.numba.terms import BinaryCpuTerm, CpuTerm
 from proxfield.backends.reference import TINY
+from proxfield.lowering.forests import Graph, graph_of, make_forests
 from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains
 from proxfield.terms.base import Floats, Term
 
 COUPLING_SCALE = 2.0**40
@@ -172,6 +186,24 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        draw_binary(
+            self.sweep_pack, forests, arrays, chains.hot, chains.cold, chains.sweeps, chains.seeds,
+            chains.drawn, chains.forests, np.empty((len(arrays), 4, max(self.n, BLOCK))),
+        )  # fmt: skip
+
+    def _in_forests(self) -> NDArray[np.bool_]:
+        usable = np.ones(self.n, dtype=bool)
+        usable[self.pack.clamped] = False
+        return usable
+
+    def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> BinaryForests:
+        pack, none = self.sweep_pack, np.zeros(0, dtype=np.int64)
+        graph = Graph(pack.row, pack.column, np.zeros(self.n + 1, dtype=np.int64), none, 0)
+        return pack_binary_forests(pack, make_forests(graph, usable, count))
+
     def _gradient(self, s: BinaryState, parts: NDArray[np.float64]) -> None:
         binary.gradient_parallel(self.pack, s.arrays, s.phase, parts)
 
@@ -236,6 +268,34 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
 
     def _chain_marginals(self, arrays: Floats) -> NDArray[np.float64]:
         return np.array(arrays, dtype=np.float64)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        """Who interacts with whom."""
+        return graph_of(self.lowered)
+
+    @cached_property
+    def _energies(self) -> Energies:
+        """The field as drawn chains read it."""
+        return energies_of(self.pack)
+
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        count, n, size = len(arrays), self.layout.n_vars, self.layout.size
+        widest = int(self.layout.cardinalities.max(initial=1))
+        draw_general(
+            *self._energies, self.pack.hard, forests, arrays, chains.hot, chains.cold,
+            chains.sweeps, chains.seeds, chains.drawn, chains.forests,
+            np.empty((count, n), dtype=np.int32), np.empty((count, size)),
+            np.empty((count, 2, max(BLOCK, widest))),
+        )  # fmt: skip
+
+    def _in_forests(self) -> NDArray[np.bool_]:
+        return np.ones(self.layout.n_vars, dtype=bool)
+
+    def _pack_forests(self, count: int, usable: NDArray[np.bool_]) -> GeneralForests:
+        return pack_general_forests(self.pack, make_forests(self._graph, usable, count))
 
     def _gradient(self, s: GeneralState, parts: NDArray[np.float64]) -> None:
         if len(self.pack.factor_start):

@@ -2,7 +2,8 @@
 
 The same chains as `proxfield.backends.numba.chains`, but variables are visited color by color
 instead of in the order of their numbers. A chain's random number for a variable and a sweep is the
-same in every kernel set.
+same in every kernel set. There are no forest moves here: ``Chains.forests`` is ignored, and all
+drawn chains visit single variables.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def explore(sweeper: Sweeper, chains: Chains, order: Visits | None = None) -> Ex
 def _some(chains: Chains, at: slice) -> Chains:
     return Chains(
         chains.starts[at], chains.hot[at], chains.sweeps[at], chains.seeds[at], chains.drawn[at],
-        chains.polish, chains.tol,
+        chains.cold[at], chains.forests[at], chains.polish, chains.tol,
     )  # fmt: skip
 
 
@@ -98,7 +99,7 @@ def _begin(
 
 
 def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
-    """β of each chain in each sweep, from 1/hot to 1 geometrically; 0 where it rests.
+    """β of each chain in each sweep, from 1/hot to 1/cold geometrically; 0 where it rests.
 
     Returns:
         # (largest number of sweeps, chains)
@@ -113,7 +114,8 @@ def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
     t = np.arange(int(chains.sweeps.max(initial=0)))[:, None]
     last = chains.sweeps - 1
     way = np.where(last > 0, t / np.maximum(last, 1), 1.0)
-    return np.where(t <= last, chains.hot ** (np.minimum(way, 1.0) - 1.0), 0.0)
+    way = np.minimum(way, 1.0)
+    return np.where(t <= last, chains.hot ** (way - 1.0) * chains.cold**-way, 0.0)
 
 
 def _cool(
@@ -124,7 +126,7 @@ def _cool(
     seeds: Tensor | None = None,
     drawn: Tensor | None = None,
 ) -> None:
-    """All sweeps above temperature 1, without a look back."""
+    """All sweeps that cool, without a look back."""
     schedule = inverse_temperatures(chains)
     betas = torch.tensor(schedule, device=sweeper.device)
     clock = torch.zeros(1, dtype=torch.int64, device=sweeper.device)
