@@ -273,3 +273,10 @@ def test_many_fields_get_what_each_gets() -> None:
     for field, result in zip(fields, together, strict=True):
         alone = pf.infer(field, "fixed", max_iters=50, budget=1000.0)
         assert result.q.tobytes() == alone.q.tobytes()
+
+
+def test_lanczos_ends_where_products_overflow() -> None:
+    lanczos = Lanczos(lambda v: np.where(v > 0, np.inf, 1.0), 50)
+    lanczos.advance(5)
+    assert lanczos.exhausted and not lanczos.converged
+    assert lanczos.value == -np.inf

@@ -70,6 +70,7 @@ class Lanczos:
         self._projected = np.zeros((width, width))
         self._used = self._kept = 0
         self._length = 0.0
+        self._overflowed = False
 
     @cached_property
     def _basis(self) -> NDArray[np.float64]:
@@ -85,7 +86,7 @@ class Lanczos:
     @property
     def exhausted(self) -> bool:
         """Whether it ended, with or without an eigenvalue."""
-        return self.converged or self.products >= self.most
+        return self.converged or self._overflowed or self.products >= self.most
 
     def advance(self, products: int, late: Callable[[], bool] = lambda: False) -> None:
         """Make up to so many products, fewer if it converges or the time is over."""
@@ -93,6 +94,8 @@ class Lanczos:
             if self.exhausted or late():
                 return
             residual = self._extend()
+            if self._overflowed:
+                return
             full = self._used == len(self._basis)
             if residual <= BREAKDOWN or full or k + 1 == products:
                 self._look(residual, full)
@@ -104,6 +107,9 @@ class Lanczos:
         known = self._basis[: j + 1]
         new = np.array(self.apply(self._next), dtype=np.float64)
         size = length(new)
+        if not size < np.inf:
+            self._overflowed = True
+            return np.inf
         if j == self._kept:  # after a restart, H couples it to every vector that was kept
             part = known @ new
             new -= part @ known
