@@ -1,0 +1,326 @@
+"""The labelling of lowest energy: cooled chains that end at temperature 0, combined part by part.
+
+One cooling from a random labelling, then rounds: the best labelling so far is heated to some
+temperature and cooled again, and every part of the result that lowers the energy is taken
+(`lowering.crossing`). On sparse fields a round changes the labelling in many places that don't
+interact, so each is accepted or rejected by itself. How hot a round starts follows from what
+temperatures have gained; where nothing has been gained for a while, coolings get longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.common.interrupts import finish_first
+from proxfield.lowering.crossing import Crossing
+from proxfield.lowering.lowered import Lowered
+from proxfield.result import Status, one_hot
+from proxfield.rules.base import Rule
+from proxfield.rules.plan import Chains, Plan
+from proxfield.rules.portfolio import visits
+from proxfield.rules.schedules import Sweep
+from proxfield.rules.session import Outcome, Problem, Session
+from proxfield.terms.base import Ints
+
+FIRST_HEAT = 2.0
+"""Temperature of the first cooling, in units of `interaction_scale`."""
+REHEATS = (0.3, 0.45, 0.65, 1.0, 1.5)
+"""Temperatures that rounds start at, likewise."""
+COLD = 0.1
+"""Temperature at which coolings end, likewise."""
+ZERO = 1e-12
+"""Temperature of the last sweeps of a round, likewise: each variable takes its cheapest label."""
+ZERO_SWEEPS = 2
+"""Sweeps at that temperature."""
+FIRST_SHARE = 0.15
+"""Share of the limits for the first cooling."""
+FIRST_SWEEPS = (10, 1000)
+"""Least and most sweeps of the first cooling."""
+ROUND_SWEEPS = 100
+"""Sweeps of a round, at first."""
+LONGEST_SHARE = 0.2
+"""Share of what is left of the limits for one round."""
+QUIET_ROUNDS = 20
+"""Rounds without a gain after which they get twice as long."""
+EXPLORED_SHARE = 0.3
+"""Share of chains whose temperature is drawn at random, whatever temperatures have gained."""
+MEMORY = 0.95
+"""Weight of what a temperature has gained before, when it gains again."""
+SLICE_WORK = 5e6
+"""Work between two looks at the clock, the callback and Ctrl-C: entries, and `FLIP_SHARE` of edges."""
+FLIP_SHARE = 0.05
+"""Share of edge ends that a sweep reads: those of variables that change."""
+FOREST_DEGREE = 5.0
+"""Neighbors per variable up to which chains move by forests: these hold most variables."""
+CHAINS_PER_ROUND = 4
+"""Chains of a round where only iterations are limited."""
+STALL_SWEEPS = 5000
+"""Sweeps without a gain after which a search without limits may end."""
+DEFAULT_VISITS = 2e8
+"""Entries and edge ends to visit where the user sets no limit."""
+REPORT_SECONDS = 0.05
+"""Time between two calls of the callback."""
+OPENING_SWEEPS = 10
+"""Sweeps that must fit into a budget for a cooling to pay."""
+SWEEP_EVALUATIONS = 3
+"""Evaluations of F that take as long as a sweep, before one has been timed."""
+
+
+@dataclass(frozen=True)
+class MapSearch(Rule):
+    """A labelling of low energy; not among the rules by name, since its result is no minimum of F.
+
+    Its outcome holds one-hot marginals, whose F is the energy of the labelling.
+    """
+
+    name = "map"
+    summary = "a labelling of low energy, by cooled chains combined part by part"
+
+    def plan(self, problem: Problem) -> Plan:
+        return Sweep().plan(problem)
+
+    def prepare(self, problem: Problem) -> None:
+        """Nothing: no step is needed."""
+
+    def default_iterations(self, problem: Problem) -> int:
+        """As many sweeps as take a second or two on a large field."""
+        return int(np.clip(DEFAULT_VISITS / max(1, visits(problem.lowered)), 200, 50_000))
+
+    def solve(self, session: Session) -> Outcome:
+        return Search(session).run()
+
+
+def interaction_scale(lowered: Lowered) -> float:
+    """The root of a variable's summed squared interactions, averaged: a typical critical temperature.
+
+    The size of an interaction is the root mean square of its table without the mean of each
+    row and column; that of J·s·t is |J|. It's 0 where nothing interacts.
+    """
+    n, layout = lowered.layout.n_vars, lowered.layout
+    total = np.zeros(n)
+    if lowered.ising is not None:
+        for end in lowered.ising.edges.T:
+            total += np.bincount(end, lowered.ising.weights**2, minlength=n)
+    if lowered.potts is not None:
+        c = layout.cardinalities[lowered.potts.edges].max(axis=1)
+        size = lowered.potts.weights**2 * (c - 1) / c**2
+        for end in lowered.potts.edges.T:
+            total += np.bincount(end, size, minlength=n)
+    for factor in lowered.factors:
+        tables, axes = factor.tables, range(1, factor.tables.ndim)
+        rest = tables - tables.mean(axis=tuple(axes), keepdims=True)
+        effects = [rest.mean(axis=tuple(a for a in axes if a != b), keepdims=True) for b in axes]
+        square = ((rest - sum(effects)) ** 2).mean(axis=tuple(axes))[factor.index]
+        for column in factor.scopes.T:
+            total += np.bincount(column, square, minlength=n)
+    strength = np.sqrt(total)
+    return float(strength[strength > 0].mean()) if strength.any() else 0.0
+
+
+class Search:
+    """One search, in a session whose field forbids no configuration.
+
+    Args:
+        session: The session; its start is a labelling to improve (one-hot), or marginals.
+        judged: The field whose energy decides which labelling is kept, where the session's is one
+            with penalties in the place of forbidden configurations.
+    """
+
+    def __init__(self, session: Session, judged: Lowered | None = None) -> None:
+        self.session, self.loop = session, session.loop
+        self.lowered = session.problem.lowered
+        self.judged = self.lowered if judged is None else judged
+        self.layout = self.lowered.layout
+        self.rng = np.random.default_rng(session.problem.seed)
+        self.scale = interaction_scale(self.lowered) or 1.0
+        self.crossing = Crossing(self.lowered)
+        ends = len(self.crossing.column)
+        self.work = max(1.0, self.layout.size + FLIP_SHARE * ends)
+        """Work of a sweep."""
+        self.forests = ends <= FOREST_DEGREE * self.layout.n_vars
+        self.chains_made = 0
+        self.gained, self.spent = np.zeros(len(REHEATS)), np.zeros(len(REHEATS))
+        self.best: Ints = self.layout.best_labels(session.start)
+        """The labelling that rounds start from."""
+        self.energy = np.inf
+        self.kept: Ints = self.best
+        """The labelling of lowest energy by the judge; the same unless that is another field."""
+        self.kept_energy = np.inf
+        self.improved_at = 0
+        self.mark, self.reported, self.pace = 0.0, -np.inf, 0.0
+        self.stopped: Status | None = None
+
+    # ---- limits ----
+
+    def left(self) -> float:
+        """Sweeps that the limits leave."""
+        loop = self.loop
+        left = float(loop.max_iters - loop.iterations)
+        if loop.budget is not None and self.pace > 0:
+            left = min(left, self.pace * loop.seconds_left())
+        return left
+
+    def tick(self) -> None:
+        """Count the time since the last call as seconds of inference."""
+        now = self.loop.now()
+        self.loop.elapsed += now - self.mark
+        self.mark = now
+        self.pace = self.loop.iterations / max(1e-9, self.loop.elapsed)
+
+    def look(self) -> bool:
+        """Call the callback now and then; is it time to stop?"""
+        loop = self.loop
+        if self.stopped is None and self.mark - self.reported > REPORT_SECONDS:
+            if loop.report(self.kept_energy, self.hot_labels(self.kept)):
+                self.stopped = Status.STOPPED
+            self.reported = self.mark = loop.now()  # the callback's time doesn't count
+        return self.stopped is not None
+
+    def hot_labels(self, labels: Ints) -> NDArray[np.float64]:
+        """A labelling as marginals."""
+        return one_hot(self.layout.offsets, labels).astype(np.float64, copy=False)
+
+    # ---- chains ----
+
+    def cool(
+        self, starts: NDArray[np.float64], hot: NDArray[np.float64], cold: float, sweeps: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Cool chains, a slice at a time, until the limits end; returns labellings and energies."""
+        per = max(1, int(SLICE_WORK / (self.work * len(starts))))
+        q, energies, done = starts, np.full(len(starts), np.inf), 0
+        while done < sweeps:
+            count = min(per, sweeps - done)
+            share = np.array([done, done + count - 1]) / max(1, sweeps - 1)
+            first, last = (hot * (cold / hot) ** s for s in share)
+            chains = Chains.make(
+                q, hot=first if count > 1 else last, cold=last, sweeps=count,
+                seeds=self.seeds(len(starts)), drawn=True, forests=self.forests, polish=0,
+            )  # fmt: skip
+            ended = self.session.explore(chains)
+            q, energies = ended.q, ended.free_energy
+            self.loop.iterations += count * len(starts)
+            done += count
+            self.tick()
+            if done < sweeps and (self.loop.spent is not None or self.look()):
+                break
+        return q, energies
+
+    def seeds(self, count: int) -> NDArray[np.uint64]:
+        """Random seeds of the next chains."""
+        first = self.chains_made + (self.session.problem.seed << 32)
+        self.chains_made += count
+        return np.array([(first + k) % 2**64 for k in range(count)], dtype=np.uint64)
+
+    def take(self, q: NDArray[np.float64], energy: float) -> float:
+        """Combine the best labelling with what a chain ended with; returns the gain."""
+        labels = self.layout.best_labels(q)
+        labels, change = self.crossing.improved(self.best, labels, energy - self.energy)
+        self.best = labels
+        self.energy += change
+        if change < 0:
+            self.judge()
+        return -change
+
+    def judge(self) -> None:
+        """Keep the best labelling if its energy is the lowest."""
+        energy = self.energy
+        if self.judged is not self.lowered:
+            energy = self.judged.energy(self.best)
+        if energy < self.kept_energy:
+            if not energy > self.kept_energy - 1e-9 * (1 + abs(energy)):
+                self.improved_at = self.loop.iterations
+            self.kept, self.kept_energy = self.best, energy
+
+    def choose(self, count: int) -> Ints:
+        """Which of `REHEATS` chains start at: in proportion to what each has gained per sweep."""
+        value = self.gained / np.maximum(self.spent, 1.0)
+        uniform = np.full(len(REHEATS), 1.0 / len(REHEATS))
+        p = uniform
+        if value.sum() > 0:
+            p = EXPLORED_SHARE * uniform + (1.0 - EXPLORED_SHARE) * value / value.sum()
+        return self.rng.choice(len(REHEATS), size=count, p=p)
+
+    # ---- the search ----
+
+    def run(self) -> Outcome:
+        """Search until a limit, the callback or Ctrl-C ends it."""
+        session = self.session
+        session.warm_up_chains(session.start)
+        session.measure(session.start)  # times an evaluation
+        self.crossing.components(self.best < 0)  # compiles
+        self.mark = self.loop.now()
+        try:
+            status = self._search()
+        except KeyboardInterrupt:
+            status = Status.INTERRUPTED
+        return Outcome(self.hot_labels(self.kept), self.kept_energy, status, self.kept)
+
+    def _search(self) -> Status:
+        loop = self.loop
+        self.energy = self.lowered.energy(self.best)
+        self.judge()
+        self.note()
+        sweep = SWEEP_EVALUATIONS * loop.costs.evaluation
+        if loop.budget is not None and OPENING_SWEEPS * sweep > loop.seconds_left():
+            return Status.BUDGET
+        self._open()
+        length, quiet = ROUND_SWEEPS, 0
+        while loop.spent is None and not self.look():
+            left = self.left()
+            several = CHAINS_PER_ROUND if loop.budget is None else self.session.chain_threads
+            count = int(min(several, left // (OPENING_SWEEPS + ZERO_SWEEPS)))
+            if count < 1:
+                break
+            sweeps = int(np.clip(LONGEST_SHARE * left / count, OPENING_SWEEPS, length))
+            gain = self._round(count, sweeps)
+            quiet = 0 if gain > 1e-9 * (1 + abs(self.energy)) else quiet + count
+            if quiet > QUIET_ROUNDS:
+                length, quiet = 2 * length, 0
+            still = loop.iterations - self.improved_at
+            if not self.session.limited and still > max(STALL_SWEEPS, 2 * self.improved_at):
+                return Status.SETTLED
+        return self.stopped or loop.spent or self.session.limit
+
+    def note(self) -> None:
+        """A row of the trace."""
+        self.tick()
+        self.loop.note(0, self.loop.elapsed, self.kept_energy)
+
+    def _open(self) -> None:
+        """A first cooling from the start, after a few sweeps from which the pace is known."""
+        least, most = FIRST_SWEEPS
+        for share in (0.0, FIRST_SHARE):
+            if self.loop.spent is None and not self.look():
+                sweeps = int(np.clip(share * self.left(), min(least, self.loop.max_iters), most))
+                with finish_first():
+                    q, energy = self._cooled(self.session.start[None], FIRST_HEAT, sweeps)
+                    self.take(q[0], energy[0])
+                    self.note()
+
+    def _cooled(
+        self, starts: NDArray[np.float64], heat: float | NDArray[np.float64], sweeps: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Chains cooled to `COLD` and then to 0; returns their labellings and energies."""
+        hot = np.broadcast_to(self.scale * np.asarray(heat), len(starts))
+        q, _ = self.cool(starts, hot, self.scale * COLD, sweeps)
+        zero = np.full(len(starts), self.scale * ZERO)
+        return self.cool(q, zero, self.scale * ZERO, ZERO_SWEEPS)
+
+    def _round(self, count: int, sweeps: int) -> float:
+        """Heat the best labelling and cool it again, in several chains; returns the gain."""
+        gains = 0.0
+        with finish_first():
+            which = self.choose(count)
+            starts = np.repeat(self.hot_labels(self.best)[None], count, axis=0)
+            ends = self._cooled(starts, np.take(REHEATS, which), sweeps)
+            for k, q, energy in zip(which, *ends, strict=True):
+                gain = self.take(q, energy)
+                self.gained[k] = MEMORY * self.gained[k] + gain
+                self.spent[k] = MEMORY * self.spent[k] + sweeps
+                gains += gain
+            self.note()
+        return gains
+
