@@ -4,7 +4,8 @@ One cooling from a random labelling, then rounds: the best labelling so far is h
 temperature and cooled again, and every part of the result that lowers the energy is taken
 (`lowering.crossing`). On sparse fields a round changes the labelling in many places that don't
 interact, so each is accepted or rejected by itself. How hot a round starts follows from what
-temperatures have gained; where nothing has been gained for a while, coolings get longer.
+temperatures have gained. Where nothing has been gained for a while, rounds get longer, in turns with
+searches from other starts, whose results are combined with the best labelling too.
 """
 
 from __future__ import annotations
@@ -27,28 +28,35 @@ from proxfield.terms.base import Ints
 
 FIRST_HEAT = 2.0
 """Temperature of the first cooling, in units of `interaction_scale`."""
-REHEATS = (0.3, 0.45, 0.65, 1.0, 1.5)
+REHEATS = (0.3, 0.5, 0.7, 0.9, 1.3, 2.0)
 """Temperatures that rounds start at, likewise."""
-COLD = 0.1
+COLD = 0.15
 """Temperature at which coolings end, likewise."""
 ZERO = 1e-12
 """Temperature of the last sweeps of a round, likewise: each variable takes its cheapest label."""
-ZERO_SWEEPS = 2
+ZERO_SWEEPS = 3
 """Sweeps at that temperature."""
-FIRST_SHARE = 0.15
+FIRST_SHARE = 0.25
 """Share of the limits for the first cooling."""
-FIRST_SWEEPS = (10, 1000)
-"""Least and most sweeps of the first cooling."""
+FIRST_SWEEPS = (10, 300, 1000)
+"""Least sweeps of the first cooling; sweeps that may take half of the limits; most sweeps."""
 ROUND_SWEEPS = 100
 """Sweeps of a round, at first."""
 LONGEST_SHARE = 0.2
 """Share of what is left of the limits for one round."""
-QUIET_ROUNDS = 20
-"""Rounds without a gain after which they get twice as long."""
-EXPLORED_SHARE = 0.3
+QUIET_ROUNDS = 10
+"""Chains without a gain after which rounds get twice as long, or a search from another start ends."""
+EXPLORED_SHARE = 0.5
 """Share of chains whose temperature is drawn at random, whatever temperatures have gained."""
-MEMORY = 0.95
+MEMORY = 0.8
 """Weight of what a temperature has gained before, when it gains again."""
+ANEW_SWEEPS = 3000
+"""Sweeps of short coolings of random labellings before each search from another start."""
+RELABELLED_SWEEPS = 100
+"""Sweeps after each round from labellings in which a region has another label, where there are
+more than two."""
+RELABELLED_HEATS = 3
+"""How many of `REHEATS` these start at."""
 SLICE_WORK = 5e6
 """Work between two looks at the clock, the callback and Ctrl-C: entries, and `FLIP_SHARE` of edges."""
 FLIP_SHARE = 0.05
@@ -127,23 +135,31 @@ class Search:
         session: The session; its start is a labelling to improve (one-hot), or marginals.
         judged: The field whose energy decides which labelling is kept, where the session's is one
             with penalties in the place of forbidden configurations.
+        scale: The unit of temperatures; by default `interaction_scale`.
     """
 
-    def __init__(self, session: Session, judged: Lowered | None = None) -> None:
+    def __init__(
+        self, session: Session, judged: Lowered | None = None, scale: float = 0.0
+    ) -> None:
         self.session, self.loop = session, session.loop
         self.lowered = session.problem.lowered
         self.judged = self.lowered if judged is None else judged
         self.layout = self.lowered.layout
         self.rng = np.random.default_rng(session.problem.seed)
-        self.scale = interaction_scale(self.lowered) or 1.0
+        self.hottest = FIRST_HEAT * (interaction_scale(self.lowered) or 1.0)
+        self.scale = scale or self.hottest / FIRST_HEAT
         self.crossing = Crossing(self.lowered)
         ends = len(self.crossing.column)
         self.work = max(1.0, self.layout.size + FLIP_SHARE * ends)
         """Work of a sweep."""
         self.forests = ends <= FOREST_DEGREE * self.layout.n_vars
+        self.several_labels = bool(self.layout.cardinalities.max(initial=2) > 2)
+        cards = self.layout.cardinalities
+        self.uniform = np.repeat(1.0 / cards, cards)
         self.chains_made = 0
         self.gained, self.spent = np.zeros(len(REHEATS)), np.zeros(len(REHEATS))
-        self.best: Ints = self.layout.best_labels(session.start)
+        given = session.start.max(initial=0.0) == 1.0  # a labelling, not marginals
+        self.best: Ints = self.layout.best_labels(session.start if given else -self.lowered.unary)
         """The labelling that rounds start from."""
         self.energy = np.inf
         self.kept: Ints = self.best
@@ -151,6 +167,9 @@ class Search:
         self.kept_energy = np.inf
         self.improved_at = 0
         self.mark, self.reported, self.pace = 0.0, -np.inf, 0.0
+        self.noted = (self.loop.iterations, self.loop.elapsed)
+        self.double = session.slack(0.0) < 1e-9
+        """Whether chains tell their energies in float64."""
         self.stopped: Status | None = None
 
     # ---- limits ----
@@ -168,7 +187,6 @@ class Search:
         now = self.loop.now()
         self.loop.elapsed += now - self.mark
         self.mark = now
-        self.pace = self.loop.iterations / max(1e-9, self.loop.elapsed)
 
     def look(self) -> bool:
         """Call the callback now and then; is it time to stop?"""
@@ -217,8 +235,12 @@ class Search:
     def take(self, q: NDArray[np.float64], energy: float) -> float:
         """Combine the best labelling with what a chain ended with; returns the gain."""
         labels = self.layout.best_labels(q)
-        labels, change = self.crossing.improved(self.best, labels, energy - self.energy)
-        self.best = labels
+        if not np.isfinite(self.energy):  # the start has an impossible label
+            self.best, self.energy = labels, self.lowered.energy(labels)
+            self.judge()
+            return 0.0
+        difference = energy - self.energy if self.double else None
+        self.best, change = self.crossing.improved(self.best, labels, difference)
         self.energy += change
         if change < 0:
             self.judge()
@@ -248,11 +270,13 @@ class Search:
     def run(self) -> Outcome:
         """Search until a limit, the callback or Ctrl-C ends it."""
         session = self.session
-        session.warm_up_chains(session.start)
-        session.measure(session.start)  # times an evaluation
-        self.crossing.components(self.best < 0)  # compiles
-        self.mark = self.loop.now()
         try:
+            session.warm_up_chains(session.start)
+            session.measure(session.start)  # times an evaluation
+            self.crossing.components(self.best < 0)  # compiles
+            self.energy = self.lowered.energy(self.best)
+            self.judge()
+            self.mark = self.loop.now()
             status = self._search()
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
@@ -260,51 +284,139 @@ class Search:
 
     def _search(self) -> Status:
         loop = self.loop
-        self.energy = self.lowered.energy(self.best)
-        self.judge()
         self.note()
         sweep = SWEEP_EVALUATIONS * loop.costs.evaluation
         if loop.budget is not None and OPENING_SWEEPS * sweep > loop.seconds_left():
             return Status.BUDGET
         self._open()
-        length, quiet = ROUND_SWEEPS, 0
-        while loop.spent is None and not self.look():
-            left = self.left()
-            several = CHAINS_PER_ROUND if loop.budget is None else self.session.chain_threads
-            count = int(min(several, left // (OPENING_SWEEPS + ZERO_SWEEPS)))
-            if count < 1:
-                break
-            sweeps = int(np.clip(LONGEST_SHARE * left / count, OPENING_SWEEPS, length))
-            gain = self._round(count, sweeps)
-            quiet = 0 if gain > 1e-9 * (1 + abs(self.energy)) else quiet + count
-            if quiet > QUIET_ROUNDS:
-                length, quiet = 2 * length, 0
+        length, begun = ROUND_SWEEPS, loop.iterations
+        while self._turn(length):
             still = loop.iterations - self.improved_at
             if not self.session.limited and still > max(STALL_SWEEPS, 2 * self.improved_at):
                 return Status.SETTLED
+            length *= 2
+            spent, begun = loop.iterations - begun, loop.iterations
+            while loop.iterations - begun < spent and self._cool_anew() and self._try_anew():
+                pass
+            begun = loop.iterations
         return self.stopped or loop.spent or self.session.limit
 
+    def _turn(self, length: int) -> bool:
+        """Rounds until several in a row gain nothing; False where a limit came first."""
+        loop, quiet = self.loop, 0
+        while quiet < QUIET_ROUNDS:
+            if loop.spent is not None or self.look():
+                return False
+            count, sweeps = self._room(length)
+            if count < 1:
+                return False
+            gain = self._round(count, sweeps)
+            if self.several_labels:
+                gain += self._relabel(min(RELABELLED_SWEEPS, self.left() / 8))
+            quiet = 0 if gain > 1e-9 * (1 + abs(self.energy)) else quiet + count
+        return True
+
+    def _relabel(self, most: float) -> float:
+        """Give regions of one label another one and cool from a low temperature; returns the gain.
+
+        A region is connected, or half of the time all that has the label. Where neighbors like to
+        be equal, single variables can't leave a region, and heating melts all others too.
+        """
+        sweeps = int(OPENING_SWEEPS * 10 ** (self.rng.integers(3) / 2))
+        count = int(most // sweeps)
+        if count < 1:
+            return 0.0
+        cards, gains, starts = self.layout.cardinalities, 0.0, []
+        with finish_first():
+            for i in self.rng.integers(self.layout.n_vars, size=count):
+                old, new = self.best[i], self.rng.integers(cards[i] - 1)
+                new += new >= old
+                region = (self.best == old) & (cards > new)
+                if self.rng.random() < 0.5:
+                    component, _ = self.crossing.components(region)
+                    region &= component == component[i]
+                starts.append(self.hot_labels(np.where(region, new, self.best)))
+            hot = self.scale * self.rng.choice(REHEATS[:RELABELLED_HEATS], size=count)
+            ends = self._cooled(np.stack(starts), hot, sweeps)
+            for q, energy in zip(*ends, strict=True):
+                gains += self.take(q, energy)
+            self.note()
+        return gains
+
+    def _cool_anew(self) -> bool:
+        """Short coolings of random labellings; False where a limit came first."""
+        begun = self.loop.iterations
+        while self.loop.iterations - begun < ANEW_SWEEPS:
+            count, sweeps = self._room(FIRST_SWEEPS[1])
+            if count < 1 or self.loop.spent is not None or self.look():
+                return False
+            with finish_first():
+                starts = np.repeat(self.uniform[None], count, axis=0)
+                for q, energy in zip(*self._cooled(starts, self.hottest, sweeps), strict=True):
+                    self.take(q, energy)
+                self.note()
+        return True
+
+    def _room(self, length: int) -> tuple[int, int]:
+        """(chains, sweeps of each) for coolings of some length, or as many as fit; (0, 0): none."""
+        left = self.left()
+        several = CHAINS_PER_ROUND
+        if self.loop.budget is not None:
+            several = self.session.chain_threads
+        count = int(min(several, left // (OPENING_SWEEPS + ZERO_SWEEPS)))
+        if count < 1:
+            return 0, 0
+        return count, int(np.clip(LONGEST_SHARE * left / count, OPENING_SWEEPS, length))
+
+    def _try_anew(self) -> bool:
+        """A search of its own from another start, combined with the best labelling at its end."""
+        best, energy = self.best, self.energy
+        count, sweeps = self._room(FIRST_SWEEPS[1])
+        if count < 1:
+            return False
+        with finish_first():
+            q, energies = self._cooled(self.uniform[None], self.hottest, sweeps)
+            self.best, self.energy = self.layout.best_labels(q[0]), float(energies[0])
+            self.note()
+        going = self._turn(ROUND_SWEEPS)
+        with finish_first():
+            if self.energy > energy:
+                best, self.best, energy, self.energy = self.best, best, self.energy, energy
+            self.best, change = self.crossing.improved(self.best, best)
+            self.energy += change
+            self.judge()
+            self.note()
+        return going
+
     def note(self) -> None:
-        """A row of the trace."""
+        """A row of the trace; also the pace since the last one."""
+        loop = self.loop
         self.tick()
-        self.loop.note(0, self.loop.elapsed, self.kept_energy)
+        sweeps, seconds = loop.iterations - self.noted[0], loop.elapsed - self.noted[1]
+        if sweeps > 0:
+            now = sweeps / max(1e-9, seconds)
+            self.pace = 0.5 * (self.pace + now) if self.pace else now
+        self.noted = loop.iterations, loop.elapsed
+        loop.note(0, loop.elapsed, self.kept_energy)
 
     def _open(self) -> None:
         """A first cooling from the start, after a few sweeps from which the pace is known."""
-        least, most = FIRST_SWEEPS
-        for share in (0.0, FIRST_SHARE):
+        (least, usual, most), start = FIRST_SWEEPS, self.session.start
+        for trial in (True, False):
             if self.loop.spent is None and not self.look():
-                sweeps = int(np.clip(share * self.left(), min(least, self.loop.max_iters), most))
+                left = 0.0 if trial else self.left()
+                wanted = max(FIRST_SHARE * left, min(usual, 0.5 * left))
+                sweeps = int(np.clip(wanted, min(least, self.loop.max_iters), most))
                 with finish_first():
-                    q, energy = self._cooled(self.session.start[None], FIRST_HEAT, sweeps)
+                    q, energy = self._cooled(start[None], self.hottest, sweeps)
                     self.take(q[0], energy[0])
                     self.note()
 
     def _cooled(
-        self, starts: NDArray[np.float64], heat: float | NDArray[np.float64], sweeps: int
+        self, starts: NDArray[np.float64], hot: float | NDArray[np.float64], sweeps: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Chains cooled to `COLD` and then to 0; returns their labellings and energies."""
-        hot = np.broadcast_to(self.scale * np.asarray(heat), len(starts))
+        hot = np.broadcast_to(hot, len(starts))
         q, _ = self.cool(starts, hot, self.scale * COLD, sweeps)
         zero = np.full(len(starts), self.scale * ZERO)
         return self.cool(q, zero, self.scale * ZERO, ZERO_SWEEPS)
@@ -315,7 +427,7 @@ class Search:
         with finish_first():
             which = self.choose(count)
             starts = np.repeat(self.hot_labels(self.best)[None], count, axis=0)
-            ends = self._cooled(starts, np.take(REHEATS, which), sweeps)
+            ends = self._cooled(starts, self.scale * np.take(REHEATS, which), sweeps)
             for k, q, energy in zip(which, *ends, strict=True):
                 gain = self.take(q, energy)
                 self.gained[k] = MEMORY * self.gained[k] + gain
