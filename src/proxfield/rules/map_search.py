@@ -28,7 +28,7 @@ from proxfield.terms.base import Ints
 
 FIRST_HEAT = 2.0
 """Temperature of the first cooling, in units of `interaction_scale`."""
-REHEATS = (0.3, 0.5, 0.7, 0.9, 1.3, 2.0)
+REHEATS = (0.2, 0.3, 0.45, 0.65, 1.0, 1.5)
 """Temperatures that rounds start at, likewise."""
 COLD = 0.15
 """Temperature at which coolings end, likewise."""
@@ -46,10 +46,12 @@ LONGEST_SHARE = 0.2
 """Share of what is left of the limits for one round."""
 QUIET_ROUNDS = 10
 """Chains without a gain after which rounds get twice as long, or a search from another start ends."""
-EXPLORED_SHARE = 0.5
+EXPLORED_SHARE = 0.2
 """Share of chains whose temperature is drawn at random, whatever temperatures have gained."""
-MEMORY = 0.8
-"""Weight of what a temperature has gained before, when it gains again."""
+SHARPNESS = 4.0
+"""Power of its gain per sweep that decides how often a temperature is taken otherwise."""
+MEMORY = 0.9
+"""Weight of what temperatures gained up to the round before."""
 ANEW_SWEEPS = 3000
 """Sweeps of short coolings of random labellings before each search from another start."""
 RELABELLED_SWEEPS = 100
@@ -258,11 +260,12 @@ class Search:
 
     def choose(self, count: int) -> Ints:
         """Which of `REHEATS` chains start at: in proportion to what each has gained per sweep."""
-        value = self.gained / np.maximum(self.spent, 1.0)
-        uniform = np.full(len(REHEATS), 1.0 / len(REHEATS))
-        p = uniform
-        if value.sum() > 0:
-            p = EXPLORED_SHARE * uniform + (1.0 - EXPLORED_SHARE) * value / value.sum()
+        mean = self.gained.sum() / max(1.0, self.spent.sum())
+        value = (self.gained + mean * ROUND_SWEEPS) / (self.spent + ROUND_SWEEPS)
+        p = np.full(len(REHEATS), 1.0 / len(REHEATS))
+        if mean > 0:
+            value = value**SHARPNESS
+            p = EXPLORED_SHARE * p + (1.0 - EXPLORED_SHARE) * value / value.sum()
         return self.rng.choice(len(REHEATS), size=count, p=p)
 
     # ---- the search ----
@@ -428,10 +431,12 @@ class Search:
             which = self.choose(count)
             starts = np.repeat(self.hot_labels(self.best)[None], count, axis=0)
             ends = self._cooled(starts, self.scale * np.take(REHEATS, which), sweeps)
+            self.gained *= MEMORY
+            self.spent *= MEMORY
             for k, q, energy in zip(which, *ends, strict=True):
                 gain = self.take(q, energy)
-                self.gained[k] = MEMORY * self.gained[k] + gain
-                self.spent[k] = MEMORY * self.spent[k] + sweeps
+                self.gained[k] += gain
+                self.spent[k] += sweeps
                 gains += gain
             self.note()
         return gains
