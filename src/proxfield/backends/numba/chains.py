@@ -18,7 +18,6 @@ from proxfield.backends.numba.draws import temperature_at
 from proxfield.backends.numba.general import GeneralPack, contract, pairwise_into
 from proxfield.backends.numba.general import entropy_of as general_entropy_of
 from proxfield.compiled.jit import NO, embedded, inlined, parallel_kernel
-from proxfield.compiled.math import exp_negative, exp_ratio
 from proxfield.terms.base import Doubles, Floats, Ints
 
 
@@ -30,33 +29,17 @@ def binary_chain(
     """One chain; returns (free energy without the constant, sweeps of polish)."""
     n = len(pack.bias)
     pad = pack.pad
-    held = np.zeros(n, dtype=np.int8)
     for c in range(len(pack.clamped)):
-        held[pack.clamped[c]] = 1
         v[pad + pack.clamped[c]] = -0.5 if pack.clamp[c] > 0 else 0.5
-    for t in range(sweeps):
-        beta = 1.0 / temperature_at(t, sweeps, hot, cold)
-        for i in range(n):
-            if held[i] != 0:
-                continue
-            x = np.float64(pack.bias[i])
-            for e in range(pack.row[i], pack.row[i + 1]):
-                x += pack.weight[e] * v[pad + pack.column[e]]
-            x *= beta
-            if abs(x) > 40.0:
-                v[pad + i] = -0.5 if x > 0 else 0.5
-                continue
-            num, den = exp_ratio(-abs(x))
-            small = num / (num + den)
-            v[pad + i] = small - 0.5 if x > 0 else 0.5 - small
     done = polish
-    for t in range(polish):
+    for t in range(sweeps + polish):
+        beta = 1.0 / temperature_at(t, sweeps, hot, cold) if t < sweeps else 1.0
         change = 0.0
         for i in range(n):
-            _, c = binary_sweep.visit(pack, v, a, h, i, 1.0, NO)
+            _, c = binary_sweep.visit(pack, v, a, h, i, beta, NO)
             change = max(change, c)
-        if change <= tol:
-            done = t + 1
+        if t >= sweeps and change <= tol:
+            done = t + 1 - sweeps
             break
     f = 0.0
     for i in range(n):
@@ -99,33 +82,15 @@ def general_chain(
                 total += q[l]
         for l in range(o, end):
             q[l] /= total
-    for t in range(sweeps):
-        beta = 1.0 / temperature_at(t, sweeps, hot, cold)
-        for i in range(n):
-            o, end = pack.offset[i], pack.offset[i + 1]
-            c = end - o
-            out = g[:c]
-            general_sweep.target_of(pack, q, i, g, scratch)
-            low = np.inf
-            for l in range(c):
-                low = min(low, out[l])
-            if low == np.inf:
-                continue
-            total = 0.0
-            mine = q[o:end]
-            for l in range(c):
-                mine[l] = exp_negative(beta * (low - out[l]))
-                total += mine[l]
-            for l in range(c):
-                mine[l] /= total
     done = polish
-    for t in range(polish):
+    for t in range(sweeps + polish):
+        beta = 1.0 / temperature_at(t, sweeps, hot, cold) if t < sweeps else 1.0
         change = 0.0
         for i in range(n):
-            _, c = general_sweep.visit(pack, q, theta, h, i, 1.0, NO, g, scratch)
+            _, c = general_sweep.visit(pack, q, theta, h, i, beta, NO, g, scratch)
             change = max(change, c)
-        if change <= tol:
-            done = t + 1
+        if t >= sweeps and change <= tol:
+            done = t + 1 - sweeps
             break
     return free_energy_of(pack, q, g, scratch), done
 
