@@ -17,9 +17,10 @@ import numpy as np
 from proxfield.inference.curvature import Curvature
 from proxfield.inference.forbidden import HALTED, Finder
 from proxfield.inference.session import Session
+from proxfield.lowering.interactions import interaction_scale
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status, one_hot
-from proxfield.rules.map_search import Search, interaction_scale
+from proxfield.rules.map_search import Search
 from proxfield.rules.session import Outcome, Problem
 
 FIRST_SHARE = 0.5

@@ -23,10 +23,11 @@ from proxfield.inference.rounding import MAX_SWEEPS, Groups, rounding_program
 from proxfield.inference.session import Session
 from proxfield.inference.starts import Start
 from proxfield.lowering.forests import graph_of
+from proxfield.lowering.interactions import interaction_scale
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status, one_hot
 from proxfield.rules.auto import Auto
-from proxfield.rules.map_search import ZERO, MapSearch, interaction_scale
+from proxfield.rules.map_search import ZERO, MapSearch
 from proxfield.rules.plan import Chains
 from proxfield.terms.base import Ints, as_indices
 
@@ -259,9 +260,7 @@ def trace_of(session: Session, energy: float) -> MapTrace:
 # ---- fields with terms that can't be lowered ----
 
 
-def by_rounding(
-    field: Field, request: Request, session: Session
-) -> tuple[Ints, MapStatus, bool]:
+def by_rounding(field: Field, request: Request, session: Session) -> tuple[Ints, MapStatus, bool]:
     """Where variables can't be visited one by one: a minimum of F, rounded and improved."""
     session.loop.tol = TOLERANCE
     result = infer_one(field, replace(request, rule=Auto()), session)

@@ -54,7 +54,8 @@ class Crossing:
         """The change of the energy of x where one component takes the labels of y.  # (count,)"""
         unary, at = self.lowered.unary, np.flatnonzero(component >= 0)
         here = self.layout.offsets[at]
-        out = np.bincount(component[at], unary[here + y[at]] - unary[here + x[at]], minlength=count)
+        change = unary[here + y[at]] - unary[here + x[at]]
+        out: NDArray[np.float64] = np.bincount(component[at], change, minlength=count).astype(float)
         for term in self.terms:
             some = term.touching(at)
             scopes = term.scopes[some].T
@@ -65,9 +66,7 @@ class Crossing:
             out += np.bincount(place, change, minlength=count)
         return out
 
-    def improved(
-        self, x: Ints, y: Ints, difference: float | None = None
-    ) -> tuple[Ints, float]:
+    def improved(self, x: Ints, y: Ints, difference: float | None = None) -> tuple[Ints, float]:
         """x with the components of y that don't raise its energy, and the change of the energy.
 
         Args:
@@ -119,7 +118,8 @@ class Incidence:
         """
         term = self.term
         if isinstance(term, Factor):
-            return np.asarray(term.tables[(term.index[some], *labels)])
+            at = (term.index[some], *labels)
+            return np.asarray(term.tables[at])
         unequal = labels[0] != labels[1]
         if isinstance(term, Potts):
             return np.asarray(term.weights[some] * unequal)

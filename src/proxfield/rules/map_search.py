@@ -4,8 +4,8 @@ One cooling from a random labelling, then rounds: the best labelling so far is h
 temperature and cooled again, and every part of the result that lowers the energy is taken
 (`lowering.crossing`). On sparse fields a round changes the labelling in many places that don't
 interact, so each is accepted or rejected by itself. How hot a round starts follows from what
-temperatures have gained. Where nothing has been gained for a while, rounds get longer, in turns with
-searches from other starts, whose results are combined with the best labelling too.
+temperatures have gained. Where nothing has been gained for a while, rounds get longer, in turns
+with searches from other starts, whose results are combined with the best labelling too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.lowering.crossing import Crossing
+from proxfield.lowering.interactions import interaction_scale
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status, one_hot
 from proxfield.rules.base import Rule
@@ -45,7 +46,8 @@ ROUND_SWEEPS = 100
 LONGEST_SHARE = 0.2
 """Share of what is left of the limits for one round."""
 QUIET_ROUNDS = 10
-"""Chains without a gain after which rounds get twice as long, or a search from another start ends."""
+"""Chains without a gain after which rounds get twice as long, or a search from another start
+ends."""
 EXPLORED_SHARE = 0.2
 """Share of chains whose temperature is drawn at random, whatever temperatures have gained."""
 SHARPNESS = 4.0
@@ -60,7 +62,8 @@ more than two."""
 RELABELLED_HEATS = 3
 """How many of `REHEATS` these start at."""
 SLICE_WORK = 5e6
-"""Work between two looks at the clock, the callback and Ctrl-C: entries, and `FLIP_SHARE` of edges."""
+"""Work between two looks at the clock, the callback and Ctrl-C: entries and, with the weight
+`FLIP_SHARE`, edge ends."""
 FLIP_SHARE = 0.05
 """Share of edge ends that a sweep reads: those of variables that change."""
 FOREST_DEGREE = 5.0
@@ -103,33 +106,6 @@ class MapSearch(Rule):
         return Search(session).run()
 
 
-def interaction_scale(lowered: Lowered) -> float:
-    """The root of a variable's summed squared interactions, averaged: a typical critical temperature.
-
-    The size of an interaction is the root mean square of its table without the mean of each
-    row and column; that of J·s·t is |J|. It's 0 where nothing interacts.
-    """
-    n, layout = lowered.layout.n_vars, lowered.layout
-    total = np.zeros(n)
-    if lowered.ising is not None:
-        for end in lowered.ising.edges.T:
-            total += np.bincount(end, lowered.ising.weights**2, minlength=n)
-    if lowered.potts is not None:
-        c = layout.cardinalities[lowered.potts.edges].max(axis=1)
-        size = lowered.potts.weights**2 * (c - 1) / c**2
-        for end in lowered.potts.edges.T:
-            total += np.bincount(end, size, minlength=n)
-    for factor in lowered.factors:
-        tables, axes = factor.tables, range(1, factor.tables.ndim)
-        rest = tables - tables.mean(axis=tuple(axes), keepdims=True)
-        effects = [rest.mean(axis=tuple(a for a in axes if a != b), keepdims=True) for b in axes]
-        square = ((rest - sum(effects)) ** 2).mean(axis=tuple(axes))[factor.index]
-        for column in factor.scopes.T:
-            total += np.bincount(column, square, minlength=n)
-    strength = np.sqrt(total)
-    return float(strength[strength > 0].mean()) if strength.any() else 0.0
-
-
 class Search:
     """One search, in a session whose field forbids no configuration.
 
@@ -140,9 +116,7 @@ class Search:
         scale: The unit of temperatures; by default `interaction_scale`.
     """
 
-    def __init__(
-        self, session: Session, judged: Lowered | None = None, scale: float = 0.0
-    ) -> None:
+    def __init__(self, session: Session, judged: Lowered | None = None, scale: float = 0.0) -> None:
         self.session, self.loop = session, session.loop
         self.lowered = session.problem.lowered
         self.judged = self.lowered if judged is None else judged
@@ -409,7 +383,10 @@ class Search:
             if self.loop.spent is None and not self.look():
                 left = 0.0 if trial else self.left()
                 wanted = max(FIRST_SHARE * left, min(usual, 0.5 * left))
-                sweeps = int(np.clip(wanted, min(least, self.loop.max_iters), most))
+                room = self.loop.max_iters - self.loop.iterations - ZERO_SWEEPS
+                sweeps = int(min(np.clip(wanted, least, most), room))
+                if sweeps < 1:
+                    break
                 with finish_first():
                     q, energy = self._cooled(start[None], self.hottest, sweeps)
                     self.take(q[0], energy[0])
@@ -440,4 +417,3 @@ class Search:
                 gains += gain
             self.note()
         return gains
-
