@@ -271,11 +271,11 @@ def test_impossible_labels_are_never_returned() -> None:
 
 
 def test_evidence() -> None:
-    field = grid(5, 5, strength=2.0)
-    result = pf.solve_map(field, evidence={0: 1, 7: 0}, max_iters=500)
+    field = grid(4, 4, strength=2.0)
+    result = pf.solve_map(field, evidence={0: 1, 7: 0}, max_iters=1000)
     assert result.labels[[0, 7]].tolist() == [1, 0]
-    assert close(result.energy, enumerate_field(field.condition({0: 1, 7: 0}), limit=2**25).min_energy)
-    everything = pf.solve_map(field, evidence=dict.fromkeys(range(25), 1))
+    assert close(result.energy, enumerate_field(field.condition({0: 1, 7: 0})).min_energy)
+    everything = pf.solve_map(field, evidence=dict.fromkeys(range(16), 1))
     assert everything.optimal and (everything.labels == 1).all()
 
 

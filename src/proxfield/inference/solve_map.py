@@ -166,7 +166,9 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
             stable = False
     labels = lowered.reduction.expand_labels(found)
     energy = field.energy(labels)
-    if energy == np.inf and status not in (MapStatus.INFEASIBLE, MapStatus.INTERRUPTED):
+    if energy == np.inf and status is MapStatus.OPTIMAL:
+        status = MapStatus.INFEASIBLE
+    elif energy == np.inf and status not in (MapStatus.INFEASIBLE, MapStatus.INTERRUPTED):
         status = MapStatus.NO_FEASIBLE
     return MapResult(
         field, labels, energy, status, stable and bool(np.isfinite(energy)), loop.iterations,
