@@ -250,7 +250,7 @@ def trace_of(session: Session, energy: float) -> MapTrace:
     """The rows of a search at which the energy fell, the first and the last."""
     loop, rows = session.loop, session.loop.make_trace()
     e = np.append(np.minimum.accumulate(rows.free_energy), energy)
-    keep = np.append(True, np.diff(e) < 0.0)
+    keep = np.append(True, e[1:] < e[:-1])
     keep[-1] = True
     return MapTrace(
         np.append(rows.iteration, loop.iterations)[keep],
