@@ -11,7 +11,8 @@ Both sides have one thread and are measured by the CPU time of their process, wi
 lowering and converting models; the two take turns. The peer is called as its users call it:
 geometric schedule, its default range of temperatures. It gets as many sweeps as fit into the time,
 found by two trial runs, in one cooling and shared by several (``--reads``); of these settings, the
-one with the lowest mean energy over the seeds counts, for each model and time. Its energies are evaluated here from the labels that it returns.
+one with the lowest mean energy over the seeds counts, for each model and time. Its energies are
+evaluated here from the labels that it returns.
 """
 
 from __future__ import annotations
