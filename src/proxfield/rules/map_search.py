@@ -27,7 +27,7 @@ from proxfield.rules.schedules import Sweep
 from proxfield.rules.session import Outcome, Problem, Session
 from proxfield.terms.base import Ints
 
-FIRST_HEAT = 2.0
+FIRST_HEAT = 1.2
 """Temperature of the first cooling, in units of `interaction_scale`."""
 REHEATS = (0.2, 0.3, 0.45, 0.65, 1.0, 1.5)
 """Temperatures that rounds start at, likewise."""
@@ -37,7 +37,7 @@ ZERO = 1e-12
 """Temperature of the last sweeps of a round, likewise: each variable takes its cheapest label."""
 ZERO_SWEEPS = 3
 """Sweeps at that temperature."""
-FIRST_SHARE = 0.25
+FIRST_SHARE = 0.4
 """Share of the limits for the first cooling."""
 FIRST_SWEEPS = (10, 300, 1000)
 """Least sweeps of the first cooling; sweeps that may take half of the limits; most sweeps."""
