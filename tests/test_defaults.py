@@ -49,6 +49,8 @@ WAYS: dict[str, dict[str, Defaults]] = {
         "torch.infer": of_function(torch_infer),
         "solve": {**INFER, **of_command("solve"), "rule": default_rule()},
         "compare": {k: v for k, v in {**INFER, **of_command("compare")}.items() if k != "rule"},
+        "solve_map": of_function(pf.solve_map),
+        "map": {**of_function(pf.solve_map), **of_command("map")},
         "DenseCRF.infer": DENSE,
         "refine": {**DENSE, **of_command("refine")},
         "torch.DenseCRF": of_function(TorchDenseCRF),

@@ -36,6 +36,10 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.inference.history import Progress as Progress
     from proxfield.inference.infer import infer as infer
     from proxfield.inference.many import infer_many as infer_many
+    from proxfield.inference.map_result import MapResult as MapResult
+    from proxfield.inference.map_result import MapStatus as MapStatus
+    from proxfield.inference.map_result import MapTrace as MapTrace
+    from proxfield.inference.solve_map import solve_map as solve_map
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
@@ -100,6 +104,10 @@ _HOME = {
     "Builder": "lowering.builder",
     "infer": "inference.infer",
     "infer_many": "inference.many",
+    "MapResult": "inference.map_result",
+    "MapStatus": "inference.map_result",
+    "MapTrace": "inference.map_result",
+    "solve_map": "inference.solve_map",
     "read_evidence": "io.evidence",
     "RULES": "rules.registry",
     "Clamp": "mixture",
@@ -156,6 +164,9 @@ __all__ = [
     "Ising",
     "Kind",
     "Layout",
+    "MapResult",
+    "MapStatus",
+    "MapTrace",
     "MemoryLimitError",
     "Mode",
     "Occupancy",
@@ -189,6 +200,7 @@ __all__ = [
     "refine_batch",
     "register",
     "saveable",
+    "solve_map",
     "tune",
     "warmup",
     "write_config",

@@ -22,6 +22,7 @@ BROKEN_PIPE = 141
 
 COMMANDS = {
     "solve": "Infer marginals, a labelling and a bound on log Z.",
+    "map": "Search for the most probable labelling (MAP).",
     "compare": "Run several rules on one model; print a table and draw a picture.",
     "refine": "Refine segmentations of images by a dense CRF.",
     "tune": "Choose the settings of a dense CRF on images with known labels.",

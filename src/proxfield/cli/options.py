@@ -80,22 +80,7 @@ model_options = stack(
     ),
 )
 
-limit_options = stack(
-    click.option(
-        "--max-iters",
-        metavar="N",
-        type=click.IntRange(min=0),
-        help="Maximum number of iterations.  [default: no limit with --budget, "
-        "else the rule's default: 1000 for most]",
-    ),
-    click.option(
-        "--tol",
-        metavar="X",
-        type=float,
-        default=TOL,
-        show_default=True,
-        help="Tolerance: stop where softmax(-g(q)) differs from q by no more.",
-    ),
+search_limit_options = stack(
     click.option(
         "--budget",
         metavar="SECONDS",
@@ -116,6 +101,25 @@ limit_options = stack(
         type=click.IntRange(min=1),
         help="Maximum number of threads; all cores by default.",
     ),
+)
+
+limit_options = stack(
+    click.option(
+        "--max-iters",
+        metavar="N",
+        type=click.IntRange(min=0),
+        help="Maximum number of iterations.  [default: no limit with --budget, "
+        "else the rule's default: 1000 for most]",
+    ),
+    click.option(
+        "--tol",
+        metavar="X",
+        type=float,
+        default=TOL,
+        show_default=True,
+        help="Tolerance: stop where softmax(-g(q)) differs from q by no more.",
+    ),
+    search_limit_options,
 )
 
 device_option = click.option(

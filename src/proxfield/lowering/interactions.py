@@ -1,0 +1,41 @@
+"""How strongly the variables of a lowered field interact."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from proxfield.lowering.lowered import Lowered
+
+
+def interaction_scale(lowered: Lowered) -> float:
+    """A typical critical temperature: the root of the summed squares of a variable's interactions.
+
+    It is averaged over the variables that interact. The size of an interaction is the root mean
+    square of its table without the mean of each row and column; that of J·s·t is |J|. Where nothing
+    interacts, it is 0.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(5, n_labels=2).add(pf.Ising([[0, i] for i in range(1, 5)], 3.0))
+        >>> interaction_scale(field.lower())  # one variable has four neighbors, four have one
+        3.6
+    """
+    n, layout = lowered.layout.n_vars, lowered.layout
+    total = np.zeros(n)
+    if lowered.ising is not None:
+        for end in lowered.ising.edges.T:
+            total += np.bincount(end, lowered.ising.weights**2, minlength=n)
+    if lowered.potts is not None:
+        c = layout.cardinalities[lowered.potts.edges].max(axis=1)
+        size = lowered.potts.weights**2 * (c - 1) / c**2
+        for end in lowered.potts.edges.T:
+            total += np.bincount(end, size, minlength=n)
+    for factor in lowered.factors:
+        tables, axes = factor.tables, range(1, factor.tables.ndim)
+        rest = tables - tables.mean(axis=tuple(axes), keepdims=True)
+        effects = [rest.mean(axis=tuple(a for a in axes if a != b), keepdims=True) for b in axes]
+        square = ((rest - sum(effects)) ** 2).mean(axis=tuple(axes))[factor.index]
+        for column in factor.scopes.T:
+            total += np.bincount(column, square, minlength=n)
+    strength = np.sqrt(total)
+    return float(strength[strength > 0].mean()) if strength.any() else 0.0
