@@ -31,7 +31,7 @@ from proxfield.compiled.simd import padded
 from proxfield.filters.numba import lattice
 from proxfield.lowering.lowered import Lowered
 from proxfield.lowering.reduction import Untouched
-from proxfield.rules.plan import Kind, Plan, Update
+from proxfield.rules.plan import Plan, Update
 from proxfield.terms.base import Floats, Layout, Term
 from proxfield.terms.gaussian import Gaussian
 
@@ -335,7 +335,7 @@ class DenseProgram(GeneralProgram):
         parts = np.zeros((self.n_blocks, 4))
         step = arrays.shift[:0] if motion is None else motion.step
         damping = None
-        if motion is not None and motion.kind == Kind.PROXIMAL and len(arrays.theta) > 0:
+        if motion is not None and len(arrays.theta) > 0 and not (motion.moments or motion.mean):
             damping, motion = Damping(step, motion.beta), None
         dense.advance(
             self.dense_pack, arrays, self.views.chunks,
