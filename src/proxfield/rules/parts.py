@@ -44,16 +44,22 @@ class Parts:
         self, before: NDArray[np.float64], after: NDArray[np.float64]
     ) -> tuple[int, NDArray[np.int32]]:
         """How many parts there are, and the part of each variable (−1: in none).  # (n_vars,)"""
-        from proxfield.compiled.clusters import label_parts
-
-        apart = np.abs(after - before) > DIFFERENT
         layout = self.layout
+        if layout.common == 2:  # the two differ alike
+            inside = np.abs(after[::2] - before[::2]) > DIFFERENT
+            return self._label(inside)
+        apart = np.abs(after - before) > DIFFERENT
         if layout.common is not None:
             inside = apart.reshape(-1, layout.common).any(axis=1)
         else:
             inside = np.logical_or.reduceat(apart, layout.offsets[:-1])
-        label = np.empty(layout.n_vars, dtype=np.int32)
-        return label_parts(self.row, self.column, inside, label), label
+        return self._label(inside)
+
+    def _label(self, inside: NDArray[np.bool_]) -> tuple[int, NDArray[np.int32]]:
+        from proxfield.compiled.clusters import label_parts
+
+        label = np.empty(len(inside), dtype=np.int32)
+        return int(label_parts(self.row, self.column, inside, label)), label
 
     def gains(
         self, before: NDArray[np.float64], after: NDArray[np.float64],

@@ -44,10 +44,14 @@ COOLING_SWEEPS = 300
 COOLING_SHARES = (0.1, 0.7)
 POLISH_SWEEPS = 30
 """Maximum number of sweeps that end the first cooling, and sweeps from the start."""
+END_SWEEPS = 200
+"""The same at the very end, before the convergence is tested."""
 REHEAT_POLISH = (3, 20)
 """The same for reheats: at least and at most; a twentieth of the chain's sweeps in between."""
 SLICE_SECONDS = 0.05
-"""Aim of a slice of the cooling."""
+"""Aim of a slice of the cooling, which has four slices or more ..."""
+MIN_SLICE = 40
+"""... of so many sweeps at least."""
 SLICE_VISITS = 5e6
 """Entries and edge ends that a slice visits where only iterations are limited."""
 CHAIN_SECONDS = 0.2
@@ -56,7 +60,7 @@ ROUND_SECONDS, ROUND_SHARE = 0.02, 0.02
 """Several short reheats are made in one call: so many seconds of them, or a share of the budget."""
 CHAINS_PER_ROUND = 4
 """Chains of a round where only iterations are limited."""
-PACE_SWEEPS = 8
+PACE_SWEEPS = 16
 """Random sweeps that show the pace."""
 STALL_SWEEPS = 5000
 """Sweeps without a better F after which a run without limits may end."""
@@ -126,10 +130,21 @@ class Search:
             loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
         before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
         loop.keep(self.best_f, self.best_q)
+        self._round(
+            self._chains(self.best_q[None], 1.0, 0, 1.0, polish=self._last_sweeps(), tol=loop.tol),
+            take="polish",
+        )
         loop.tell(self.best_q, self.best_f)
         outcome = polish(session, self.best_q)
         loop.budget = budget
         return better_of(session, before, outcome)
+
+    def _last_sweeps(self) -> int:
+        loop = self.session.loop
+        left = loop.max_iters - loop.iterations
+        if loop.budget is not None:
+            left = min(left, int((loop.budget - loop.elapsed) / self._sweep_seconds()))
+        return int(np.clip(left // 2, 0, END_SWEEPS))
 
     # ---- stages; each returns why the search has to stop, if it does ----
 
@@ -150,39 +165,29 @@ class Search:
 
     def _cool(self) -> Status | None:
         """One cooling on every thread, in slices."""
-        loop = self.session.loop
-        whole = self._room("sites")
-        share = np.clip(COOLING_SWEEPS / max(1.0, whole), *COOLING_SHARES)
-        begun, length = self._spent(), share * self._left()
-        done, polished = 0.0, 0
-        while done < 1.0:
-            slice_ = SLICE_SECONDS * self._pace("sites") / self._lanes()
-            if loop.budget is None:
-                slice_ = SLICE_VISITS / visits(self.session.problem.lowered)
-            left = (1.0 - done) * length * (
-                1.0 if loop.budget is None else self._pace("sites") / self._lanes()
-            )
-            if loop.budget is None:
-                left /= self._lanes()
-            sweeps = int(max(1.0, min(slice_, left)))
-            ends = min(1.0, done + sweeps / max(left / (1.0 - done), 1e-9))
-            last = sweeps >= left - 1.0
-            ends = 1.0 if last else ends
-            polished = POLISH_SWEEPS if last else 0
+        share = float(np.clip(COOLING_SWEEPS / max(1.0, self._room("sites")), *COOLING_SHARES))
+        begun, whole, done = self._spent(), share * self._left(), 0.0
+        while True:
+            length = max(1.0, whole * self._pace("sites") / self._lanes())  # in sweeps
+            sweeps = int(max(1.0, min((1.0 - done) * length, self._slice(length))))
+            after = done + sweeps / length
+            last = after > 0.99
+            after = 1.0 if last else after
             chains = self._chains(
-                self.state, self._temperature(done), sweeps, self._temperature(ends),
-                drawn=True, polish=polished,
+                self.state, self._temperature(done), sweeps, self._temperature(after),
+                drawn=True, polish=POLISH_SWEEPS if last else 0,
             )  # fmt: skip
-            ended = self._round(chains, "sites")
-            self.state = ended.q
-            if last:
-                self._take(ended, "cooling")
+            self.state = self._round(chains, "sites", take="cooling" if last else "").q
             halted = self._asked()
-            if halted is not None or last:
+            if last or halted is not None:
                 return halted
-            done = max(ends, (self._spent() - begun) / max(length, 1e-9))
-            done = min(done, 0.999)
-        return None
+            done = float(np.clip((self._spent() - begun) / whole, done, 0.99))
+
+    def _slice(self, length: float) -> float:
+        """Sweeps until the next look at the clock, of a cooling of so many."""
+        if self.session.loop.budget is None:
+            return max(1.0, SLICE_VISITS / visits(self.session.problem.lowered))
+        return max(MIN_SLICE, min(length / 4, SLICE_SECONDS * self._pace("sites") / self._lanes()))
 
     def _temperature(self, done: float) -> float:
         """Of the cooling, after a share of it."""
@@ -315,14 +320,14 @@ class Search:
 
     def _chains(
         self, starts: NDArray[np.float64], hot: float, sweeps: int, cold: float, *,
-        drawn: bool = False, forests: bool = False, polish: int = 0,
+        drawn: bool = False, forests: bool = False, polish: int = 0, tol: float = 1e-3,
     ) -> Chains:  # fmt: skip
         first = self.chains_made + (self.session.problem.seed << 32)
         self.chains_made += len(starts)
         seeds = np.array([(first + k) % 2**64 for k in range(len(starts))], dtype=np.uint64)
         return Chains.make(
             starts, hot=hot, cold=cold, sweeps=sweeps, seeds=seeds, drawn=drawn, forests=forests,
-            polish=polish,
+            polish=polish, tol=tol,
         )  # fmt: skip
 
     def _round(self, chains: Chains, moves: str = "", take: str = "") -> Explored:
