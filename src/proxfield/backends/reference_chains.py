@@ -106,22 +106,19 @@ class ReferenceChains:
     def sample_forest(self, which: int, labels: Ints, heat: float, u: Doubles) -> None:
         """All variables of a forest together, given the others."""
         some = slice(self.forests.start[which], self.forests.start[which + 1])
-        node, parent = self.forests.node[some], self.forests.parent[some]
+        node, above = self.forests.node[some], self.forests.above[some]
         q = self.one_hot(labels)
         for i in node:
             q[self.at[i]] = 0.0
         given = self.lowered.unary + self.interactions(q)
-        energy = [given[self.at[i]] for i in node]
-        with_parent: dict[int, Doubles] = {}
-        for k, p in enumerate(parent):  # children before their parents
+        energy = {i: given[self.at[i]] for i in node}
+        table = {i: self.between(i, p) for i, p in zip(node, above, strict=True) if p >= 0}
+        for i, p in zip(node, above, strict=True):  # children before their parents
             if p >= 0:
-                with_parent[k] = self.between(node[k], node[p])
-                message = soft_minimum(energy[k][:, None] + with_parent[k], heat)
-                energy[p] = energy[p] + message
-        for k in range(len(node))[::-1]:
-            i, p = node[k], parent[k]
-            own = energy[k] if p < 0 else energy[k] + with_parent[k][:, labels[node[p]]]
-            labels[i] = self.draw(own, heat, u[len(node) - 1 - k], labels[i])
+                energy[p] = energy[p] + soft_minimum(energy[i][:, None] + table[i], heat)
+        for k, (i, p) in enumerate(zip(node[::-1], above[::-1], strict=True)):
+            own = energy[i] if p < 0 else energy[i] + table[i][:, labels[p]]
+            labels[i] = self.draw(own, heat, u[k], labels[i])
         for k, i in enumerate(self.forests.rest):
             labels[i] = self.draw(self.local(labels, i), heat, u[len(node) + k], labels[i])
 

@@ -30,7 +30,8 @@ class Forests(NamedTuple):
 
     start: Ints  # first entry of each  # (forests + 1,)
     node: NDArray[np.int32]  # variables, children before their parents
-    parent: NDArray[np.int32]  # position of the parent within the forest; −1 at roots
+    above: NDArray[np.int32]  # the parent; −1 at roots
+    edge: Ints  # position of the parent in ``Graph.column``
     rest: NDArray[np.int32]  # usable variables that are in no forest
 
 
@@ -71,19 +72,18 @@ def make_forests(
         >>> import proxfield as pf
         >>> path = pf.Field(3, n_labels=2, terms=[pf.Ising([[0, 1], [1, 2]], 1.0)]).lower()
         >>> forests = make_forests(graph_of(path), np.ones(3, dtype=bool), count=1)
-        >>> forests.node.tolist(), forests.parent.tolist()
-        ([0, 2, 1], [2, 2, -1])
+        >>> forests.node.tolist(), forests.above.tolist()
+        ([0, 2, 1], [1, 1, -1])
     """
     from proxfield.compiled.forests import induced_forest
 
     n = len(usable)
     covered = np.zeros(n, dtype=bool)
-    node, parent = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.int32)
-    nodes, parents = [node[:0].copy()], [node[:0].copy()]
+    arrays = tuple(np.empty(n, dtype=kind) for kind in (np.int32, np.int32, np.int64))
+    parts = [tuple(array[:0].copy() for array in arrays)]
     for k in range(count):
-        kept = induced_forest(*graph, usable, covered, np.uint64(seed * count + k), node, parent)
-        nodes.append(node[:kept].copy())
-        parents.append(parent[:kept].copy())
-    start = np.cumsum([len(some) for some in nodes])
-    rest = np.flatnonzero(usable & ~covered).astype(np.int32)
-    return Forests(start, np.concatenate(nodes), np.concatenate(parents), rest)
+        kept = induced_forest(*graph, usable, covered, np.uint64(seed * count + k), *arrays)
+        parts.append(tuple(array[:kept].copy() for array in arrays))
+    start = np.cumsum([len(node) for node, _, _ in parts])
+    node, above, edge = (np.concatenate(some) for some in zip(*parts, strict=True))
+    return Forests(start, node, above, edge, np.flatnonzero(usable & ~covered).astype(np.int32))

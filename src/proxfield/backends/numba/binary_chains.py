@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends.numba.binary import BinaryPack
 from proxfield.backends.numba.draws import BLOCK, logits, temperature_at
-from proxfield.compiled.jit import inlined, kernel, parallel_kernel
+from proxfield.compiled.jit import embedded, inlined, parallel_kernel
 from proxfield.compiled.math import softplus
 from proxfield.compiled.random import uniform
 from proxfield.lowering.forests import Forests
@@ -33,32 +33,17 @@ class BinaryForests(NamedTuple):
 
     start: Ints  # first entry of each forest  # (forests + 1,)
     node: NDArray[np.int32]  # variables, children before their parents
-    parent: NDArray[np.int32]  # position of the parent within the forest; −1 at roots
-    above: NDArray[np.int32]  # the parent
+    above: NDArray[np.int32]  # the parent; −1 at roots
     weight: Doubles  # its coupling; 0 at roots
     rest: NDArray[np.int32]  # variables to be visited one by one
 
 
 def pack_binary_forests(pack: BinaryPack, forests: Forests) -> BinaryForests:
     """Forests with the couplings along their edges."""
-    start, node, parent, rest = forests
-    base = np.repeat(start[:-1], np.diff(start)) if len(start) > 1 else start[:0]
-    above = np.where(parent >= 0, node[base + np.maximum(parent, 0)], -1).astype(np.int32)
+    start, node, above, edge, rest = forests
     weight = np.zeros(len(node))
-    edge_weights(pack.row, pack.column, pack.weight, node, above, weight)
-    return BinaryForests(start, node, parent, above, weight, rest)
-
-
-@kernel
-def edge_weights(
-    row: Ints, column: NDArray[np.int32], weight: Floats, node: NDArray[np.int32],
-    above: NDArray[np.int32], out: Doubles,
-) -> None:  # fmt: skip
-    """Couplings between variables and their parents."""
-    for k in range(len(node)):
-        for e in range(row[node[k]], row[node[k] + 1]):
-            if column[e] == above[k]:
-                out[k] = weight[e]
+    weight[above >= 0] = pack.weight[edge[above >= 0]]
+    return BinaryForests(start, node, above, weight, rest)
 
 
 @inlined
@@ -70,81 +55,70 @@ def flip(pack: BinaryPack, v: Doubles, x: Doubles, i: int) -> None:
         x[pack.column[e]] += change * pack.weight[e]
 
 
-@inlined
-def visit_all(
-    pack: BinaryPack, v: Doubles, x: Doubles, seed: np.uint64, first: np.uint64, heat: float,
-    r: Doubles,
-) -> None:  # fmt: skip
-    """A heat-bath move of one variable after another.
+@embedded
+def send_messages(
+    forests: BinaryForests, start: int, end: int, v: Doubles, x: Doubles, heat: float, a: Doubles
+) -> None:
+    """Sum out the variables of a forest from the leaves up: ``a`` receives their local fields
+    without the part of the parent, children summed out.
 
-    v_i becomes −½ if x_i is above its random threshold: it changes where (x_i − r_i) v_i > 0.
-    """
-    n = len(x)
-    for begin in range(0, n, BLOCK):
-        count = min(BLOCK, n - begin)
-        logits(seed, first + np.uint64(begin), count, heat, r)
-        for group in range(0, count, GROUP):
-            size = min(GROUP, count - group)
-            changes = np.int32(0)
-            if size == GROUP:
-                for k in range(group, group + GROUP):
-                    changes += np.int32((x[begin + k] - r[k]) * v[begin + k] > 0.0)
-                if changes == 0:
-                    continue
-            for k in range(group, group + size):
-                if (x[begin + k] - r[k]) * v[begin + k] > 0.0:
-                    flip(pack, v, x, begin + k)
-
-
-@inlined
-def sample_forest(
-    pack: BinaryPack, forests: BinaryForests, which: int, v: Doubles, x: Doubles,
-    seed: np.uint64, first: np.uint64, heat: float, r: Doubles, a: Doubles,
-) -> None:  # fmt: skip
-    """Sample all variables of a forest given the others.
-
-    Up, from the leaves: ``a`` is x without the part of the parent, with the children summed out.
     A child with the local field h and the coupling w adds to its parent's
-    −2T·atanh(tanh(h / 2T)·tanh(w / 4T)), here as |h − w/2| and |h + w/2| with their softplus. Down,
-    from the roots: each given its parent.
+    −2T·atanh(tanh(h / 2T)·tanh(w / 4T)), here as |h − w/2| and |h + w/2| with their softplus.
     """
-    start, end = forests.start[which], forests.start[which + 1]
-    node, parent = forests.node[start:end], forests.parent[start:end]
-    above, weight = forests.above[start:end], forests.weight[start:end]
     cold = 1.0 / heat
-    size = end - start
-    for k in range(size):
-        a[k] = x[node[k]]
-    for k in range(size):
-        p = parent[k]
+    for i in range(len(x)):
+        a[i] = x[i]
+    for k in range(start, end):
+        i, p, w = forests.node[k], forests.above[k], forests.weight[k]
         if p < 0:
             continue
-        w = weight[k]
-        h = a[k] - w * v[above[k]]
-        a[k] = h
+        h = a[i] - w * v[p]
+        a[i] = h
         unequal, equal = abs(h - 0.5 * w), abs(h + 0.5 * w)
         message = 0.5 * (unequal - equal)
         message += heat * (softplus(cold * unequal) - softplus(cold * equal))
-        a[p] += message - w * v[node[k]]
-    for begin in range(0, size, BLOCK):
-        count = min(BLOCK, size - begin)
-        logits(seed, first + np.uint64(begin), count, heat, r)
-        for j in range(count):
-            k = size - 1 - begin - j
-            i = node[k]
-            h = a[k]
-            if parent[k] >= 0:
-                h += weight[k] * v[above[k]]
-            if (h - r[j]) * v[i] > 0.0:
-                flip(pack, v, x, i)
-    for k in range(len(forests.rest)):
-        i = forests.rest[k]
-        logits(seed, first + np.uint64(size + k), 1, heat, r)
-        if (x[i] - r[0]) * v[i] > 0.0:
+        a[p] += message - w * v[i]
+
+
+@embedded
+def visit_nodes(
+    pack: BinaryPack, forests: BinaryForests, end: int, size: int, begin: int, count: int,
+    v: Doubles, x: Doubles, r: Doubles, a: Doubles,
+) -> None:  # fmt: skip
+    """Sample variables of a forest from the roots down, each given its parent; then the rest."""
+    for k in range(begin, begin + count):
+        if k < size:
+            i, p = forests.node[end - 1 - k], forests.above[end - 1 - k]
+            h = a[i] if p < 0 else a[i] + forests.weight[end - 1 - k] * v[p]
+        else:
+            i = forests.rest[k - size]
+            h = x[i]
+        if (h - r[k - begin]) * v[i] > 0.0:
             flip(pack, v, x, i)
 
 
-@inlined
+@embedded
+def visit_block(
+    pack: BinaryPack, begin: int, count: int, v: Doubles, x: Doubles, r: Doubles
+) -> None:
+    """Heat-bath moves of one variable after another.
+
+    v_i becomes −½ if x_i is above its random threshold: it changes where (x_i − r_i) v_i > 0.
+    """
+    for group in range(0, count, GROUP):
+        last = min(group + GROUP, count)
+        if last == group + GROUP:
+            changes = np.int32(0)
+            for k in range(group, group + GROUP):
+                changes += np.int32((x[begin + k] - r[k]) * v[begin + k] > 0.0)
+            if changes == 0:
+                continue
+        for k in range(group, last):
+            if (x[begin + k] - r[k]) * v[begin + k] > 0.0:
+                flip(pack, v, x, begin + k)
+
+
+@embedded
 def begin_chain(pack: BinaryPack, q: Floats, seed: np.uint64, v: Doubles, x: Doubles) -> None:
     """Draw a labelling from the marginals v + ½, and make its local fields."""
     n = len(x)
@@ -173,11 +147,19 @@ def draw_binary(
             begin_chain(pack, q[b], seed, v, x)
             for t in range(sweeps[b]):
                 heat = temperature_at(t, sweeps[b], hot[b], cold[b])
-                first = np.uint64(n) * np.uint64(t + 1)
+                start, end, visits = np.int64(0), np.int64(0), n
                 if by_forests[b]:
                     which = np.int64((seed + np.uint64(t)) % np.uint64(len(forests.start) - 1))
-                    sample_forest(pack, forests, which, v, x, seed, first, heat, r, a)
-                else:
-                    visit_all(pack, v, x, seed, first, heat, r)
+                    start, end = forests.start[which], forests.start[which + 1]
+                    visits = end - start + len(forests.rest)
+                    send_messages(forests, start, end, v, x, heat, a)
+                for begin in range(0, visits, BLOCK):
+                    count = min(BLOCK, visits - begin)
+                    first = np.uint64(n) * np.uint64(t + 1) + np.uint64(begin)
+                    logits(seed, first, count, heat, r)
+                    if by_forests[b]:
+                        visit_nodes(pack, forests, end, end - start, begin, count, v, x, r, a)
+                    else:
+                        visit_block(pack, begin, count, v, x, r)
             for i in range(n):
                 q[b, pack.pad + i] = v[i]

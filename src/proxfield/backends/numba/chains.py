@@ -18,7 +18,7 @@ from proxfield.backends.numba.draws import temperature_at
 from proxfield.backends.numba.general import GeneralPack, contract, pairwise_into
 from proxfield.backends.numba.general import entropy_of as general_entropy_of
 from proxfield.compiled.jit import NO, embedded, inlined, parallel_kernel
-from proxfield.compiled.math import exp_negative, exp_ratio
+from proxfield.compiled.math import exp_ratio
 from proxfield.terms.base import Doubles, Floats, Ints
 
 SURE = 40.0
@@ -110,33 +110,15 @@ def general_chain(
                 total += q[l]
         for l in range(o, end):
             q[l] /= total
-    for t in range(sweeps):
-        beta = 1.0 / temperature_at(t, sweeps, hot, cold)
-        for i in range(n):
-            o, end = pack.offset[i], pack.offset[i + 1]
-            c = end - o
-            out = g[:c]
-            general_sweep.target_of(pack, q, i, g, scratch)
-            low = np.inf
-            for l in range(c):
-                low = min(low, out[l])
-            if low == np.inf:
-                continue
-            total = 0.0
-            mine = q[o:end]
-            for l in range(c):
-                mine[l] = exp_negative(beta * (low - out[l]))
-                total += mine[l]
-            for l in range(c):
-                mine[l] /= total
     done = polish
-    for t in range(polish):
+    for t in range(sweeps + polish):
+        beta = 1.0 / temperature_at(t, sweeps, hot, cold) if t < sweeps else 1.0
         change = 0.0
         for i in range(n):
-            _, c = general_sweep.visit(pack, q, theta, h, i, 1.0, NO, g, scratch)
+            _, c = general_sweep.visit(pack, q, theta, h, i, beta, NO, g, scratch)
             change = max(change, c)
-        if change <= tol:
-            done = t + 1
+        if t >= sweeps and change <= tol:
+            done = t + 1 - sweeps
             break
     return free_energy_of(pack, q, g, scratch), done
 

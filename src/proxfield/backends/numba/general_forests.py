@@ -37,9 +37,7 @@ class GeneralForests(NamedTuple):
 
 def pack_general_forests(pack: GeneralPack, forests: Forests) -> GeneralForests:
     """Forests with the energies along their edges."""
-    start, node, parent, rest = forests
-    base = np.repeat(start[:-1], np.diff(start)) if len(start) > 1 else start[:0]
-    above = np.where(parent >= 0, node[base + np.maximum(parent, 0)], -1).astype(np.int32)
+    start, node, above, _, rest = forests
     inside = np.zeros((len(start) - 1, len(pack.offset) - 1), dtype=bool)
     inside[np.repeat(np.arange(len(start) - 1), np.diff(start)), node] = True
     agree, table_row = np.zeros(len(node)), np.zeros(len(node) + 1, dtype=np.int64)
