@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
+
+from proxfield.terms.base import Doubles
 
 T = TypeVar("T")
 
@@ -16,53 +18,44 @@ CURIOSITY = 0.25
 
 
 class Arms(Generic[T]):
-    """Options to draw from, with how much each has gained and cost.
+    """Options to draw from, with what each has gained and cost.
 
     Args:
-        options: What to choose from.
-        shares: How often each is drawn as long as nothing is known.
+        options: The options, and how often each is drawn as long as nothing is known.
 
     Example:
-        >>> arms = Arms(["short", "long"], [1, 1])
-        >>> for _ in range(20):
+        >>> arms = Arms({"short": 1.0, "long": 1.0})
+        >>> for _ in range(100):
         ...     arms.learn(0, gain=0.0, cost=1.0)
         ...     arms.learn(1, gain=3.0, cost=1.0)
         >>> arms.shares().round(1).tolist()
         [0.2, 0.8]
     """
 
-    def __init__(self, options: Sequence[T], shares: Sequence[float]) -> None:
+    def __init__(self, options: Mapping[T, float]) -> None:
         self.options = list(options)
-        self.prior = np.array(shares, dtype=np.float64) / np.sum(shares)
+        self.first = np.array(list(options.values())) / sum(options.values())
         self.gain, self.cost = np.zeros(len(self.options)), np.zeros(len(self.options))
-        self.trials = 0
+        self.outcomes = 0.0
 
-    def shares(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Probability of each option."""
-        total = self.gain.sum()
-        if not total > 0.0:
-            return self.prior
-        one = self.cost.sum() / self.trials_kept  # an outcome of average gain, before any
-        rate = (self.gain + total / self.trials_kept) / (self.cost + one)
-        rate = rate * self.prior
-        return np.asarray(CURIOSITY * self.prior + (1.0 - CURIOSITY) * rate / rate.sum())
-
-    @property
-    def trials_kept(self) -> float:
-        """Outcomes that count, with the weights they have now."""
-        return float((1.0 - MEMORY ** max(1, self.trials)) / (1.0 - MEMORY))
+    def shares(self) -> Doubles:
+        """The probability of each option.  # (options,)"""
+        if not self.gain.sum() > 0.0:
+            return self.first
+        # every option also counts as one outcome of average gain and cost
+        gain, cost = (x + x.sum() / self.outcomes for x in (self.gain, self.cost))
+        rate = self.first * gain / cost
+        return CURIOSITY * self.first + (1.0 - CURIOSITY) * rate / rate.sum()
 
     def draw(self, rng: np.random.Generator, allowed: Sequence[bool] | None = None) -> int:
-        """The number of an option."""
-        p = self.shares()
-        if allowed is not None:
-            p = np.where(allowed, p, 0.0)
+        """The number of an option, one of those allowed."""
+        p = self.shares() if allowed is None else np.where(allowed, self.shares(), 0.0)
         return int(rng.choice(len(p), p=p / p.sum()))
 
     def learn(self, option: int, gain: float, cost: float) -> None:
-        """An option lowered F by ``gain`` at a cost (in seconds, or sweeps)."""
-        self.gain *= MEMORY
-        self.cost *= MEMORY
+        """An option lowered F by ``gain``, at a cost in any unit."""
+        for kept in (self.gain, self.cost):
+            kept *= MEMORY
         self.gain[option] += gain
         self.cost[option] += cost
-        self.trials += 1
+        self.outcomes = MEMORY * self.outcomes + 1.0

@@ -9,6 +9,7 @@ in a large sparse field a search improves many places at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from proxfield.terms.base import Floats
 DIFFERENT = 0.1
 """Marginals that differ by more are of different states; smaller differences are left to sweeps."""
 
+V = TypeVar("V", bound=np.generic)
 Gradient = Callable[[Floats], NDArray[np.float64]]
 
 
@@ -39,6 +41,25 @@ class Parts:
         degree = max([2, *(int(t.degree or 2) for t in lowered.terms)])
         points, weights = np.polynomial.legendre.leggauss((degree + 1) // 2)
         self.points, self.weights = 0.5 * (1.0 + points), 0.5 * weights
+
+    def better_parts(
+        self, before: NDArray[np.float64], after: NDArray[np.float64], gradient: Gradient
+    ) -> NDArray[np.float64] | None:
+        """``before`` with those parts of ``after`` that lower F.
+
+        Args:
+            before: Marginals.
+            after: Other ones.
+            gradient: Gives dE/dq.
+
+        Returns:
+            None if there are no such parts, or a single one: then ``after`` says it all.
+        """
+        count, label = self.different(before, after)
+        if count < 2:
+            return None
+        taken = self.gains(before, after, label, count, gradient) < 0.0
+        return self.merged(before, after, label, taken) if taken.any() else None
 
     def different(
         self, before: NDArray[np.float64], after: NDArray[np.float64]
@@ -70,8 +91,7 @@ class Parts:
         The change of the energy is the integral of its gradient along the way, which a few points
         give exactly: the energy is a polynomial.
         """
-        part = label if self.layout.common is None else label.repeat(self.layout.common)
-        part = part[self.layout.owner] if self.layout.common is None else part
+        part = self._entries(label)
         at = np.flatnonzero(part >= 0)
         old, new = before[at], after[at]
         moved, slope = new - old, np.zeros(len(at))
@@ -89,9 +109,9 @@ class Parts:
     ) -> NDArray[np.float64]:  # fmt: skip
         """``before`` with the parts of ``after`` that are taken."""
         chosen = np.append(taken, False)[label]  # −1: in no part
-        layout = self.layout
-        if layout.common is not None:
-            rows = chosen[:, None]
-            shape = (-1, layout.common)
-            return np.where(rows, after.reshape(shape), before.reshape(shape)).ravel()
-        return np.where(chosen[layout.owner], after, before)
+        return np.where(self._entries(chosen), after, before)
+
+    def _entries(self, values: NDArray[V]) -> NDArray[V]:
+        """Values of variables for each of their entries.  # (n_vars,) -> (layout.size,)"""
+        common = self.layout.common
+        return values[self.layout.owner] if common is None else values.repeat(common)

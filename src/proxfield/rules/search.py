@@ -2,11 +2,10 @@
 
 1. A few plain sweeps from the start, and a few random ones that show how fast this field is.
 2. One *cooling*: heat-bath sampling from a high temperature to a low one, then sweeps into a
-   local minimum of F. It is as long as the budget allows, up to a length beyond which reheats pay
-   more; on large fields it takes most of the budget.
+   local minimum of F. On large fields it takes most of the budget, on small ones a tenth.
 3. *Reheats* of the best state with what is left: warm it up, cool it again, sweep. The end is
-   compared with the best state part by part (`rules.parts`). How hot, how long, how far to cool
-   and by which moves is drawn from what has paid so far (`rules.arms`).
+   compared with the best state part by part (`rules.parts`). How hot, how long and by which moves
+   is drawn from what has paid so far (`rules.arms`).
 
 Long runs are cut into slices, between which the clock, the callback and Ctrl-C are looked at. Where
 only iterations are limited, every decision depends on them alone, and a run can be repeated.
@@ -17,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.result import Status
@@ -25,49 +24,60 @@ from proxfield.rules.arms import Arms
 from proxfield.rules.parts import Parts
 from proxfield.rules.plan import Chains, Explored
 from proxfield.rules.polish import better_of, polish
-from proxfield.rules.portfolio import EVALUATIONS_PER_SWEEP, large_sweep_seconds, visits
+from proxfield.rules.portfolio import LARGE_SIZE, visits
 from proxfield.rules.session import Outcome, Session
 
 HOT_SHARE = 0.3
 """Temperature at which the first cooling starts, as a share of the field's own scale."""
 COLD_SHARE = 0.01
-"""Temperature at which chains end, likewise, but at most 1: colder than F itself, so that they end
-in the middle of a minimum."""
+"""Temperature at which labels stop being sampled, likewise, but at most 1. Colder than F itself
+(T = 1), so that a chain ends in the middle of a minimum, from where sweeps descend."""
 REHEAT_SHARES = {0.03: 1.0, 0.06: 1.0, 0.12: 2.0, 0.2: 2.0, 0.35: 1.0, 0.7: 0.5}
-"""Temperatures to reheat to, likewise, and how often each is tried at first."""
+"""Temperatures to reheat to, likewise, and how often each is drawn at first."""
 CHAIN_SWEEPS = {10: 0.5, 30: 1.0, 100: 2.0, 300: 2.0, 1000: 1.0}
-"""Sweeps of a reheat, and how often each is tried at first."""
+"""Sweeps of a reheat, and how often each is drawn at first."""
 MOVES = {"sites": 2.0, "forests": 1.0, "cooled": 0.3}
-"""How chains move: label by label, by whole forests, or marginals without sampling."""
+"""How chains move, and how often at first: they sample one label after another, or a whole forest
+at a time, or cool marginals without sampling."""
 COOLING_SWEEPS = 300
-"""Sweeps of the first cooling, if they are within these shares of what is left."""
+"""Sweeps of the first cooling, if they are between these shares of what is left."""
 COOLING_SHARES = (0.1, 0.7)
 POLISH_SWEEPS = 30
-"""Maximum number of sweeps that end the first cooling, and sweeps from the start."""
-END_SWEEPS = 200
-"""The same at the very end, before the convergence is tested."""
+"""Maximum number of sweeps from the start, and at the end of the cooling."""
 REHEAT_POLISH = (3, 20)
-"""The same for reheats: at least and at most; a twentieth of the chain's sweeps in between."""
+"""The same at the end of reheats, at least and at most; in between, a twentieth of their sweeps."""
+END_SWEEPS = 200
+"""The same from the best state of all, before its convergence is tested."""
+PLAIN_SHARE = 0.1
+"""Maximum share of what is left for sweeps from the start (without a budget, twice as much)."""
+END_SHARE = 0.2
+"""Maximum share of the budget that is kept for the end."""
+PACE_SWEEPS = 16
+"""Random sweeps that show the pace."""
 SLICE_SECONDS = 0.05
 """Aim of a slice of the cooling, which has four slices or more ..."""
 MIN_SLICE = 40
-"""... of so many sweeps at least."""
+"""... of so many sweeps at least, except on large fields."""
 SLICE_VISITS = 5e6
 """Entries and edge ends that a slice visits where only iterations are limited."""
 CHAIN_SECONDS = 0.2
-"""Maximum time of a reheat, which isn't cut into slices."""
+"""Maximum duration of a reheat, which isn't cut into slices."""
 ROUND_SECONDS, ROUND_SHARE = 0.02, 0.02
-"""Several short reheats are made in one call: so many seconds of them, or a share of the budget."""
+"""Short reheats are made several in a round: so many seconds, or this share of the budget."""
 CHAINS_PER_ROUND = 4
 """Chains of a round where only iterations are limited."""
-PACE_SWEEPS = 16
-"""Random sweeps that show the pace."""
 STALL_SWEEPS = 5000
 """Sweeps without a better F after which a run without limits may end."""
 GRACE_SECONDS = 0.002
-PART_SECONDS = 2e-7
-"""What preparing to compare part by part takes, by entries and edge ends; above a twentieth of the
-time left, states are compared as a whole."""
+"""What the end may take beyond a budget that is used up."""
+VISIT_SECONDS, CALL_SWEEPS = 4e-9, 4.0
+"""Guesses on large fields: seconds per visit of a sweep, and what a call of chains takes beside its
+sweeps, in sweeps."""
+MIN_SWEEPS = 4.0
+"""Sweeps that must fit into the budget for a search."""
+PART_SECONDS, FOREST_SECONDS, PREPARING_SHARE = 1.5e-8, 1e-7, 0.05
+"""Seconds per visit to prepare comparing part by part, and moves by forests; where that is more
+than this share of what is left, there is none of it."""
 
 
 @dataclass
@@ -84,150 +94,115 @@ class Search:
     best_f: float = np.inf
     best_q: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     pace: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Sweeps a second, by moves and number of threads."""
+    """Sweeps a second, by moves ("": without sampling) and number of threads."""
+    threads: int = 1
+    parts: Parts | None = None
     chains_made: int = 0
     rounds: int = 0
     improved_at: int = 0
-    parts: Parts | None = None
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.session.problem.seed)
+        self.visits = visits(self.session.problem.lowered)
+        self.hot = max(1.0, HOT_SHARE * self.scale)
+        self.cold = min(1.0, COLD_SHARE * self.scale)
+        self.temperatures = Arms(REHEAT_SHARES)
+        self.lengths = Arms(CHAIN_SWEEPS)
+        self.moves = Arms(MOVES)
 
     def run(self, start: NDArray[np.float64], f: float) -> Outcome:
         """Explore until the limits leave just enough to polish.
 
         Args:
             start: Marginals.
-            f: F of these, if it is to be the best so far.
+            f: F of these, if it is to be the best so far; else +inf.
         """
         session, loop = self.session, self.session.loop
-        self.start, self.best_q, self.best_f = start, start, f
-        self.rng = np.random.default_rng(session.problem.seed)
-        self.temperatures = Arms(list(REHEAT_SHARES), list(REHEAT_SHARES.values()))
-        self.lengths = Arms(list(CHAIN_SWEEPS), list(CHAIN_SWEEPS.values()))
-        self.moves = Arms(list(MOVES), list(MOVES.values()))
+        self.best_q, self.best_f = start, f
         session.warm_up_chains(start)
         first = session.measure(start)
         loop.tell(start, first)
         if f == np.inf:
             self.best_f = first
             loop.note(0, loop.elapsed, first)
-        halted: Status | None = None
+        if self._left() < (MIN_SWEEPS + 2 * CALL_SWEEPS) * self._sweep_seconds():
+            return polish(session, session.without_symmetry(start))  # time for a descent alone
         try:
-            for stage in (self._open, self._cool, self._reheat):
-                halted = stage()
-                if halted is not None:
-                    break
+            halted = self._open(start) or self._cool() or self._reheat()
         except KeyboardInterrupt:
             halted = Status.INTERRUPTED
         if halted is not None:
             return Outcome(self.best_q, self.best_f, halted)
         return self._end()
 
-    def _end(self) -> Outcome:
-        """From the best state to a minimum."""
-        session, loop = self.session, self.session.loop
-        loop.member = "polish"
-        budget = loop.budget
-        if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
-            loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
-        before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
-        loop.keep(self.best_f, self.best_q)
-        self._round(
-            self._chains(self.best_q[None], 1.0, 0, 1.0, polish=self._last_sweeps(), tol=loop.tol),
-            take="polish",
-        )
-        loop.tell(self.best_q, self.best_f)
-        outcome = polish(session, self.best_q)
-        loop.budget = budget
-        return better_of(session, before, outcome)
+    # ---- stages; the first three return why the search has to stop, if it does ----
 
-    def _last_sweeps(self) -> int:
-        loop = self.session.loop
-        left = loop.max_iters - loop.iterations
-        if loop.budget is not None:
-            left = min(left, int((loop.budget - loop.elapsed) / self._sweep_seconds()))
-        return int(np.clip(left // 2, 0, END_SWEEPS))
-
-    # ---- stages; each returns why the search has to stop, if it does ----
-
-    def _open(self) -> Status | None:
+    def _open(self, start: NDArray[np.float64]) -> Status | None:
         """Sweeps from the start; then random ones, from which the cooling goes on."""
-        sweep = self._sweep_seconds()
-        most = self._left() / sweep
-        plain = int(min(POLISH_SWEEPS, 0.1 * most))
-        self.state = self.start[None]
-        if plain > 0:
-            self._take(self._round(self._chains(self.start[None], 1.0, 0, 1.0, polish=plain)))
-        chains = self._chains(
-            np.repeat(self.start[None], self._lanes(), axis=0), self.hot,
-            int(np.clip(0.02 * most, 1, PACE_SWEEPS)), self.hot, drawn=True, polish=0,
-        )  # fmt: skip
+        fits = self._left() / self._sweep_seconds()
+        plain = int(PLAIN_SHARE * fits * (2 if self.session.loop.budget is None else 1))
+        if plain > CALL_SWEEPS or self.session.loop.budget is None:
+            self._polish_from(start, min(plain, POLISH_SWEEPS), "sweeps from the start")
+        sweeps = int(np.clip(0.02 * fits, 1, PACE_SWEEPS))
+        chains = self._chains(start[None], self.hot, sweeps, self.hot)
         self.state = self._round(chains, "sites").q
         return self._asked()
 
     def _cool(self) -> Status | None:
-        """One cooling on every thread, in slices."""
+        """One cooling, in slices; on several threads, of as many states."""
+        self._choose_threads()
+        if self._lanes() > 1:
+            self.state = np.repeat(self.state, self._lanes(), axis=0)
         share = float(np.clip(COOLING_SWEEPS / max(1.0, self._room("sites")), *COOLING_SHARES))
-        begun, whole, done = self._spent(), share * self._left(), 0.0
+        begun, whole, done = self._spent(), max(1e-9, share * self._left()), 0.0
         while True:
             length = max(1.0, whole * self._pace("sites") / self._lanes())  # in sweeps
             sweeps = int(max(1.0, min((1.0 - done) * length, self._slice(length))))
-            after = done + sweeps / length
-            last = after > 0.99
-            after = 1.0 if last else after
+            last = done + sweeps / length > 0.99 or self._left() <= 0.0
+            after = 1.0 if last else done + sweeps / length
             chains = self._chains(
                 self.state, self._temperature(done), sweeps, self._temperature(after),
-                drawn=True, polish=POLISH_SWEEPS if last else 0,
+                polish=min(POLISH_SWEEPS, self._last_sweeps()) if last else 0,
             )  # fmt: skip
             self.state = self._round(chains, "sites", take="cooling" if last else "").q
             halted = self._asked()
             if last or halted is not None:
                 return halted
             done = float(np.clip((self._spent() - begun) / whole, done, 0.99))
-
-    def _slice(self, length: float) -> float:
-        """Sweeps until the next look at the clock, of a cooling of so many."""
-        if self.session.loop.budget is None:
-            return max(1.0, SLICE_VISITS / visits(self.session.problem.lowered))
-        return max(MIN_SLICE, min(length / 4, SLICE_SECONDS * self._pace("sites") / self._lanes()))
-
-    def _temperature(self, done: float) -> float:
-        """Of the cooling, after a share of it."""
-        return float(self.hot * (self.cold / self.hot) ** done)
+            if self._lanes() > 1 and self.pace["sites", self.threads] < self.pace["sites", 1]:
+                self.threads, self.state = 1, self.state[:1]  # the others waited for each other
 
     def _reheat(self) -> Status | None:
         """Reheats until nothing is left."""
         session, loop = self.session, self.session.loop
-        lowered = session.problem.lowered
-        if not lowered.hard and PART_SECONDS * visits(lowered) < 0.05 * loop.seconds_left():
+        if not session.problem.lowered.hard and self._pays(PART_SECONDS):
             with loop.clock():
-                self.parts = Parts(lowered)
+                self.parts = Parts(session.problem.lowered)
+        forests = self._pays(FOREST_SECONDS)
         while True:
-            moves = self.moves.draw(self.rng, [k != "forests" or self._forests() for k in MOVES])
+            self._choose_threads()
+            moves = self.moves.draw(self.rng, [k != "forests" or forests for k in MOVES])
             name = self.moves.options[moves]
             room = self._room(name)
-            fits = [n <= max(10.0, room / 4) for n in self.lengths.options]
-            length = self.lengths.draw(self.rng, fits)
+            most = max(min(CHAIN_SWEEPS), min(room / 4, self._sweeps_in(CHAIN_SECONDS, name)))
+            length = self.lengths.draw(self.rng, [n <= most for n in CHAIN_SWEEPS])
             hot = self.temperatures.draw(self.rng)
             sweeps = self.lengths.options[length]
-            polish_ = int(np.clip(sweeps // 20, *REHEAT_POLISH))
-            count = self._count(name, sweeps + polish_)
-            if room < sweeps + polish_ or count == 0:
+            last = int(np.clip(sweeps // 20, *REHEAT_POLISH))
+            count = self._count(name, sweeps + last)
+            if room < sweeps + last or count == 0:
                 return None
-            drawn = name != "cooled"
             chains = self._chains(
                 np.repeat(self.best_q[None], count, axis=0),
-                self.scale * self.temperatures.options[hot], sweeps,
-                self.cold if drawn else 1.0, drawn=drawn, forests=name == "forests",
-                polish=polish_,
+                max(1.0, self.scale) * self.temperatures.options[hot], sweeps,
+                self.cold, moves=name, polish=last,
             )  # fmt: skip
-            before, begun = self.best_f, self._spent()
-            label = f"{name} from T={chains.hot[0]:.3g}, {sweeps} sweeps"
-            ended = self._round(chains, name, take=label)
-            gain, cost = before - self.best_f, self._spent() - begun
-            for arms, option in (
-                (self.moves, moves), (self.lengths, length), (self.temperatures, hot),
-            ):  # fmt: skip
-                arms.learn(option, gain, cost)
-            del ended
+            f, begun = self.best_f, self._spent()
+            self._round(chains, name, f"{name} from T={chains.hot[0]:.3g}, {sweeps} sweeps")
+            gain, cost = f - self.best_f, self._spent() - begun
+            self.moves.learn(moves, gain, cost)
+            self.lengths.learn(length, gain, cost)
+            self.temperatures.learn(hot, gain, cost)
             quiet = loop.iterations - self.improved_at
             if not session.limited and quiet > max(STALL_SWEEPS, 2 * self.improved_at):
                 return None
@@ -235,52 +210,72 @@ class Search:
             if halted is not None:
                 return halted
 
+    def _end(self) -> Outcome:
+        """From the best state to a minimum."""
+        session, loop = self.session, self.session.loop
+        budget = loop.budget
+        if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
+            loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
+        self._polish_from(self.best_q, self._last_sweeps(), "polish", loop.tol)
+        before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
+        loop.keep(self.best_f, self.best_q)
+        loop.tell(self.best_q, self.best_f)
+        loop.member = "polish"
+        outcome = polish(session, self.best_q)
+        loop.budget = budget
+        return better_of(session, before, outcome)
+
     def _asked(self) -> Status | None:
+        """STOPPED if the callback asks for it."""
         asked = self.session.loop.report(self.best_f, self.best_q)
         return Status.STOPPED if asked else None
 
-    # ---- limits ----
+    def _temperature(self, done: float) -> float:
+        """Of the cooling, after a share of it."""
+        return float(self.hot * (self.cold / self.hot) ** done)
 
-    @property
-    def hot(self) -> float:
-        return max(1.0, HOT_SHARE * self.scale)
-
-    @property
-    def cold(self) -> float:
-        return min(1.0, COLD_SHARE * self.scale)
+    # ---- limits: in seconds or, without a budget, in sweeps ----
 
     def _spent(self) -> float:
-        """Seconds or, without a budget, sweeps so far."""
         loop = self.session.loop
         return float(loop.iterations) if loop.budget is None else loop.elapsed
 
     def _left(self) -> float:
-        """The same until it is time to polish."""
+        """What is left for exploring."""
         loop = self.session.loop
-        sweeps = int(0.9 * loop.max_iters) - loop.iterations
+        sweeps = 0.9 * loop.max_iters - loop.iterations
         if loop.budget is None:
-            return float(sweeps)
-        seconds = 0.97 * (loop.budget - loop.elapsed) - POLISH_SWEEPS / 2 * self._sweep_seconds()
-        return seconds
+            return sweeps
+        kept = min(POLISH_SWEEPS / 2 * self._sweep_seconds(), END_SHARE * loop.budget)
+        seconds = 0.97 * (loop.budget - loop.elapsed) - kept
+        return min(seconds, sweeps * self._sweep_seconds())
+
+    def _last_sweeps(self) -> int:
+        """Sweeps that may follow in half of what is left of the limits themselves."""
+        loop = self.session.loop
+        left = float(loop.max_iters - loop.iterations)
+        if loop.budget is not None:
+            left = min(left, loop.seconds_left() / self._sweep_seconds() - CALL_SWEEPS)
+        return int(np.clip(left / 2, 0, END_SWEEPS))
 
     def _sweep_seconds(self) -> float:
-        """Duration of a sweep that polishes (1 without a budget)."""
+        """Duration of a sweep without sampling: measured, or guessed (1 without a budget)."""
         loop = self.session.loop
         if loop.budget is None:
             return 1.0
-        known = self.pace.get(("", 1))
-        if known is not None:
-            return 1.0 / known
-        guess = EVALUATIONS_PER_SWEEP * loop.costs.evaluation
-        return max(guess, large_sweep_seconds(self.session.problem.lowered), 1e-9)
+        if ("", 1) in self.pace:
+            return 1.0 / self.pace["", 1]
+        large = self.session.problem.lowered.layout.size > LARGE_SIZE
+        return max(loop.costs.evaluation, VISIT_SECONDS * self.visits if large else 1e-9)
 
     def _pace(self, moves: str) -> float:
-        """Sweeps a second (1 without a budget)."""
+        """Sweeps a second that all threads make (1 without a budget)."""
         if self.session.loop.budget is None:
             return 1.0
-        threads = self._threads()
-        known = [self.pace.get(k) for k in ((moves, threads), (moves, 1), ("sites", 1))]
-        return next(p for p in known if p is not None)
+        for key in ((moves, self.threads), (moves, 1), ("sites", self.threads)):
+            if key in self.pace:
+                return self.pace[key]
+        return self.pace["sites", 1]
 
     def _room(self, moves: str) -> float:
         """Sweeps of each of the next chains that fit into what is left."""
@@ -288,65 +283,98 @@ class Search:
 
     def _lanes(self) -> int:
         """Chains that run at the same time."""
-        return 1 if self.session.loop.budget is None else self._threads()
+        return 1 if self.session.loop.budget is None else self.threads
+
+    def _slice(self, length: float) -> float:
+        """Sweeps until the next look at the clock, of a cooling of so many."""
+        if self.session.loop.budget is None:
+            return max(1.0, SLICE_VISITS / self.visits)
+        aim = self._sweeps_in(max(SLICE_SECONDS, 2 * CALL_SWEEPS * self._sweep_seconds()), "sites")
+        return max(min(MIN_SLICE, aim), min(length / 4, aim))
+
+    def _sweeps_in(self, seconds: float, moves: str) -> float:
+        """Sweeps of a chain in so many seconds (without a budget: any number)."""
+        if self.session.loop.budget is None:
+            return np.inf
+        return seconds * self._pace(moves) / self._lanes()
 
     def _count(self, moves: str, sweeps: int) -> int:
         """Chains of a round, each of so many sweeps."""
         loop = self.session.loop
         if loop.budget is None:
             return int(min(CHAINS_PER_ROUND, self._left() // sweeps))
-        wanted = min(ROUND_SECONDS, ROUND_SHARE * loop.budget, self._left()) * self._pace(moves)
-        lanes = self._lanes()
-        return lanes * int(np.clip(wanted / (lanes * sweeps), 1, 16))
+        seconds = min(ROUND_SECONDS, ROUND_SHARE * loop.budget, self._left())
+        return self.threads * int(np.clip(self._sweeps_in(seconds, moves) / sweeps, 1, 16))
 
-    def _forests(self) -> bool:
-        return True
+    def _pays(self, seconds: float) -> bool:
+        """Whether there is time for something that takes so many seconds per visit."""
+        left = self.session.loop.seconds_left()
+        return seconds * self.visits < PREPARING_SHARE * left
 
-    def _threads(self) -> int:
+    def _choose_threads(self) -> None:
         """One thread or all: whichever makes more sweeps a second here and now.
 
         On a busy machine threads wait for each other; the pace of both is looked at
         again now and then. This decides how fast chains run, not what they find.
         """
         most = self.session.chain_threads
-        if most == 1 or self.rounds == 0:
-            return 1
-        best = max((1, most), key=lambda k: self.pace.get(("sites", k), 0.0))
-        if self.rounds == 1 or self.rounds % 16 == 0:
-            return most if best == 1 else 1
-        return best
+        paces = [self.pace.get(("sites", k), np.inf) for k in (1, most)]
+        best = 1 if paces[0] > paces[1] else most
+        other = most if best == 1 else 1
+        self.threads = other if self.rounds % 16 == 15 else best
 
     # ---- chains ----
 
+    def _polish_from(
+        self, q: NDArray[np.float64], sweeps: int, member: str, tol: float = 1e-3
+    ) -> None:
+        """Sweeps from some marginals."""
+        if sweeps > 0:
+            chains = self._chains(q[None], 1.0, 0, 1.0, moves="", polish=sweeps, tol=tol)
+            self._round(chains, "", member)
+
     def _chains(
         self, starts: NDArray[np.float64], hot: float, sweeps: int, cold: float, *,
-        drawn: bool = False, forests: bool = False, polish: int = 0, tol: float = 1e-3,
+        moves: str = "sites", polish: int = 0, tol: float = 1e-3,
     ) -> Chains:  # fmt: skip
         first = self.chains_made + (self.session.problem.seed << 32)
         self.chains_made += len(starts)
-        seeds = np.array([(first + k) % 2**64 for k in range(len(starts))], dtype=np.uint64)
+        drawn = moves in ("sites", "forests")
         return Chains.make(
-            starts, hot=hot, cold=cold, sweeps=sweeps, seeds=seeds, drawn=drawn, forests=forests,
-            polish=polish, tol=tol,
-        )  # fmt: skip
+            starts,
+            hot=hot,
+            cold=cold if drawn else 1.0,
+            sweeps=sweeps,
+            seeds=np.array([(first + k) % 2**64 for k in range(len(starts))], dtype=np.uint64),
+            drawn=drawn,
+            forests=moves == "forests",
+            polish=polish,
+            tol=tol,
+        )
 
-    def _round(self, chains: Chains, moves: str = "", take: str = "") -> Explored:
-        """Run chains, and count what they cost; with ``take``, keep what is better."""
-        loop, threads = self.session.loop, self._threads()
+    def _round(self, chains: Chains, moves: str, take: str = "") -> Explored:
+        """Run chains, and count what they cost.
+
+        Args:
+            chains: The chains.
+            moves: How they move.
+            take: Keep what is better than the best state, found by this member.
+        """
+        loop = self.session.loop
         begun, base = loop.now(), loop.elapsed
         with finish_first():
-            ended = self.session.explore(chains, threads)
+            ended = self.session.explore(chains, self.threads)
+            made = int(ended.sweeps.sum())
             if take:
-                self._take(ended, take)
-            spent, made = max(loop.now() - begun, 1e-9), int(ended.sweeps.sum())
-            pace, key = made / spent, (moves, threads)
-            if made:
-                self.pace[key] = 0.5 * (pace + self.pace.get(key, pace))
+                self._take(ended, take, made)
+            spent = max(loop.now() - begun, 1e-9)
+            key = (moves, self.threads)
+            self.pace[key] = 0.5 * (max(1, made) / spent + self.pace.get(key, made / spent))
             self.rounds += 1
             loop.note(made, base + spent, self.best_f)
         return ended
 
-    def _take(self, ended: Explored, member: str = "") -> None:
+    def _take(self, ended: Explored, member: str, made: int) -> None:
         """Keep what is better than the best state: a whole one, or parts of it."""
         before = self.best_f
         for k in np.argsort(ended.free_energy, kind="stable"):
@@ -355,18 +383,14 @@ class Search:
             loop = self.session.loop
             loop.member = member
             if self.best_f < before - 1e-6 * (1 + abs(before)):
-                self.improved_at = loop.iterations
+                self.improved_at = loop.iterations + made
 
     def _compare(self, q: NDArray[np.float64], f: float) -> None:
         if self.parts is not None:
-            count, label = self.parts.different(self.best_q, q)
-            if count > 1:
-                gains = self.parts.gains(self.best_q, q, label, count, self.session.gradient)
-                taken = gains < 0.0
-                if taken.any() and not (taken.all() and f < self.best_f):
-                    merged = self.parts.merged(self.best_q, q, label, taken)
-                    merged_f = self.session.evaluate(merged)
-                    if merged_f < f:
-                        q, f = merged, merged_f
+            merged = self.parts.better_parts(self.best_q, q, self.session.gradient)
+            if merged is not None:
+                merged_f = self.session.evaluate(merged)
+                if merged_f < f:
+                    q, f = merged, merged_f
         if f < self.best_f:
             self.best_q, self.best_f = q, f
