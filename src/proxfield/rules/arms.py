@@ -45,7 +45,7 @@ class Arms(Generic[T]):
         # every option also counts as one outcome of average gain and cost
         gain, cost = (x + x.sum() / self.outcomes for x in (self.gain, self.cost))
         rate = self.first * gain / cost
-        return CURIOSITY * self.first + (1.0 - CURIOSITY) * rate / rate.sum()
+        return np.asarray(CURIOSITY * self.first + (1.0 - CURIOSITY) * rate / rate.sum())
 
     def draw(self, rng: np.random.Generator, allowed: Sequence[bool] | None = None) -> int:
         """The number of an option, one of those allowed."""

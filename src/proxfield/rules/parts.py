@@ -73,7 +73,7 @@ class Parts:
         if layout.common is not None:
             inside = apart.reshape(-1, layout.common).any(axis=1)
         else:
-            inside = np.logical_or.reduceat(apart, layout.offsets[:-1])
+            inside = np.asarray(np.logical_or.reduceat(apart, layout.offsets[:-1]))
         return self._label(inside)
 
     def _label(self, inside: NDArray[np.bool_]) -> tuple[int, NDArray[np.int32]]:

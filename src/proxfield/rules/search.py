@@ -39,6 +39,8 @@ CHAIN_SWEEPS = {10: 0.5, 30: 1.0, 100: 2.0, 300: 2.0, 1000: 1.0}
 MOVES = {"sites": 2.0, "forests": 1.0, "cooled": 0.3}
 """How chains move, and how often at first: they sample one label after another, or a whole forest
 at a time, or cool marginals without sampling."""
+ORIGINS = {"best": 3.0, "start": 1.0}
+"""Where chains begin, and how often at first: at the best state, or afresh."""
 COOLING_SWEEPS = 300
 """Sweeps of the first cooling, if they are between these shares of what is left."""
 COOLING_SHARES = (0.1, 0.7)
@@ -109,6 +111,7 @@ class Search:
         self.temperatures = Arms(REHEAT_SHARES)
         self.lengths = Arms(CHAIN_SWEEPS)
         self.moves = Arms(MOVES)
+        self.origins = Arms(ORIGINS)
 
     def run(self, start: NDArray[np.float64], f: float) -> Outcome:
         """Explore until the limits leave just enough to polish.
@@ -186,20 +189,22 @@ class Search:
             room = self._room(name)
             most = max(min(CHAIN_SWEEPS), min(room / 4, self._sweeps_in(CHAIN_SECONDS, name)))
             length = self.lengths.draw(self.rng, [n <= most for n in CHAIN_SWEEPS])
-            hot = self.temperatures.draw(self.rng)
+            hot, origin = self.temperatures.draw(self.rng), self.origins.draw(self.rng)
             sweeps = self.lengths.options[length]
             last = int(np.clip(sweeps // 20, *REHEAT_POLISH))
             count = self._count(name, sweeps + last)
             if room < sweeps + last or count == 0:
                 return None
+            begin = self.best_q if self.origins.options[origin] == "best" else session.start
             chains = self._chains(
-                np.repeat(self.best_q[None], count, axis=0),
+                np.repeat(begin[None], count, axis=0),
                 max(1.0, self.scale) * self.temperatures.options[hot], sweeps,
                 self.cold, moves=name, polish=last,
             )  # fmt: skip
             f, begun = self.best_f, self._spent()
             self._round(chains, name, f"{name} from T={chains.hot[0]:.3g}, {sweeps} sweeps")
             gain, cost = f - self.best_f, self._spent() - begun
+            self.origins.learn(origin, gain, cost)
             self.moves.learn(moves, gain, cost)
             self.lengths.learn(length, gain, cost)
             self.temperatures.learn(hot, gain, cost)
