@@ -31,6 +31,9 @@ class Parts:
 
     Args:
         lowered: The field; all its terms have tables.
+
+    Attributes:
+        typical: How many parts the states compared of late had.
     """
 
     def __init__(self, lowered: Lowered) -> None:
@@ -41,6 +44,15 @@ class Parts:
         degree = max([2, *(int(t.degree or 2) for t in lowered.terms)])
         points, weights = np.polynomial.legendre.leggauss((degree + 1) // 2)
         self.points, self.weights = 0.5 * (1.0 + points), 0.5 * weights
+        self.typical = 0.0
+
+    @staticmethod
+    def warm_up() -> None:
+        """Compile or load what comparing needs."""
+        from proxfield.compiled.clusters import label_parts
+
+        row, column, label = np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(1, np.int32)
+        label_parts(row, column, np.ones(1, dtype=bool), label)
 
     def better_parts(
         self, before: NDArray[np.float64], after: NDArray[np.float64], gradient: Gradient
@@ -56,6 +68,7 @@ class Parts:
             None if there are no such parts, or a single one: then ``after`` says it all.
         """
         count, label = self.different(before, after)
+        self.typical += 0.1 * (count - self.typical)
         if count < 2:
             return None
         taken = self.gains(before, after, label, count, gradient) < 0.0

@@ -24,7 +24,7 @@ from proxfield.rules.arms import Arms
 from proxfield.rules.parts import Parts
 from proxfield.rules.plan import Chains, Explored
 from proxfield.rules.polish import better_of, polish
-from proxfield.rules.portfolio import LARGE_SIZE, visits
+from proxfield.rules.portfolio import large_sweep_seconds, visits
 from proxfield.rules.session import Outcome, Session
 
 HOT_SHARE = 0.3
@@ -41,9 +41,14 @@ MOVES = {"sites": 2.0, "forests": 1.0, "cooled": 0.3}
 at a time, or cool marginals without sampling."""
 ORIGINS = {"best": 3.0, "start": 1.0}
 """Where chains begin, and how often at first: at the best state, or afresh."""
+MANY_PARTS = 8.0
+"""Parts of a reheat, on average, from which on chains don't begin afresh: each place in such a field
+is improved for itself."""
 COOLING_SWEEPS = 300
 """Sweeps of the first cooling, if they are between these shares of what is left."""
 COOLING_SHARES = (0.1, 0.7)
+MIN_COOLING = 5.0
+"""Sweeps that must fit for a cooling on all threads; half of them for one at all."""
 POLISH_SWEEPS = 30
 """Maximum number of sweeps from the start, and at the end of the cooling."""
 REHEAT_POLISH = (3, 20)
@@ -54,8 +59,6 @@ PLAIN_SHARE = 0.1
 """Maximum share of what is left for sweeps from the start (without a budget, twice as much)."""
 END_SHARE = 0.2
 """Maximum share of the budget that is kept for the end."""
-PACE_SWEEPS = 16
-"""Random sweeps that show the pace."""
 SLICE_SECONDS = 0.05
 """Aim of a slice of the cooling, which has four slices or more ..."""
 MIN_SLICE = 40
@@ -72,11 +75,11 @@ STALL_SWEEPS = 5000
 """Sweeps without a better F after which a run without limits may end."""
 GRACE_SECONDS = 0.002
 """What the end may take beyond a budget that is used up."""
-VISIT_SECONDS, CALL_SWEEPS = 4e-9, 4.0
-"""Guesses on large fields: seconds per visit of a sweep, and what a call of chains takes beside its
-sweeps, in sweeps."""
-MIN_SWEEPS = 4.0
-"""Sweeps that must fit into the budget for a search."""
+SWEEP_EVALUATIONS = 12.0
+"""Duration of a sweep in evaluations of F, before one has been timed; on large fields, where these
+run on all threads, by the entries and edge ends that it visits."""
+MIN_SWEEPS = 2.0
+"""Sweeps of this duration that must fit into the budget for a search."""
 PART_SECONDS, FOREST_SECONDS, PREPARING_SHARE = 1.5e-8, 1e-7, 0.05
 """Seconds per visit to prepare comparing part by part, and moves by forests; where that is more
 than this share of what is left, there is none of it."""
@@ -97,6 +100,8 @@ class Search:
     best_q: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     pace: dict[tuple[str, int], float] = field(default_factory=dict)
     """Sweeps a second, by moves ("": without sampling) and number of threads."""
+    work: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+    """Sweeps and seconds that this was learned from; earlier ones count less."""
     threads: int = 1
     parts: Parts | None = None
     chains_made: int = 0
@@ -123,12 +128,14 @@ class Search:
         session, loop = self.session, self.session.loop
         self.best_q, self.best_f = start, f
         session.warm_up_chains(start)
+        if not session.problem.lowered.hard:
+            Parts.warm_up()
         first = session.measure(start)
         loop.tell(start, first)
         if f == np.inf:
             self.best_f = first
             loop.note(0, loop.elapsed, first)
-        if self._left() < (MIN_SWEEPS + 2 * CALL_SWEEPS) * self._sweep_seconds():
+        if self._left() < MIN_SWEEPS * self._sweep_seconds():
             return polish(session, session.without_symmetry(start))  # time for a descent alone
         try:
             halted = self._open(start) or self._cool() or self._reheat()
@@ -141,37 +148,44 @@ class Search:
     # ---- stages; the first three return why the search has to stop, if it does ----
 
     def _open(self, start: NDArray[np.float64]) -> Status | None:
-        """Sweeps from the start; then random ones, from which the cooling goes on."""
-        fits = self._left() / self._sweep_seconds()
-        plain = int(PLAIN_SHARE * fits * (2 if self.session.loop.budget is None else 1))
-        if plain > CALL_SWEEPS or self.session.loop.budget is None:
-            self._polish_from(start, min(plain, POLISH_SWEEPS), "sweeps from the start")
-        sweeps = int(np.clip(0.02 * fits, 1, PACE_SWEEPS))
-        chains = self._chains(start[None], self.hot, sweeps, self.hot)
-        self.state = self._round(chains, "sites").q
+        """Sweeps from the start; with a budget, a random one that shows what there is time for."""
+        self.state, plain = start[None], 2 * PLAIN_SHARE
+        if self.session.loop.budget is not None:
+            chains = self._chains(self.state, self.hot, 1, self.hot)
+            self.state, plain = self._round(chains, "sites").q, PLAIN_SHARE
+        fits = plain * self._left() / self._sweep_seconds()
+        self._polish_from(start, int(min(fits, POLISH_SWEEPS)), "sweeps from the start")
         return self._asked()
 
     def _cool(self) -> Status | None:
         """One cooling, in slices; on several threads, of as many states."""
         self._choose_threads()
+        if self._room("sites") < MIN_COOLING:
+            self.threads = 1
+        if self._room("sites") < MIN_COOLING / 2:  # this is all there is time for
+            with self.session.loop.clock():
+                self._compare(self.state[0], self.session.evaluate(self.state[0]))
+            return None
         if self._lanes() > 1:
             self.state = np.repeat(self.state, self._lanes(), axis=0)
-        share = float(np.clip(COOLING_SWEEPS / max(1.0, self._room("sites")), *COOLING_SHARES))
-        begun, whole, done = self._spent(), max(1e-9, share * self._left()), 0.0
+        member = f"cooling from T={self.hot:.3g}"
+        begun, left, done = self._spent(), max(1e-9, self._left()), 0.0
         while True:
-            length = max(1.0, whole * self._pace("sites") / self._lanes())  # in sweeps
+            fits = max(1.0, left * self._pace("sites") / self._lanes())
+            share = float(np.clip(COOLING_SWEEPS / fits, *COOLING_SHARES))
+            length = max(1.0, share * fits)
             sweeps = int(max(1.0, min((1.0 - done) * length, self._slice(length))))
             last = done + sweeps / length > 0.99 or self._left() <= 0.0
             after = 1.0 if last else done + sweeps / length
             chains = self._chains(
                 self.state, self._temperature(done), sweeps, self._temperature(after),
-                polish=min(POLISH_SWEEPS, self._last_sweeps()) if last else 0,
+                polish=self._polish_sweeps() if last else 0,
             )  # fmt: skip
-            self.state = self._round(chains, "sites", take="cooling" if last else "").q
+            self.state = self._round(chains, "sites", take=member if last else "").q
             halted = self._asked()
             if last or halted is not None:
                 return halted
-            done = float(np.clip((self._spent() - begun) / whole, done, 0.99))
+            done = float(np.clip((self._spent() - begun) / (share * left), done, 0.99))
             if self._lanes() > 1 and self.pace["sites", self.threads] < self.pace["sites", 1]:
                 self.threads, self.state = 1, self.state[:1]  # the others waited for each other
 
@@ -189,7 +203,9 @@ class Search:
             room = self._room(name)
             most = max(min(CHAIN_SWEEPS), min(room / 4, self._sweeps_in(CHAIN_SECONDS, name)))
             length = self.lengths.draw(self.rng, [n <= most for n in CHAIN_SWEEPS])
-            hot, origin = self.temperatures.draw(self.rng), self.origins.draw(self.rng)
+            hot = self.temperatures.draw(self.rng)
+            many = self.parts is not None and self.parts.typical > MANY_PARTS
+            origin = self.origins.draw(self.rng, [k == "best" or not many for k in ORIGINS])
             sweeps = self.lengths.options[length]
             last = int(np.clip(sweeps // 20, *REHEAT_POLISH))
             count = self._count(name, sweeps + last)
@@ -260,18 +276,23 @@ class Search:
         loop = self.session.loop
         left = float(loop.max_iters - loop.iterations)
         if loop.budget is not None:
-            left = min(left, loop.seconds_left() / self._sweep_seconds() - CALL_SWEEPS)
+            left = min(left, loop.seconds_left() / self._sweep_seconds() - 1.0)
         return int(np.clip(left / 2, 0, END_SWEEPS))
+
+    def _polish_sweeps(self) -> int:
+        """Sweeps that end the cooling."""
+        return int(np.clip(END_SHARE * self._left() / self._sweep_seconds(), 1, POLISH_SWEEPS))
 
     def _sweep_seconds(self) -> float:
         """Duration of a sweep without sampling: measured, or guessed (1 without a budget)."""
         loop = self.session.loop
         if loop.budget is None:
             return 1.0
-        if ("", 1) in self.pace:
-            return 1.0 / self.pace["", 1]
-        large = self.session.problem.lowered.layout.size > LARGE_SIZE
-        return max(loop.costs.evaluation, VISIT_SECONDS * self.visits if large else 1e-9)
+        for moves in ("", "sites"):
+            if (moves, 1) in self.pace:
+                return 1.0 / self.pace[moves, 1]
+        large = large_sweep_seconds(self.session.problem.lowered)
+        return large or SWEEP_EVALUATIONS * max(loop.costs.evaluation, 1e-9)
 
     def _pace(self, moves: str) -> float:
         """Sweeps a second that all threads make (1 without a budget)."""
@@ -294,7 +315,7 @@ class Search:
         """Sweeps until the next look at the clock, of a cooling of so many."""
         if self.session.loop.budget is None:
             return max(1.0, SLICE_VISITS / self.visits)
-        aim = self._sweeps_in(max(SLICE_SECONDS, 2 * CALL_SWEEPS * self._sweep_seconds()), "sites")
+        aim = self._sweeps_in(max(SLICE_SECONDS, 8 * self._sweep_seconds()), "sites")
         return max(min(MIN_SLICE, aim), min(length / 4, aim))
 
     def _sweeps_in(self, seconds: float, moves: str) -> float:
@@ -373,8 +394,10 @@ class Search:
             if take:
                 self._take(ended, take, made)
             spent = max(loop.now() - begun, 1e-9)
-            key = (moves, self.threads)
-            self.pace[key] = 0.5 * (max(1, made) / spent + self.pace.get(key, made / spent))
+            known = self.work.get((moves, self.threads), (0.0, 0.0))
+            known = 0.5 * known[0] + made, 0.5 * known[1] + spent
+            self.work[moves, self.threads] = known
+            self.pace[moves, self.threads] = max(1.0, known[0]) / known[1]
             self.rounds += 1
             loop.note(made, base + spent, self.best_f)
         return ended
