@@ -108,3 +108,31 @@ def test_single_numbers_and_vectors_agree(function: Callable[[Array, Array], Non
     x = x if function is logs else -x
     one_by_one = np.array([mapped(function, x[i : i + 1])[0] for i in range(len(x))])
     np.testing.assert_allclose(mapped(function, x), one_by_one, rtol=2 * EPS)
+
+
+@kernel
+def logits(x: Array, out: Array) -> None:
+    for i in range(len(x)):
+        out[i] = math.logit(x[i])
+
+
+@kernel
+def softplus(x: Array, out: Array) -> None:
+    for i in range(len(x)):
+        out[i] = math.softplus(x[i])
+
+
+def test_logit_over_the_whole_range() -> None:
+    rng = np.random.default_rng(0)
+    small = np.concatenate(
+        [[2.0**-54, 2.0**-53, 1e-12, 0.25], 10 ** rng.uniform(-16, -0.31, 50_000)]
+    )
+    u = np.concatenate([small, [0.5], 1 - small, np.linspace(0.3, 0.7, 20_001)])
+    u = u[u < 1]
+    expected = np.log(u) - np.log1p(-u)
+    np.testing.assert_allclose(mapped(logits, u), expected, rtol=4 * EPS, atol=4 * EPS)
+
+
+def test_softplus_within_its_error() -> None:
+    d = np.concatenate([np.linspace(0, 20, 100_001), [1e3, 1e300]])
+    assert np.abs(mapped(softplus, d) - np.log1p(np.exp(-d))).max() < 2e-6

@@ -21,8 +21,8 @@ def root_of(joined: Any, i: int) -> int:
 
 @kernel
 def induced_forest(
-    row: Any, column: Any, member_row: Any, member: Any, n_factors: int, usable: Any, covered: Any,
-    seed: Any, node: Any, above: Any, edge: Any,
+    row: Any, column: Any, member_row: Any, member: Any, taken: Any, covered: Any, seed: Any,
+    room: Any, node: Any, above: Any, edge: Any,
 ) -> int:  # fmt: skip
     """Choose variables in random order, those first that aren't covered yet, and order them.
 
@@ -34,10 +34,11 @@ def induced_forest(
         column: Neighbors, each once.
         member_row: Starts of each variable's larger factors.  # (n + 1,)
         member: Factors.
-        n_factors: How many there are.
-        usable: Which variables may be in a forest.  # (n,)
-        covered: Which variables have been in one; those of this forest are added.  # (n,)
+        taken: Receives which factors have a variable in the forest.  # (factors,)
+        covered: 1 for variables that have been in a forest (those of this one are added), 2 for
+            those that mustn't be.  # (n,)
         seed: Random seed (uint64).
+        room: Overwritten.  # (3, n)
         node: Receives the variables, children before their parents.  # (n,)
         above: Receives the parent of each, −1 at roots.  # (n,)
         edge: Receives the position of the parent in ``column``.  # (n,)
@@ -46,20 +47,21 @@ def induced_forest(
         How many variables the forest has.
     """
     n = len(row) - 1
-    joined = np.full(n, -1, dtype=np.int64)  # union-find; −1: not in the forest
-    seen_by = np.full(n, -1, dtype=np.int64)
-    order = np.empty(n, dtype=np.int64)
+    joined, seen_by, order = room[0], room[1], room[2]
+    for k in range(len(taken)):
+        taken[k] = 0
     for i in range(n):  # each order equally likely (Fisher and Yates)
+        joined[i] = -1  # union-find; −1: not in the forest
+        seen_by[i] = -1
         j = min(np.int64(uniform(seed, np.uint64(i)) * (i + 1)), i)
         order[i] = order[j]
         order[j] = i
-    taken = np.zeros(n_factors, dtype=np.bool_)
     count = 0
     for t in range(2 * n):
         i = order[t % n]
-        clashes = joined[i] >= 0 or not usable[i] or covered[i] != (t >= n)
+        clashes = joined[i] >= 0 or covered[i] != t // n
         for k in range(member_row[i], member_row[i + 1]):
-            clashes = clashes or taken[member[k]]
+            clashes |= taken[member[k]] > 0
         for e in range(row[i], row[i + 1]):
             if clashes:
                 break
@@ -75,7 +77,7 @@ def induced_forest(
             if joined[column[e]] >= 0:
                 joined[root_of(joined, column[e])] = i
         for k in range(member_row[i], member_row[i + 1]):
-            taken[member[k]] = True
+            taken[member[k]] = 1
     # leaves first: a variable is next when all of its neighbors but one have been taken away
     left, place = seen_by, order
     last = 0
@@ -83,7 +85,7 @@ def induced_forest(
         place[i] = -1
         left[i] = 0
         if joined[i] >= 0:
-            covered[i] = True
+            covered[i] = 1
             for e in range(row[i], row[i + 1]):
                 left[i] += joined[column[e]] >= 0
             if left[i] <= 1:

@@ -199,6 +199,11 @@ def embedded(function: Callable[..., Any]) -> Any:
     return _helper(function, fastmath=FASTMATH, inline="always")
 
 
+def merged(function: Callable[..., Any]) -> Any:
+    """Like `inlined`, but LLVM must: calls count references to arrays, which takes long."""
+    return _helper(function, fastmath=FASTMATH, forceinline=True)
+
+
 def exact(function: Callable[..., Any]) -> Any:
     """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
     return _helper(function, fastmath={"contract", "arcp", "nsz", "afn"})

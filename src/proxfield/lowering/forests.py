@@ -78,12 +78,15 @@ def make_forests(
     from proxfield.compiled.forests import induced_forest
 
     n = len(usable)
-    covered = np.zeros(n, dtype=bool)
+    covered = np.where(usable, 0, 2).astype(np.int8)
+    taken = np.zeros(graph.n_factors, dtype=np.int8)
+    room = np.empty((3, n), dtype=np.int64)
     arrays = tuple(np.empty(n, dtype=kind) for kind in (np.int32, np.int32, np.int64))
     parts = [tuple(array[:0].copy() for array in arrays)]
     for k in range(count):
-        kept = induced_forest(*graph, usable, covered, np.uint64(seed * count + k), *arrays)
+        number = np.uint64(seed * count + k)
+        kept = induced_forest(*graph[:4], taken, covered, number, room, *arrays)
         parts.append(tuple(array[:kept].copy() for array in arrays))
     start = np.cumsum([len(node) for node, _, _ in parts])
     node, above, edge = (np.concatenate(some) for some in zip(*parts, strict=True))
-    return Forests(start, node, above, edge, np.flatnonzero(usable & ~covered).astype(np.int32))
+    return Forests(start, node, above, edge, np.flatnonzero(covered == 0).astype(np.int32))

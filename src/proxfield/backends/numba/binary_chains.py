@@ -66,8 +66,8 @@ def send_messages(
     −2T·atanh(tanh(h / 2T)·tanh(w / 4T)), here as |h − w/2| and |h + w/2| with their softplus.
     """
     cold = 1.0 / heat
-    for i in range(len(x)):
-        a[i] = x[i]
+    for k in range(start, end):
+        a[forests.node[k]] = x[forests.node[k]]
     for k in range(start, end):
         i, p, w = forests.node[k], forests.above[k], forests.weight[k]
         if p < 0:
@@ -121,7 +121,7 @@ def visit_block(
 @embedded
 def begin_chain(pack: BinaryPack, q: Floats, seed: np.uint64, v: Doubles, x: Doubles) -> None:
     """Draw a labelling from the marginals v + ½, and make its local fields."""
-    n = len(x)
+    n = len(pack.bias)
     for i in range(n):
         v[i] = -0.5 if uniform(seed, np.uint64(i)) < 0.5 - np.float64(q[pack.pad + i]) else 0.5
     for c in range(len(pack.clamped)):
@@ -138,12 +138,17 @@ def begin_chain(pack: BinaryPack, q: Floats, seed: np.uint64, v: Doubles, x: Dou
 def draw_binary(
     pack: BinaryPack, forests: BinaryForests, q: Floats, hot: Doubles, cold: Doubles, sweeps: Ints,
     seeds: NDArray[np.uint64], drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_],
+    room: Doubles,
 ) -> None:  # fmt: skip
-    """Run all chains that are drawn; ``q`` becomes their labelling.  # q: (chains, n + 2 pad)"""
+    """Run all chains that are drawn; ``q`` becomes their labelling.
+
+    ``room`` is for labels, local fields, those without parents, and random thresholds.
+    # q: (chains, n + 2 pad), room: (chains, 4, max(n, BLOCK))
+    """
     for b in numba.prange(len(hot)):
         if drawn[b]:
             n, seed = len(pack.bias), seeds[b]
-            v, x, a, r = np.empty(n), np.empty(n), np.empty(n), np.empty(BLOCK)
+            v, x, a, r = room[b, 0], room[b, 1], room[b, 2], room[b, 3]
             begin_chain(pack, q[b], seed, v, x)
             for t in range(sweeps[b]):
                 heat = temperature_at(t, sweeps[b], hot[b], cold[b])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State, residual_of, rounding_of, slack
 from proxfield.backends.numba.binary_chains import BinaryForests
-from proxfield.backends.numba.general_forests import GeneralForests
+from proxfield.backends.numba.general_chains import GeneralForests
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
@@ -43,7 +43,6 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     kernels: Kernels
     sweeps: SweepKernels
     chains: ParallelKernel  # for chains of marginals, and polishing
-    draws: ParallelKernel  # for chains of labellings
     pack: PackT
     sweep_pack: PackT
     constant: float
@@ -454,11 +453,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         with thread_count(threads or self.threads):
             if chains.drawn.any():
                 several = bool((chains.drawn & chains.forests).any())
-                self.draws(
-                    self.sweep_pack, self._forests if several else self._no_forests, arrays,
-                    chains.hot, chains.cold, chains.sweeps, chains.seeds, chains.drawn,
-                    chains.forests,
-                )  # fmt: skip
+                self._draw(chains, arrays, self._forests if several else self._no_forests)
             cooled = np.where(chains.drawn, 0, chains.sweeps)
             self.chains(
                 self.sweep_pack, arrays, natural, chains.hot, chains.cold, cooled, chains.polish,
@@ -478,6 +473,12 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     def warm_up_forests(self) -> None:
         self._pack_forests(1, np.zeros(self.layout.n_vars, dtype=bool))
+
+    @abstractmethod
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        """Run the chains that sample labellings, which replace their starts in ``arrays``."""
 
     @abstractmethod
     def _in_forests(self) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from proxfield.backends.numba.general import GeneralPack, contract, entropy_of, pairwise_into
-from proxfield.compiled.jit import NO, inlined, kernel, parallel_kernel
+from proxfield.compiled.jit import NO, kernel, merged, parallel_kernel
 from proxfield.compiled.math import exp_negative
 from proxfield.terms.base import Doubles, Floats, Ints
 
@@ -14,7 +14,7 @@ GROUP = 1024
 """Variables of a color that one thread takes at a time."""
 
 
-@inlined
+@merged
 def target_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats) -> None:
     """The gradient of one variable, into the first entries of ``g`` (the next hold messages)."""
     o, end = pack.offset[i], pack.offset[i + 1]
@@ -37,7 +37,7 @@ def gradient_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Float
     target_of(pack, q, i, g, scratch)
 
 
-@inlined
+@merged
 def visit(
     pack: GeneralPack, q: Floats, theta: Floats, h: Doubles, i: int, beta: float, greedy: bool,
     g: Doubles, scratch: Floats,
@@ -73,11 +73,12 @@ def visit(
         total += message[l]
     for l in range(c):
         value = message[l] / total
-        if value > 0.0:
-            new_h -= value * np.log(value)
+        if value > 0.0:  # −log q = θ + log Σ exp(−θ)
+            new_h += value * theta[o + l]
             new_local += value * out[l]
         moved = max(moved, abs(value - mine[l]))
         mine[l] = value
+    new_h += np.log(total)
     delta = (new_local - new_h) - (local - h[i])
     h[i] = new_h
     return delta, moved

@@ -16,9 +16,14 @@ from proxfield.backends.numba.binary_chains import (
     pack_binary_forests,
 )
 from proxfield.backends.numba.cpu import CpuProgram
+from proxfield.backends.numba.draws import BLOCK
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
-from proxfield.backends.numba.general_chains import draw_general
-from proxfield.backends.numba.general_forests import GeneralForests, pack_general_forests
+from proxfield.backends.numba.general_chains import (
+    GeneralForests,
+    draw_general,
+    pack_general_forests,
+)
+from proxfield.backends.numba.general_moves import Energies, energies_of
 from proxfield.backends.numba.kinds import Motion
 from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
 from proxfield.backends.numba.state import CpuState
@@ -26,6 +31,7 @@ from proxfield.backends.numba.terms import BinaryCpuTerm, CpuTerm
 from proxfield.backends.reference import TINY
 from proxfield.lowering.forests import Graph, graph_of, make_forests
 from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Chains
 from proxfield.terms.base import Floats, Term
 
 BinaryState = CpuState[BinaryArrays]
@@ -48,7 +54,6 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     kernels = binary
     sweeps = binary_sweep
     chains = chains.binary_chains
-    draws = draw_binary
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -178,6 +183,14 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         one = arrays[:, self._inside].astype(np.float64) + 0.5
         return np.stack([1.0 - one, one], axis=2).reshape(len(arrays), -1)
 
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        draw_binary(
+            self.sweep_pack, forests, arrays, chains.hot, chains.cold, chains.sweeps, chains.seeds,
+            chains.drawn, chains.forests, np.empty((len(arrays), 4, max(self.n, BLOCK))),
+        )  # fmt: skip
+
     def _in_forests(self) -> NDArray[np.bool_]:
         usable = np.ones(self.n, dtype=bool)
         usable[self.pack.clamped] = False
@@ -201,7 +214,6 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     kernels = general
     sweeps = general_sweep
     chains = chains.general_chains
-    draws = draw_general
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         super().__init__(lowered, dtype, threads)
@@ -258,6 +270,23 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     def _graph(self) -> Graph:
         """Who interacts with whom."""
         return graph_of(self.lowered)
+
+    @cached_property
+    def _energies(self) -> Energies:
+        """The field as drawn chains read it."""
+        return energies_of(self.pack)
+
+    def _draw(
+        self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
+    ) -> None:
+        count, n, size = len(arrays), self.layout.n_vars, self.layout.size
+        widest = int(self.layout.cardinalities.max(initial=1))
+        draw_general(
+            *self._energies, self.pack.hard, forests, arrays, chains.hot, chains.cold,
+            chains.sweeps, chains.seeds, chains.drawn, chains.forests,
+            np.empty((count, n), dtype=np.int32), np.empty((count, size)),
+            np.empty((count, 2, max(BLOCK, widest))),
+        )  # fmt: skip
 
     def _in_forests(self) -> NDArray[np.bool_]:
         return np.ones(self.layout.n_vars, dtype=bool)
