@@ -1,10 +1,8 @@
 """`auto`, the default: chooses for the user and spends the budget well.
 
 - Where the curvature shows that F is convex, one minimum is all there is: sweep to it.
-- Otherwise *cooled chains*: heat-bath sampling from a temperature down to 1, then sweeps into a
-  local minimum of F. Sampling crosses the barriers at which deterministic rules stop. Chains
-  run on all threads; each starts from the best state so far, reheated to a random degree
-  between a nudge and a fresh start, for a random number of sweeps.
+- Otherwise a search by sampling (`rules.search`): one cooling, then reheats of the best state.
+  Sampling crosses the barriers at which deterministic rules stop.
 - Fields with terms that can only be iterated as a whole: annealing (backtracking where a term has
   no bound on its curvature, or a relative one), ADAM and momentum.
 
@@ -33,8 +31,6 @@ from proxfield.rules.session import Outcome, Problem, Session
 
 DEFAULT_VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
-MIN_EVALUATIONS = 80
-"""Evaluations of F that must fit into a budget for exploring to pay (a sweep takes a few)."""
 MIN_SWEEPS = 8
 """With time for fewer sweeps than this, exploring is pointless."""
 HARD_SCALE = 10.0

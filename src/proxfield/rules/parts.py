@@ -80,14 +80,11 @@ class Parts:
         """How many parts there are, and the part of each variable (−1: in none).  # (n_vars,)"""
         layout = self.layout
         if layout.common == 2:  # the two differ alike
-            inside = np.abs(after[::2] - before[::2]) > DIFFERENT
-            return self._label(inside)
+            return self._label(np.abs(after[::2] - before[::2]) > DIFFERENT)
         apart = np.abs(after - before) > DIFFERENT
         if layout.common is not None:
-            inside = apart.reshape(-1, layout.common).any(axis=1)
-        else:
-            inside = np.asarray(np.logical_or.reduceat(apart, layout.offsets[:-1]))
-        return self._label(inside)
+            return self._label(np.any(apart.reshape(-1, layout.common), axis=1))
+        return self._label(np.logical_or.reduceat(apart, layout.offsets[:-1]))
 
     def _label(self, inside: NDArray[np.bool_]) -> tuple[int, NDArray[np.int32]]:
         from proxfield.compiled.clusters import label_parts

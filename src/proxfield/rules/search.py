@@ -42,8 +42,8 @@ at a time, or cool marginals without sampling."""
 ORIGINS = {"best": 3.0, "start": 1.0}
 """Where chains begin, and how often at first: at the best state, or afresh."""
 MANY_PARTS = 8.0
-"""Parts of a reheat, on average, from which on chains don't begin afresh: each place in such a field
-is improved for itself."""
+"""Parts of a reheat, on average, from which on chains don't begin afresh: each place of such a
+field is improved for itself."""
 COOLING_SWEEPS = 300
 """Sweeps of the first cooling, if they are between these shares of what is left."""
 COOLING_SHARES = (0.1, 0.7)
@@ -76,8 +76,8 @@ STALL_SWEEPS = 5000
 GRACE_SECONDS = 0.002
 """What the end may take beyond a budget that is used up."""
 SWEEP_EVALUATIONS = 12.0
-"""Duration of a sweep in evaluations of F, before one has been timed; on large fields, where these
-run on all threads, by the entries and edge ends that it visits."""
+"""Duration of a sweep in evaluations of F, before one has been timed; on large binary fields, where
+these run on all threads, by the entries and edge ends that it visits."""
 MIN_SWEEPS = 2.0
 """Sweeps of this duration that must fit into the budget for a search."""
 PART_SECONDS, FOREST_SECONDS, PREPARING_SHARE = 1.5e-8, 1e-7, 0.05
@@ -291,8 +291,11 @@ class Search:
         for moves in ("", "sites"):
             if (moves, 1) in self.pace:
                 return 1.0 / self.pace[moves, 1]
-        large = large_sweep_seconds(self.session.problem.lowered)
-        return large or SWEEP_EVALUATIONS * max(loop.costs.evaluation, 1e-9)
+        lowered = self.session.problem.lowered
+        large = large_sweep_seconds(lowered)
+        if large > 0.0 and lowered.potts is None and not lowered.factors:
+            return large
+        return max(large, SWEEP_EVALUATIONS * loop.costs.evaluation, 1e-9)
 
     def _pace(self, moves: str) -> float:
         """Sweeps a second that all threads make (1 without a budget)."""
