@@ -77,7 +77,8 @@ def test_what_is_kept_stays_right(forests: bool) -> None:
     mixed.add(pf.Pairwise([[1, 3]], rng.normal(size=(3, 3))))
     for field in (tables, mixed, repulsive_grid(4, weight=1.0, bias=0.3)):
         lowered = field.lower()
-        options = {"hot": 3.0, "cold": 0.5, "sweeps": 150, "seeds": 5, "forests": forests}
+        options = {"hot": 3.0, "cold": 1.0, "sweeps": 150, "forests": forests}
+        options |= {"seeds": np.arange(8), "count": 8}
         a, b = (explore(lowered, kernels, **options) for kernels in ("reference", "cpu"))
         np.testing.assert_array_equal(a.q, b.q)
 

@@ -79,7 +79,7 @@ def energies_of(pack: GeneralPack) -> Energies:
 @merged
 def exp_of(x: float) -> float:
     """exp(x) for x ≤ 0; single precision is enough for probabilities of draws."""
-    return np.float64(exp_single(np.float32(x)))
+    return float(exp_single(np.float32(x)))
 
 
 @merged
