@@ -39,7 +39,7 @@ CHAIN_SWEEPS = {10: 0.5, 30: 1.0, 100: 2.0, 300: 2.0, 1000: 1.0}
 MOVES = {"sites": 2.0, "forests": 1.0, "cooled": 0.3}
 """How chains move, and how often at first: they sample one label after another, or a whole forest
 at a time, or cool marginals without sampling."""
-ORIGINS = {"best": 1.0, "start": 1.0}
+ORIGINS = {"best": 2.0, "start": 1.0}
 """Where chains begin, and how often at first: at the best state, or afresh."""
 MANY_PARTS = 8.0
 """Parts of a reheat, on average, from which on chains don't begin afresh: each place of such a
