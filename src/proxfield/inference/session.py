@@ -91,6 +91,14 @@ class Session:
         """F of some marginals, timed, outside the clock."""
         return self.loop.measure(self.program, self.program.start(q))
 
+    def evaluate(self, q: Floats) -> float:
+        """F of some marginals."""
+        return self.program.free_energy(self.program.start(q))
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        """dE/dq.  # (layout.size,)"""
+        return self.program.gradient(q)
+
     def warm_up_chains(self, start: NDArray[np.float64]) -> None:
         """Run once what `explore` needs, before the clock starts."""
         self.program.warm_up_chains(start)

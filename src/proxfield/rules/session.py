@@ -276,6 +276,12 @@ class Session(Protocol):
     def measure(self, q: NDArray[np.float64]) -> float:
         """F of some marginals, timed, outside the clock."""
 
+    def evaluate(self, q: Floats) -> float:
+        """F of some marginals."""
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        """dE/dq.  # (layout.size,)"""
+
     def slack(self, f: float) -> float:
         """How much F may rise by rounding alone."""
 

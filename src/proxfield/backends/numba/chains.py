@@ -11,42 +11,70 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from proxfield.backends.numba import binary_sweep, general_sweep
+from proxfield.backends.numba import general_sweep
 from proxfield.backends.numba.binary import BinaryPack
 from proxfield.backends.numba.binary import entropy_of as binary_entropy_of
 from proxfield.backends.numba.draws import temperature_at
 from proxfield.backends.numba.general import GeneralPack, contract, pairwise_into
 from proxfield.backends.numba.general import entropy_of as general_entropy_of
 from proxfield.compiled.jit import NO, embedded, inlined, parallel_kernel
+from proxfield.compiled.math import exp_ratio
 from proxfield.terms.base import Doubles, Floats, Ints
+
+SURE = 40.0
+"""Energies (over the temperature) from which on a label is certain to rounding."""
+NEGLIGIBLE = 1e-12
+"""Changes of a marginal that aren't made."""
 
 
 @embedded
 def binary_chain(
-    pack: BinaryPack, v: Floats, a: Floats, h: Doubles, hot: float, cold: float,
-    sweeps: int, polish: int, tol: float,
+    pack: BinaryPack, v: Floats, x: Doubles, hot: float, cold: float, sweeps: int, polish: int,
+    tol: float,
 ) -> tuple[float, int]:  # fmt: skip
-    """One chain; returns (free energy without the constant, sweeps of polish)."""
+    """One chain; returns (free energy without the constant, sweeps of polish).
+
+    ``x`` is room for the local fields, which are kept: a variable that hardly moves costs one
+    comparison, and most of them stop moving soon.
+    """
     n = len(pack.bias)
     pad = pack.pad
     for c in range(len(pack.clamped)):
         v[pad + pack.clamped[c]] = -0.5 if pack.clamp[c] > 0 else 0.5
+    for i in range(n):
+        x[i] = pack.bias[i]
+        for e in range(pack.row[i], pack.row[i + 1]):
+            x[i] += pack.weight[e] * v[pad + pack.column[e]]
     done = polish
     for t in range(sweeps + polish):
         beta = 1.0 / temperature_at(t, sweeps, hot, cold) if t < sweeps else 1.0
         change = 0.0
+        c = 0
         for i in range(n):
-            _, c = binary_sweep.visit(pack, v, a, h, i, beta, NO)
-            change = max(change, c)
+            if c < len(pack.clamped) and pack.clamped[c] == i:
+                c += 1
+                continue
+            y = beta * x[i]
+            small = 0.0
+            if abs(y) < SURE:
+                num, den = exp_ratio(-abs(y))
+                small = num / (num + den)
+            value = small - 0.5 if y > 0 else 0.5 - small
+            before = np.float64(v[pad + i])
+            if abs(value - before) <= NEGLIGIBLE:
+                continue
+            v[pad + i] = value
+            moved = np.float64(v[pad + i]) - before
+            change = max(change, abs(moved))
+            for e in range(pack.row[i], pack.row[i + 1]):
+                x[pack.column[e]] += pack.weight[e] * moved
         if t >= sweeps and change <= tol:
             done = t + 1 - sweeps
             break
     f = 0.0
     for i in range(n):
-        x = 2.0 * np.float64(pack.bias[i])
-        for e in range(pack.row[i], pack.row[i + 1]):
-            x += pack.weight[e] * v[pad + pack.column[e]]
-        f += 0.5 * v[pad + i] * x - binary_entropy_of(np.float64(v[pad + i]))
+        value = np.float64(v[pad + i])
+        f += 0.5 * value * (pack.bias[i] + x[i]) - binary_entropy_of(value)
     return f, done
 
 
@@ -57,8 +85,8 @@ def binary_chains(
 ) -> None:  # fmt: skip
     """Many chains.  # v: (chains, n + 2 pad), a: (chains, n), the rest: (chains,)"""
     for b in numba.prange(len(hot)):
-        h = np.zeros(len(pack.bias))
-        f[b], done[b] = binary_chain(pack, v[b], a[b], h, hot[b], cold[b], sweeps[b], polish, tol)
+        x = np.empty(len(pack.bias))
+        f[b], done[b] = binary_chain(pack, v[b], x, hot[b], cold[b], sweeps[b], polish, tol)
 
 
 @embedded

@@ -1,0 +1,127 @@
+"""The best of two states, part by part.
+
+Two states differ in some variables. Those that interact, directly or through others of them, form
+a part. Parts don't interact, so that F(after) − F(before) is a sum over them, and each can be
+taken or left for itself: variables of different components of the graph are never in one part, and
+in a large sparse field a search improves many places at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import xlogy
+
+from proxfield.lowering.lowered import Lowered
+from proxfield.lowering.merging import compressed_rows
+from proxfield.terms.base import Floats
+
+DIFFERENT = 0.1
+"""Marginals that differ by more are of different states; smaller differences are left to sweeps."""
+
+V = TypeVar("V", bound=np.generic)
+Gradient = Callable[[Floats], NDArray[np.float64]]
+
+
+class Parts:
+    """Which variables of a field interact.
+
+    Args:
+        lowered: The field; all its terms have tables.
+
+    Attributes:
+        typical: How many parts the states compared of late had.
+    """
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.layout = lowered.layout
+        none = np.zeros((0, 2), dtype=np.int64)
+        pairs = np.concatenate([none, *(t.neighbors(self.layout) for t in lowered.terms)])
+        self.row, self.column, _ = compressed_rows(self.layout.n_vars, pairs, [])
+        degree = max([2, *(int(t.degree or 2) for t in lowered.terms)])
+        points, weights = np.polynomial.legendre.leggauss((degree + 1) // 2)
+        self.points, self.weights = 0.5 * (1.0 + points), 0.5 * weights
+        self.typical = 0.0
+
+    @staticmethod
+    def warm_up() -> None:
+        """Compile or load what comparing needs."""
+        from proxfield.compiled.clusters import label_parts
+
+        row, column, label = np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(1, np.int32)
+        label_parts(row, column, np.ones(1, dtype=bool), label)
+
+    def better_parts(
+        self, before: NDArray[np.float64], after: NDArray[np.float64], gradient: Gradient
+    ) -> NDArray[np.float64] | None:
+        """``before`` with those parts of ``after`` that lower F.
+
+        Args:
+            before: Marginals.
+            after: Other ones.
+            gradient: Gives dE/dq.
+
+        Returns:
+            None if there are no such parts, or a single one: then ``after`` says it all.
+        """
+        count, label = self.different(before, after)
+        self.typical += 0.1 * (count - self.typical)
+        if count < 2:
+            return None
+        taken = self.gains(before, after, label, count, gradient) < 0.0
+        return self.merged(before, after, label, taken) if taken.any() else None
+
+    def different(
+        self, before: NDArray[np.float64], after: NDArray[np.float64]
+    ) -> tuple[int, NDArray[np.int32]]:
+        """How many parts there are, and the part of each variable (−1: in none).  # (n_vars,)"""
+        layout = self.layout
+        if layout.common == 2:  # the two differ alike
+            return self._label(np.abs(after[::2] - before[::2]) > DIFFERENT)
+        apart = np.abs(after - before) > DIFFERENT
+        if layout.common is not None:
+            return self._label(np.any(apart.reshape(-1, layout.common), axis=1))
+        return self._label(np.logical_or.reduceat(apart, layout.offsets[:-1]))
+
+    def _label(self, inside: NDArray[np.bool_]) -> tuple[int, NDArray[np.int32]]:
+        from proxfield.compiled.clusters import label_parts
+
+        label = np.empty(len(inside), dtype=np.int32)
+        return int(label_parts(self.row, self.column, inside, label)), label
+
+    def gains(
+        self, before: NDArray[np.float64], after: NDArray[np.float64],
+        label: NDArray[np.int32], count: int, gradient: Gradient,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """F(before with one part of after) − F(before), of each part.  # (count,)
+
+        The change of the energy is the integral of its gradient along the way, which a few points
+        give exactly: the energy is a polynomial.
+        """
+        part = self._entries(label)
+        at = np.flatnonzero(part >= 0)
+        old, new = before[at], after[at]
+        moved, slope = new - old, np.zeros(len(at))
+        for point, weight in zip(self.points, self.weights, strict=True):
+            q = before.copy()
+            q[at] += point * moved
+            slope += weight * gradient(q)[at]
+        change = np.where(moved == 0.0, 0.0, moved * slope)  # a label may be impossible
+        change += xlogy(new, new) - xlogy(old, old)
+        return np.bincount(part[at], weights=change, minlength=count).astype(np.float64)
+
+    def merged(
+        self, before: NDArray[np.float64], after: NDArray[np.float64],
+        label: NDArray[np.int32], taken: NDArray[np.bool_],
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """``before`` with the parts of ``after`` that are taken."""
+        chosen = np.append(taken, False)[label]  # −1: in no part
+        return np.where(self._entries(chosen), after, before)
+
+    def _entries(self, values: NDArray[V]) -> NDArray[V]:
+        """Values of variables for each of their entries.  # (n_vars,) -> (layout.size,)"""
+        common = self.layout.common
+        return values[self.layout.owner] if common is None else values.repeat(common)

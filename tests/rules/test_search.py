@@ -1,0 +1,182 @@
+"""The search of `auto`: comparing part by part, draws that follow what pays, what it returns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+import proxfield as pf
+from clock import CountedClock
+from conformance.examples import POSSIBLE, Example
+from helpers import grid_edges, random_field, random_marginals
+from proxfield.backends import compile_program
+from proxfield.generate import grid
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.arms import Arms
+from proxfield.rules.parts import Parts
+
+
+def two_states(
+    lowered: Lowered, seed: int, share: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Marginals, and others that differ in a share of the variables."""
+    rng, layout = np.random.default_rng(seed), lowered.layout
+    before, after = random_marginals(layout, rng), random_marginals(layout, rng)
+    for q in (before, after):
+        q[lowered.unary == np.inf] = 0.0
+    before, after = layout.normalize(before), layout.normalize(after)
+    moved = rng.random(layout.n_vars) < share
+    return before, np.where(moved[layout.owner], after, before)
+
+
+def check_gains(lowered: Lowered, seed: int, share: float = 0.4) -> int:
+    program, parts = compile_program(lowered), Parts(lowered)
+
+    def f_of(q: NDArray[np.float64]) -> float:
+        return program.free_energy(program.start(q))
+
+    before, after = two_states(lowered, seed, share)
+    count, label = parts.different(before, after)
+    gains = parts.gains(before, after, label, count, program.gradient)
+    f, every = f_of(before), np.arange(count)
+    atol = 1e-9 * (1 + lowered.magnitude)
+    for k in every:
+        alone = parts.merged(before, after, label, every == k)
+        assert f_of(alone) - f == pytest.approx(gains[k], rel=1e-9, abs=atol)
+    together = f_of(parts.merged(before, after, label, gains < 0))
+    assert together - f == pytest.approx(gains[gains < 0].sum(), rel=1e-9, abs=atol)
+    merged = parts.better_parts(before, after, program.gradient)
+    if count > 1 and (gains < 0).any():
+        assert merged is not None
+        assert f_of(merged) <= f + atol
+    else:
+        assert merged is None
+    return count
+
+
+@pytest.mark.parametrize("example", POSSIBLE.values(), ids=list(POSSIBLE))
+def test_f_is_a_sum_over_parts(example: Example) -> None:
+    lowered = example.field().lower()
+    if lowered.extras or lowered.hard or lowered.infeasible or lowered.layout.n_vars == 0:
+        pytest.skip("no chains on this field, or they are compared as a whole")
+    check_gains(lowered, seed=1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_f_is_a_sum_over_parts_of_random_fields(seed: int) -> None:
+    check_gains(random_field(np.random.default_rng(seed)).lower(), seed)
+
+
+def test_a_large_field_has_many_parts() -> None:
+    assert check_gains(grid(12, 12, n_labels=3, seed=2).lower(), seed=2, share=0.2) > 8
+
+
+def test_parts_are_connected_components() -> None:
+    rng = np.random.default_rng(0)
+    edges = rng.integers(60, size=(50, 2))
+    edges = edges[edges[:, 0] != edges[:, 1]]
+    lowered = pf.Field(60, 2).add(pf.Ising(edges, rng.normal(size=len(edges)))).lower()
+    before, after = two_states(lowered, seed=3, share=0.7)
+    inside = np.abs(after - before)[::2] > 0.1
+    count, label = Parts(lowered).different(before, after)
+    kept = edges[inside[edges].all(axis=1)]
+    graph = coo_array((np.ones(len(kept)), kept.T), shape=(60, 60))
+    _, expected = connected_components(graph, directed=False)
+    assert count == len(np.unique(expected[inside]))
+    assert (label[~inside] == -1).all()
+    same = label[inside][:, None] == label[inside]
+    np.testing.assert_array_equal(same, expected[inside][:, None] == expected[inside])
+
+
+def test_components_are_judged_each_for_itself() -> None:
+    """Of two states, one is better in one component and one in the other: the best of both."""
+    edges = grid_edges(4, 4)
+    rng = np.random.default_rng(5)
+    field = pf.Field(32, 2).add(pf.Unary(rng.normal(size=(32, 2))))
+    field = field.add(pf.Ising(np.concatenate([edges, edges + 16]), 1.0))
+    lowered = field.lower()
+    program, half = compile_program(lowered), lowered.layout.size // 2
+    good = program.marginals(program.start(pf.infer(field, "auto", max_iters=500).q))
+    bad = 1.0 - good
+    one = np.concatenate([good[:half], bad[half:]])
+    other = np.concatenate([bad[:half], good[half:]])
+    merged = Parts(lowered).better_parts(one, other, program.gradient)
+    np.testing.assert_array_equal(merged, good)
+
+
+# ---- draws ----
+
+
+def test_draws_follow_what_pays() -> None:
+    arms, rng = Arms({"a": 1.0, "b": 1.0, "c": 2.0}), np.random.default_rng(0)
+    np.testing.assert_allclose(arms.shares(), [0.25, 0.25, 0.5])
+    for _ in range(50):
+        for option, gain in enumerate([0.0, 4.0, 0.0]):
+            arms.learn(option, gain, 1.0)
+    assert arms.shares()[1] > 0.7 and arms.shares().min() > 0.05
+    assert {arms.draw(rng, [True, False, True]) for _ in range(50)} == {0, 2}
+    for _ in range(200):  # what paid once doesn't any more
+        arms.learn(1, 0.0, 1.0)
+        arms.learn(0, 1.0, 1.0)
+    assert arms.shares()[0] > arms.shares()[1]
+
+
+def test_an_expensive_option_has_to_gain_more() -> None:
+    arms = Arms({"short": 1.0, "long": 1.0})
+    for _ in range(100):
+        arms.learn(0, 1.0, 1.0)
+        arms.learn(1, 2.0, 10.0)
+    assert arms.shares()[0] > 0.6
+
+
+# ---- what the search returns ----
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("n_labels", [2, 3])
+def test_f_is_never_above_the_start_or_plain_sweeps(seed: int, n_labels: int) -> None:
+    field = grid(9, 9, n_labels=n_labels, strength=2.0, seed=seed)
+    plain = pf.infer(field, "sweep")
+    found = pf.infer(field, "auto", max_iters=1000, seed=seed)
+    assert found.free_energy <= plain.free_energy + 1e-6
+    again = pf.infer(field, "auto", init=found.q, max_iters=40, seed=seed + 1)
+    assert again.free_energy <= found.free_energy + 1e-9
+
+
+@pytest.mark.parametrize(("side", "n_labels"), [(12, 2), (6, 4)])
+def test_a_seed_gives_the_same_bits(side: int, n_labels: int) -> None:
+    field = grid(side, side, n_labels=n_labels, strength=3.0, seed=4)
+    runs = [pf.infer(field, max_iters=1500, seed=3, threads=threads) for threads in (1, 1, 2)]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.q, runs[0].q)
+        assert run.free_energy == runs[0].free_energy
+        np.testing.assert_array_equal(run.trace.free_energy, runs[0].trace.free_energy)
+    other = pf.infer(field, max_iters=1500, seed=4)
+    assert not np.array_equal(other.trace.free_energy, runs[0].trace.free_energy)
+
+
+def test_disconnected_copies_reach_the_minimum_of_each() -> None:
+    """Twenty copies at once: accepted as a whole, nearly every chain would be worse somewhere."""
+    edges = grid_edges(5, 5)
+    weights = 2.0 * np.random.default_rng(1).normal(size=len(edges))
+    one = pf.Field(25, 2).add(pf.Ising(edges, weights))
+    lowest = min(pf.infer(one, max_iters=3000, seed=s).free_energy for s in range(3))
+    copies = pf.Field(25 * 20, 2)
+    copies.add(pf.Ising(np.concatenate([edges + 25 * k for k in range(20)]), np.tile(weights, 20)))
+    found = pf.infer(copies, max_iters=6000)
+    assert found.free_energy == pytest.approx(20 * lowest, rel=1e-6)
+
+
+@pytest.mark.parametrize("limits", [{"max_iters": 60}, {"budget": 0.3}])
+def test_a_symmetric_field_leaves_its_saddle(limits: dict[str, float]) -> None:
+    """Attractive, no field: uniform marginals are a fixed point far above the minimum."""
+    n = 70
+    field = pf.Field(n * n, 2).add(pf.Ising(grid_edges(n, n), -1.0))
+    aligned = field.energy(np.zeros(n * n, dtype=int))
+    pf.infer(field, max_iters=40)
+    with CountedClock(update=0.002, look=0.0005):
+        result = pf.infer(field, "auto", **limits)  # type: ignore[arg-type]
+    assert result.free_energy < 0.8 * aligned
