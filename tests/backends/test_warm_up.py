@@ -50,6 +50,20 @@ assert before != nothing, "the warm-up loaded nothing"
 """
 
 
+def test_chains_over_other_kinds_of_terms_are_warmed_up_too() -> None:
+    """They run kernels of their own: compiling them mustn't count as seconds of inference."""
+    edges = np.array([[0, 1], [1, 2]])
+    table = np.random.default_rng(0).normal(size=(3, 3))
+    kinds = [
+        pf.Potts(edges, 1.0),
+        pf.Pairwise(edges, table),
+        pf.Factor([[0, 1, 2]], np.random.default_rng(1).normal(size=(3, 3, 3))),
+    ]
+    fields = [pf.Field(3, 3, [term]) for term in kinds]
+    keys = {compile_program(field.lower(), "cpu").kernel_key() for field in fields}
+    assert len(keys) == 3
+
+
 @pytest.mark.parametrize("kind", ["binary", "general"])
 def test_exploring_loads_nothing_after_the_warm_up(kind: str) -> None:
     done = subprocess.run(

@@ -74,7 +74,7 @@ def test_every_combination_of_parts(number: int) -> None:
 def test_components() -> None:
     grid = pf.generate.grid(6, 7, seed=1).lower()
     differs = np.random.default_rng(0).random(42) < 0.4
-    component, count = Crossing(grid).components(differs)
+    component, count = Crossing(grid).components.of(differs)
     expected = parts(grid, differs)
     assert count == len(expected)
     assert (component[~differs] == -1).all()

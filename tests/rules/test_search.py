@@ -39,7 +39,7 @@ def check_gains(lowered: Lowered, seed: int, share: float = 0.4) -> int:
         return program.free_energy(program.start(q))
 
     before, after = two_states(lowered, seed, share)
-    count, label = parts.different(before, after)
+    label, count = parts.different(before, after)
     gains = parts.gains(before, after, label, count, program.gradient)
     f, every = f_of(before), np.arange(count)
     atol = 1e-9 * (1 + lowered.magnitude)
@@ -81,7 +81,7 @@ def test_parts_are_connected_components() -> None:
     lowered = pf.Field(60, 2).add(pf.Ising(edges, rng.normal(size=len(edges)))).lower()
     before, after = two_states(lowered, seed=3, share=0.7)
     inside = np.abs(after - before)[::2] > 0.1
-    count, label = Parts(lowered).different(before, after)
+    label, count = Parts(lowered).different(before, after)
     kept = edges[inside[edges].all(axis=1)]
     graph = coo_array((np.ones(len(kept)), kept.T), shape=(60, 60))
     _, expected = connected_components(graph, directed=False)

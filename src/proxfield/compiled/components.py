@@ -16,7 +16,7 @@ def label_components(row: Any, column: Any, chosen: Any, component: Any, queue: 
         column: Neighbors.
         chosen: Which variables to look at.  # (n,)
         component: Where the numbers go.  # (n,)
-        queue: Room for variables.  # (n,)
+        queue: Room for variables.  # (n,) int32
 
     Returns:
         How many components there are.

@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.lowering.components import Components
 from proxfield.lowering.lowered import Lowered
-from proxfield.lowering.merging import compressed_rows, group_positions
+from proxfield.lowering.merging import group_positions
 from proxfield.terms.base import Ints
 from proxfield.terms.factor import Factor
 from proxfield.terms.pairwise import Ising, Potts
@@ -35,22 +36,14 @@ class Crossing:
     def __init__(self, lowered: Lowered) -> None:
         self.lowered, self.layout = lowered, lowered.layout
         n = self.layout.n_vars
-        none = np.zeros((0, 2), dtype=np.int64)
-        pairs = np.concatenate([none, *(t.neighbors(self.layout) for t in lowered.terms)])
-        self.row, self.column, _ = compressed_rows(n, pairs, [])
-        self.component, self.queue = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+        self.components = Components(lowered)
         weighted = [t for t in (lowered.ising, lowered.potts) if t is not None]
         self.terms = [Incidence(t, t.edges, n) for t in weighted]
         self.terms += [Incidence(f, f.scopes, n) for f in lowered.factors]
 
-    def components(self, differs: NDArray[np.bool_]) -> tuple[Ints, int]:
-        """The component of each variable that differs (−1: it doesn't), and how many there are."""
-        from proxfield.compiled.components import label_components
-
-        count = label_components(self.row, self.column, differs, self.component, self.queue)
-        return self.component, int(count)
-
-    def changes(self, x: Ints, y: Ints, component: Ints, count: int) -> NDArray[np.float64]:
+    def changes(
+        self, x: Ints, y: Ints, component: NDArray[np.int32], count: int
+    ) -> NDArray[np.float64]:
         """The change of the energy of x where one component takes the labels of y.  # (count,)"""
         unary, at = self.lowered.unary, np.flatnonzero(component >= 0)
         here = self.layout.offsets[at]
@@ -77,7 +70,7 @@ class Crossing:
         differs = x != y
         if not differs.any():
             return x, 0.0
-        component, count = self.components(differs)
+        component, count = self.components.of(differs)
         if count == 1 and difference is not None:
             return (y, difference) if difference <= 0.0 else (x, 0.0)
         change = self.changes(x, y, component, count)

@@ -125,7 +125,7 @@ class Search:
         self.hottest = FIRST_HEAT * (interaction_scale(self.lowered) or 1.0)
         self.scale = scale or self.hottest / FIRST_HEAT
         self.crossing = Crossing(self.lowered)
-        ends = len(self.crossing.column)
+        ends = len(self.crossing.components.column)
         self.work = max(1.0, self.layout.size + FLIP_SHARE * ends)
         """Work of a sweep."""
         self.forests = ends <= FOREST_DEGREE * self.layout.n_vars
@@ -250,7 +250,7 @@ class Search:
         try:
             session.warm_up_chains(session.start)
             session.measure(session.start)  # times an evaluation
-            self.crossing.components(self.best < 0)  # compiles
+            self.crossing.components.of(self.best < 0)  # compiles
             self.energy = self.lowered.energy(self.best)
             self.judge()
             self.mark = self.loop.now()
@@ -310,7 +310,7 @@ class Search:
                 new += new >= old
                 region = (self.best == old) & (cards > new)
                 if self.rng.random() < 0.5:
-                    component, _ = self.crossing.components(region)
+                    component, _ = self.crossing.components.of(region)
                     region &= component == component[i]
                 starts.append(self.hot_labels(np.where(region, new, self.best)))
             hot = self.scale * self.rng.choice(REHEATS[:RELABELLED_HEATS], size=count)

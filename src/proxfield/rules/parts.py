@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import xlogy
 
+from proxfield.lowering.components import Components
 from proxfield.lowering.lowered import Lowered
-from proxfield.lowering.merging import compressed_rows
 from proxfield.terms.base import Floats
 
 DIFFERENT = 0.1
@@ -38,21 +38,11 @@ class Parts:
 
     def __init__(self, lowered: Lowered) -> None:
         self.layout = lowered.layout
-        none = np.zeros((0, 2), dtype=np.int64)
-        pairs = np.concatenate([none, *(t.neighbors(self.layout) for t in lowered.terms)])
-        self.row, self.column, _ = compressed_rows(self.layout.n_vars, pairs, [])
+        self.components = Components(lowered)
         degree = max([2, *(int(t.degree or 2) for t in lowered.terms)])
         points, weights = np.polynomial.legendre.leggauss((degree + 1) // 2)
         self.points, self.weights = 0.5 * (1.0 + points), 0.5 * weights
         self.typical = 0.0
-
-    @staticmethod
-    def warm_up() -> None:
-        """Compile or load what comparing needs."""
-        from proxfield.compiled.clusters import label_parts
-
-        row, column, label = np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(1, np.int32)
-        label_parts(row, column, np.ones(1, dtype=bool), label)
 
     def better_parts(
         self, before: NDArray[np.float64], after: NDArray[np.float64], gradient: Gradient
@@ -67,7 +57,7 @@ class Parts:
         Returns:
             None if there are no such parts, or a single one: then ``after`` says it all.
         """
-        count, label = self.different(before, after)
+        label, count = self.different(before, after)
         self.typical += 0.1 * (count - self.typical)
         if count < 2:
             return None
@@ -76,21 +66,15 @@ class Parts:
 
     def different(
         self, before: NDArray[np.float64], after: NDArray[np.float64]
-    ) -> tuple[int, NDArray[np.int32]]:
-        """How many parts there are, and the part of each variable (−1: in none).  # (n_vars,)"""
+    ) -> tuple[NDArray[np.int32], int]:
+        """The part of each variable (−1: in none), and how many there are.  # (n_vars,)"""
         layout = self.layout
         if layout.common == 2:  # the two differ alike
-            return self._label(np.abs(after[::2] - before[::2]) > DIFFERENT)
+            return self.components.of(np.abs(after[::2] - before[::2]) > DIFFERENT)
         apart = np.abs(after - before) > DIFFERENT
         if layout.common is not None:
-            return self._label(np.any(apart.reshape(-1, layout.common), axis=1))
-        return self._label(np.logical_or.reduceat(apart, layout.offsets[:-1]))
-
-    def _label(self, inside: NDArray[np.bool_]) -> tuple[int, NDArray[np.int32]]:
-        from proxfield.compiled.clusters import label_parts
-
-        label = np.empty(len(inside), dtype=np.int32)
-        return int(label_parts(self.row, self.column, inside, label)), label
+            return self.components.of(np.any(apart.reshape(-1, layout.common), axis=1))
+        return self.components.of(np.logical_or.reduceat(apart, layout.offsets[:-1]))
 
     def gains(
         self, before: NDArray[np.float64], after: NDArray[np.float64],

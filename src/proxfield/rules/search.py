@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
+from proxfield.lowering.components import Components
 from proxfield.result import Status
 from proxfield.rules.arms import Arms
 from proxfield.rules.parts import Parts
@@ -129,7 +130,7 @@ class Search:
         self.best_q, self.best_f = start, f
         session.warm_up_chains(start)
         if not session.problem.lowered.hard:
-            Parts.warm_up()
+            Components.warm_up()
         first = session.measure(start)
         loop.tell(start, first)
         if f == np.inf:

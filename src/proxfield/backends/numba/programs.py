@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cached_property
 
 import numpy as np
@@ -278,6 +279,12 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     def _energies(self) -> Energies:
         """The field as drawn chains read it."""
         return energies_of(self.pack)
+
+    def kernel_key(self) -> tuple[Hashable, ...]:
+        """Drawn chains are compiled for the kinds of terms that there are."""
+        pack = self.pack
+        kinds = pack.agree_column, pack.table_column, pack.factor_start
+        return (*super().kernel_key(), *(len(kind) > 0 for kind in kinds))
 
     def _draw(
         self, chains: Chains, arrays: Floats, forests: BinaryForests | GeneralForests
