@@ -371,10 +371,10 @@ COMPILED = [  # few: kernels have to be compiled again
     Mutant(
         "compiled-energy-of-spins-doubled",
         "backends/numba/binary.py",
-        "                    energy += mine[k] * (np.float64(bias[k]) + total)\n"
-        "                return 0.5 * energy",
-        "                    energy += mine[k] * (np.float64(bias[k]) + total)\n"
-        "                return energy",
+        "                energy += mine[k] * (np.float64(bias[k]) + total)\n"
+        "            return 0.5 * energy",
+        "                energy += mine[k] * (np.float64(bias[k]) + total)\n"
+        "            return energy",
         "inference/test_infer.py::test_spins_of_a_grid_have_the_energy_of_the_reference",
     ),
 ]

@@ -140,6 +140,8 @@ class Alternatives:
             done = np.concatenate([done, mine[None]])
             with work.loop.clock():
                 decision = self.decision(cell, patches, int(c))
+                if not cell.leaves_open(layout, decision.variable):
+                    continue
                 clamp = Clamp(decision.variable, decision.label, False)
                 child = cell.child(layout, clamp, work.session.limit)
                 assert decision.other is not None
@@ -159,6 +161,7 @@ class Alternatives:
             found: What all patches would do to its state.
             most: Maximum number of decisions.
         """
+        layout = self.work.layout
         odds = np.exp(-np.clip(found.change, 0.0, 50.0))
         worth = np.where(found.allowed, odds / (1 + odds) ** 2 * found.spread, 0.0)
         out: dict[int, Decision] = {}
@@ -166,7 +169,8 @@ class Alternatives:
             if len(out) == most or worth[c] <= 0:
                 break
             decision = self.decision(cell, self.patches, int(c))
-            out.setdefault(decision.variable, decision)
+            if cell.leaves_open(layout, decision.variable):
+                out.setdefault(decision.variable, decision)
         return list(out.values())
 
     def decision(self, cell: Cell, patches: Patches, which: int) -> Decision:

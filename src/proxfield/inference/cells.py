@@ -57,6 +57,11 @@ class Cell:
         keep[start + clamp.label] = clamp.held
         return Cell(keep, (*self.clamps, clamp), self.q, np.inf, status)
 
+    def leaves_open(self, layout: Layout, variable: int) -> bool:
+        """Whether a variable may have several labels."""
+        start, end = layout.offsets[variable : variable + 2]
+        return bool(self.keep[start:end].sum() > 1)
+
     def restrict(self, lowered: Lowered) -> Lowered:
         """The field of this cell: what lies outside has the energy +inf."""
         if self.keep.all():

@@ -29,7 +29,7 @@ class Arms(Generic[T]):
         ...     arms.learn(0, gain=0.0, cost=1.0)
         ...     arms.learn(1, gain=3.0, cost=1.0)
         >>> arms.shares().round(1).tolist()
-        [0.2, 0.8]
+        [0.1, 0.9]
     """
 
     def __init__(self, options: Mapping[T, float]) -> None:

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import xlogy
 
 from proxfield.lowering.components import Components
 from proxfield.lowering.lowered import Lowered
@@ -85,6 +84,8 @@ class Parts:
         The change of the energy is the integral of its gradient along the way, which a few points
         give exactly: the energy is a polynomial.
         """
+        from scipy.special import xlogy  # here, because help texts shall come without a wait
+
         part = self._entries(label)
         at = np.flatnonzero(part >= 0)
         old, new = before[at], after[at]
