@@ -71,22 +71,38 @@ def error(out: Any, expected: Any, scale: Any = None) -> float:
     return float((out.double() - expected).norm() / (expected if scale is None else scale).norm())
 
 
-def missed(plan: Any) -> int:
-    """Pairs with a weight over the tolerance that no list holds."""
+def missed(plan: Any) -> dict[str, float]:
+    """Weights that no list holds: the largest, and the largest share of a point's weights.
+
+    And likewise of the far ones, and how many pairs are in no list although all are computed.
+    """
     import torch
 
+    from proxfield.filters.triton.encode import ORIGIN
     from proxfield.filters.triton.exact import BIAS
 
     t, columns = plan.tiles, plan.padded // plan.tiles.block
     held = torch.zeros((plan.padded // t.row, columns + 1), dtype=torch.bool)
-    for row, start, count in zip(
-        plan.item_row.tolist(), plan.item_start.tolist(), plan.item_count.tolist(), strict=True
-    ):
+    near = torch.zeros_like(held)
+    items = (plan.item_row, plan.item_start, plan.item_far, plan.item_count)
+    for row, start, far, count in zip(*(x.tolist() for x in items), strict=True):
         held[row, plan.blocks[start : start + count].long()] = True
+        near[row, plan.blocks[start + far : start + count].long()] = True
     size = plan.padded
-    weight = 2.0 ** (plan.left[:size].double() @ plan.right[:size].double().T - BIAS)
-    covered = held[:, :-1].repeat_interleave(t.row, 0).repeat_interleave(t.block, 1)
-    return int(((weight > 1.01 * plan.tolerance) & ~covered).sum())
+    exponent = plan.left[:size].double() @ plan.right[:size].double().T
+    if plan.scaled:
+        exponent = (exponent - ORIGIN) / 1024
+    weight = 2.0 ** (exponent - BIAS)
+    every = weight.sum(1)
+
+    def outside(of: Any) -> tuple[float, float]:
+        covered = of[:, :-1].repeat_interleave(t.row, 0).repeat_interleave(t.block, 1)
+        rest = weight * ~covered
+        return float(rest.max()), float((rest.sum(1) / every).max())
+
+    most, share = outside(held)
+    far_most, far_share = outside(near)
+    return {"most": most, "share": share, "far most": far_most, "far share": far_share}
 
 
 def orders() -> dict[str, Any]:
@@ -173,7 +189,7 @@ def main() -> None:
             ),
             "repeats": bool((plan.apply(values) == out).all()),
             "products": plan.dot,
-            "missed": missed(plan) if plan.dot else 0,
+            "missed": missed(plan) if plan.dot else {"most": 0.0},
         }
     features, values = points_of("five features")
     expected = reference_filter(features, values)
@@ -200,7 +216,7 @@ def main() -> None:
     found["zeros"] = {"most": float(batched.apply(torch.zeros_like(values)).abs().max())}
     wide, _ = points_of("two features, wide")
     loose, tight = (ExactPlan(wide, tolerance, small) for tolerance in (1e-2, 1e-6))
-    found["loose"] = {"pairs": loose.pairs, "all": tight.pairs, "missed": missed(loose)}
+    found["loose"] = {"pairs": loose.pairs, "all": tight.pairs, "missed": missed(loose)["most"]}
     found["order"] = orders()
     found["encoded"] = encoded()
     none = ExactPlan(features[:0])

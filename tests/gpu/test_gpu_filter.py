@@ -70,9 +70,10 @@ def test_encoded_products_are_exponents(d: int, spread: float) -> None:
 
 def test_items_share_out_all_rounds() -> None:
     counts = np.array([8, 40, 4, 0])
-    items = Items(counts, 4, 3)
+    items = Items(counts, np.array([4, 20, 0, 0]), 4, 3)
     assert items.row.tolist() == [0, 1, 1, 1, 1, 2, 3]
     assert items.count.tolist() == [8, 8, 12, 8, 12, 4, 0]
+    assert items.far.tolist() == [4, 8, 12, 0, 0, 0, 0]
     assert items.start.tolist() == [0, 8, 16, 28, 36, 48, 52]
     assert items.batches == [(0, 4, 0, 7)]
 
@@ -116,7 +117,7 @@ def test_interpreted_kernels(interpreted: dict[str, Any], name: str) -> None:
     assert case["error"] < LIMIT
     assert case["signed"] < LIMIT
     assert case["repeats"]
-    assert case["missed"] == 0
+    assert case["missed"]["most"] <= 1.01e-6  # these points are too far apart to leave out more
     assert case["products"] == (CASES[name][3] < 1000)
 
 
@@ -130,7 +131,7 @@ def test_interpreted_sizes(interpreted: dict[str, Any]) -> None:
     assert interpreted["ones"]["error"] < 5e-5
     assert interpreted["zeros"]["most"] == 0.0
     assert interpreted["loose"]["pairs"] < interpreted["loose"]["all"]
-    assert interpreted["loose"]["missed"] == 0
+    assert interpreted["loose"]["missed"] <= 1.01e-2
     assert interpreted["nothing"]["shapes"] == [[0, 21], [301, 0]]
 
 

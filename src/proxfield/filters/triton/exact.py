@@ -14,14 +14,24 @@ from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
 from proxfield.filters.plan import Plan
 from proxfield.filters.triton import encode, order
-from proxfield.filters.triton.kernels import add_up, exp2_assembly, filter_tiles, pack
+from proxfield.filters.triton.kernels import (
+    add_up, bits_assembly, exp2_assembly, filter_tiles, pack,
+)  # fmt: skip
 
 BIAS = 12
 """Weights are held times 2^12, so that the smallest that count are normal float16 numbers."""
 PEAK = 14
 """Values are held with their largest below 2^14, for the same reason."""
 POLYNOMIALS = 1
-"""Of eight exponentials, those computed off the units for them."""
+"""Of eight exponentials, those computed off the units for them, where products aren't scaled."""
+EXPONENTIALS = 2
+"""Of four pairs of near weights, those computed by the units for exponentials."""
+DROPPED_SHARE = 3e-5
+"""Share of a row tile's weights that is left out, as estimated from centers of points."""
+FAR_SHARE = 5e-3
+"""Share that is computed roughly, to 6 %, likewise."""
+FAR_SCALE = 1.0 / 1.04034
+"""1 over the mean of (1 + f) / 2^f, with fractions f cut to 10 bits."""
 CHANNELS = 64
 """Maximum number of channels in one pass."""
 ITEMS = 1 << 14
@@ -49,11 +59,14 @@ class Items:
 
     Args:
         counts: Lengths of the lists, multiples of ``step``.  # (rows,)
+        far: How many at the beginning of each list are far, likewise.  # (rows,)
         step: Entries in a round.
         rounds: Maximum number of rounds in a piece.
     """
 
-    def __init__(self, counts: NDArray[np.int64], step: int, rounds: int) -> None:
+    def __init__(
+        self, counts: NDArray[np.int64], far: NDArray[np.int64], step: int, rounds: int
+    ) -> None:
         turns = counts // step
         pieces = np.maximum(1, -(-turns // rounds))
         self.first = np.append(0, np.cumsum(pieces))
@@ -66,6 +79,8 @@ class Items:
         """Where its piece begins among all lists."""
         self.count = (high - low) * step
         """Entries in its piece."""
+        self.far = np.clip(far[self.row] - low * step, 0, self.count)
+        """Far entries in its piece, at its beginning."""
         ends = [0]
         while ends[-1] < len(counts):
             enough = int(np.searchsorted(self.first, self.first[ends[-1]] + ITEMS))
@@ -81,14 +96,16 @@ class ExactPlan(Plan):
     """out_i = Σ_j exp(−½‖f_i − f_j‖²) v_j over fixed points, for any values, on a CUDA device.
 
     Weights under a tolerance are left out where whole blocks of points are that far apart, and
-    the others are recomputed in every application: nothing of size n² is stored. Weights and
-    values are rounded to float16, sums are float32: errors are about 1e-4 of Σ_j k_ij |v_j|. Two
-    applications to the same values give the same bits.
+    so are larger ones that make up an estimated `DROPPED_SHARE` of a row's weights. The others are
+    recomputed in every application: nothing of size n² is stored. Weights and values are rounded
+    to float16, and the smallest weights, an estimated `FAR_SHARE`, are computed to 6 %, right on
+    average; sums are float32. Errors are about 1e-4 of Σ_j k_ij |v_j|. Two applications to the
+    same values give the same bits.
 
     Args:
         features: A floating-point tensor on a CUDA device, in units of standard deviations; any
             number of columns, and any distances.  # (n, d)
-        tolerance: Pairs with a smaller weight may be left out.
+        tolerance: Pairs with a smaller weight may be left out in any case.
         tiles: How the work is cut.
 
     Example:
@@ -118,6 +135,8 @@ class ExactPlan(Plan):
         self.device = features.device
         self.pairs: int = 0
         """Pairs of points whose weights are computed, with padding."""
+        self.far_pairs: int = 0
+        """Those of them that are computed roughly."""
         if self.n:
             self._build(features)
 
@@ -138,15 +157,20 @@ class ExactPlan(Plan):
         reach = math.sqrt(-2.0 * math.log2(self.tolerance))
         reach += self.largest * 2.0**-21  # boxes are rounded to float32
         coarse = coarse[self.order.clamp(max=self.n - 1)]
-        self._list(order.Near(coarse, t.row, t.box, t.block, reach))
+        shares = order.shares_beyond(coarse, t.row, t.box)
+        limits = order.limits(shares, reach, DROPPED_SHARE, FAR_SHARE if self.scaled else 0.0)
+        self._list(order.Near(coarse, t.row, t.box, t.block, limits))
 
     def _encode(self, points: Tensor, extents: list[float]) -> None:
         """What the exponents are computed from, with one block more for lists to point at."""
         more = self.tiles.block
         # centering rounds: a coordinate may be a little larger than half the range
         self.dot = 1.001 * self.largest <= encode.MAX_COORDINATE and self.d <= encode.MAX_NUMBERS
+        self.scaled = self.dot and 1.001 * self.largest <= encode.MAX_SCALED_COORDINATE
         if self.dot:
-            self.left, self.right = encode.encode_in_order(points, self.order, more, extents, BIAS)
+            self.left, self.right = encode.encode_in_order(
+                points, self.order, more, extents, BIAS, self.scaled
+            )
             self.points = points.new_zeros(1, dtype=torch.float32)
         else:
             points = points[self.order.clamp(max=self.n - 1)]
@@ -160,23 +184,27 @@ class ExactPlan(Plan):
         """Lists filled up to whole rounds with the block that has no values."""
         t = self.tiles
         step = t.column // t.block
-        full = -(-near.counts() // step) * step
-        items = Items(full, step, t.rounds)
+        counts = near.counts()
+        full = -(-counts.sum(1) // step) * step
+        items = Items(full, counts[:, 1] // step * step, step, t.rounds)
         self.batches = items.batches
         # everything in one copy to the device
-        parts = [items.row, items.count, items.start, items.first, np.cumsum(full) - full]
+        start = np.cumsum(full) - full
+        parts = [items.row, items.count, items.far, items.start, items.first, start]
         sent = torch.from_numpy(np.concatenate(parts)).to(self.device)
-        row, count, self.item_start, self.first_item, start = torch.split(
+        row, count, far, self.item_start, self.first_item, begin = torch.split(
             sent, [len(part) for part in parts]
         )
         self.item_row, self.item_count = row.to(torch.int32), count.to(torch.int32)
+        self.item_far = far.to(torch.int32)
         total = int(full.sum())
         self.blocks = torch.full(
             (total + step,),  # the kernel looks one round ahead
             self.padded // t.block, dtype=torch.int32, device=self.device,
         )  # fmt: skip
-        near.fill(start, self.blocks)
+        near.fill(begin, self.blocks)
         self.pairs = total * t.block * t.row
+        self.far_pairs = int(items.far.sum()) * t.block * t.row
 
     @property
     def kept(self) -> float:
@@ -190,6 +218,14 @@ class ExactPlan(Plan):
             return 0
         held = (self.order, self.points, self.left, self.right, self.blocks)
         return sum(int(x.numel() * x.element_size()) for x in held)
+
+    def assembly(self, far: bool = False) -> str:
+        """How `kernels.weights_of` makes weights of this plan's products."""
+        if not self.scaled:
+            return "" if interpreted() or far else exp2_assembly(POLYNOMIALS)
+        if interpreted():
+            return "far" if far else "near"
+        return bits_assembly(0 if far else EXPONENTIALS, not far)
 
     def ones(self) -> Tensor:
         return torch.ones((self.n, 1), device=self.device)
@@ -255,10 +291,10 @@ class ExactPlan(Plan):
         for low, high, first, count in self.batches:
             filter_tiles[(count,)](
                 self.points, self.left, self.right, self.padded + t.block, packed, self.blocks,
-                self.item_row, self.item_start, self.item_count, partial, first,
-                D=self.d, K=self.left.shape[1], C=width, BIAS=BIAS, DOT=self.dot,
-                ASSEMBLY="" if interpreted() else exp2_assembly(POLYNOMIALS),
-                BM=t.row, BN=t.column, G=t.block, num_warps=4, num_stages=3, maxnreg=registers,
+                self.item_row, self.item_start, self.item_far, self.item_count, partial, first,
+                D=self.d, K=self.left.shape[1], FIRST=encode.first_slots(self.d), C=width,
+                BIAS=BIAS, DOT=self.dot, NEAR=self.assembly(), FAR=self.assembly(far=True),
+                SCALE=FAR_SCALE, BM=t.row, BN=t.column, G=t.block, num_warps=4, num_stages=3, maxnreg=registers,
             )  # fmt: skip
             add_up[(high - low, t.row // some)](
                 partial, self.first_item, low, values, packed, self.order, most, out, n, c,
