@@ -105,6 +105,42 @@ def missed(plan: Any) -> dict[str, float]:
     return {"most": most, "share": share, "far most": far_most, "far share": far_share}
 
 
+def dense() -> dict[str, Any]:
+    """Points so close to each other that centers of blocks stand for far ones, and some are left
+    out: the errors, also of single weights, and with every weight computed by itself."""
+    import torch
+
+    from proxfield.filters.torch.plans import reference_filter
+    from proxfield.filters.triton import exact
+    from proxfield.filters.triton.exact import ExactPlan, Tiles
+
+    random = torch.Generator().manual_seed(0)
+    y, x = torch.meshgrid(torch.arange(12.0) / 16, torch.arange(72.0) / 9, indexing="ij")
+    features = torch.stack([y, x], -1).reshape(-1, 2)
+    features = (features + 0.01 * torch.randn(features.shape, generator=random)).double()
+    values = torch.rand(len(features), 2, generator=random)
+    values = torch.cat([values, torch.eye(len(features))[:, :1]], 1)  # and one point's weights
+    expected = reference_filter(features, values)
+    tiles = Tiles(row=32, column=16, block=8, box=16, rounds=4)
+    plan = ExactPlan(features, tiles=tiles)
+    out = plan.apply(values)
+    shares = exact.DROPPED_SHARE, exact.FAR_SHARE
+    exact.DROPPED_SHARE, exact.FAR_SHARE = 0.0, 0.0
+    plain = ExactPlan(features, tiles=tiles)
+    exact.DROPPED_SHARE, exact.FAR_SHARE = shares
+    off = (out.double() - expected).abs()
+    pair = (values[:, 0].double() @ out[:, 1].double(), values[:, 1].double() @ out[:, 0].double())
+    return {
+        "far": plan.far_pairs, "pairs": plan.pairs, "all": plain.pairs,
+        "missed": missed(plan), "missed plain": missed(plain),
+        "error": error(out[:, :2], expected[:, :2]),
+        "worst": float((off[:, :2] / expected[:, :2]).max()),
+        "weight": float(off[:, 2].max()), "least": float(out.min()),
+        "asymmetry": abs(float(pair[0] / pair[1]) - 1.0),
+        "repeats": bool((plan.apply(values) == out).all()),
+    }  # fmt: skip
+
+
 def orders() -> dict[str, Any]:
     """What the k-d order of some points looks like."""
     import torch
@@ -217,6 +253,7 @@ def main() -> None:
     wide, _ = points_of("two features, wide")
     loose, tight = (ExactPlan(wide, tolerance, small) for tolerance in (1e-2, 1e-6))
     found["loose"] = {"pairs": loose.pairs, "all": tight.pairs, "missed": missed(loose)["most"]}
+    found["dense"] = dense()
     found["order"] = orders()
     found["encoded"] = encoded()
     none = ExactPlan(features[:0])

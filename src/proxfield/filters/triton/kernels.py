@@ -128,8 +128,10 @@ def weights_of(s, ASSEMBLY: constexpr):
         p = (p * m + 0.476806640625).to(tl.float16).to(tl.float32)
         p = (p * m + 0.4521484375).to(tl.float16)
         whole = (bits & 0x7C00) - 0x3C00
-        return (whole + p.to(tl.int16, bitcast=True).to(tl.int32)).to(tl.int16).to(
-            tl.float16, bitcast=True
+        return (
+            (whole + p.to(tl.int16, bitcast=True).to(tl.int32))
+            .to(tl.int16)
+            .to(tl.float16, bitcast=True)
         )
     else:
         return tl.inline_asm_elementwise(
@@ -154,15 +156,17 @@ def by_differences(
 
 @jit
 def filter_tiles(
-    points, left, right, n, values, blocks, item_row, item_start, item_far, item_count, partial,
-    first, D: constexpr, K: constexpr, FIRST: constexpr, C: constexpr, BIAS: constexpr,
+    points, left, right, n, values, centers, means, blocks,
+    item_row, item_start, item_far, item_count, partial, first,
+    D: constexpr, K: constexpr, FIRST: constexpr, C: constexpr, BIAS: constexpr,
     DOT: constexpr, NEAR: constexpr, FAR: constexpr, SCALE: constexpr,
     BM: constexpr, BN: constexpr, G: constexpr,
 ):  # fmt: skip
     """partial = Σ_j 2^(BIAS + e_ij) v_j over the blocks of each item, e_ij ≤ 0.
 
-    The far ones come first, if FAR isn't empty: exponents from the first bracket alone (see
-    `encode`), 2^f as 1 + f, and SCALE, which makes that right on average.
+    The far blocks come first, if FAR isn't empty: each as one point at its center with its mean
+    value, exponents from the first bracket alone (see `encode`), 2^f as 1 + f, and SCALE, which
+    makes that right on average.
     """
     place = tl.program_id(0)
     item = first + place
@@ -172,21 +176,22 @@ def filter_tiles(
     channel = tl.arange(0, C)
     total = tl.zeros((BM, C), tl.float32)
     mine = blocks + tl.load(item_start + item)
-    block = tl.load(mine + at // G)
     far = tl.load(item_far + item)
     if FAR != "":
         few = tl.arange(0, FIRST)
         a = tl.load(left + rows[:, None] * K + few[None, :])
-        for k in range(0, far, BN // G):
-            cols = block * G + at % G
+        block = tl.load(mine + at)
+        for k in range(0, far, BN):
+            cols = block
             # the next round's: the copies into shared memory would wait for their addresses
-            block = tl.load(mine + k + BN // G + at // G)
-            v = tl.load(values + cols[:, None] * C + channel[None, :])
-            b = tl.load(right + cols[:, None] * K + few[None, :])
+            block = tl.load(mine + k + BN + at)
+            v = tl.load(means + cols[:, None] * C + channel[None, :])
+            b = tl.load(centers + cols[:, None] * K + few[None, :])
             total = tl.dot(weights_of(tl.dot(a, b.T), FAR), v, total)
         total *= SCALE
     if DOT:
         a = tl.load(left + rows[:, None] * K + slot[None, :])
+    block = tl.load(mine + far + at // G)
     for k in range(far, tl.load(item_count + item), BN // G):
         cols = block * G + at % G
         block = tl.load(mine + k + BN // G + at // G)
@@ -214,11 +219,15 @@ def exponent_of(most):
 
 
 @jit
-def pack(values, order, most, out, n, c, padded, PEAK: constexpr, C: constexpr, ROWS: constexpr):
+def pack(
+    values, order, most, out, factors, means, n, c, padded,
+    PEAK: constexpr, C: constexpr, ROWS: constexpr, G: constexpr,
+):  # fmt: skip
     """Values in the order of the points as float16, the largest of a channel below 2^PEAK.
 
     Rounded up or down at random (but always alike), by how near they are to both: errors of
     equal values then cancel in sums instead of adding up. Float16 numbers stay what they are.
+    With G, also the mean of every G points, times a factor.
     """
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, C)
@@ -230,6 +239,11 @@ def pack(values, order, most, out, n, c, padded, PEAK: constexpr, C: constexpr, 
     draw = (tl.randint(0, at[:, None] * C + channel[None, :]) & 0x1FFF).to(tl.int32)
     v = ((v.to(tl.int32, bitcast=True) + draw) & -0x2000).to(tl.float32, bitcast=True)
     tl.store(out + at.to(tl.int64)[:, None] * C + channel[None, :], v.to(tl.float16))
+    if G:
+        block = tl.program_id(0) * (ROWS // G) + tl.arange(0, ROWS // G)
+        mean = tl.sum(tl.reshape(v, (ROWS // G, G, C)), 1) * (1.0 / G)
+        mean *= tl.load(factors + block, mask=block < padded // G, other=0.0)[:, None]
+        tl.store(means + block[:, None] * C + channel[None, :], mean.to(tl.float16))
 
 
 @jit

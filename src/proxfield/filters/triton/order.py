@@ -26,12 +26,16 @@ GROUP = 64
 """Points in a group, whose center stands for all where weights are estimated."""
 GROUPS = 128
 """Groups that a program looks at together."""
-LEVELS = 16
+LEVELS = 8
 """Distances for which it is estimated what lies beyond."""
-LOWEST_LEVEL = 3
-"""The first of them: weights of 2^-3."""
+LOWEST_LEVEL = 6.0
+"""The first of them: weights of 2^-6. No larger ones are far."""
+LEVEL_STEP = 1.625
+"""From one to the next."""
 WIDEST = 0.25
 """Largest mean square distance from their center for points whose center stands for them."""
+WIDEST_BLOCK = 0.15
+"""The same for far blocks, which are computed by their centers."""
 
 
 def centered(features: Tensor, low: list[float], high: list[float]) -> Tensor:
@@ -142,8 +146,9 @@ def shares_beyond(points: Tensor, tile: int, box: int) -> Tensor:
     size = min(GROUP, tile)
     mine, theirs = moments(points, box), moments(points, size)
     kernels.survey[(rows,)](
-        *mine, *theirs, len(points) // box, len(points) // size, LOWEST_LEVEL, WIDEST, out,
-        D=points.shape[1], BOXES=tile // box, WIDTH=GROUPS, LEVELS=LEVELS,
+        *mine, *theirs, len(points) // box, len(points) // size, LOWEST_LEVEL, LEVEL_STEP, WIDEST,
+        out,
+        D=points.shape[1], BOXES=tile // box, WIDTH=GROUPS, LEVELS=LEVELS, num_warps=1,
     )  # fmt: skip
     return out
 
@@ -162,7 +167,7 @@ def limits(shares: Tensor, reach: float, drop: float, far: float) -> Tensor:
     """
     bounds = torch.tensor([far, drop], device=shares.device)
     level = (shares[:, :, None] > bounds).sum(1)  # the first that is at most that
-    square = torch.where(level < LEVELS, 2.0 * (LOWEST_LEVEL + level), math.inf)
+    square = torch.where(level < LEVELS, 2.0 * (LOWEST_LEVEL + LEVEL_STEP * level), math.inf)
     square = square.to(torch.float32).clamp(max=reach * reach)
     if not far:
         square[:, 0] = square[:, 1]
@@ -172,7 +177,8 @@ def limits(shares: Tensor, reach: float, drop: float, far: float) -> Tensor:
 class Near:
     """The blocks that each row tile is within reach of, by bounding boxes: near ones and far ones.
 
-    A row tile has several boxes: one around all of it would touch many more blocks.
+    Wide blocks are never far: their centers can't stand for them. A row tile has several boxes:
+    one around all of it would touch many more blocks.
 
     Args:
         points: In k-d order.  # (padded, d) float32
@@ -181,9 +187,12 @@ class Near:
         block: Points in a block.
         limits: Square distances up to which blocks are near, and up to which they are within
             reach.  # (rows, 2) float32
+        spread: Of each block, see `moments`.  # (blocks,)
     """
 
-    def __init__(self, points: Tensor, tile: int, box: int, block: int, limits: Tensor) -> None:
+    def __init__(
+        self, points: Tensor, tile: int, box: int, block: int, limits: Tensor, spread: Tensor
+    ) -> None:
         self.rows, self.columns = len(points) // tile, len(points) // block
         theirs = boxes(points, block)
         d = points.shape[1]
@@ -192,7 +201,8 @@ class Near:
             theirs[1].view(d, -1, box // block).amax(2),
         )
         self.sections = -(-self.columns // (WIDTH * STEPS))
-        self.arguments = (*mine, *theirs, len(points) // box, self.columns, limits)
+        sizes = (len(points) // box, self.columns)
+        self.arguments = (*mine, *theirs, spread, *sizes, limits, WIDEST_BLOCK)
         self.options = {"D": d, "BOXES": tile // box, "WIDTH": WIDTH, "STEPS": STEPS}
         self.found = torch.empty(
             (self.rows, self.sections, 2), dtype=torch.int64, device=points.device

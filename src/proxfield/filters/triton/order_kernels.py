@@ -91,14 +91,15 @@ def sort_inside(points, order, out, n, D: constexpr, TILE: constexpr, LEVELS: co
 
 @jit
 def survey(
-    mine, my_spread, my_radius, theirs, spread, radius, boxes, groups, lowest, widest, shares,
+    mine, my_spread, my_radius, theirs, spread, radius, boxes, groups, lowest, step, widest,
+    shares,
     D: constexpr, BOXES: constexpr, WIDTH: constexpr, LEVELS: constexpr,
 ):  # fmt: skip
     """Which share of a row tile's weights lies beyond each level of distance, estimated.
 
     From centers of its ``BOXES`` boxes and of groups of points: level k holds what is at
-    ½ distance² > lowest + k. A weight's mean over points around two centers is at least that of
-    the mean square distance, which gives the total; by how much it may be larger than that of
+    ½ distance² > lowest + k step. A weight's mean over points around two centers is at least that
+    of the mean square distance, which gives the total; by how much it may be larger than that of
     the centers depends on the spreads, which gives the rest. Points of wide groups are bounded
     by their radius and the level. Where a box is wide, shares are infinite.
     """
@@ -127,8 +128,9 @@ def survey(
         weight = tl.exp2(-tl.where(wide, 0.5 * gap * gap, narrow))
         weight = tl.where(there[None, :], weight, 0.0)
         for k in tl.static_range(LEVELS):
-            bound = tl.exp2(-(lowest + k + tl.zeros((1, 1), tl.float32)))
-            outside = tl.where(0.5 * square > lowest + k, weight, 0.0)
+            bound = lowest + k * step + tl.zeros((1, 1), tl.float32)
+            outside = tl.where(0.5 * square > bound, weight, 0.0)
+            bound = tl.exp2(-bound)
             part = tl.sum(tl.where(wide, tl.minimum(weight, bound), outside), 1)
             beyond += tl.where(level == k, 1.0, 0.0)[None, :] * part[:, None]
     share = beyond / tl.maximum(mass, 1e-30)[:, None]
@@ -138,14 +140,14 @@ def survey(
 
 @jit
 def near_blocks(
-    row_low, row_high, low, high, boxes, columns, limits, at, blocks,
+    row_low, row_high, low, high, spread, boxes, columns, limits, widest, at, blocks,
     D: constexpr, BOXES: constexpr, WIDTH: constexpr, STEPS: constexpr, FILL: constexpr,
 ):  # fmt: skip
     """How many blocks of a section are near a row tile, and how many far but within reach.
 
     By the nearest of the tile's ``BOXES`` boxes, and ``limits``: square distances up to which
-    blocks are near, and up to which they are within reach. ``at`` takes both counts. With FILL
-    it says where to write the blocks' numbers.
+    blocks are near, and up to which they are within reach. Wide blocks within reach are near.
+    ``at`` takes both counts. With FILL it says where to write the blocks' numbers.
     """
     row = tl.program_id(0)
     mine = row * BOXES + tl.arange(0, BOXES)
@@ -170,8 +172,10 @@ def near_blocks(
             gap = tl.maximum(tl.maximum(c - b, a - d), 0.0)
             square += gap * gap
         nearest = tl.min(square, 0)
-        near = (inside & (nearest <= near_limit)).to(tl.int32)
-        far = (inside & (nearest > near_limit) & (nearest <= far_limit)).to(tl.int32)
+        wide = tl.load(spread + block, mask=inside, other=0.0) > widest
+        inside &= nearest <= far_limit
+        near = (inside & (wide | (nearest <= near_limit))).to(tl.int32)
+        far = inside.to(tl.int32) - near
         if FILL:
             tl.store(blocks + near_to + tl.cumsum(near, 0) - 1, block, mask=near != 0)
             tl.store(blocks + far_to + tl.cumsum(far, 0) - 1, block, mask=far != 0)

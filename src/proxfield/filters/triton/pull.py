@@ -168,8 +168,8 @@ def _pass(plan: ExactPlan, moments: Tensor, a: Tensor, b: Tensor) -> Tensor:
     rows = (plan.padded + t.block) // 64 * 64 + 64
     packed = values.new_empty((rows, 2 * half), dtype=torch.float16)
     pack[(rows // 64,)](
-        values, plan.order, values.new_ones(2 * half), packed, n, 2 * half, plan.padded,
-        PEAK=PEAK, C=2 * half, ROWS=64,
+        values, plan.order, values.new_ones(2 * half), packed, plan.factors, packed, n, 2 * half,
+        plan.padded, PEAK=PEAK, C=2 * half, ROWS=64, G=0,
     )  # fmt: skip
     width = len(moments)
     partial = values.new_empty((max(count for *_, count in plan.batches), t.row, width))
