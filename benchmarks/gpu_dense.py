@@ -215,7 +215,7 @@ def lattice(image: np.ndarray, kind: str, n_labels: int, repeats: int) -> dict:
     splat = timed(lambda: plan.splat(values), repeats)
     here = plan.splat(values)
     there = torch.empty_like(here)
-    blur = timed(lambda: plan._blur(0, here, there), repeats)
+    blur = timed(lambda: plan._blur_axis(0, here, there), repeats)
     cut = timed(lambda: plan._slice(here), repeats)
     return {
         "kind": kind,

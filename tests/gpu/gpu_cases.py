@@ -225,7 +225,7 @@ def main() -> None:
             ),
             "repeats": bool((plan.apply(values) == out).all()),
             "products": plan.dot,
-            "missed": missed(plan) if plan.dot else {"most": 0.0},
+            "missed": missed(plan) if plan.dot else {"share": 0.0},
         }
     features, values = points_of("five features")
     expected = reference_filter(features, values)

@@ -118,7 +118,7 @@ def test_interpreted_kernels(interpreted: dict[str, Any], name: str) -> None:
     assert case["error"] < LIMIT
     assert case["signed"] < LIMIT
     assert case["repeats"]
-    assert case["missed"]["most"] <= 1.01e-6  # these points are too far apart to leave out more
+    assert case["missed"]["share"] < 1e-5  # these points are too far apart to leave out more
     assert case["products"] == (CASES[name][3] < 1000)
 
 
@@ -143,7 +143,7 @@ def test_interpreted_centers(interpreted: dict[str, Any]) -> None:
     assert found["missed plain"]["most"] <= 1.01e-6
     assert found["missed"]["share"] < 1e-4
     assert 1e-4 < found["missed"]["far share"] < 1e-2
-    assert found["missed"]["far most"] < 2.0**-6 * 1.01
+    assert found["missed"]["far most"] < 2.0**-5.5 * 1.01
     assert found["error"] < 5e-5 and found["worst"] < 3e-4
     assert found["weight"] < 5e-3 and found["least"] >= 0.0
     assert found["asymmetry"] < 1e-5

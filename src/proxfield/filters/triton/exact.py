@@ -50,7 +50,7 @@ class Tiles:
     """Points that are kept or skipped together."""
     box: int = 16
     """Points per box of a row tile; boxes decide which blocks are near."""
-    rounds: int = 256
+    rounds: int = 128
     """Maximum number of rounds per sum: tensor cores round down, so longer sums are less exact."""
 
 
@@ -104,7 +104,7 @@ class ExactPlan(Plan):
 
     Weights are recomputed in every application: nothing of size n² is stored. Those under a
     tolerance are left out where whole blocks of points are that far apart, and so are larger ones
-    that are less than an estimated `DROPPED_SHARE` of a row's weights. Weights under 2^-6 between
+    that are less than an estimated `DROPPED_SHARE` of a row's weights. Weights under 2^-5.5 between
     points and compact blocks are those of the block's center. Weights and values are rounded to
     float16, sums are float32. Errors, also those of symmetry, are about 1e-4 of Σ_j k_ij |v_j|.
     Two applications to the same values give the same bits.

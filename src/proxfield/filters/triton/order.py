@@ -28,13 +28,13 @@ GROUPS = 128
 """Groups that a program looks at together."""
 LEVELS = 8
 """Distances for which it is estimated what lies beyond."""
-LOWEST_LEVEL = 6.0
-"""The first of them: weights of 2^-6. No larger ones are far."""
-LEVEL_STEP = 1.625
+LOWEST_LEVEL = 5.5
+"""The first of them: weights of 2^-5.5. No larger ones are far."""
+LEVEL_STEP = 1.6875
 """From one to the next."""
 WIDEST = 0.25
 """Largest mean square distance from their center for points whose center stands for them."""
-WIDEST_BLOCK = 0.15
+WIDEST_BLOCK = 0.2
 """The same for far blocks, which are computed by their centers."""
 
 
@@ -208,8 +208,10 @@ class Near:
             (self.rows, self.sections, 2), dtype=torch.int64, device=points.device
         )
         """How many near and far ones there are in each section.  # (rows, sections, 2)"""
+        self.kinds = torch.empty((self.rows, self.columns), dtype=torch.int8, device=points.device)
+        """1 for near ones, 2 for far ones.  # (rows, columns)"""
         kernels.near_blocks[(self.rows, self.sections)](
-            *self.arguments, self.found, self.found, FILL=False, **self.options
+            *self.arguments, self.kinds, self.found, self.found, FILL=False, **self.options
         )
 
     def counts(self) -> Ints:
@@ -226,5 +228,5 @@ class Near:
         at = self.found.cumsum(1) - self.found + start[:, None, None]
         at[:, :, 0] += self.found[:, :, 1].sum(1, keepdim=True)
         kernels.near_blocks[(self.rows, self.sections)](
-            *self.arguments, at, blocks, FILL=True, **self.options
+            *self.arguments, self.kinds, at, blocks, FILL=True, **self.options
         )

@@ -140,19 +140,21 @@ def survey(
 
 @jit
 def near_blocks(
-    row_low, row_high, low, high, spread, boxes, columns, limits, widest, at, blocks,
+    row_low, row_high, low, high, spread, boxes, columns, limits, widest, kinds, at, blocks,
     D: constexpr, BOXES: constexpr, WIDTH: constexpr, STEPS: constexpr, FILL: constexpr,
 ):  # fmt: skip
     """How many blocks of a section are near a row tile, and how many far but within reach.
 
     By the nearest of the tile's ``BOXES`` boxes, and ``limits``: square distances up to which
     blocks are near, and up to which they are within reach. Wide blocks within reach are near.
-    ``at`` takes both counts. With FILL it says where to write the blocks' numbers.
+    ``kinds`` takes 1 for near and 2 for far ones, ``at`` both counts. With FILL the former is
+    known, and the latter says where to write the blocks' numbers.
     """
     row = tl.program_id(0)
     mine = row * BOXES + tl.arange(0, BOXES)
     cell = at + 2 * (row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1))
     first = tl.program_id(1) * (WIDTH * STEPS)
+    own = kinds + row.to(tl.int64) * columns
     near_limit = tl.load(limits + 2 * row)
     far_limit = tl.load(limits + 2 * row + 1)
     near_to = tl.zeros((), tl.int64)
@@ -163,19 +165,24 @@ def near_blocks(
     for start in range(first, tl.minimum(first + WIDTH * STEPS, columns), WIDTH):
         block = start + tl.arange(0, WIDTH)
         inside = block < columns
-        square = tl.zeros((BOXES, WIDTH), tl.float32)
-        for k in tl.static_range(D):
-            a = tl.load(row_low + k * boxes + mine)[:, None]
-            b = tl.load(row_high + k * boxes + mine)[:, None]
-            c = tl.load(low + k * columns + block, mask=inside, other=0.0)[None, :]
-            d = tl.load(high + k * columns + block, mask=inside, other=0.0)[None, :]
-            gap = tl.maximum(tl.maximum(c - b, a - d), 0.0)
-            square += gap * gap
-        nearest = tl.min(square, 0)
-        wide = tl.load(spread + block, mask=inside, other=0.0) > widest
-        inside &= nearest <= far_limit
-        near = (inside & (wide | (nearest <= near_limit))).to(tl.int32)
-        far = inside.to(tl.int32) - near
+        if FILL:
+            kind = tl.load(own + block, mask=inside, other=0).to(tl.int32)
+        else:
+            square = tl.zeros((BOXES, WIDTH), tl.float32)
+            for k in tl.static_range(D):
+                a = tl.load(row_low + k * boxes + mine)[:, None]
+                b = tl.load(row_high + k * boxes + mine)[:, None]
+                c = tl.load(low + k * columns + block, mask=inside, other=0.0)[None, :]
+                d = tl.load(high + k * columns + block, mask=inside, other=0.0)[None, :]
+                gap = tl.maximum(tl.maximum(c - b, a - d), 0.0)
+                square += gap * gap
+            nearest = tl.min(square, 0)
+            wide = tl.load(spread + block, mask=inside, other=0.0) > widest
+            kind = tl.where(wide | (nearest <= near_limit), 1, 2)
+            kind = tl.where(inside & (nearest <= far_limit), kind, 0)
+            tl.store(own + block, kind.to(tl.int8), mask=inside)
+        near = (kind == 1).to(tl.int32)
+        far = (kind == 2).to(tl.int32)
         if FILL:
             tl.store(blocks + near_to + tl.cumsum(near, 0) - 1, block, mask=near != 0)
             tl.store(blocks + far_to + tl.cumsum(far, 0) - 1, block, mask=far != 0)
