@@ -13,20 +13,23 @@ only iterations are limited, every decision depends on them alone, and a run can
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.lowering.components import Components
-from proxfield.result import Status
+from proxfield.result import Status, one_hot
 from proxfield.rules.arms import Arms
 from proxfield.rules.limits import POLISH_SWEEPS, Limits
+from proxfield.rules.parallel import Adam, Momentum
 from proxfield.rules.parts import Parts
 from proxfield.rules.plan import Chains, Explored
 from proxfield.rules.polish import better_of, polish
+from proxfield.rules.portfolio import HALTED
 from proxfield.rules.session import Outcome, Session
+from proxfield.terms.base import Ints
 
 HOT_SHARE = 0.3
 """Temperature at which the first cooling starts, as a share of the field's own scale."""
@@ -40,8 +43,9 @@ CHAIN_SWEEPS = {10: 0.5, 30: 1.0, 100: 2.0, 300: 2.0, 1000: 1.0}
 MOVES = {"sites": 2.0, "forests": 1.0, "cooled": 0.3}
 """How chains move, and how often at first: they sample one label after another, or a whole forest
 at a time, or cool marginals without sampling."""
-ORIGINS = {"best": 2.0, "start": 1.0}
-"""Where chains begin, and how often at first: at the best state, or afresh."""
+ORIGINS = {"best": 2.0, "start": 1.0, "labels": 0.5}
+"""Where chains begin, and how often at first: at the best state, afresh, or (on flat fields) at
+the labelling of lowest energy."""
 MANY_PARTS = 8.0
 """Parts of a reheat, on average, from which on chains don't begin afresh: each place of such a
 field is improved for itself."""
@@ -56,6 +60,16 @@ PLAIN_SHARE = 0.1
 """Maximum share of what is left for sweeps from the start (without a budget, twice as much)."""
 CHAIN_SECONDS = 0.2
 """Maximum duration of a reheat, which isn't cut into slices."""
+FLAT_GAIN = 0.02
+"""Maximum fall of F per variable from plain sweeps to the first cooling, on flat fields."""
+FLAT_VARIABLES = 1000
+"""Variables that such a field has at least; on smaller ones chains find the minimum soon."""
+LABELLED_SWEEPS = 100
+"""Sweeps of chains from which on the energy of their labelling is looked at there, ..."""
+RIVALS = {Adam(): 0.4, Momentum(): 0.15}
+"""... rules that compete with chains there, each with its share of what is left, ..."""
+RIVAL_ITERATIONS = 800
+"""... and iterations that must fit into it."""
 STALL_SWEEPS = 5000
 """Sweeps without a better F after which a run without limits may end."""
 GRACE_SECONDS = 0.002
@@ -79,6 +93,13 @@ class Search:
     scale: float
     best_f: float = np.inf
     best_q: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    labels: Ints | None = None
+    """On flat fields, the labelling of lowest energy so far. On others, the best state, made of
+    the best parts of many, is rounded to a better one than any chain ends with."""
+    lowest: float = np.inf
+    """Its energy."""
+    flat: bool = False
+    """Whether sampling gained little over plain sweeps: barriers are low."""
     parts: Parts | None = None
     chains_made: int = 0
     improved_at: int = 0
@@ -113,12 +134,12 @@ class Search:
         if self.limits.left() < MIN_SWEEPS * self.limits.sweep_seconds():
             return polish(session, session.without_symmetry(start))  # time for a descent alone
         try:
-            halted = self._open(start) or self._cool() or self._reheat()
+            halted = self._open(start) or self._cool() or self._compete() or self._reheat()
         except KeyboardInterrupt:
             halted = Status.INTERRUPTED
         if halted is not None:
-            return Outcome(self.best_q, self.best_f, halted)
-        return self._end()
+            return Outcome(self.best_q, self.best_f, halted, self.labels)
+        return replace(self._end(), labels=self.labels)
 
     # ---- stages; the first three return why the search has to stop, if it does ----
 
@@ -130,6 +151,7 @@ class Search:
             self.state, plain = self._round(chains, "sites").q, PLAIN_SHARE
         fits = plain * self.limits.left() / self.limits.sweep_seconds()
         self._polish_from(start, int(min(fits, POLISH_SWEEPS)), "sweeps from the start")
+        self.plain = self.best_f
         return self._asked()
 
     def _cool(self) -> Status | None:
@@ -164,6 +186,42 @@ class Search:
             if self.limits.waiting():  # threads wait for each other
                 self.limits.threads, self.state = 1, self.state[:1]
 
+    def _compete(self) -> Status | None:
+        """Rules that move all variables at once, on flat fields: they find their way without the
+        noise of sampling. One that wins is followed by the next one.
+        """
+        session, loop = self.session, self.session.loop
+        lowered, n = session.problem.lowered, session.problem.n_vars
+        self.flat = self.plain - self.best_f <= FLAT_GAIN * n and n >= FLAT_VARIABLES
+        if lowered.hard or not self.flat:
+            return None
+        for rule, share in RIVALS.items():
+            room, seconds = share * self.limits.room("sites"), share * self.limits.left()
+            if room < RIVAL_ITERATIONS:
+                break
+            loop.keep(self.best_f, self.best_q)
+            member, limits = loop.member, (loop.max_iters, loop.budget)
+            loop.member, loop.max_iters = rule.name, loop.iterations + int(room)
+            if loop.budget is not None:
+                loop.budget = loop.elapsed + seconds
+            try:
+                found = rule.solve(session.restarted(session.start))
+            finally:
+                loop.max_iters, loop.budget = limits
+            before = self.best_f
+            with loop.clock():
+                self._compare(found.q, found.free_energy)
+                labels = lowered.layout.best_labels(found.q)
+                self._keep_labels(labels, session.evaluate(self._one_hot(labels)))
+            if found.status in HALTED:
+                return found.status
+            if not self.best_f < before:
+                loop.member = member
+                break
+            self.improved_at = loop.iterations
+        loop.note(0, loop.elapsed, self.best_f)
+        return None
+
     def _reheat(self) -> Status | None:
         """Reheats until nothing is left."""
         session, loop = self.session, self.session.loop
@@ -180,13 +238,14 @@ class Search:
             length = self.lengths.draw(self.rng, [n <= most for n in CHAIN_SWEEPS])
             hot = self.temperatures.draw(self.rng)
             many = self.parts is not None and self.parts.typical > MANY_PARTS
-            origin = self.origins.draw(self.rng, [k == "best" or not many for k in ORIGINS])
+            where = {"best": True, "start": not many, "labels": self.labels is not None}
+            origin = self.origins.draw(self.rng, list(where.values()))
             sweeps = self.lengths.options[length]
             last = int(np.clip(sweeps // 20, *REHEAT_POLISH))
             count = self.limits.count(name, sweeps + last)
             if room < sweeps + last or count == 0:
                 return None
-            begin = self.best_q if self.origins.options[origin] == "best" else session.start
+            begin = self._origin(self.origins.options[origin])
             chains = self._chains(
                 np.repeat(begin[None], count, axis=0),
                 max(1.0, self.scale) * self.temperatures.options[hot], sweeps,
@@ -205,6 +264,14 @@ class Search:
             halted = self._asked()
             if halted is not None:
                 return halted
+
+    def _origin(self, name: str) -> NDArray[np.float64]:
+        """Where chains begin."""
+        if name == "start":
+            return self.session.start
+        if name == "labels" and self.labels is not None:
+            return self._one_hot(self.labels)
+        return self.best_q
 
     def _end(self) -> Outcome:
         """From the best state to a minimum."""
@@ -270,14 +337,33 @@ class Search:
         loop = self.session.loop
         begun, base = loop.now(), loop.elapsed
         with finish_first():
+            made = 0
+            if self.flat and take and chains.drawn[0] and chains.sweeps[0] >= LABELLED_SWEEPS:
+                chains, made = self._labelled(chains)
             ended = self.session.explore(chains, self.limits.threads)
-            made = int(ended.sweeps.sum())
+            made += int(ended.sweeps.sum())
             if take:
                 self._take(ended, take, made)
             spent = max(loop.now() - begun, 1e-9)
             self.limits.learn(moves, made, spent)
             loop.note(made, base + spent, self.best_f)
         return ended
+
+    def _labelled(self, chains: Chains) -> tuple[Chains, int]:
+        """Run chains up to their labellings; returns what is left of them, and sweeps made."""
+        found = self.session.explore(replace(chains, polish=0), self.limits.threads)
+        best = int(found.free_energy.argmin())
+        labels = self.session.problem.lowered.layout.best_labels(found.q[best])
+        self._keep_labels(labels, float(found.free_energy[best]))
+        rest = Chains.make(found.q, polish=chains.polish, tol=chains.tol)
+        return rest, int(found.sweeps.sum())
+
+    def _keep_labels(self, labels: Ints, energy: float) -> None:
+        if energy < self.lowest:
+            self.labels, self.lowest = labels, energy
+
+    def _one_hot(self, labels: Ints) -> NDArray[np.float64]:
+        return np.asarray(one_hot(self.session.problem.lowered.layout.offsets, labels))
 
     def _take(self, ended: Explored, member: str, made: int) -> None:
         """Keep what is better than the best state: a whole one, or parts of it."""
