@@ -37,10 +37,11 @@ ZERO = 1e-12
 """Temperature of the last sweeps of a round, likewise: each variable takes its cheapest label."""
 ZERO_SWEEPS = 3
 """Sweeps at that temperature."""
-FIRST_SHARE = 0.4
-"""Share of the limits for the first cooling."""
-FIRST_SWEEPS = (10, 300, 1000)
-"""Least sweeps of the first cooling; sweeps that may take half of the limits; most sweeps."""
+FIRST_SWEEPS = (10, 300)
+"""Least sweeps of the first cooling; sweeps that may take half of the limits."""
+FIRST_LIMITS = {True: (0.4, 1000), False: (0.9, 15_000)}
+"""Share of the limits for the first cooling, and most sweeps, by whether chains move by forests.
+Where they don't, rounds change few places at a time, and one long cooling finds more."""
 ROUND_SWEEPS = 100
 """Sweeps of a round, at first."""
 LONGEST_SHARE = 0.2
@@ -378,11 +379,12 @@ class Search:
 
     def _open(self) -> None:
         """A first cooling from the start, after a few sweeps from which the pace is known."""
-        (least, usual, most), start = FIRST_SWEEPS, self.session.start
+        (least, usual), start = FIRST_SWEEPS, self.session.start
+        share, most = FIRST_LIMITS[self.forests]
         for trial in (True, False):
             if self.loop.spent is None and not self.look():
                 left = 0.0 if trial else self.left()
-                wanted = max(FIRST_SHARE * left, min(usual, 0.5 * left))
+                wanted = max(share * left, min(usual, 0.5 * left))
                 room = self.loop.max_iters - self.loop.iterations - ZERO_SWEEPS
                 sweeps = int(min(np.clip(wanted, least, most), room))
                 if sweeps < 1:
