@@ -45,7 +45,6 @@ def round_marginals(result: Result) -> Ints:
     starts += [one_hot(mode.layout.offsets, mode.labels) for mode in result.modes]
     reduced = [reduction.restrict(q) for q in starts or [result.q]]
     if result.feasible is not None:
-        found.append(result.feasible)
         known = one_hot(lowered.layout.offsets, result.feasible)
         reduced.append(known.astype(np.float64, copy=False))
     for start in reduced:

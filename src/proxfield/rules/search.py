@@ -3,7 +3,8 @@
 1. A few plain sweeps from the start, and a few random ones that show how fast this field is.
 2. One *cooling*: heat-bath sampling from a high temperature to a low one, then sweeps into a
    local minimum of F. On large fields it takes most of the budget, on small ones a tenth.
-3. *Reheats* of the best state with what is left: warm it up, cool it again, sweep. The end is
+3. On flat fields, where that gained little, ADAM and momentum compete.
+4. *Reheats* of the best state with what is left: warm it up, cool it again, sweep. The end is
    compared with the best state part by part (`rules.parts`). How hot, how long and by which moves
    is drawn from what has paid so far (`rules.arms`).
 
