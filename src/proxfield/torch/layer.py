@@ -291,9 +291,7 @@ class DenseCRF(Module):  # type: ignore[misc]
 
         Override to make other terms; there must be one entry for each of ``terms``.
         """
-        axes = [torch.arange(size, dtype=like.dtype, device=like.device) for size in pixels]
-        places = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-        places = places.reshape(1, -1, len(pixels))  # (1, n, dimensions)
+        places = places_of(pixels, like)
         out = []
         for name in self.terms:
             if name == "spatial":
@@ -303,13 +301,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             if channels is None:
                 what = "an image" if name == "bilateral" else "embeddings="
                 raise InputError(f"the {name} term needs {what}; {name}_weight=0 omits it")
-            if tuple(channels.shape[2:]) != tuple(pixels) or len(channels) != len(like):
-                raise InputError(
-                    f"{name} channels of shape {tuple(channels.shape)} for unaries of "
-                    f"{len(like)} images of {'×'.join(map(str, pixels))} pixels"
-                )
-            whole = not channels.is_floating_point()
-            seen = rows(channels.to(like) / 255 if whole else channels.to(like))
+            seen = channels_of(channels, pixels, like, name)
             if name == "bilateral":
                 seen = seen / self.log_bilateral_color.exp().to(like)
             logs = self.log_bilateral_sigma if name == "bilateral" else self.log_embedding_sigma
@@ -384,6 +376,30 @@ class DenseCRF(Module):  # type: ignore[misc]
         if logits is not None:
             return -logits
         return energies if probabilities is None else -probabilities.clamp(min=self.clip).log()
+
+
+def places_of(pixels: Sequence[int], like: Tensor) -> Tensor:
+    """Positions of pixels along each axis.  # (1, n, dimensions)"""
+    axes = [torch.arange(size, dtype=like.dtype, device=like.device) for size in pixels]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(1, -1, len(pixels))
+
+
+def channels_of(channels: Tensor, pixels: Sequence[int], like: Tensor, name: str) -> Tensor:
+    """Channels of images with one row per pixel, integers divided by 255.  # (B, n, c)
+
+    Args:
+        channels: # (B, c, *pixels)
+        pixels: The expected size.
+        like: Of as many images, in the type and on the device wanted.
+        name: What the channels are for, for messages.
+    """
+    if tuple(channels.shape[2:]) != tuple(pixels) or len(channels) != len(like):
+        raise InputError(
+            f"{name} channels of shape {tuple(channels.shape)} for unaries of "
+            f"{len(like)} images of {'×'.join(map(str, pixels))} pixels"
+        )
+    whole = not channels.is_floating_point()
+    return rows(channels.to(like) / 255 if whole else channels.to(like))
 
 
 def rows(maps: Tensor) -> Tensor:
