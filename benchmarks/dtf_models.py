@@ -51,7 +51,8 @@ def load(path: str | Path, *, distinct: bool = True, grid: bool = False) -> pf.F
     if not grid:
         return field.add(pf.Factor(scopes, tables, index))
     shape = tuple(int(x) for x in reversed(Path(path).stem.split("_")[-2:]))  # (width, height)
-    for term in grid_terms(shape, scopes, tables, np.arange(len(scopes)) if index is None else index):
+    index = np.arange(len(scopes)) if index is None else index
+    for term in grid_terms(shape, scopes, tables, index):
         field.add(term)
     return field
 

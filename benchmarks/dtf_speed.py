@@ -86,7 +86,7 @@ def main() -> None:
     }
     for name in ("tables by an index", "a grid per offset"):
         field = forms[name]
-        observed = {v: 0 for v in range(0, field.n_vars, 2)}
+        observed = dict.fromkeys(range(0, field.n_vars, 2), 0)
         forms[f"{name}, half of the variables observed"] = field.condition(observed)
     for name, field in forms.items():
         out[f"lowering, {name}, ms"] = lowering(field, args.repeats)

@@ -50,8 +50,9 @@ def dense_matrix(layer: Any, image: Any, filter: str) -> Any:
         color = image.new_tensor(layer.bilateral_color)
         terms = [
             (places / image.new_tensor(layer.spatial_sigma), layer.spatial_weight),
-            (torch.cat([places / layer.bilateral_sigma, colors / color], 1), layer.bilateral_weight),
         ]
+        seen = torch.cat([places / layer.bilateral_sigma, colors / color], dim=1)
+        terms.append((seen, layer.bilateral_weight))
         for f, weight in terms:
             if weight == 0:
                 continue

@@ -97,8 +97,8 @@ class DenseCRF(Field):
             in the same unit.
         cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
             a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
-        compatibility: μ: "potts", a vector or a matrix, see `Gaussian`. This and the next two: where
-            a configuration has them, its settings take the place of the defaults.
+        compatibility: μ: "potts", a vector or a matrix, see `Gaussian`. For this and the next two,
+            a configuration's settings take the place of the defaults.
         normalization: See `Gaussian`.
         self_message: See `Gaussian`; by default kept, as in the published dense CRFs.
         filter: See `Gaussian`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,11 +120,12 @@ class Builder:
         for mask, rows in group_rows(masks):
             rows = rest[rows]
             kept = [np.flatnonzero(part) for part in np.split(mask, np.cumsum(shape)[:-1])]
-            used, where = np.unique(index[rows], return_inverse=True)
-            small = tables[np.ix_(used, *kept)]
+            used, where = compact_index(index[rows], len(tables))
+            some = tables if used is None else tables[used]
+            small = some[np.ix_(np.arange(len(some)), *kept)]
             free = [p for p, labels in enumerate(kept) if len(labels) > 1]
-            small = small.reshape(len(used), *(len(kept[p]) for p in free))
-            self._store(r.new_variable[scopes[rows][:, free]], small, where.ravel())
+            small = small.reshape(len(some), *(len(kept[p]) for p in free))
+            self._store(r.new_variable[scopes[rows][:, free]], small, where)
 
     def add_grid(self, grid: Shift, tables: Floats, index: Ints | None) -> None:
         """Tables between pixels of a grid at an offset.  # (T, k, k), (m,) or None: all the first
@@ -145,12 +146,12 @@ class Builder:
 
         self.constant += float(per_edge(constant).sum())
         start = int(r.full.offsets[grid.first])
-        unary = grid.over_pixels(self.unary[start : start + 2 * grid.n_pixels])
+        unary: NDArray[Any] = grid.over_pixels(self.unary[start : start + 2 * grid.n_pixels])
         for where, numbers in ((grid.here, h), (grid.there, k)):
             if numbers.any():
                 each = per_edge(numbers)
-                unary[(*where, 0)] -= each
-                unary[(*where, 1)] += each
+                unary[..., 0][where] -= each
+                unary[..., 1][where] += each
         self.bands.append((grid, per_edge(coupling)))
 
     def add_potts(self, edges: Ints, weights: Floats) -> None:
@@ -216,7 +217,7 @@ class Builder:
             self.constant += float(tables[index].sum())
         elif k == 1:
             at = self.reduction.layout.entries(scopes[:, 0], tables.shape[1])
-            np.add.at(self.unary, at, tables[index])
+            add_at(self.unary, at.ravel(), tables[index].ravel())
         elif k == 2:
             back = scopes[:, 0] > scopes[:, 1]
             if not back.any():
@@ -323,7 +324,14 @@ def spin_parts(tables: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 
 def group_rows(masks: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.bool_], Ints]]:
     """Each row that occurs, in order, with the positions where it does.  # (m, k)"""
-    if masks.shape[1] < 63:  # one integer per row sorts many times faster than rows
+    if masks.shape[1] <= 10:  # few kinds can occur: no sorting of many numbers
+        code = masks @ (1 << np.arange(masks.shape[1], dtype=np.int64)[::-1])
+        found, kind = compact_index(code, 1 << masks.shape[1])
+        if found is None:
+            found = np.arange(1 << masks.shape[1])
+        kinds = (found[:, None] >> np.arange(masks.shape[1])[::-1]) % 2 == 1
+        kind = kind.astype(np.uint16)
+    elif masks.shape[1] < 63:  # one integer per row sorts many times faster than rows
         keys = np.zeros(len(masks), dtype=np.int64)
         for column in masks.T:
             keys *= 2

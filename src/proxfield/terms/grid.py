@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, shown
 from proxfield.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
@@ -58,9 +58,7 @@ class Shift:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Shape of the part of the grid where a pair begins."""
-        return tuple(
-            max(0, n - abs(o)) for n, o in zip(self.shape, self.offset, strict=True)
-        )
+        return tuple(max(0, n - abs(o)) for n, o in zip(self.shape, self.offset, strict=True))
 
     @property
     def n_edges(self) -> int:
@@ -81,7 +79,7 @@ class Shift:
         begins = number[self.here].ravel()
         return np.stack([begins, begins + self.distance], axis=1)
 
-    def over_pixels(self, values: Floats) -> Floats:
+    def over_pixels(self, values: Floats) -> NDArray[Any]:
         """Entries of the grid's variables as maps, without a copy.  # (n_pixels·k,) -> (*shape, k)
 
         Args:
@@ -192,11 +190,11 @@ class GridPairwise(Term):
                 f"tables have {self.n_labels}"
             )
 
-    def _per_edge(self, numbers: Floats) -> Floats:
+    def _per_edge(self, numbers: Floats) -> NDArray[Any]:
         """A number of each table, for each pair.  # (T,) -> (*sizes) or (1,)"""
         return numbers if self.index is None else numbers[self.index].reshape(self.shift.sizes)
 
-    def _maps(self, layout: Layout, values: Floats) -> Floats:
+    def _maps(self, layout: Layout, values: Floats) -> NDArray[Any]:
         """The grid's part of a flat state.  # (size,) -> (*shape, K), a view"""
         start = int(layout.offsets[self.first])
         return self.shift.over_pixels(values[start : start + self.shift.n_pixels * self.n_labels])
@@ -213,8 +211,8 @@ class GridPairwise(Term):
         for a in range(self.n_labels):
             for b in range(self.n_labels):
                 energy = self._per_edge(self.tables[:, a, b])
-                to[(*s.here, a)] += energy * seen[(*s.there, b)]
-                to[(*s.there, b)] += energy * seen[(*s.here, a)]
+                to[..., a][s.here] += energy * seen[..., b][s.there]
+                to[..., b][s.there] += energy * seen[..., a][s.here]
 
     def _norms(self, layout: Layout, *, centered: bool) -> Floats:
         """Sums of the tables' norms at each variable.  # (n_vars,)"""

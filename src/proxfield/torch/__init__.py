@@ -1,10 +1,11 @@
 """Differentiable inference for PyTorch: dense CRFs as layers, marginals with gradients.
 
-`DenseCRF` is an ``nn.Module`` for images and volumes, `DenseCRFLoss` is its energy as a loss, `infer`
-gives differentiable marginals of any sparse or mixed field, `gaussian_filter` is the sum over all
-pairs that the first two are made of. Gradients are exact for the updates made; implicit differentiation of the fixed point is an option. `refine`
-refines tensors without gradients, in a few milliseconds. Names are loaded when first used; they
-need PyTorch: ``pip install "proxfield[gpu]"``.
+`DenseCRF` is an ``nn.Module`` for images and volumes, `DenseCRFLoss` is its energy as a loss,
+`infer` gives differentiable marginals of any sparse or mixed field, `gaussian_filter` is the sum
+over all pairs that the first two are made of. Gradients are exact for the updates made; implicit
+differentiation of the fixed point is an option. `refine` refines tensors without gradients, in a
+few milliseconds. Names are loaded when first used; they need PyTorch:
+``pip install "proxfield[gpu]"``.
 """
 
 from __future__ import annotations

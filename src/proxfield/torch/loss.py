@@ -46,7 +46,7 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
             "none": the sum of each image.  # (B,)
 
     Example:
-        >>> regularize = DenseCRFLoss(bilateral_sigma=100, bilateral_color=15 / 255)  # doctest: +SKIP
+        >>> regularize = DenseCRFLoss(bilateral_color=15 / 255)  # doctest: +SKIP
         >>> logits = network(images)  # doctest: +SKIP
         >>> loss = cross_entropy(logits, scribbles, ignore_index=255)  # doctest: +SKIP
         >>> loss = loss + 0.1 * regularize(images, logits=logits)  # doctest: +SKIP
@@ -219,9 +219,7 @@ def _loss_shape(
     return s.new_empty(len(s)), s.new_empty(s.shape if learns else 0)
 
 
-def _context(
-    ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
-) -> None:
+def _context(ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.terms = len(inputs[3])
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(output[1])

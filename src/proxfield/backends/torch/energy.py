@@ -130,6 +130,7 @@ class Tables:
 
     def __init__(self, term: Factor, labels: int, dtype: TorchDtype, device: TorchDevice) -> None:
         self.degree, self.shape, self.labels = term.degree, term.shape, labels
+        self.count = 0  # parameters that come with a call
         few = len(term.tables) <= MAX_SHARED_TABLES
         groups = [term.index == t for t in range(len(term.tables))] if few else [slice(None)]
         self.groups: list[tuple[Tensor, Tensor, Tensor | None]] = []
@@ -166,8 +167,10 @@ class TiedTables:
     """Messages of a term whose tables come with each call, shared between scopes by an index."""
 
     def __init__(self, term: Factor | GridPairwise, labels: int, device: TorchDevice) -> None:
-        grid = isinstance(term, GridPairwise)
-        scopes, _, index = term.explicit() if grid else (term.scopes, None, term.index)
+        if isinstance(term, GridPairwise):
+            scopes, _, index = term.explicit()
+        else:
+            scopes, index = term.scopes, term.index
         self.shape, self.labels = tuple(term.tables.shape), labels
         self.degree, self.count = len(self.shape) - 1, int(term.tables.size)
         self.owner = scopes.T.ravel()  # position by position, as messages come
@@ -284,13 +287,12 @@ class Energy:
         for factor in lowered.factors:
             self.parts.append((Tables(factor, c, dtype, device), None))
         self.given = len(given)  # parts at the end whose parameters come with each call
-        for term in given:
-            if isinstance(term, (Potts, Ising)):
-                part = Edges(term.edges, isinstance(term, Ising), c, device)
-                self.parts.append((part, None))
+        for more in given:
+            if isinstance(more, (Potts, Ising)):
+                self.parts.append((Edges(more.edges, isinstance(more, Ising), c, device), None))
             else:
-                assert isinstance(term, (Factor, GridPairwise))
-                self.parts.append((TiedTables(term, c, device), None))
+                assert isinstance(more, (Factor, GridPairwise))
+                self.parts.append((TiedTables(more, c, device), None))
         owner = [part.owner for part, _ in self.parts]
         self.rows = np.cumsum([0, *(len(o) for o in owner)])
         self.owner = np.concatenate([np.zeros(0, dtype=np.int64), *owner])
