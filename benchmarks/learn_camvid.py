@@ -14,8 +14,9 @@ The loss is the soft mean IoU of an image plus a little of the negative log-like
 layer is exported by `to_config` and measured with the numpy field, beside the unaries and the
 preset.
 
-``--gradient`` measures the gradient for bandwidths instead: the exact filter's, the lattice's, and
-finite differences of the loss with either filter, on crops of 64×64 pixels.
+``--gradient`` measures the gradient for the color bandwidth instead: the exact filter's, the
+lattice's, and finite differences of the loss with either filter, on crops of 64×64 pixels. Its two
+parts, through the kernel's weights and through their sums, which normalize them, are shown too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ import torch
 import proxfield.torch as pt
 from camvid import CLASSES
 from proxfield.bench.machine import metadata
+from proxfield.filters.torch.operator import FeatureGradient
 from proxfield.images.presets import PRESETS
 from tune_camvid import VOID, Scene, measure, read_scenes
 
@@ -154,8 +158,11 @@ def _gradient(
         found = torch.nn.functional.nll_loss(crf(image, logits), truth, ignore_index=VOID)
         if not learned:
             return float(found.detach())
-        found.backward()
+        parts: list[Any] = []
+        with kernel_parts(parts):
+            found.backward()
         return {
+            **parts[-1],
             "color": float(crf.log_bilateral_color.grad),
             "place": float(crf.log_bilateral_sigma.grad),
             "weight": float(crf.weights.grad),
@@ -167,12 +174,33 @@ def _gradient(
     return {key: float(f"{value:.3g}") for key, value in out.items()}
 
 
+@contextmanager
+def kernel_parts(out: list[Any]) -> Iterator[None]:
+    """Note the two parts of gradients for colors: of the weights, and of their sums."""
+    usual = FeatureGradient.total
+
+    def total(self: Any) -> Any:
+        whole = usual(self)
+        plan = self.operator.plan
+        lattices = getattr(plan, "plans", None)
+        points = plan.features if lattices is None else torch.stack([p.features for p in lattices])
+        both = [-(points * x)[..., 2:].sum() for x in (self.to_features, whole - self.to_features)]
+        out.append(dict(zip(("color, weights", "color, sums"), map(float, both), strict=True)))
+        return whole
+
+    FeatureGradient.total = total  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FeatureGradient.total = usual  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gradient", action="store_true")
