@@ -145,7 +145,7 @@ class Builder:
             return out.reshape(grid.sizes)
 
         self.constant += float(per_edge(constant).sum())
-        start = int(r.full.offsets[grid.first])
+        start = r.full.start(grid.first)
         unary: NDArray[Any] = grid.over_pixels(self.unary[start : start + 2 * grid.n_pixels])
         for where, numbers in ((grid.here, h), (grid.there, k)):
             if numbers.any():

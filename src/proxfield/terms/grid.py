@@ -196,7 +196,7 @@ class GridPairwise(Term):
 
     def _maps(self, layout: Layout, values: Floats) -> NDArray[Any]:
         """The grid's part of a flat state.  # (size,) -> (*shape, K), a view"""
-        start = int(layout.offsets[self.first])
+        start = layout.start(self.first)
         return self.shift.over_pixels(values[start : start + self.shift.n_pixels * self.n_labels])
 
     def labelling_energy(self, layout: Layout, labels: Ints) -> float:
