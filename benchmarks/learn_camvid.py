@@ -4,7 +4,7 @@
 
 FOLDER is that of ``camvid.py``; the halves are the first and the second 13 frames of the clip, as
 in ``tune_camvid.py``. Learned are, through `proxfield.torch.DenseCRF` (exact gradients of five
-updates, permutohedral lattice, CPU) and starting from the preset "gentle", whose bandwidths stay:
+or ten updates, permutohedral lattice, CPU) and starting from a preset, whose bandwidths stay:
 
 - "potts": the weights of both terms;
 - "diagonal": these, and one energy per label for pairs that share it;
@@ -94,13 +94,13 @@ class Bias(torch.nn.Module):
 
 
 def learn(
-    form: str, scenes: list[Scene], epochs: int, rate: float, seed: int
+    form: str, scenes: list[Scene], preset: str, epochs: int, rate: float, seed: int
 ) -> tuple[Any, list[float]]:
     """A layer learned on some scenes, and the mean loss of each epoch."""
     crf: Any = Bias()
     if form != "bias":
         crf = KeptFeatures.from_config(
-            PRESETS["gentle"], len(CLASSES), compatibility=form, filter="lattice",
+            PRESETS[preset], len(CLASSES), compatibility=form, filter="lattice",
             learn=("weights", "compatibility"), output="log-marginals", tol=0.0,
         )  # fmt: skip
     data = [as_tensors(scene) for scene in scenes]
@@ -203,6 +203,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rate", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--preset", choices=list(PRESETS), default="gentle")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--gradient", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -221,14 +223,23 @@ def run(scenes: list[Scene], options: argparse.Namespace, out: dict[str, Any]) -
     """Learn on each half, measure on the other."""
     middle = len(scenes) // 2
     halves = {"first": scenes[:middle], "second": scenes[middle:]}
-    out.update(epochs=options.epochs, rate=options.rate, seed=options.seed, directions=[])
+    out.update(
+        preset=options.preset,
+        epochs=options.epochs,
+        rate=options.rate,
+        seed=options.seed,
+        directions=[],
+    )
     for here, there in (("first", "second"), ("second", "first")):
         other = halves[there]
-        scores = {"no CRF": measure(other, None), "gentle": measure(other, "gentle")}
+        scores = {"no CRF": measure(other, None)}
+        scores[options.preset] = measure(other, options.preset)
         learned: dict[str, Any] = {}
-        for form in FORMS:
+        for form in options.forms:
             begun = time.process_time()
-            layer, trace = learn(form, halves[here], options.epochs, options.rate, options.seed)
+            layer, trace = learn(
+                form, halves[here], options.preset, options.epochs, options.rate, options.seed
+            )
             seconds = round(time.process_time() - begun, 1)
             learned[form] = {"cpu_seconds": seconds, "losses": trace}
             if form == "bias":
@@ -248,7 +259,7 @@ def run(scenes: list[Scene], options: argparse.Namespace, out: dict[str, Any]) -
             d["scores"][name]["mean_iou"] - d["scores"]["no CRF"]["mean_iou"]
             for d in out["directions"]
         ]
-        for name in ("gentle", *FORMS)
+        for name in (options.preset, *options.forms)
     }
     out["gains"] = gains
     out["mean_gains"] = {name: float(np.mean(values)) for name, values in gains.items()}
