@@ -25,13 +25,14 @@ import scipy.io
 import proxfield as pf
 
 
-def load(path: str | Path, *, distinct: bool = True) -> pf.Field:
+def load(path: str | Path, *, distinct: bool = True, grid: bool = False) -> pf.Field:
     """Read one model.
 
     Args:
         path: A ``.mat`` file as described above.
         distinct: Store equal tables once, with an index (what a decision tree gives); else one
             table per edge, as in the file.
+        grid: One `proxfield.GridPairwise` term per offset instead of a list of edges.
 
     Returns:
         A binary field, its variables numbered by columns of the image.
@@ -47,7 +48,30 @@ def load(path: str | Path, *, distinct: bool = True) -> pf.Field:
         tables, index = flat.reshape(-1, 2, 2), index.ravel()
     field = pf.Field(len(data["D"]), n_labels=2)
     field.add(pf.Unary(np.ascontiguousarray(data["D"], dtype=np.float64)))
-    return field.add(pf.Factor(scopes, tables, index))
+    if not grid:
+        return field.add(pf.Factor(scopes, tables, index))
+    shape = tuple(int(x) for x in reversed(Path(path).stem.split("_")[-2:]))  # (width, height)
+    index = np.arange(len(scopes)) if index is None else index
+    for term in grid_terms(shape, scopes, tables, index):
+        field.add(term)
+    return field
+
+
+def grid_terms(
+    shape: tuple[int, int], scopes: np.ndarray, tables: np.ndarray, index: np.ndarray
+) -> list[pf.GridPairwise]:
+    """The same energies, one term per offset; every offset must have all of its edges."""
+    ends = np.stack(np.unravel_index(scopes, shape), axis=-1)  # (m, 2 ends, 2 axes)
+    offsets, kind = np.unique(ends[:, 1] - ends[:, 0], axis=0, return_inverse=True)
+    out = []
+    for k, offset in enumerate(offsets):
+        mine = np.flatnonzero(kind.ravel() == k)
+        mine = mine[np.argsort(scopes[mine, 0])]
+        used, where = np.unique(index[mine], return_inverse=True)
+        term = pf.GridPairwise(shape, offset, tables[used], where.ravel())
+        assert (term.shift.edges() == scopes[mine]).all()
+        out.append(term)
+    return out
 
 
 def best_known(path: str | Path) -> float | None:
