@@ -26,6 +26,7 @@ from proxfield.backends.triton.device_pack import (
 from proxfield.backends.triton.general_pack import GeneralTensors
 from proxfield.backends.triton.graphs import LENGTHS, LENGTHS_WITH_TERMS, Graphs
 from proxfield.backends.triton.natural_parameters import Natural
+from proxfield.backends.triton.planes_pack import PlaneTensors, suits
 from proxfield.backends.triton.state import BatchState, Slot, default_device
 from proxfield.backends.triton.update import arithmetic, kinds
 from proxfield.backends.triton.update import pairs as pairs_kernel
@@ -41,6 +42,18 @@ if TYPE_CHECKING:
 
 LAUNCHES_PER_CHECK = 256
 """Launches between two looks at whether all is done."""
+
+
+Pack = BinaryTensors | GeneralTensors | PlaneTensors
+
+
+def packed(joined: Joined, tensors: Tensors, form: str | None) -> Pack:
+    """Fields as the kernels read them, in the form that fits best unless one is named."""
+    if joined.binary:
+        return BinaryTensors(joined, tensors, form)
+    if form == "planes" or (form is None and suits(joined)):
+        return PlaneTensors(joined, tensors)
+    return GeneralTensors(joined, tensors, form)
 
 
 class BatchProgram(Batch[Update, BatchState]):
@@ -82,10 +95,11 @@ class BatchProgram(Batch[Update, BatchState]):
         each field.
         """
         self.capturable = True
-        kind = BinaryTensors if self.binary else GeneralTensors
-        self.pack: BinaryTensors | GeneralTensors = kind(self.joined, self.tensors, form)
+        self.pack = packed(self.joined, self.tensors, form)
         self.small = self.pack.form == "small"
         self.per_state = self.joined.n if self.binary else self.joined.size
+        if isinstance(self.pack, PlaneTensors):
+            self.per_state = self.pack.stride
         self.front = self.pack.front
         padded = -(-max(1, self.per_state) // 16) * 16
         self.stride = max(padded, self.pack.stride)
@@ -159,6 +173,8 @@ class BatchProgram(Batch[Update, BatchState]):
         """Put a state at other marginals, moments kept; all its buffers hold them.  # (size,)"""
         slot = state.slot
         value = self.natural.of(q.to(torch.float64))
+        if isinstance(self.pack, PlaneTensors):
+            value = self.pack.stored(value)
         slot.buffers[:, self.inside] = value.to(self.tensors.dtype)
         if self.binary and self.small:
             slot.spins[:, : self.per_state] = (0.5 * torch.tanh(value)).to(self.tensors.dtype)
@@ -210,7 +226,8 @@ class BatchProgram(Batch[Update, BatchState]):
         if self.binary and self.small:
             return slot.buffers[0, self.inside]
         if self.fields == 1:
-            return slot.buffers[self._which(slot, ago)[0], self.inside]
+            value = slot.buffers[self._which(slot, ago)[0], self.inside]
+            return self.pack.listed(value) if isinstance(self.pack, PlaneTensors) else value
         if self.equal:
             return self._present(slot, ago)
         entries = self._field_of_entries
@@ -515,7 +532,7 @@ class BatchProgram(Batch[Update, BatchState]):
         if self.dtype == "float64" and not self.small:
             return self
         if self._exact is None:
-            form = "tiles"
+            form = "planes" if self.pack.form == "planes" else "tiles"
             if self.binary:
                 form = "slices" if self.small else self.pack.form
             pack = self.pack
@@ -563,6 +580,8 @@ class BatchProgram(Batch[Update, BatchState]):
         else:
             slot.out[0, :, 0] = slot.numbers[:, arithmetic.CONSTANT]
         f, g = slot.out[0, :, 0].clone(), slot.u[: me.per_state].clone()
+        if isinstance(me.pack, PlaneTensors):
+            g = me.pack.listed(g)
         if self.binary:
             mean = self.unary.reshape(-1, 2).mean(1)
             g = torch.stack([mean - 0.5 * g, mean + 0.5 * g], 1).ravel()

@@ -16,6 +16,26 @@ TILE = 1024
 """Entries of a tile."""
 
 
+def agreements_of(
+    joined: Joined, constants: NDArray[np.float64]
+) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """Energies w·[x_i = x_j] in both directions; each field's constants are added to.
+
+    Returns:
+        The variable where it is wanted, the other one, and the weight, of each.
+    """
+    ends, weights = [], []
+    for name, scale, constant in (("potts", -1.0, 1.0), ("ising", 2.0, -1.0)):
+        edges, w = joined.edges(name)
+        # w·[x ≠ y] = w − w·[x = y];  J·s·t = 2J·[s = t] − J
+        owner = np.searchsorted(joined.bounds, edges[:, 0], side="right") - 1
+        np.add.at(constants, owner, constant * w)
+        ends.append(edges)
+        weights.append(scale * w)
+    edges, w = np.concatenate(ends), np.concatenate(weights)
+    return edges.T.ravel(), edges[:, ::-1].T.ravel(), np.concatenate([w, w])
+
+
 class Bucket:
     """Blocks of variables with about as many labels each, and their slices as tensors.
 
@@ -91,7 +111,7 @@ class GeneralTensors:
         self.unary: Tensor | None = None
         self.front, self.stride = 0, 0  # states need no padding
         constants = np.array([low.constant for low in joined.lowereds], dtype=np.float64)
-        self._list_agreements(constants)
+        self.agree_here, self.agree_there, self.agree_weight = agreements_of(joined, constants)
         self.constants = torch.as_tensor(constants).to(tensors.device)
         self._list_tables()
         here = np.concatenate([self.agree_here, self.pair_here, self.slot_here])
@@ -149,21 +169,6 @@ class GeneralTensors:
         first = self.buckets[0].first if alone else np.zeros(fields, dtype=np.int64)
         count = self.buckets[0].count if alone else np.full(fields, self.n_blocks)
         self.first, self.count = self.tensors.ints(first), self.tensors.ints(count)
-
-    def _list_agreements(self, constants: NDArray[np.float64]) -> None:
-        """Energies w·[x_i = x_j] of both directions; constants go where they belong."""
-        joined = self.joined
-        ends, weights = [], []
-        for name, scale, constant in (("potts", -1.0, 1.0), ("ising", 2.0, -1.0)):
-            edges, w = joined.edges(name)
-            # w·[x ≠ y] = w − w·[x = y];  J·s·t = 2J·[s = t] − J
-            owner = np.searchsorted(joined.bounds, edges[:, 0], side="right") - 1
-            np.add.at(constants, owner, constant * w)
-            ends.append(edges)
-            weights.append(scale * w)
-        edges, w = np.concatenate(ends), np.concatenate(weights)
-        self.agree_here, self.agree_there = edges.T.ravel(), edges[:, ::-1].T.ravel()
-        self.agree_weight = np.concatenate([w, w])
 
     def _list_tables(self) -> None:
         """Tables once for each position in them, the variable's own labels fastest."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxfield.backends.triton.general_pack import Bucket, GeneralTensors
-from proxfield.backends.triton.update import arithmetic, binary, general, team
+from proxfield.backends.triton.planes_pack import BLOCK, PlaneTensors
+from proxfield.backends.triton.update import arithmetic, binary, general, planes, team
 from proxfield.devices.cuda import interpreted, torch
 from proxfield.devices.tensors import Tensor
 from proxfield.rules.plan import Kind
@@ -53,6 +54,13 @@ def step(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
                 *tile_arguments(batch, p, slot, bucket), num_warps=4,
                 **tile_flags(batch, bucket, flags),
             )  # fmt: skip
+    elif isinstance(p, PlaneTensors):
+        planes.plane_step[(p.n_blocks,)](
+            slot.buffers, batch.stride, p.n, slot.board, slot.parts, p.unary, u, v, slot.step,
+            slot.safe, p.start, p.length, p.to, p.weight, slot.parameters,
+            HARD=p.hard, DEGREE=p.degree, LABELS=p.labels, L=p.lanes, BLOCK=BLOCK,
+            num_warps=BLOCK // 32, num_stages=1, **flags.words,
+        )  # fmt: skip
     elif p.form == "diagonals":
         d = [*p.distances, 1, 1, 1]  # those that aren't there aren't looked at
         binary.diagonal_step[(p.n_blocks,)](

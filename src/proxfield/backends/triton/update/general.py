@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from proxfield.backends.triton.update.arithmetic import (
     control,
+    exponential,
     label_update,
     larger,
     parameter,
@@ -49,26 +50,34 @@ def agreements(
         if not SAME:  # labels that only one of the two has never agree
             there = inside & (label < tl.load(both + edge)[:, None])
         theta = tl.load(source + o + label, mask=there, other=float("inf"))
-        g += w * tl.exp(-theta)
+        g += w * exponential(theta)
     return g
 
 
 @jit
 def pair_tables(
     g, source, block, start, length, to, count, base, table, place, label, card, inside,
-    BLOCK: constexpr,
+    L: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
-    """Adds Σ_j Σ_m T_ij(l, m) q_j(m) to the tile."""
+    """Adds Σ_j Σ_m T_ij(l, m) q_j(m) to the tile.
+
+    A few labels of the neighbor at a time: their loads don't wait for each other.
+    """
+    M: constexpr = 8 if L > 4 else L
     first = tl.load(start + block)
     for k in range(tl.load(length + block)):
         edge = first + k * BLOCK + place
         o = tl.load(to + edge)
         labels = tl.load(count + edge)  # 0: nobody
         t = tl.load(base + edge)[:, None] + label
-        for m in range(tl.max(labels, 0)):
-            q = tl.exp(-tl.load(source + o + m, mask=m < labels, other=float("inf")))[:, None]
-            energy = tl.load(table + t + m * card, mask=inside & (q > 0), other=0.0)
-            g += tl.where(q > 0, q * energy, 0.0)  # 0 · inf is 0
+        for m in range(0, tl.max(labels, 0), M):
+            for j in tl.static_range(M):
+                there = m + j < labels
+                theta = tl.load(source + o + m + j, mask=there, other=float("inf"))
+                seen = inside & there[:, None]
+                energy = tl.load(table + t + (m + j) * card, mask=seen, other=0.0)
+                q = exponential(theta)[:, None]
+                g += tl.where(q > 0, q * energy, 0.0)  # 0 · inf is 0
     return g
 
 
@@ -99,7 +108,7 @@ def large_tables(
                 digit = rest % labels
                 rest = rest // labels
                 theta = tl.load(source + tl.load(others + at) + digit, mask=labels > 1, other=0.0)
-                q *= tl.exp(-theta)
+                q *= exponential(theta)
             q = q[:, None]
             energy = tl.load(table + t + c * card, mask=inside & (q > 0), other=0.0)
             message += tl.where(q > 0, q * energy, 0.0)
@@ -143,7 +152,7 @@ def tile(
     if PAIRS:
         g = pair_tables(
             g, source, block, p_start, p_length, p_to, p_count, p_base, table, place, label, card,
-            inside, BLOCK,
+            inside, L, BLOCK,
         )  # fmt: skip
     share = 0.5 * g
     if ARITY > 2:
@@ -151,7 +160,7 @@ def tile(
             g, share, source, block, f_start, f_length, f_configs, f_part, f_others, f_radix,
             f_base, table, f_edges, place, label, card, inside, ARITY, BLOCK,
         )  # fmt: skip
-    q = tl.exp(-theta)
+    q = exponential(theta)
     f = tl.zeros((), tl.float64)
     if TRACE:  # log q = −θ
         some = q > 0
@@ -174,7 +183,7 @@ def tile(
             certified = tl.load(safe + who, mask=real, other=1.0)[:, None]
         new, first, second, moved = label_update(
             theta, q, g, first, second, s, certified, redo, beta, g1, g2, eps, inside,
-            KIND, ADAPTIVE,
+            KIND, ADAPTIVE, True,
         )  # fmt: skip
         tl.store(target + at, new, mask=inside)
         put_moments(u, v, at, first, second, inside, KIND, False)
