@@ -96,7 +96,7 @@ class BatchProgram(Batch[Update, BatchState]):
         """
         self.capturable = True
         self.pack = packed(self.joined, self.tensors, form)
-        self.small = self.pack.form == "small"
+        self.small = self.pack.form in ("small", "team")
         self.per_state = self.joined.n if self.binary else self.joined.size
         if isinstance(self.pack, PlaneTensors):
             self.per_state = self.pack.stride
@@ -116,6 +116,11 @@ class BatchProgram(Batch[Update, BatchState]):
         self.version = 0
         """Which unary energies these are: how often there were other ones."""
         self.set_unary(from_numpy(self.joined.unary))
+
+    @property
+    def held(self) -> bool:
+        """Whether each field's state is with one program, which keeps it in the first buffer."""
+        return self.small and isinstance(self.pack, BinaryTensors) and not self.pack.shared
 
     # ---- states ----
 
@@ -223,7 +228,7 @@ class BatchProgram(Batch[Update, BatchState]):
     def _buffer(self, state: BatchState, ago: int = 0) -> Tensor:
         """The natural parameters some updates ago, without asking the device which they are."""
         slot = state.slot
-        if self.binary and self.small:
+        if self.held:
             return slot.buffers[0, self.inside]
         if self.fields == 1:
             value = slot.buffers[self._which(slot, ago)[0], self.inside]
@@ -398,7 +403,7 @@ class BatchProgram(Batch[Update, BatchState]):
         flat, search = slot.flat and not plan.adaptive, plan.search is not None
         flags = launch.Flags(int(plan.kind), plan.adaptive, trace, flat, search)
         if self.small:
-            launch.run(self, slot, flags, n)
+            launch.run(self, slot, flags)
             return
 
         def once() -> None:
@@ -451,11 +456,7 @@ class BatchProgram(Batch[Update, BatchState]):
     def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
         """The rows of each field: one copy to the host."""
         slot = state.slot
-        held = self.binary and self.small
-        if not held:
-            twice = self._twice(state, plan)
-        else:
-            twice = slot.numbers[:, 4] if slot.twice is None else slot.twice.amax(1)
+        twice = slot.numbers[:, 4] if self.held else self._twice(state, plan)
         found = torch.cat(
             [
                 slot.board[:, arithmetic.ROW].double()[:, None],

@@ -92,8 +92,8 @@ def finish(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
     )  # fmt: skip
 
 
-def run(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
-    """Up to ``n`` updates of small fields in one launch."""
+def run(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
+    """All updates of small fields in one launch."""
     p, (u, v) = batch.pack, moments(slot)
     if isinstance(p, GeneralTensors):
         bucket = p.buckets[0]
@@ -104,43 +104,48 @@ def run(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
             **tile_flags(batch, bucket, flags),
         )  # fmt: skip
         return
-    if p.shared and not flags.adaptive:
-        run_teams(batch, p, slot, flags, n)
+    if p.shared:
+        run_teams(batch, p, slot, flags)
         return
-    slot.twice = None
     binary.binary_run[(batch.fields,)](
         slot.buffers, p.field_size, p.field_offset, p.column, p.weight, p.bias, u, v,
         slot.step, slot.safe, slot.spins, slot.spins.stride(0), slot.board, slot.numbers,
         slot.parameters, slot.out[0], slot.out[1], slot.out.shape[2],
-        HARD=p.hard, SIZE=p.room, K=p.width, HOLD=p.hold, num_warps=p.warps, num_stages=1,
+        HARD=p.hard, SIZE=p.largest, K=p.width, HOLD=p.hold, num_warps=p.warps, num_stages=1,
         # without a limit the compiler may take half the registers there are, and spill
         maxnreg=65536 // (32 * p.warps) if p.warps > 8 else None, **flags.words,
     )  # fmt: skip
 
 
-def run_teams(batch: BatchProgram, p: BinaryTensors, slot: Slot, flags: Flags, n: int) -> None:
+def run_teams(batch: BatchProgram, p: BinaryTensors, slot: Slot, flags: Flags) -> None:
     """The same for fields that several programs share."""
-    u, v = moments(slot)
-    exact = {"dtype": torch.float64, "device": batch.device}
     if slot.meeting is None or slot.meeting[1].shape[2] != p.team:
         arrived = torch.zeros(batch.fields, dtype=torch.int32, device=batch.device)
+        exact = {"dtype": torch.float64, "device": batch.device}
         slot.meeting = arrived, torch.zeros((batch.fields, 2, p.team, 2), **exact)
-    arrived, parts = slot.meeting
-    arrived.zero_()
-    slot.twice = torch.zeros((batch.fields, p.team), **exact)
-    words = {k: flag for k, flag in flags.words.items() if k != "ADAPTIVE"}
-    one_by_one = interpreted()
-    for phase in [team.MOVE, team.DECIDE] * n if one_by_one else [team.TOGETHER]:
-        if phase == team.MOVE and bool((slot.board[:, arithmetic.DONE] != 0).all()):
-            break
-        team.team_run[(len(p.whose),)](
-            slot.buffers, p.whose, p.which, p.members, p.field_size, p.field_offset, p.column,
-            p.weight, p.bias, u, v, slot.step, slot.spins, slot.spins.stride(0), p.room,
-            slot.board, slot.numbers, slot.parameters, slot.out[0], slot.out[1],
-            slot.out.shape[2], arrived, parts, slot.twice, HARD=p.hard, SIZE=p.part, K=p.width,
-            TEAM=p.team, PHASE=phase, num_warps=max(1, min(16, p.part // 64)), num_stages=1,
-            **words, **({} if one_by_one else {"launch_cooperative_grid": True}),
-        )  # fmt: skip
+    slot.meeting[0].zero_()
+    if not interpreted():
+        team_launch(batch, p, slot, flags, team.TOGETHER, {"launch_cooperative_grid": True})
+        return
+    while not bool((slot.board[:, arithmetic.DONE] != 0).all()):  # one program after another
+        team_launch(batch, p, slot, flags, team.MOVE, {})
+        team_launch(batch, p, slot, flags, team.DECIDE, {})
+
+
+def team_launch(
+    batch: BatchProgram, p: BinaryTensors, slot: Slot, flags: Flags, phase: int,
+    options: dict[str, bool],
+) -> None:  # fmt: skip
+    """One launch of `team.team_run`."""
+    assert slot.meeting is not None, "made by `run_teams`"
+    team.team_run[(len(p.whose),)](
+        slot.buffers, batch.stride, p.whose, p.which, p.members, p.field_size, p.field_offset,
+        p.column, p.weight, p.bias, *moments(slot), slot.step, slot.safe, slot.spins,
+        slot.spins.stride(0), slot.board, slot.numbers, slot.parameters, slot.out[0],
+        slot.out[1], slot.out.shape[2], *slot.meeting, HARD=p.hard, SIZE=p.part, K=p.width,
+        TEAM=p.team, PHASE=phase, num_warps=max(1, min(16, p.part // 64)), num_stages=1,
+        **flags.words, **options,
+    )  # fmt: skip
 
 
 def tile_arguments(
