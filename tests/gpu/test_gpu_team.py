@@ -184,7 +184,8 @@ def test_fields_too_large_for_one_program(dtype: str, monkeypatch: pytest.Monkey
     from proxfield.backends.triton.batch import BatchProgram
 
     monkeypatch.setattr(device_pack, "SMALL_BINARY", 60)
-    monkeypatch.setattr(device_pack, "PART", PART)
+    monkeypatch.setattr(device_pack, "TEAM_PARTS", (PART // 2, PART))
+    monkeypatch.setattr(device_pack, "processors", lambda device: 4)
     fields = grids(9, 5)
     batch = BatchProgram(fields, dtype)
     assert batch.pack.form == "team" and batch.pack.shared and len(batch.pack.whose) == 4

@@ -37,8 +37,10 @@ HELD = 8192
 """The same for those whose couplings stay in registers from one update to the next."""
 PART = 1024
 """Variables of a field that one program has where several share it: the fastest on an H200."""
-TEAM_DEGREE = {"float32": 16, "float64": 8}
-"""Neighbors of each variable that such a program holds in registers."""
+TEAM_PARTS = (512, 1024, 2048)
+"""The same for fields that are too large for one program: the first that the device has room for."""
+TEAM_DEGREE = 8
+"""Neighbors of each variable up to which such programs are faster than single launches."""
 MAX_PINNED_BYTES = 2**26
 """Bytes for which there is room twice."""
 SMALL_WORK = 1 << 14
@@ -205,11 +207,17 @@ def team_members(joined: Joined, part: int) -> Ints:
     return np.maximum(1, -(-np.diff(joined.bounds) // part))
 
 
-def team_fits(joined: Joined, tensors: Tensors, degree: int) -> bool:
-    """Whether programs that run at the same time can hold all fields."""
-    if not cooperative() or degree > TEAM_DEGREE[tensors.name] or joined.n >= MIN_DIAGONALS:
-        return False
-    return int(team_members(joined, PART).sum()) <= processors(tensors.device)
+def team_part(joined: Joined, tensors: Tensors, degree: int) -> int:
+    """Variables of each program where programs that run at the same time hold all fields.
+
+    Returns:
+        0 where they can't.
+    """
+    if not cooperative() or degree > TEAM_DEGREE or joined.n >= MIN_DIAGONALS:
+        return 0
+    room = processors(tensors.device)
+    fit = (p for p in TEAM_PARTS if int(team_members(joined, p).sum()) <= room)
+    return next(fit, 0)
 
 
 class Tensors:
@@ -273,7 +281,7 @@ class BinaryTensors:
                 and power_of_two(largest) * most <= SMALL_SLOTS[tensors.name]
             ):
                 form = "small"
-            elif team_fits(joined, tensors, most):
+            elif team_part(joined, tensors, most):
                 form = "team"
             else:
                 alone = len(joined.lowereds) == 1 and few and full
@@ -333,7 +341,8 @@ class BinaryTensors:
         self.field_offset = self.tensors.ints(joined.bounds[:-1])
         self.n_blocks = len(joined.lowereds)
         self.first = self.count = self.field_offset  # not used: no partial sums
-        self.share(PART)
+        part = team_part(joined, self.tensors, most) if self.form == "team" else PART
+        self.share(part or PART)
 
     def share(self, part: int) -> None:
         """Let teams of programs share small fields, each with up to ``part`` variables.

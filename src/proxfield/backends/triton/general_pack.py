@@ -14,6 +14,11 @@ from proxfield.terms.base import Floats, Ints
 
 TILE = 1024
 """Entries of a tile."""
+TABLE_TILE, TABLE_WARPS, TABLE_EDGES = 64, 1, 4
+"""The same for pairwise tables of large fields, the warps of a program, and the neighbors whose
+tables it reads at a time."""
+TABLE_LABELS = 8
+"""Labels of each of them, at a time."""
 
 
 def agreements_of(
@@ -45,7 +50,10 @@ class Bucket:
     def __init__(self, pack: GeneralTensors, which: Ints, labels: int) -> None:
         joined, t = pack.joined, pack.tensors
         self.labels = labels
-        self.block = max(1, TILE // labels)
+        tables = len(pack.pair_here) > 0 and pack.form == "tiles"
+        self.warps, self.edges = (TABLE_WARPS, TABLE_EDGES) if tables else (4, 1)
+        self.neighbor_labels = min(labels, TABLE_LABELS)
+        self.block = max(1, (TABLE_TILE if tables else TILE) // labels)
         largest = int(np.bincount(joined.owner()[which]).max(initial=1))
         self.block = min(self.block, max(1, power_of_two(largest)))
         blocks = Blocks(which, joined.owner(), pack.degree, self.block, len(joined.lowereds))

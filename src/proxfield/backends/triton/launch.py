@@ -51,7 +51,7 @@ def step(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
         for bucket, first in zip(p.buckets, p.starts[:-1], strict=True):
             general.tile_step[(bucket.n_blocks,)](
                 slot.buffers, batch.stride, bucket.field, slot.board, slot.parts[int(first) :],
-                *tile_arguments(batch, p, slot, bucket), num_warps=4,
+                *tile_arguments(batch, p, slot, bucket), num_warps=bucket.warps,
                 **tile_flags(batch, bucket, flags),
             )  # fmt: skip
     elif isinstance(p, PlaneTensors):
@@ -100,7 +100,7 @@ def run(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
         general.tile_run[(batch.fields,)](
             slot.buffers, batch.stride, p.first, p.count, slot.board, slot.numbers,
             slot.out[0], slot.out[1], slot.out.shape[2],
-            *tile_arguments(batch, p, slot, bucket), num_warps=4,
+            *tile_arguments(batch, p, slot, bucket), num_warps=bucket.warps,
             **tile_flags(batch, bucket, flags),
         )  # fmt: skip
         return
@@ -165,5 +165,5 @@ def tile_flags(batch: BatchProgram, bucket: Bucket, flags: Flags) -> dict[str, i
     return {
         **flags.words, "SAME": batch.joined.common > 0, "AGREE": bucket.agree,
         "PAIRS": bucket.pairs, "ARITY": bucket.arity, "SHIFT": bool(batch.terms),
-        "L": bucket.labels, "BLOCK": bucket.block,
+        "L": bucket.labels, "BLOCK": bucket.block, "M": bucket.neighbor_labels, "E": bucket.edges,
     }  # fmt: skip

@@ -85,7 +85,7 @@ class PlaneTensors:
         start, length, mine, at, room = blocks.slice(here)
         if self.degree:
             start = np.arange(self.n_blocks) * self.degree * BLOCK
-            rank = (at - (np.cumsum(length) - length)[blocks.place[here[mine]] // BLOCK] * BLOCK)
+            rank = at - (np.cumsum(length) - length)[blocks.place[here[mine]] // BLOCK] * BLOCK
             at = start[blocks.place[here[mine]] // BLOCK] + rank
             room = self.n_blocks * self.degree * BLOCK
         to, weight = np.zeros(room, np.int64), np.zeros(room)

@@ -36,9 +36,18 @@ if tl is not None:
 
 
 @jit
+def fetch_marginals(pointers, inside, LINEAR: constexpr):
+    """exp(−θ), 0 outside; or the numbers themselves, if LINEAR."""
+    if LINEAR:
+        return tl.load(pointers, mask=inside, other=0.0)
+    else:
+        return exponential(tl.load(pointers, mask=inside, other=float("inf")))
+
+
+@jit
 def agreements(
     g, source, block, start, length, to, both, weight, place, label, inside,
-    SAME: constexpr, BLOCK: constexpr,
+    SAME: constexpr, BLOCK: constexpr, LINEAR: constexpr,
 ):  # fmt: skip
     """Adds Σ_j w_ij q_j(l) to the tile."""
     first = tl.load(start + block)
@@ -49,36 +58,37 @@ def agreements(
         there = inside
         if not SAME:  # labels that only one of the two has never agree
             there = inside & (label < tl.load(both + edge)[:, None])
-        theta = tl.load(source + o + label, mask=there, other=float("inf"))
-        g += w * exponential(theta)
+        g += w * fetch_marginals(source + o + label, there, LINEAR)
     return g
 
 
 @jit
 def pair_tables(
     g, source, block, start, length, to, count, base, table, place, label, card, inside,
-    L: constexpr, BLOCK: constexpr,
+    L: constexpr, BLOCK: constexpr, LINEAR: constexpr, M: constexpr, E: constexpr,
 ):  # fmt: skip
     """Adds Σ_j Σ_m T_ij(l, m) q_j(m) to the tile.
 
-    A few labels of the neighbor at a time: their loads don't wait for each other.
+    E neighbors at a time, and M labels of each: their loads don't wait for each other.
     """
-    M: constexpr = 8 if L > 4 else L
     first = tl.load(start + block)
-    for k in range(tl.load(length + block)):
-        edge = first + k * BLOCK + place
-        o = tl.load(to + edge)
-        labels = tl.load(count + edge)  # 0: nobody
-        t = tl.load(base + edge)[:, None] + label
-        for m in range(0, tl.max(labels, 0), M):
+    edges = tl.load(length + block)
+    lane = tl.arange(0, E)[None, :]
+    total = tl.zeros((BLOCK, E, L), g.dtype)
+    for k in range(0, edges, E):
+        here = (k + lane < edges) & (place >= 0)[:, None]
+        edge = first + (k + lane) * BLOCK + place[:, None]
+        o = tl.load(to + edge, mask=here, other=0)
+        labels = tl.load(count + edge, mask=here, other=0)  # 0: nobody
+        t = tl.load(base + edge, mask=here, other=0)[:, :, None] + label[:, None, :]
+        for m in range(0, tl.max(tl.max(labels, 1), 0), M):
             for j in tl.static_range(M):
                 there = m + j < labels
-                theta = tl.load(source + o + m + j, mask=there, other=float("inf"))
-                seen = inside & there[:, None]
-                energy = tl.load(table + t + (m + j) * card, mask=seen, other=0.0)
-                q = exponential(theta)[:, None]
-                g += tl.where(q > 0, q * energy, 0.0)  # 0 · inf is 0
-    return g
+                q = fetch_marginals(source + o + m + j, there, LINEAR)[:, :, None]
+                seen = inside[:, None, :] & there[:, :, None]
+                energy = tl.load(table + t + (m + j) * card[:, :, None], mask=seen, other=0.0)
+                total += tl.where(q != 0, q * energy, 0.0)  # 0 · inf is 0
+    return g + tl.sum(total, 1)
 
 
 @jit
@@ -126,7 +136,7 @@ def tile(
     table, redo, parameters,
     KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
     AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr,
+    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr,
 ):  # fmt: skip
     """Update one tile; returns its (F, change). KIND `LOOK` only looks: ``u`` gets the gradient."""
     place = tl.arange(0, BLOCK)
@@ -147,12 +157,12 @@ def tile(
     if AGREE:
         g = agreements(
             g, source, block, a_start, a_length, a_to, a_both, a_weight, place, label, inside,
-            SAME, BLOCK,
+            SAME, BLOCK, False,
         )  # fmt: skip
     if PAIRS:
         g = pair_tables(
             g, source, block, p_start, p_length, p_to, p_count, p_base, table, place, label, card,
-            inside, L, BLOCK,
+            inside, L, BLOCK, False, M, E,
         )  # fmt: skip
     share = 0.5 * g
     if ARITY > 2:
@@ -198,7 +208,7 @@ def tile_step(
     f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table, parameters,
     KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
     AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr,
+    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr,
 ):  # fmt: skip
     """One update of all blocks of a bucket, one program each."""
     block = tl.program_id(0).to(tl.int64)
@@ -212,7 +222,7 @@ def tile_step(
             a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to, p_count, p_base,
             f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table,
             tl.load(board + 5), parameters,
-            KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK,
+            KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK, M, E,
         )  # fmt: skip
         tl.store(parts + block * 2, f)
         tl.store(parts + block * 2 + 1, change.to(tl.float64))
@@ -226,7 +236,7 @@ def tile_run(
     f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table, parameters,
     KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
     AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr,
+    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr,
 ):  # fmt: skip
     """Many updates of small fields, one program each, until its board says done."""
     field = tl.program_id(0).to(tl.int64)
@@ -251,7 +261,7 @@ def tile_run(
                 step, safe, a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to,
                 p_count, p_base, f_start, f_length, f_configs, f_part, f_others, f_radix, f_base,
                 f_edges, table, redo, parameters,
-                KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK,
+                KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK, M, E,
             )  # fmt: skip
             total += f
             most = larger(most, change.to(tl.float64))
