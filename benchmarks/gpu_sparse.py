@@ -372,7 +372,8 @@ def teams(options: argparse.Namespace) -> list[dict[str, Any]]:
                          "programs": programs, "launches_per_iteration": launches,
                          "us": times, "free_energy": float(last)})  # fmt: skip
             print(f"{name:14} {n:7} {form:7} {programs:5} programs "
-                  + " ".join(f"{t:7.2f}" for t in times) + f"  F {last:.4f}", flush=True)  # fmt: skip
+                  + " ".join(f"{t:7.2f}" for t in times)
+                  + f"  F {last:.4f}", flush=True)  # fmt: skip
     return rows
 
 

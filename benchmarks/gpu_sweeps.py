@@ -4,8 +4,8 @@ Run it on a machine with a CUDA device:  python benchmarks/gpu_sweeps.py [--shap
 
 Times are medians of several runs, after a first one that compiles. gb_per_s counts what a sweep
 has to move at least (every array of the field once, q read and written, θ written), to be held
-against the device's copy bandwidth. With --forests only forest moves are timed. With --shapes a sweep is also timed for other sizes of the
-kernels' tiles.
+against the device's copy bandwidth. With --forests only forest moves are timed. With --shapes a
+sweep is also timed for other sizes of the kernels' tiles.
 """
 
 from __future__ import annotations

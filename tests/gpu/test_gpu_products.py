@@ -38,7 +38,18 @@ def mixed() -> Lowered:
     return field.add(pf.Factor([[1, 2, 3]], rng.normal(size=(3, 5, 2)))).lower()
 
 
+def tables(own: bool) -> Lowered:
+    """A ring of tables, one for each edge or two for all."""
+    rng = np.random.default_rng(2)
+    edges = [[i, (i + 1) % 70] for i in range(70)]
+    index = np.arange(70) if own else np.arange(70) % 2
+    term = pf.Pairwise(edges, rng.normal(size=(70 if own else 2, 5, 5)), index)
+    return pf.Field(70, n_labels=5, terms=[term]).lower()
+
+
 FIELDS = {
+    "own tables": lambda: tables(True),
+    "shared tables": lambda: tables(False),
     "grid": lambda: grid(9, 7, strength=2.0, seed=1).lower(),
     "long": lambda: grid(3, 130, strength=2.0, seed=2).lower(),
     "potts": potts,
@@ -47,7 +58,7 @@ FIELDS = {
 FORMS = [
     ("grid", "small"), ("grid", "team"), ("grid", "slices"), ("grid", "diagonals"),
     ("long", "diagonals"), ("potts", "tiles"), ("potts", "planes"), ("potts", "small"),
-    ("mixed", "tiles"), ("mixed", "small"),
+    ("mixed", "tiles"), ("mixed", "small"), ("own tables", "tiles"), ("shared tables", "tiles"),
 ]  # fmt: skip
 
 

@@ -185,6 +185,43 @@ def test_planes_are_for_potts_fields_whose_neighbors_lie_side_by_side() -> None:
     assert program_of(tables.lower()).batch.pack.form == "tiles"
 
 
+def table_graph(n: int, n_labels: int, own: bool, forbidden: bool = False) -> Lowered:
+    """A ring with chords; a table for each edge, or three that all share."""
+    rng = np.random.default_rng(n)
+    edges = np.array([[i, (i + 1) % n] for i in range(n)] + [[0, i] for i in range(3, n, 9)])
+    count = len(edges) if own else 3
+    tables = rng.normal(size=(count, n_labels, n_labels))
+    if forbidden:
+        tables[:, 1, 0] = np.inf
+    index = np.arange(len(edges)) if own else rng.integers(3, size=len(edges))
+    field = pf.Field(n, n_labels=n_labels, terms=[pf.Pairwise(edges, tables, index)])
+    return field.add(pf.Unary(rng.normal(size=(n, n_labels)))).lower()
+
+
+@direct
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("n_labels", [3, 5])
+def test_tables_in_tiles(n_labels: int, own: bool) -> None:
+    """Of their own, in the order in which blocks read them; or shared."""
+    lowered = table_graph(70, n_labels, own)
+    assert program_of(lowered, form="tiles").batch.pack.own == own
+    for plan in (plan_of(Kind.MOMENTUM, 70), adaptive_plan(lowered)):
+        compare(lowered, plan, "float64", "tiles", 3)
+    compare(lowered, plan_of(Kind.PROXIMAL, 70, flat=True), "float32", "tiles", 3)
+
+
+@direct
+@pytest.mark.parametrize("own", [True, False])
+def test_forbidden_configurations_in_tiles(own: bool) -> None:
+    """Energies of +inf that labels without weight don't feel."""
+    lowered = table_graph(12, 3, own, forbidden=True)
+    q = marginals_of(lowered).reshape(-1, 3)
+    q[:, 0] = 0.0  # nobody has the label that forbids another
+    flat = (q / q.sum(1, keepdims=True)).ravel()
+    slow, fast = ReferenceProgram(lowered), program_of(lowered, "float64", "tiles")
+    assert_same(fast.gradient(flat), slow.gradient(flat), 1e-8)
+
+
 @direct
 def test_some_adaptive_steps_are_made_again() -> None:
     """Otherwise the tests above show nothing about them."""

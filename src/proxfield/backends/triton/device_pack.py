@@ -38,7 +38,7 @@ HELD = 8192
 PART = 1024
 """Variables of a field that one program has where several share it: the fastest on an H200."""
 TEAM_PARTS = (512, 1024, 2048)
-"""The same for fields that are too large for one program: the first that the device has room for."""
+"""The same for fields that are too large for one: the first for which the device has room."""
 TEAM_DEGREE = 8
 """Neighbors of each variable up to which such programs are faster than single launches."""
 MAX_PINNED_BYTES = 2**26
@@ -135,11 +135,16 @@ class Blocks:
             neighbors mostly stay together.  # (n,)
         block: Variables in a block.
         fields: Number of fields.
+        exact: Sort by the degree itself, the largest first?
     """
 
-    def __init__(self, which: Ints, owner: Ints, degree: Ints, block: int, fields: int) -> None:
+    def __init__(
+        self, which: Ints, owner: Ints, degree: Ints, block: int, fields: int, exact: bool = False
+    ) -> None:
         self.block = block
-        rank = np.ceil(np.log2(np.maximum(degree[which], 1))).astype(np.int64)
+        rank = -degree[which]
+        if not exact:
+            rank = np.ceil(np.log2(np.maximum(degree[which], 1))).astype(np.int64)
         ordered = which
         if fields > 1 or (len(rank) and (rank != rank[0]).any()):
             ordered = which[np.lexsort((rank, owner[which]))]
@@ -204,7 +209,7 @@ def from_numpy(values: NDArray[np.generic]) -> Tensor:
 
 def team_members(joined: Joined, part: int) -> Ints:
     """Programs of each field where one has up to ``part`` variables.  # (fields,)"""
-    return np.maximum(1, -(-np.diff(joined.bounds) // part))
+    return np.asarray(np.maximum(1, -(-np.diff(joined.bounds) // part)))
 
 
 def team_part(joined: Joined, tensors: Tensors, degree: int) -> int:

@@ -104,6 +104,7 @@ def run(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
             **tile_flags(batch, bucket, flags),
         )  # fmt: skip
         return
+    assert not isinstance(p, PlaneTensors), "never small"
     if p.shared:
         run_teams(batch, p, slot, flags)
         return
@@ -166,4 +167,5 @@ def tile_flags(batch: BatchProgram, bucket: Bucket, flags: Flags) -> dict[str, i
         **flags.words, "SAME": batch.joined.common > 0, "AGREE": bucket.agree,
         "PAIRS": bucket.pairs, "ARITY": bucket.arity, "SHIFT": bool(batch.terms),
         "L": bucket.labels, "BLOCK": bucket.block, "M": bucket.neighbor_labels, "E": bucket.edges,
+        "OWN": batch.joined.common if bucket.own else 0,
     }  # fmt: skip

@@ -71,9 +71,7 @@ def soft_minimum(energy, beta):
 
 
 @jit
-def add_messages(
-    energy, place, live, mine, child_row, child, message_row, messages, L: constexpr
-):
+def add_messages(energy, place, live, mine, child_row, child, message_row, messages, L: constexpr):
     """Adds what the children of each variable have sent."""
     label = tl.arange(0, L)[None, :]
     first = tl.load(child_row + place, mask=live, other=0)
@@ -82,9 +80,7 @@ def add_messages(
         there = a < count
         kid = tl.load(child + first + a, mask=there, other=0)
         row = tl.load(message_row + kid, mask=there, other=0)
-        energy += tl.load(
-            messages + row[:, None] + label, mask=mine & there[:, None], other=0.0
-        )
+        energy += tl.load(messages + row[:, None] + label, mask=mine & there[:, None], other=0.0)
     return energy
 
 

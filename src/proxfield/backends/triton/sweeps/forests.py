@@ -66,17 +66,13 @@ class DeviceForests:
         lowered, n = sweeper.lowered, sweeper.n
         graph = graph_of(lowered)
         pack, _ = pack_general(lowered, np.dtype(np.float64))
-        made = pack_general_forests(
-            pack, make_forests(graph, usable_in_forests(lowered), count)
-        )
+        made = pack_general_forests(pack, make_forests(graph, usable_in_forests(lowered), count))
         self.count = len(made.start) - 1
         parent = np.full(len(made.node), -1, dtype=np.int64)
         height, depth = np.zeros_like(parent), np.zeros_like(parent)
         room = np.zeros(n, dtype=np.int64)
         for a, b in pairwise(made.start.tolist()):
-            tree_levels(
-                made.node[a:b], made.above[a:b], room, parent[a:b], height[a:b], depth[a:b]
-            )
+            tree_levels(made.node[a:b], made.above[a:b], room, parent[a:b], height[a:b], depth[a:b])
             parent[a:b] += np.where(parent[a:b] >= 0, a, 0)
         kids = np.flatnonzero(parent >= 0)
         child = kids[np.argsort(parent[kids], kind="stable")]
@@ -90,7 +86,7 @@ class DeviceForests:
         rest = made.rest.astype(np.int64)
         row, column = sweeper._neighbors
         level = level_of(row, column, rest)[rest]
-        ordered, rest_start = grouped(np.arange(len(rest)), level, np.zeros(len(rest)))
+        ordered, rest_start = grouped(np.arange(len(rest)), level, np.zeros(len(rest), np.int64))
         self.rest_levels = len(rest_start) - 1 if len(rest) else 0
         self.arrays = [
             self._ints(made.start), self._ints(made.node), self._ints(parent),
@@ -129,8 +125,8 @@ class DeviceForests:
         with s.here():
             forest_chains[(len(which),)](
                 q, room, messages, labels, chosen, betas, lengths, seeds, betas.shape[1], s.n,
-                s.size, self.longest, self.count, self.rest_levels, *self.arrays, *s.arrays, **flags,
-                num_warps=THREADS // 32, num_stages=1,
+                s.size, self.longest, self.count, self.rest_levels, *self.arrays, *s.arrays,
+                num_warps=THREADS // 32, num_stages=1, **flags,
             )  # fmt: skip
 
 

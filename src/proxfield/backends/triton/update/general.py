@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """Triton kernels for any field: mixed labels, Potts weights, tables of any arity.
 
 Work is cut into tiles of (BLOCK variables, L labels), L a power of two. Each block's neighbors
@@ -19,7 +19,7 @@ from proxfield.backends.triton.update.arithmetic import (
     read_board,
     write_board,
 )
-from proxfield.backends.triton.update.binary import numbers_of
+from proxfield.backends.triton.update.binary import numbers_of, single_loads
 from proxfield.backends.triton.update.kinds import (
     constexpr,
     fetch_moments,
@@ -92,6 +92,31 @@ def pair_tables(
 
 
 @jit
+def own_tables(
+    g, source, block, start, length, to, count, value, place, label,
+    LABELS: constexpr, BLOCK: constexpr, LINEAR: constexpr, M: constexpr,
+):  # fmt: skip
+    """The same where each edge has a table of its own, stored in the order of the slices.
+
+    Threads are side by side along the variables, in ``value`` too: every load is of a whole line.
+    """
+    first = tl.load(start + block)
+    total = tl.zeros_like(g)
+    for k in range(tl.load(length + block)):
+        edge = first + k * BLOCK + place
+        o = tl.load(to + edge)
+        there = tl.load(count + edge) > 0
+        seen = (label < LABELS) & there[:, None]
+        t = value + (first + k * BLOCK) * (LABELS * LABELS) + place[:, None] + label * BLOCK
+        for m in range(0, LABELS, M):
+            for j in tl.static_range(M):
+                q = fetch_marginals(source + o + m + j, there, LINEAR)[:, None]
+                energy = tl.load(t + (m + j) * (LABELS * BLOCK), mask=seen, other=0.0)
+                total += tl.where(q != 0, q * energy, 0.0)
+    return g + total
+
+
+@jit
 def large_tables(
     g, share, source, block, start, length, configs, part, others, radix, base, table, edges,
     place, label, card, inside, ARITY: constexpr, BLOCK: constexpr,
@@ -131,12 +156,12 @@ def large_tables(
 def tile(
     block, source, target, variable, offset, cards, common, unary, shift, u, v, step, safe,
     a_start, a_length, a_to, a_both, a_weight,
-    p_start, p_length, p_to, p_count, p_base,
+    p_start, p_length, p_to, p_count, p_base, p_value,
     f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges,
     table, redo, parameters,
     KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
     AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr,
+    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr, OWN: constexpr,
 ):  # fmt: skip
     """Update one tile; returns its (F, change). KIND `LOOK` only looks: ``u`` gets the gradient."""
     place = tl.arange(0, BLOCK)
@@ -150,16 +175,21 @@ def tile(
         card = tl.load(cards + who, mask=real, other=0)[:, None]
         at = tl.load(offset + who, mask=real, other=0)[:, None] + label
     inside = real[:, None] & (label < card)
-    theta = tl.load(source + at, mask=inside, other=float("inf"))
-    like = theta.dtype
-    own = tl.load(unary + at, mask=inside, other=0.0)
-    g = tl.zeros((BLOCK, L), like)
+    g = tl.zeros((BLOCK, L), source.dtype.element_ty)
+    if OWN == 0:  # else later, since tables of their own take many registers
+        theta = tl.load(source + at, mask=inside, other=float("inf"))
+        own = tl.load(unary + at, mask=inside, other=0.0)
     if AGREE:
         g = agreements(
             g, source, block, a_start, a_length, a_to, a_both, a_weight, place, label, inside,
             SAME, BLOCK, False,
         )  # fmt: skip
-    if PAIRS:
+    if OWN > 0:
+        g = own_tables(
+            g, source, block, p_start, p_length, p_to, p_count, p_value, place, label,
+            OWN, BLOCK, False, M,
+        )  # fmt: skip
+    elif PAIRS:
         g = pair_tables(
             g, source, block, p_start, p_length, p_to, p_count, p_base, table, place, label, card,
             inside, L, BLOCK, False, M, E,
@@ -170,12 +200,16 @@ def tile(
             g, share, source, block, f_start, f_length, f_configs, f_part, f_others, f_radix,
             f_base, table, f_edges, place, label, card, inside, ARITY, BLOCK,
         )  # fmt: skip
+    if OWN > 0:
+        theta = tl.load(source + at, mask=inside, other=float("inf"))
+        own = tl.load(unary + at, mask=inside, other=0.0)
+    like = theta.dtype
     q = exponential(theta)
     f = tl.zeros((), tl.float64)
     if TRACE:  # log q = −θ
         some = q > 0
         rest = tl.where(some, own + share - tl.where(some, theta, 0.0), 0.0)
-        f = tl.sum(tl.sum(tl.where(some, q.to(tl.float64) * rest.to(tl.float64), 0.0), 1), 0)
+        f = tl.sum(tl.sum(tl.where(some, q * rest, 0.0), 1).to(tl.float64), 0)
     g += own
     if SHIFT:
         g += tl.load(shift + at, mask=inside, other=0.0)
@@ -201,14 +235,15 @@ def tile(
     return f, change
 
 
-@jit
+@single_loads("p_value")
 def tile_step(
     buffers, stride, field, board, parts, variable, offset, cards, common, unary, shift, u, v,
     step, safe, a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to, p_count, p_base,
+    p_value,
     f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table, parameters,
     KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
     AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr,
+    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr, OWN: constexpr,
 ):  # fmt: skip
     """One update of all blocks of a bucket, one program each."""
     block = tl.program_id(0).to(tl.int64)
@@ -220,9 +255,10 @@ def tile_step(
         f, change = tile(
             block, source, target, variable, offset, cards, common, unary, shift, u, v, step, safe,
             a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to, p_count, p_base,
+            p_value,
             f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table,
             tl.load(board + 5), parameters,
-            KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK, M, E,
+            KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK, M, E, OWN,
         )  # fmt: skip
         tl.store(parts + block * 2, f)
         tl.store(parts + block * 2 + 1, change.to(tl.float64))
@@ -233,10 +269,11 @@ def tile_run(
     buffers, stride, first, count, board, numbers, out_f, out_change, capacity,
     variable, offset, cards, common, unary, shift, u, v,
     step, safe, a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to, p_count, p_base,
+    p_value,
     f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table, parameters,
     KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
     AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr,
+    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr, OWN: constexpr,
 ):  # fmt: skip
     """Many updates of small fields, one program each, until its board says done."""
     field = tl.program_id(0).to(tl.int64)
@@ -259,9 +296,9 @@ def tile_run(
             f, change = tile(
                 block + k, source, target, variable, offset, cards, common, unary, shift, u, v,
                 step, safe, a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to,
-                p_count, p_base, f_start, f_length, f_configs, f_part, f_others, f_radix, f_base,
-                f_edges, table, redo, parameters,
-                KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK, M, E,
+                p_count, p_base, p_value, f_start, f_length, f_configs, f_part, f_others, f_radix,
+                f_base, f_edges, table, redo, parameters,
+                KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK, M, E, OWN,
             )  # fmt: skip
             total += f
             most = larger(most, change.to(tl.float64))

@@ -144,13 +144,13 @@ def team_run(
                 total, tl.reduce(changes, 0, larger), tick, done, row, limit, trial, redo, before,
                 last, tol, slack, out_f, out_change, ADAPTIVE,
             )  # fmt: skip
-            if ADAPTIVE:
+            if ADAPTIVE:  # noqa: SIM102 - one is known when compiling
                 if tick <= was:  # back to where the last update began, or over: stay
                     back = buffers + (tick % _BUFFERS).to(tl.int64) * stride
                     x = fetch(back + at, inside, False)
                     m = spin(x)
         moving = done == 0 if PHASE == 0 else done != done
-    if PHASE != 1:
+    if PHASE != 1:  # noqa: SIM102
         if mine == count - 1:  # in the interpreter the others have read it by then
             write_board(board, numbers, tick, done, row, trial, redo, before, last)
     if PHASE != 2:
