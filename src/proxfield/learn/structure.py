@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,19 @@ class Structure:
             np.zeros((0, k), dtype=np.int32), empty, empty.astype(np.int16),
             np.zeros(self.n_instances + 1, dtype=np.int64),
         )  # fmt: skip
+
+    @cached_property
+    def runs(self) -> tuple[Ints, Ints]:
+        """Runs of edges whose ends both move on by one: their first edges, and runs by instance.
+
+        # (runs + 1,), (n_instances + 1,)
+        """
+        edges = self.order(2)
+        new = np.ones(len(edges.base) + 1, dtype=bool)
+        new[1:-1] = (np.diff(edges.variables, axis=0) != 1).any(axis=1)
+        new[edges.ptr] = True
+        first = np.flatnonzero(new)
+        return first, np.searchsorted(first, edges.ptr)
 
     def tables(self, parameters: Parameters) -> Doubles:
         """All tables one after another.  # (n_entries,)"""
