@@ -19,7 +19,7 @@ from proxfield.compiled.math import exp_negative
 def add_fields(
     w: Any, variables: Any, base: Any, kind: Any, strides: Any, y: Any, out: Any
 ) -> None:
-    """Add E_v(1) − E_v(0) of both ends of edges, the other end being y; nothing where that is -1."""
+    """Add E_v(1) − E_v(0) of both ends of edges, the other being y; nothing where it is -1."""
     for e in range(len(base)):
         at = np.int64(base[e])
         s0, s1 = strides[kind[e], 0], strides[kind[e], 1]

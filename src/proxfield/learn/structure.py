@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +35,10 @@ class _Shared:
     shape: tuple[int, ...]
     basis: Doubles | None
     n_tables: int
-    rows: list[object] | None  # features of each instance; None with an index
+    rows: list[Any] | None  # features of each instance; None with an index
     count: int = 0  # tables in w
     start: int = 0  # first entry in w
-    features: object = None
+    features: Any = None
 
     @property
     def size(self) -> int:
@@ -46,13 +47,13 @@ class _Shared:
     def tables(self, parameters: Doubles) -> Doubles:
         """Entries in w.  # (count * size,)"""
         v = expand(parameters, self.basis, len(self.shape)).reshape(self.n_tables, self.size)
-        return np.asarray(v if self.features is None else self.features @ v).ravel()  # type: ignore[operator]
+        return np.asarray(v if self.features is None else self.features @ v).ravel()
 
     def pull(self, gradient: Doubles) -> Doubles:
         """The gradient in parameters from that in w."""
         g = gradient.reshape(self.count, self.size)
         if self.features is not None:
-            g = np.asarray(self.features.T @ g)  # type: ignore[attr-defined]
+            g = np.asarray(self.features.T @ g)
         return contract(g.reshape(self.n_tables, *self.shape), self.basis, len(self.shape))
 
 
@@ -155,7 +156,7 @@ class _Collector:
     def __init__(self) -> None:
         self.shared: dict[tuple[object, ...], _Shared] = {}
         self.kinds: dict[tuple[int, ...], int] = {}
-        self.parts: dict[int, list[tuple[Ints, Ints, int, _Shared]]] = {}
+        self.parts: dict[int, list[tuple[Index, Ints, int, _Shared]]] = {}
         self.sizes: dict[int, list[int]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.labels: list[Ints] = []
@@ -201,7 +202,7 @@ class _Collector:
         )
         key = (block.name, shape, form, block.n_tables, block.index is None)
         if key not in self.shared:
-            rows: list[object] | None = [] if block.index is None else None
+            rows: list[Any] | None = [] if block.index is None else None
             count = 0 if block.index is None else block.n_tables
             self.shared[key] = _Shared(
                 block.name, shape, block.basis(shape), block.n_tables, rows, count
@@ -305,14 +306,9 @@ def prepare(instances: Iterable[TiedField] | Structure) -> Structure:
     if isinstance(instances, Structure):
         return instances
     collector, count = _Collector(), 0
-    for count, instance in enumerate(instances, 1):
-        try:
-            collector.add(count - 1, instance)
-        except InputError as error:
-            text = str(error)
-            raise InputError(
-                text if text.startswith("instance ") else f"instance {count - 1}: {text}"
-            ) from None
+    for instance in instances:
+        collector.add(count, instance)
+        count += 1
     if count == 0:
         raise InputError("there are no instances, expected at least one")
     return collector.finish(count)
