@@ -7,6 +7,8 @@ a_t = (1 − s)·a_{t+1} + J(q_t)·(dg/dq)ᵀ·(−s·a_{t+1}), where J(q) = dia
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from scipy.special import expit
 
@@ -14,6 +16,9 @@ from proxfield.common.arrays import Doubles
 from proxfield.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
 from proxfield.learn.structure import Structure
+
+if TYPE_CHECKING:
+    from proxfield.learn.device import TorchUnrolled
 
 
 class Unrolled:
@@ -34,9 +39,6 @@ class Unrolled:
     def __init__(self, structure: Structure, w: Doubles, n_updates: int, step: float) -> None:
         from proxfield.learn import kernels
 
-        whole_number(n_updates, "n_updates", 1)
-        if not is_real(step) or not 0 < step <= 1:
-            raise InputError(f"step={shown(step)}, expected a number above 0, at most 1")
         self.structure, self.w, self.step = structure, w, float(step)
         s, one = structure, structure.order(1)
         unary = np.zeros(s.offsets[-1])
@@ -116,3 +118,17 @@ class Unrolled:
             kernels.pull_softmax(q, back, s.offsets, moved)
             a = (1.0 - self.step) * a + moved
         return total
+
+
+def unroll(
+    structure: Structure, w: Doubles, n_updates: int, step: float, device: str = "cpu"
+) -> Unrolled | TorchUnrolled:
+    """The damped updates on a device; arguments are checked."""
+    whole_number(n_updates, "n_updates", 1)
+    if not is_real(step) or not 0 < step <= 1:
+        raise InputError(f"step={shown(step)}, expected a number above 0, at most 1")
+    if device == "cpu":
+        return Unrolled(structure, w, n_updates, step)
+    from proxfield.learn.device import TorchUnrolled
+
+    return TorchUnrolled(structure, w, n_updates, step, device)

@@ -60,8 +60,8 @@ def check_share(field: Field, share: Sequence[str | None]) -> list[str]:
 
 
 def is_tabular(term: Term) -> bool:
-    """Whether a term can be expressed as tables."""
-    return isinstance(term, (Potts, Ising)) or offers(term, "as_tables")
+    """Whether a term can be expressed as tables, and is lowered to them."""
+    return offers(term, "lower") and offers(term, "as_tables")
 
 
 def _blocks(term: Term, name: str, field: Field) -> list[Block]:

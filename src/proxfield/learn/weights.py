@@ -2,8 +2,8 @@
 
 Terms that can be expressed as tables go through the compiled methods. For all others the updates
 call the term's `add_gradient`, and their adjoint needs products of its Hessian with a vector. These
-are exact where the energy is linear or quadratic in q; otherwise they are central differences of
-the gradient, with an error of about 1e-9 of its size.
+are exact where the energy is linear or quadratic in q; otherwise they are differences of
+second order of the gradient, with an error of about 1e-9 of its size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxfield.learn.tied import checked_labels
 from proxfield.terms.base import Layout, Term
 
 DIFFERENCE = 1e-5
-"""Step of central differences, in units of marginals."""
+"""Step of differences, in units of marginals."""
 
 
 def fit_weights(
@@ -206,18 +206,29 @@ class _Run:
 
 
 def hessian_product(term: Term, layout: Layout, q: Doubles, v: Doubles) -> Doubles:
-    """The Hessian of a term's expected energy at q, times a vector.  # (size,)"""
+    """The Hessian of a term's expected energy at q, times a vector.
+
+    Args:
+        term: The term.
+        layout: The variables.
+        q: Marginals.  # (size,)
+        v: The vector, whose entries sum to 0 for each variable.  # (size,)
+    """
     if term.degree == 1:
         return np.zeros(layout.size)
     if term.degree == 2:  # the gradient is linear
         return _gradient(term, layout, v)
-    size = float(np.abs(v).max(initial=0.0))
-    if size == 0:
+    # v = (v⁺ − S q) − (v⁻ − S q) with S = Σ v⁺ = Σ v⁻: two ways that don't leave the simplices
+    total = 0.5 * layout.sum_by_variable(np.abs(v))
+    if not total.any():
         return np.zeros(layout.size)
-    h = DIFFERENCE / size
-    # on both sides of q; energies are polynomials and logarithms, defined around the simplices too
-    above, below = _gradient(term, layout, q + h * v), _gradient(term, layout, q - h * v)
-    return np.asarray((above - below) / (2.0 * h))
+    h, inward = DIFFERENCE / total.max(), total[layout.owner] * q
+    here, out = _gradient(term, layout, q), np.zeros(layout.size)
+    for sign in (1.0, -1.0):
+        way = h * (np.maximum(sign * v, 0.0) - inward)
+        near, far = _gradient(term, layout, q + way), _gradient(term, layout, q + 2.0 * way)
+        out += sign * (4.0 * near - 3.0 * here - far) / (2.0 * h)
+    return out
 
 
 def _gradient(term: Term, layout: Layout, q: Doubles) -> Doubles:
