@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from learn_cases import CASES, exact_counts, labellings, make_case
@@ -196,7 +198,7 @@ def test_runs_cover_all_edges() -> None:
     edges = s.order(2)
     assert runs[0] == 0 and runs[-1] == len(edges.base)
     assert (runs[run_ptr] == edges.ptr).all()
-    for first, last in zip(runs[:-1], runs[1:], strict=True):
+    for first, last in pairwise(runs):
         assert (np.diff(edges.variables[first:last], axis=0) == 1).all()
 
 
