@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 UNARIES = ("linear", "table")
 PAIRWISE = ("potts", "ising", "table", "none")
+MARGINALS_TOL = 1e-4
+"""`CRF` ends "marginals" where an iteration lowers its objective by a smaller share."""
 
 
 class CRF(Estimator):
@@ -138,7 +140,7 @@ class CRF(Estimator):
         if self.method == "marginals":
             parameters = METHODS["marginals"](
                 structure, parameters, loss=self.loss, n_updates=self.n_updates, step=self.step,
-                **given, **weighted,
+                tol=MARGINALS_TOL, **given, **weighted,
             )  # fmt: skip
         elif self.method != "pseudo":
             parameters = find_method(self.method)(structure, parameters, seed=self.seed, **given)
