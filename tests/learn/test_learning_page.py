@@ -24,5 +24,5 @@ def test_the_pages_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert said is not None
     assert found["unary"] == pytest.approx(float(said[1]), abs=0.01)
     assert found["smooth"] == pytest.approx(float(said[2]), abs=0.01)
-    assert scope["model"].score(scope["graphs"][20:], scope["labels"][20:]) > 0.85
-    assert scope["snakes"].score(scope["X"][50:], scope["y"][50:]) > 0.95
+    assert scope["model"].score(scope["graphs"][20:], scope["labels"][20:]) > 0.79
+    assert scope["snakes"].score(scope["X"][200:], scope["y"][200:]) >= 0.995
