@@ -72,7 +72,7 @@ WAYS: dict[str, dict[str, Defaults]] = {
 }
 NOT_DEFAULTS = {
     *("callback", "progress", "trace", "output", "evidence_base"),  # what comes out, and how
-    *("fixed", "start"),  # of learning
+    *("fixed", "start", "l2"),  # of learning; why l2 differs is said below its table
     *("labels_axis", "channel_axis", "normalize", "energies", "probabilities", "cooccurrence"),
 }
 """Shared names that aren't settings of the inference or of a term."""
