@@ -221,6 +221,23 @@ def test_fits_are_reproducible() -> None:
             assert (value == other.parameters_[name]).all()
 
 
+@pytest.mark.parametrize("method", ["chains", "marginals"])
+def test_an_interrupt_ends_all_stages(method: str) -> None:
+    X, y = make_data()
+    told: list[FitProgress] = []
+
+    def interrupt(progress: FitProgress) -> None:
+        told.append(progress)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    model = CRF(method=method, l2=0.1).fit(X, y, callback=interrupt)
+    assert [t.method for t in told] == ["pseudo", "pseudo"]
+    assert model.score(X, y) > 0.5
+    again = CRF(method=method, max_iters=4).fit(X, y, callback=told.append)  # nothing is left over
+    assert told[-1].method == method and again.parameters_["unary"].any()
+
+
 def test_callback_and_loss() -> None:
     X, y = make_data()
     told: list[FitProgress] = []

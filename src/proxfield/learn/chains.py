@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from proxfield.common.arrays import Doubles, Ints
 from proxfield.common.checks import whole_number
 from proxfield.learn.blocks import Parameters
-from proxfield.learn.optimize import Adam, Callback, Packing, Watch
+from proxfield.learn.optimize import Adam, Callback, Packing, Watch, stoppable
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
@@ -134,7 +134,7 @@ def fit_chains(
     complete = bool((structure.labels >= 0).all())
     truth = given.counts()
     total, count = np.zeros_like(x), 0
-    try:
+    with stoppable():
         for iteration in range(max_iters):
             w = structure.tables(packing.unpack(x))
             free.sweep(w, sweeps)
@@ -148,6 +148,4 @@ def fit_chains(
                 count += 1
             watch.see(x, np.nan, gradient)
             watch.tell()
-    except (KeyboardInterrupt, StopIteration):
-        pass
     return packing.unpack(total / count if count else x)
