@@ -11,7 +11,7 @@ import pytest
 from scipy import sparse
 
 import proxfield as pf
-from proxfield.errors import InputError
+from proxfield.errors import InputError, ProxfieldError
 from proxfield.learn import CRF, METHODS, FitProgress, Graph
 from proxfield.learn.estimator import NotFittedError
 
@@ -305,6 +305,12 @@ def test_bad_settings(params: dict[str, Any], message: str) -> None:
     X, y = make_data(3)
     with pytest.raises(InputError, match=message):
         CRF(**params).fit(X, y)
+
+
+def test_a_device_that_is_not_there() -> None:
+    X, y = make_data(3)
+    with pytest.raises(ProxfieldError, match=r"torch|device"):
+        CRF(device="abacus", max_iters=1).fit(X, y)
 
 
 def test_prediction_says_what_does_not_fit() -> None:

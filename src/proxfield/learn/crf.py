@@ -56,6 +56,7 @@ class CRF(Estimator):
             long as marginals still change at the end of them, because predictions iterate on.
         step: Their step.
         max_iters: Maximum number of iterations of each method; None: each method's own.
+        device: Where "marginals" runs: "cpu", or a device of torch such as "cuda".
         seed: Random seed.
 
     Attributes:
@@ -96,6 +97,7 @@ class CRF(Estimator):
         n_updates: int | None = None,
         step: float = 0.5,
         max_iters: int | None = None,
+        device: str = "cpu",
         seed: int = 0,
     ) -> None:
         self.unary = unary
@@ -110,6 +112,7 @@ class CRF(Estimator):
         self.n_updates = n_updates
         self.step = step
         self.max_iters = max_iters
+        self.device = device
         self.seed = seed
 
     def fit(
@@ -165,6 +168,7 @@ class CRF(Estimator):
             parameters = METHODS["pseudo"](structure, parameters, **weighted)
             if self.method == "marginals":
                 options = {"loss": self.loss, "step": self.step, "tol": MARGINALS_TOL, **weighted}
+                options["device"] = self.device
                 for n in UPDATES if self.n_updates is None else (self.n_updates,):
                     if interrupted():
                         break
