@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from learn_cases import CASES, labellings, make_case
 
+from proxfield.errors import InputError
 from proxfield.learn import (
     METHODS,
     Block,
@@ -155,6 +156,19 @@ def test_marginals_lower_the_loss(loss: str) -> None:
     s, start = prepare(instances), zero_parameters(instances)
     found = fit_marginals(s, start, loss=loss, l2=0.01)
     assert marginal_loss(s, found, loss)[0] < 0.7 * marginal_loss(s, start, loss)[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bad_settings(method: str) -> None:
+    instances, parameters = make_case("binary")
+    for settings, message in (
+        ({"l2": -1.0}, "l2=-1.0, expected a number, 0 or more"),
+        ({"l2": np.nan}, "l2=nan"),
+        ({"max_iters": 1.5}, "max_iters=1.5, expected a whole number"),
+        ({"max_iters": -1}, "max_iters=-1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            METHODS[method](instances, parameters, **settings)
 
 
 def test_fixed_parameters_stay() -> None:

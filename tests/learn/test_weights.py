@@ -97,6 +97,8 @@ def test_weights_of_terms_without_tables() -> None:
     one = start.loss({"unary": np.ones(1), "dense": np.ones(1)})[0]
     end = start.loss({k: np.array([v]) for k, v in weights.items()})[0]
     assert end < one
+    with pytest.raises(InputError, match="step=2"):
+        fit_weights(fields, truth, ["unary", "dense"], step=2)
     with pytest.raises(UnsupportedError, match="Gaussian can only be learnt with"):
         fit_weights(fields, truth, ["unary", "dense"], method="pseudo")
     with pytest.raises(UnsupportedError, match="can't be expressed as tables"):

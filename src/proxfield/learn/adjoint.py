@@ -129,13 +129,18 @@ class Unrolled:
         return total
 
 
+def check_updates(n_updates: int, step: float) -> None:
+    """Raise `InputError` unless these are a number of updates and a step."""
+    whole_number(n_updates, "n_updates", 1)
+    if not is_real(step) or not 0 < step <= 1:
+        raise InputError(f"step={shown(step)}, expected a number above 0, at most 1")
+
+
 def unroll(
     structure: Structure, w: Doubles, n_updates: int, step: float, device: str = "cpu"
 ) -> Unrolled | TorchUnrolled:
     """The damped updates on a device; arguments are checked."""
-    whole_number(n_updates, "n_updates", 1)
-    if not is_real(step) or not 0 < step <= 1:
-        raise InputError(f"step={shown(step)}, expected a number above 0, at most 1")
+    check_updates(n_updates, step)
     if device == "cpu":
         return Unrolled(structure, w, n_updates, step)
     from proxfield.learn.device import TorchUnrolled

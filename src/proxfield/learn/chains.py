@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from proxfield.common.arrays import Doubles, Ints
 from proxfield.common.checks import whole_number
 from proxfield.learn.blocks import Parameters
-from proxfield.learn.optimize import Adam, Callback, Packing, Watch, stoppable
+from proxfield.learn.optimize import Adam, Callback, Packing, Watch, check_limits, stoppable
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
@@ -146,7 +146,7 @@ def fit_chains(
         that were made.
     """
     structure, start = checked(instances, parameters)
-    whole_number(max_iters, "max_iters", 0)
+    check_limits(l2, max_iters)
     whole_number(sweeps, "sweeps", 1)
     whole_number(n_chains, "n_chains", 1)
     packing, watch = Packing(start, fixed), Watch("chains", callback)

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from proxfield.common.arrays import Ints
-from proxfield.common.checks import is_real
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
@@ -19,7 +18,7 @@ from proxfield.learn.blocks import Block, Parameters
 from proxfield.learn.estimator import Estimator, versions
 from proxfield.learn.instances import Graph, as_graph, as_sequence, digest
 from proxfield.learn.losses import Loss, find_loss
-from proxfield.learn.optimize import Callback, stages
+from proxfield.learn.optimize import Callback, check_limits, stages
 from proxfield.learn.registry import METHODS, find_method
 from proxfield.learn.structure import Structure, prepare
 from proxfield.learn.tied import TiedField
@@ -216,8 +215,7 @@ class CRF(Estimator):
         find_method(self.method)
         find_loss(self.loss)
         make_rule(self.rule, {})
-        if not is_real(self.l2) or not 0 <= self.l2 < np.inf:
-            raise InputError(f"l2={shown(self.l2)}, expected a number, 0 or more")
+        check_limits(self.l2, 0 if self.max_iters is None else self.max_iters)
 
     def _sizes(self, graphs: list[Graph], labels: list[Ints]) -> tuple[int, int, int, bool]:
         """Numbers of labels, node features and edge features; whether edges have an index."""

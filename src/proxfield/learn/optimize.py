@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxfield.common.arrays import Doubles
-from proxfield.errors import InputError
+from proxfield.common.checks import is_real, whole_number
+from proxfield.errors import InputError, shown
 from proxfield.learn.blocks import Parameters
 
 Objective = Callable[[Parameters], tuple[float, Parameters]]
@@ -78,6 +79,13 @@ def stages() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(seen)
     finally:
         _interrupts.reset(token)
+
+
+def check_limits(l2: float, max_iters: int) -> None:
+    """Raise `InputError` unless these are a penalty and a number of iterations."""
+    if not is_real(l2) or not 0 <= l2 < np.inf:
+        raise InputError(f"l2={shown(l2)}, expected a number, 0 or more")
+    whole_number(max_iters, "max_iters", 0)
 
 
 class Packing:
@@ -165,6 +173,7 @@ def minimize(
     """
     from scipy.optimize import minimize as scipy_minimize
 
+    check_limits(l2, max_iters)
     packing, watch = Packing(parameters, fixed), Watch(method, callback)
     start = packing.pack(parameters)
     if len(start) == 0 or max_iters == 0:
@@ -210,47 +219,3 @@ class Adam:
         square = self.square / (1.0 - 0.99**self.t)
         rate = self.rate * (0.01 + 0.99 * share)
         return np.asarray(x - rate * mean / (np.sqrt(square) + 1e-12))
-
-
-def minimize_stochastic(
-    objectives: Sequence[Objective],
-    parameters: Parameters,
-    *,
-    l2: float,
-    epochs: int,
-    rate: float,
-    seed: int,
-    method: str,
-    fixed: Collection[str] = (),
-    callback: Callback | None = None,
-) -> Parameters:
-    """Minimize a sum of objectives + ½ l2 ‖parameters‖² by Adam, one of them per step.
-
-    Args:
-        objectives: Parts of the function, of similar size.
-        parameters: Where to start.
-        l2: Weight of the squared norm.
-        epochs: Passes over all parts, each in an order of its own.
-        rate: The first step.
-        seed: Random seed of the orders.
-        method: Name for progress.
-        fixed: Names of parameters that stay as they are.
-        callback: See `Callback`.
-
-    Returns:
-        The last parameters; after Ctrl-C those of the last complete step.
-    """
-    packing, watch = Packing(parameters, fixed), Watch(method, callback)
-    x, n = packing.pack(parameters), len(objectives)
-    rng, adam = np.random.default_rng(seed), Adam(len(x), rate, epochs * n)
-    with stoppable():
-        for _ in range(epochs):
-            total = 0.0
-            for part in rng.permutation(n):
-                f, g = objectives[part](packing.unpack(x))
-                total += f
-                flat = packing.pack(g) * n + l2 * x
-                x = adam.move(x, flat)
-            watch.see(x, total + 0.5 * l2 * float(x @ x), flat)
-            watch.tell()
-    return packing.unpack(x)

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from proxfield.common.arrays import Doubles
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
+from proxfield.learn.adjoint import check_updates
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.losses import Loss, Targets, class_weights, find_loss
 from proxfield.learn.optimize import Callback, minimize
@@ -157,6 +158,7 @@ class JointFields:
     ) -> tuple[float, Parameters]:
         """A loss of the marginals times the number of known labels, and its gradient in weights."""
         chosen = find_loss(loss)
+        check_updates(n_updates, step)
         own = np.array([float(weights[name][0]) for name in self.names])
         runs = [_Run(field, own, n_updates, step) for field in self.fields]
         value, d = chosen(np.concatenate([run.q for run in runs]), self.targets)
