@@ -120,6 +120,7 @@ def sensitivity_figure(figure: Sensitivity, suite: str) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(True, which="major", color="#E6E6E6", linewidth=0.6)
     panels[0].set_ylabel("mean F − lowest")
-    panels[-1].legend(frameon=False, fontsize=9, loc="lower left")
+    names = panels[0].get_legend_handles_labels()
+    drawn.legend(*names, frameon=False, fontsize=9, loc="outside right center")
     drawn.suptitle(f"{suite}: dependence on the damping", x=0.01, ha="left", fontweight="bold")
     return drawn
