@@ -1,0 +1,1 @@
+"""Parameters of fields, learnt from examples."""
