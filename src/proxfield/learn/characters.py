@@ -30,7 +30,7 @@ SCALE = 2
 """Glyphs are drawn so many times larger, and shrunk by the warp."""
 GLYPH = 0.86
 """Height of a glyph as a share of the image."""
-THICKNESS = (0.1, 1.5)
+THICKNESS = (0.0, 1.2)
 """By how many pixels strokes grow on either side, at least and at most."""
 TRIES = 200
 """Characters that are tried for one that the font has."""

@@ -93,7 +93,7 @@ def choose_fonts(names: tuple[str, ...] | None, held_out: str | None) -> dict[st
             raise InputError(f"unknown font {shown(name)}, expected some of: {', '.join(known)}")
         if name not in here:
             raise InputError(f"the font {name} ({known[name].file}) isn't installed; {remedy()}")
-    wanted = {n: 1 for n in names} if names else {f.name: f.weight for f in FONTS if f.weight}
+    wanted = dict.fromkeys(names, 1) if names else {f.name: f.weight for f in FONTS if f.weight}
     chosen = {name: weight for name, weight in wanted.items() if name in here and name != held_out}
     if not chosen:
         what = "no font with Chinese characters is installed" if not here else "no font is left"
