@@ -1,0 +1,152 @@
+"""Persistent chains: maximum likelihood with expectations from Gibbs chains that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.common.arrays import Doubles, Ints
+from proxfield.common.checks import whole_number
+from proxfield.learn.blocks import Parameters
+from proxfield.learn.optimize import Adam, Callback, Packing, Watch
+from proxfield.learn.structure import Structure, checked
+from proxfield.learn.tied import TiedField
+
+START, POSITIVE = 1 << 62, 1 << 61
+"""Where the random numbers of starts and of the chains with known labels held begin."""
+
+
+class Chains:
+    """Gibbs chains over all instances, which go on from where they are.
+
+    Args:
+        structure: The instances.
+        n_chains: Number of chains.
+        seed: Random seed.
+        hold: Keep known labels: chains of the unknown ones given these.
+    """
+
+    def __init__(self, structure: Structure, n_chains: int, seed: int, hold: bool = False) -> None:
+        s = self.structure = structure
+        several = [f for k, f in sorted(s.factors.items()) if k > 1]
+        sizes = [np.full(len(f.base), f.variables.shape[1]) for f in several]
+        self.scope_ptr = np.concatenate([[0], np.cumsum(_joined(sizes, np.int64))]).astype(np.int64)
+        self.scope = _joined([f.variables.ravel() for f in several], np.int32)
+        self.base = _joined([f.base for f in several], np.int32)
+        self.kind = _joined([f.kind for f in several], np.int16)
+        order = np.argsort(self.scope, kind="stable")
+        owner = np.repeat(np.arange(len(self.base), dtype=np.int32), np.diff(self.scope_ptr))
+        self.slot = owner[order]
+        self.place = (order - self.scope_ptr[self.slot]).astype(np.int16)
+        counts = np.bincount(self.scope, minlength=s.n_vars)
+        self.ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.held = (s.labels >= 0) if hold else np.zeros(s.n_vars, dtype=bool)
+        self.seed, self.sweeps = np.uint64(seed), (POSITIVE if hold else 0)
+        rng = np.random.default_rng([seed, int(hold)])
+        start = (rng.random((n_chains, s.n_vars)) * np.diff(s.offsets)).astype(np.int64)
+        self.x: NDArray[np.int64] = np.where(s.labels >= 0, s.labels, start)
+        """Labels of each chain.  # (n_chains, n)"""
+
+    def sweep(self, w: Doubles, sweeps: int = 1) -> None:
+        """Make sweeps of all chains under these tables."""
+        from proxfield.learn import chain_kernels, kernels
+
+        s, one = self.structure, self.structure.order(1)
+        unary = np.zeros(s.offsets[-1])
+        kernels.add_rows(w, one.variables, one.base, one.kind, s.strides, s.offsets, unary)
+        for _ in range(sweeps):
+            for x in self.x:
+                counter = np.uint64((self.sweeps * s.n_vars) % (1 << 63))
+                chain_kernels.gibbs(
+                    w, unary, s.offsets, self.ptr, self.slot, self.place, self.scope_ptr,
+                    self.scope, self.base, self.kind, s.strides, self.held, self.seed, counter, x,
+                )  # fmt: skip
+                self.sweeps += 1
+
+    def counts(self) -> Doubles:
+        """How often each entry of the tables occurs, the mean over chains.  # (n_entries,)"""
+        out = np.zeros(self.structure.n_entries)
+        for x in self.x:
+            add_counts(self.structure, x, 1.0 / len(self.x), out)
+        return out
+
+
+def add_counts(structure: Structure, x: Ints, share: float, out: Doubles) -> None:
+    """Add ``share`` to the entry of each factor's table at a labelling of the free variables."""
+    from proxfield.learn import chain_kernels
+
+    for f in structure.factors.values():
+        chain_kernels.count_labels(f.base, f.kind, structure.strides, f.variables, x, share, out)
+
+
+def _joined(parts: list[NDArray[np.integer]], dtype: type) -> NDArray[np.integer]:  # type: ignore[type-arg]
+    return np.concatenate([np.zeros(0, dtype=dtype), *parts]).astype(dtype)
+
+
+def fit_chains(
+    instances: Iterable[TiedField] | Structure,
+    parameters: Parameters,
+    *,
+    l2: float = 1.0,
+    max_iters: int = 200,
+    sweeps: int = 1,
+    n_chains: int = 1,
+    rate: float = 0.03,
+    seed: int = 0,
+    fixed: Collection[str] = (),
+    callback: Callback | None = None,
+) -> Parameters:
+    """Maximum likelihood with expectations from persistent chains, by Adam.
+
+    The gradient of −log p(y) is the counts of y minus the expected counts under the model, of which
+    chains that continue from iteration to iteration give a noisy value. Where labels aren't known,
+    a second set of chains draws them given those that are.
+
+    Args:
+        instances: Instances with labels, or what `prepare` made of them.
+        parameters: Where to start; those of `fit_pseudo` are usual.
+        l2: Weight of the squared norm of the parameters.
+        max_iters: Number of iterations.
+        sweeps: Gibbs sweeps of all variables per iteration.
+        n_chains: Chains per instance.
+        rate: The first step of Adam, in units of the parameters; it falls to a hundredth.
+        seed: Random seed.
+        fixed: Names of parameters that stay as they are.
+        callback: Called with a `FitProgress` after each iteration (its objective is NaN); true
+            ends the fit.
+
+    Returns:
+        The mean of the parameters over the second half of the iterations; after Ctrl-C over those
+        that were made.
+    """
+    structure, start = checked(instances, parameters)
+    whole_number(max_iters, "max_iters", 0)
+    whole_number(sweeps, "sweeps", 1)
+    whole_number(n_chains, "n_chains", 1)
+    packing, watch = Packing(start, fixed), Watch("chains", callback)
+    x = packing.pack(start)
+    adam, scale = Adam(len(x), rate, max_iters), 1.0 / structure.n_known
+    free = Chains(structure, n_chains, seed)
+    given = Chains(structure, n_chains, seed, hold=True)
+    complete = bool((structure.labels >= 0).all())
+    truth = given.counts()
+    total, count = np.zeros_like(x), 0
+    try:
+        for iteration in range(max_iters):
+            w = structure.tables(packing.unpack(x))
+            free.sweep(w, sweeps)
+            if not complete:
+                given.sweep(w, sweeps)
+                truth = given.counts()
+            gradient = packing.pack(structure.pull(truth - free.counts())) + l2 * x
+            x = adam.move(x, gradient * scale)
+            if 2 * iteration >= max_iters:
+                total += x
+                count += 1
+            watch.see(x, np.nan, gradient)
+            watch.tell()
+    except (KeyboardInterrupt, StopIteration):
+        pass
+    return packing.unpack(total / count if count else x)

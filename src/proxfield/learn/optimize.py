@@ -1,0 +1,219 @@
+"""Minimizing functions of parameters: L-BFGS of scipy and Adam, both with progress and Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from proxfield.common.arrays import Doubles
+from proxfield.errors import InputError
+from proxfield.learn.blocks import Parameters
+
+Objective = Callable[[Parameters], tuple[float, Parameters]]
+"""From parameters to a value and its gradient."""
+
+
+@dataclass(frozen=True)
+class FitProgress:
+    """What a callback of a fit is told.
+
+    Attributes:
+        method: Name of the method.
+        iteration: Iterations so far.
+        objective: Value that is minimized; NaN for chains, which have none.
+        gradient: Largest entry of the gradient, in size.
+        seconds: Seconds since the method began.
+    """
+
+    method: str
+    iteration: int
+    objective: float
+    gradient: float
+    seconds: float
+
+
+Callback = Callable[[FitProgress], object]
+"""Called after each iteration; returning something true ends the fit."""
+
+
+class Packing:
+    """Parameters as one vector; those of fixed names are left out.
+
+    Args:
+        parameters: Parameters, whose shapes count and whose values fixed ones keep.
+        fixed: Names of parameters that aren't learnt.
+    """
+
+    def __init__(self, parameters: Parameters, fixed: Collection[str] = ()) -> None:
+        if isinstance(fixed, str):
+            raise InputError(f"fixed={fixed!r}, expected a collection of names")
+        for name in fixed:
+            if name not in parameters:
+                raise InputError(f"fixed parameters {name!r} don't exist")
+        self.parameters = parameters
+        self.names = [name for name in parameters if name not in fixed]
+        sizes = [parameters[name].size for name in self.names]
+        self.ends = np.cumsum([0, *sizes])
+
+    def pack(self, parameters: Parameters) -> Doubles:
+        """One vector of the parameters that are learnt."""
+        parts = [np.asarray(parameters[name], dtype=np.float64).ravel() for name in self.names]
+        return np.concatenate([np.zeros(0), *parts])
+
+    def unpack(self, x: Doubles) -> Parameters:
+        """All parameters, by name."""
+        out = {name: value.copy() for name, value in self.parameters.items()}
+        for name, start, stop in zip(self.names, self.ends[:-1], self.ends[1:], strict=True):
+            out[name] = x[start:stop].reshape(out[name].shape).copy()
+        return out
+
+
+class Watch:
+    """Counts iterations, knows the best parameters so far, and tells a callback."""
+
+    def __init__(self, method: str, callback: Callback | None) -> None:
+        self.method, self.callback = method, callback
+        self.begun, self.iteration = time.perf_counter(), 0
+        self.best = np.inf
+        self.x: Doubles | None = None
+        self.value, self.slope = np.inf, np.inf
+
+    def see(self, x: Doubles, value: float, gradient: Doubles) -> None:
+        self.value, self.slope = value, float(np.abs(gradient).max(initial=0.0))
+        if value < self.best:
+            self.best, self.x = value, x.copy()
+
+    def tell(self) -> None:
+        self.iteration += 1
+        if self.callback is None:
+            return
+        seconds = time.perf_counter() - self.begun
+        report = FitProgress(self.method, self.iteration, self.value, self.slope, seconds)
+        if self.callback(report):
+            raise StopIteration
+
+
+def minimize(
+    objective: Objective,
+    parameters: Parameters,
+    *,
+    l2: float,
+    max_iters: int,
+    tol: float,
+    method: str,
+    fixed: Collection[str] = (),
+    callback: Callback | None = None,
+) -> Parameters:
+    """Minimize an objective + ½ l2 ‖parameters‖² by L-BFGS.
+
+    Args:
+        objective: The function, with its gradient.
+        parameters: Where to start.
+        l2: Weight of the squared norm.
+        max_iters: Maximum number of iterations.
+        tol: Stop where an iteration lowers the objective by less than this share of it.
+        method: Name for progress.
+        fixed: Names of parameters that stay as they are.
+        callback: See `Callback`.
+
+    Returns:
+        The best parameters seen; also after Ctrl-C.
+    """
+    from scipy.optimize import minimize as scipy_minimize
+
+    packing, watch = Packing(parameters, fixed), Watch(method, callback)
+    start = packing.pack(parameters)
+    if len(start) == 0 or max_iters == 0:
+        return packing.unpack(start)
+
+    def value(x: Doubles) -> tuple[float, Doubles]:
+        f, g = objective(packing.unpack(x))
+        flat = packing.pack(g) + l2 * x
+        f += 0.5 * l2 * float(x @ x)
+        if not np.isfinite(f):  # a step too far: the line search comes back
+            return np.inf, np.zeros_like(x)
+        watch.see(x, f, flat)
+        return f, flat
+
+    try:
+        scipy_minimize(
+            value, start, jac=True, method="L-BFGS-B", callback=lambda _: watch.tell(),
+            options={"maxiter": max_iters, "maxfun": 2 * max_iters + 20, "ftol": tol, "gtol": 1e-8},
+        )  # fmt: skip
+    except (KeyboardInterrupt, StopIteration):
+        pass
+    return packing.unpack(start if watch.x is None else watch.x)
+
+
+class Adam:
+    """Adam's averages of gradients; a step is `move`.
+
+    Args:
+        size: Number of parameters.
+        rate: The first step; it falls to a hundredth of it by half a cosine.
+        steps: Number of steps in all.
+    """
+
+    def __init__(self, size: int, rate: float, steps: int) -> None:
+        self.mean, self.square = np.zeros(size), np.zeros(size)
+        self.rate, self.steps, self.t = rate, max(1, steps), 0
+
+    def move(self, x: Doubles, gradient: Doubles) -> Doubles:
+        """The parameters after one step."""
+        share = 0.5 * (1.0 + np.cos(np.pi * self.t / self.steps))
+        self.t += 1
+        self.mean += 0.1 * (gradient - self.mean)
+        self.square += 0.01 * (gradient * gradient - self.square)
+        mean = self.mean / (1.0 - 0.9**self.t)
+        square = self.square / (1.0 - 0.99**self.t)
+        rate = self.rate * (0.01 + 0.99 * share)
+        return np.asarray(x - rate * mean / (np.sqrt(square) + 1e-12))
+
+
+def minimize_stochastic(
+    objectives: Sequence[Objective],
+    parameters: Parameters,
+    *,
+    l2: float,
+    epochs: int,
+    rate: float,
+    seed: int,
+    method: str,
+    fixed: Collection[str] = (),
+    callback: Callback | None = None,
+) -> Parameters:
+    """Minimize a sum of objectives + ½ l2 ‖parameters‖² by Adam, one of them per step.
+
+    Args:
+        objectives: Parts of the function, of similar size.
+        parameters: Where to start.
+        l2: Weight of the squared norm.
+        epochs: Passes over all parts, each in an order of its own.
+        rate: The first step.
+        seed: Random seed of the orders.
+        method: Name for progress.
+        fixed: Names of parameters that stay as they are.
+        callback: See `Callback`.
+
+    Returns:
+        The last parameters; after Ctrl-C those of the last complete step.
+    """
+    packing, watch = Packing(parameters, fixed), Watch(method, callback)
+    x, n = packing.pack(parameters), len(objectives)
+    rng, adam = np.random.default_rng(seed), Adam(len(x), rate, epochs * n)
+    try:
+        for _ in range(epochs):
+            total = 0.0
+            for part in rng.permutation(n):
+                f, g = objectives[part](packing.unpack(x))
+                total += f
+                flat = packing.pack(g) * n + l2 * x
+                x = adam.move(x, flat)
+            watch.see(x, total + 0.5 * l2 * float(x @ x), flat)
+            watch.tell()
+    except (KeyboardInterrupt, StopIteration):
+        pass
+    return packing.unpack(x)

@@ -1,0 +1,316 @@
+"""All instances as one reduced problem, which the methods of learning and their kernels use.
+
+Observed variables are taken out: a factor keeps the part of its table that their labels leave.
+All tables lie one after another in one flat array w. A factor whose free variables are v_1 … v_k
+has a base b and strides s_1 … s_k: its energy is w[b + Σ_p s_p y_p]. Strides are those of a "kind",
+since there are few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from proxfield.common.arrays import Doubles, Ints
+from proxfield.errors import InputError
+from proxfield.learn.blocks import Block, Parameters, contract, expand
+from proxfield.learn.tied import TiedField, check_parameters
+
+Index = NDArray[np.int32]
+MAX_ENTRIES = 2**31 - 1
+"""Entries of all tables together: bases have 32 bits."""
+
+
+@dataclass
+class _Shared:
+    """Tables of one name and shape: of an index, or one per factor made from features."""
+
+    name: str
+    shape: tuple[int, ...]
+    basis: Doubles | None
+    n_tables: int
+    rows: list[object] | None  # features of each instance; None with an index
+    count: int = 0  # tables in w
+    start: int = 0  # first entry in w
+    features: object = None
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def tables(self, parameters: Doubles) -> Doubles:
+        """Entries in w.  # (count * size,)"""
+        v = expand(parameters, self.basis, len(self.shape)).reshape(self.n_tables, self.size)
+        return np.asarray(v if self.features is None else self.features @ v).ravel()  # type: ignore[operator]
+
+    def pull(self, gradient: Doubles) -> Doubles:
+        """The gradient in parameters from that in w."""
+        g = gradient.reshape(self.count, self.size)
+        if self.features is not None:
+            g = np.asarray(self.features.T @ g)  # type: ignore[attr-defined]
+        return contract(g.reshape(self.n_tables, *self.shape), self.basis, len(self.shape))
+
+
+@dataclass
+class Factors:
+    """Reduced factors with the same number of free variables, in the order of instances."""
+
+    variables: Index  # (m, k)
+    base: Index  # (m,)
+    kind: NDArray[np.int16]  # (m,)
+    ptr: Ints  # factors of each instance  (n_instances + 1,)
+
+
+@dataclass
+class Structure:
+    """Instances without their observed variables, ready for kernels; see `prepare`.
+
+    Attributes:
+        labels: Truth of the free variables, -1 where unknown.  # (n,)
+        offsets: First entry of each free variable in flat arrays.  # (n + 1,)
+        ptr: First free variable of each instance.  # (n_instances + 1,)
+        factors: Factors by number of free variables.
+        strides: Strides of each kind.  # (kinds, largest number of free variables)
+        shapes: Shape of the parameters of each name.
+    """
+
+    labels: Ints
+    offsets: Ints
+    ptr: Ints
+    factors: dict[int, Factors]
+    strides: Ints
+    shapes: dict[str, tuple[int, ...]]
+    n_entries: int
+    _shared: list[_Shared] = field(repr=False)
+
+    @property
+    def n_vars(self) -> int:
+        """Number of free variables of all instances."""
+        return len(self.labels)
+
+    @property
+    def n_instances(self) -> int:
+        """Number of instances."""
+        return len(self.ptr) - 1
+
+    @property
+    def n_known(self) -> int:
+        """Number of free variables whose labels are known."""
+        return int((self.labels >= 0).sum())
+
+    @property
+    def binary(self) -> bool:
+        """Whether all variables have two labels and no factor has more than two free variables."""
+        two = bool((np.diff(self.offsets) == 2).all())
+        return two and all(k <= 2 for k in self.factors)
+
+    def order(self, k: int) -> Factors:
+        """Factors of k free variables; none is fine."""
+        if k in self.factors:
+            return self.factors[k]
+        empty = np.zeros(0, dtype=np.int32)
+        return Factors(
+            np.zeros((0, k), dtype=np.int32), empty, empty.astype(np.int16),
+            np.zeros(self.n_instances + 1, dtype=np.int64),
+        )  # fmt: skip
+
+    def tables(self, parameters: Parameters) -> Doubles:
+        """All tables one after another.  # (n_entries,)"""
+        out = np.empty(self.n_entries)
+        for shared in self._shared:
+            stop = shared.start + shared.count * shared.size
+            out[shared.start : stop] = shared.tables(parameters[shared.name])
+        return out
+
+    def pull(self, gradient: Doubles) -> Parameters:
+        """The gradient in parameters, from that in the entries of all tables."""
+        out = {name: np.zeros(shape) for name, shape in self.shapes.items()}
+        for shared in self._shared:
+            stop = shared.start + shared.count * shared.size
+            out[shared.name] += shared.pull(gradient[shared.start : stop])
+        return out
+
+
+class _Collector:
+    """Collects the reduced factors of one instance after another."""
+
+    def __init__(self) -> None:
+        self.shared: dict[tuple[object, ...], _Shared] = {}
+        self.kinds: dict[tuple[int, ...], int] = {}
+        self.parts: dict[int, list[tuple[Ints, Ints, int, _Shared]]] = {}
+        self.sizes: dict[int, list[int]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.labels: list[Ints] = []
+        self.cards: list[Ints] = []
+        self.n_vars = 0
+
+    def add(self, number: int, instance: TiedField) -> None:
+        for name, shape in instance.parameter_shapes().items():
+            if self.shapes.setdefault(name, shape) != shape:
+                raise InputError(
+                    f"instance {number} has parameters {name!r} of shape {shape}, those before it "
+                    f"{self.shapes[name]}; expected the same numbers of features and labels"
+                )
+        free = np.ones(instance.n_vars, dtype=bool)
+        if instance.observed is not None:
+            free = instance.observed < 0
+        place = np.cumsum(free) - 1 + self.n_vars
+        before = {k: len(parts) for k, parts in self.parts.items()}
+        for block, shape in zip(instance.blocks, instance.shapes, strict=True):
+            if len(block):
+                self._add_block(block, shape, instance, free, place)
+        for k, parts in self.parts.items():
+            new = sum(len(base) for _, base, _, _ in parts[before.get(k, 0) :])
+            counts = self.sizes.setdefault(k, [])
+            counts.extend([0] * (number - len(counts)))
+            counts.append(new)
+        labels = instance.labels
+        known = np.full(instance.n_vars, -1) if labels is None else labels
+        self.labels.append(known[free])
+        self.cards.append(instance.cardinalities[free])
+        self.n_vars += int(free.sum())
+
+    def _add_block(
+        self,
+        block: Block,
+        shape: tuple[int, ...],
+        instance: TiedField,
+        free: NDArray[np.bool_],
+        place: Ints,
+    ) -> None:
+        form = (
+            block.form if isinstance(block.form, str) else (block.form.shape, block.form.tobytes())
+        )
+        key = (block.name, shape, form, block.n_tables, block.index is None)
+        if key not in self.shared:
+            rows: list[object] | None = [] if block.index is None else None
+            count = 0 if block.index is None else block.n_tables
+            self.shared[key] = _Shared(
+                block.name, shape, block.basis(shape), block.n_tables, rows, count
+            )
+        shared = self.shared[key]
+        loose = free[block.variables]  # (m, arity)
+        kept = np.flatnonzero(loose.any(axis=1))
+        if len(kept) == 0:
+            return
+        everything = len(kept) == len(block)
+        variables = block.variables if everything else block.variables[kept]
+        loose = loose if everything else loose[kept]
+        if block.index is None:
+            table = shared.count + np.arange(len(kept), dtype=np.int64)
+            assert shared.rows is not None
+            shared.rows.append(block.features if everything else block.features[kept])
+            shared.count += len(kept)
+        else:
+            table = block.index[kept].astype(np.int64)
+        base = table * shared.size
+        strides = [int(np.prod(shape[p + 1 :])) for p in range(len(shape))]
+        if not loose.all():
+            assert instance.observed is not None
+            for p, stride in enumerate(strides):
+                seen = instance.observed[variables[:, p]]
+                base += np.where(seen >= 0, seen, 0) * stride
+        pattern = loose @ (1 << np.arange(block.arity))
+        for code in np.unique(pattern):
+            rows_of = slice(None) if everything and loose.all() else np.flatnonzero(pattern == code)
+            axes = [p for p in range(block.arity) if code >> p & 1]
+            kind = self.kinds.setdefault(tuple(strides[p] for p in axes), len(self.kinds))
+            scope = place[variables[rows_of][:, axes]].astype(np.int32)
+            part = (scope, base[rows_of].astype(np.int64), kind, shared)
+            self.parts.setdefault(len(axes), []).append(part)
+
+    def finish(self, count: int) -> Structure:
+        start = 0
+        for shared in self.shared.values():
+            shared.start = start
+            start += shared.count * shared.size
+            if shared.rows is not None:
+                stack = sparse.vstack if any(map(sparse.issparse, shared.rows)) else np.concatenate
+                width = shared.n_tables
+                shared.features = stack(shared.rows) if shared.rows else np.zeros((0, width))
+                if sparse.issparse(shared.features):
+                    shared.features = shared.features.tocsr()
+                shared.rows = None
+        if start > MAX_ENTRIES:
+            raise InputError(
+                f"the tables of all instances have {start:,} entries, expected at most "
+                f"{MAX_ENTRIES:,}; learn from fewer instances, or use an index instead of features"
+            )
+        width = max((len(kind) for kind in self.kinds), default=1)
+        strides = np.zeros((max(1, len(self.kinds)), width), dtype=np.int64)
+        for kind, number in self.kinds.items():
+            strides[number, : len(kind)] = kind
+        factors = {}
+        for k, parts in self.parts.items():
+            counts = self.sizes[k] + [0] * (count - len(self.sizes[k]))
+            base = np.concatenate(
+                [(b + shared.start).astype(np.int32) for _, b, _, shared in parts]
+            )
+            kinds = [np.full(len(b), kind, dtype=np.int16) for _, b, kind, _ in parts]
+            factors[k] = Factors(
+                np.concatenate([v for v, _, _, _ in parts]),
+                base,
+                np.concatenate(kinds),
+                np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            )
+            parts.clear()
+        cards = np.concatenate(self.cards)
+        return Structure(
+            labels=np.concatenate(self.labels).astype(np.int64),
+            offsets=np.concatenate([[0], np.cumsum(cards)]).astype(np.int64),
+            ptr=np.concatenate([[0], np.cumsum([len(c) for c in self.cards])]).astype(np.int64),
+            factors=factors,
+            strides=strides,
+            shapes=self.shapes,
+            n_entries=start,
+            _shared=list(self.shared.values()),
+        )
+
+
+def prepare(instances: Iterable[TiedField] | Structure) -> Structure:
+    """All instances as one reduced problem.
+
+    Instances are used one at a time and not kept, so a generator may make them.
+
+    Args:
+        instances: Instances of the same parameters.
+
+    Returns:
+        What the methods in `proxfield.learn.METHODS` work on; they also take instances.
+
+    Example:
+        >>> chain = Block("smooth", [[0, 1], [1, 2]], index=[0, 0], form="potts")
+        >>> whole = TiedField([2, 2, 2], [chain], labels=[0, 0, 1], observed=[-1, -1, 1])
+        >>> prepare([whole]).n_vars
+        2
+    """
+    if isinstance(instances, Structure):
+        return instances
+    collector, count = _Collector(), 0
+    for count, instance in enumerate(instances, 1):
+        try:
+            collector.add(count - 1, instance)
+        except InputError as error:
+            text = str(error)
+            raise InputError(
+                text if text.startswith("instance ") else f"instance {count - 1}: {text}"
+            ) from None
+    if count == 0:
+        raise InputError("there are no instances, expected at least one")
+    return collector.finish(count)
+
+
+def checked(
+    instances: Iterable[TiedField] | Structure, parameters: Parameters
+) -> tuple[Structure, Parameters]:
+    """The structure, and a copy of the parameters that fits it."""
+    structure = prepare(instances)
+    check_parameters(parameters, structure.shapes)
+    if structure.n_known == 0:
+        raise InputError("no label is known, expected at least one that isn't -1")
+    copies = {name: np.array(parameters[name], dtype=np.float64) for name in structure.shapes}
+    return structure, copies
