@@ -40,12 +40,14 @@ class Inpainting:
         hidden: Variables in the hole.  # (m,)
         truth: Their true labels; None if unknown.  # (m,)
         best_known: The lowest known energy of a labelling; None if unknown.
+        labels: The image, with the truth in the hole; None if unknown.  # (height, width)
     """
 
     field: Field
     hidden: Ints
     truth: Ints | None = None
     best_known: float | None = None
+    labels: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def _maker(model: DecisionTreeField, image: Ints, mask: Any) -> Callable[[], Inp
     @cache
     def make() -> Inpainting:
         hidden = np.flatnonzero(mask)
-        return Inpainting(model.field(image, mask), hidden, image.ravel()[hidden])
+        truth = image.ravel()[hidden]
+        return Inpainting(model.field(image, mask), hidden, truth, labels=image)
 
     return make
 

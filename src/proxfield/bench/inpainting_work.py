@@ -99,20 +99,14 @@ def log_truth(model: Inpainting, result: Result) -> float | None:
 
 
 def inpainting_tasks(
-    instances: list[InpaintingInstance], rules: list[Rule], budgets: list[float], traced: bool
+    instances: list[InpaintingInstance], rules: list[Rule], budgets: list[float]
 ) -> list[InpaintingTask]:
-    """All runs, field by field; with traces of the first field of each suite."""
+    """All runs, field by field; the first field of each suite also has traces."""
     firsts = {i.suite: i for i in reversed(instances)}
-    return [
-        task
-        for instance in instances
-        for rule in rules
-        for task in (
-            *(InpaintingTask(instance, rule, budget) for budget in budgets),
-            *(
-                [InpaintingTask(instance, rule, max(budgets), traced=True)]
-                if traced and firsts[instance.suite] is instance
-                else []
-            ),
-        )
-    ]
+    tasks = []
+    for instance in instances:
+        for rule in rules:
+            tasks += [InpaintingTask(instance, rule, budget) for budget in budgets]
+            if firsts[instance.suite] is instance:
+                tasks.append(InpaintingTask(instance, rule, max(budgets), traced=True))
+    return tasks

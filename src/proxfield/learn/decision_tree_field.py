@@ -40,7 +40,7 @@ ITERATIONS = {"marginals": 30, "chains": 200, "pseudo": 60}
 """Iterations of each method by default."""
 
 
-class DecisionTreeField(Estimator):
+class DecisionTreeField:
     """A field over the pixels of label images, whose tables are chosen by decision trees.
 
     E = Σ_i U[leaf(i)][y_i] + Σ_o Σ_i V_o[leaf_o(i)][y_i, y_{i+o}]: a tree looks at what is observed
