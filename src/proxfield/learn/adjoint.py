@@ -1,7 +1,7 @@
 """Damped updates of mean field and their exact adjoint.
 
-θ_0 = 0, q_t = softmax(θ_t) and θ_{t+1} = (1 − s)·θ_t − s·g(q_t), with g the gradient of the expected
-energy. With a_t = dL/dθ_t, going back: dL/dg_t = −s·a_{t+1}, and
+θ_0 = 0, q_t = softmax(θ_t) and θ_{t+1} = (1 − s)·θ_t − s·g(q_t), with g the gradient of the
+expected energy. With a_t = dL/dθ_t, going back: dL/dg_t = −s·a_{t+1}, and
 a_t = (1 − s)·a_{t+1} + J(q_t)·(dg/dq)ᵀ·(−s·a_{t+1}), where J(q) = diag(q) − q qᵀ of each variable.
 """
 
@@ -46,18 +46,14 @@ class Unrolled:
             self._run(unary, n_updates)
 
     def _run_binary(self, unary: Doubles, n_updates: int) -> None:
-        from proxfield.learn import kernels
+        from proxfield.learn import binary_kernels as kernels
 
-        s, edges = self.structure, self.structure.order(2)
+        s, f = self.structure, self.structure.order(2)
         h = 0.5 * (unary[1::2] - unary[0::2])
-        self.j = np.empty(len(edges.base))
-        kernels.couplings(self.w, edges.base, edges.kind, s.strides, edges.variables, self.j, h)
-        self.ends = (
-            np.ascontiguousarray(edges.variables[:, 0]),
-            np.ascontiguousarray(edges.variables[:, 1]),
-        )
-        self.m = np.empty((n_updates + 1, s.n_vars))
-        kernels.binary_forward(h, *self.ends, self.j, s.ptr, edges.ptr, self.step, self.m)
+        self.j, self.m = np.empty(len(f.base)), np.empty((n_updates + 1, s.n_vars))
+        kernels.couplings(self.w, f.base, f.kind, s.strides, f.variables, self.j, h)
+        runs, run_ptr = s.runs
+        kernels.forward(h, f.variables, self.j, runs, run_ptr, s.ptr, self.step, self.m)
         self.q = np.stack([0.5 * (1.0 - self.m[-1]), 0.5 * (1.0 + self.m[-1])], axis=1).ravel()
 
     def _run(self, unary: Doubles, n_updates: int) -> None:
@@ -89,13 +85,13 @@ class Unrolled:
         return dw
 
     def _back_binary(self, d: Doubles, dw: Doubles) -> Doubles:
-        from proxfield.learn import kernels
+        from proxfield.learn import binary_kernels as kernels
 
-        s, edges = self.structure, self.structure.order(2)
-        dh, dj = np.empty(s.n_vars), np.empty(len(edges.base))
-        dm = 0.5 * (d[1::2] - d[0::2])
-        kernels.binary_backward(dm, self.m, *self.ends, self.j, s.ptr, edges.ptr, self.step, dh, dj)
-        kernels.pull_couplings(dj, dh, edges.base, edges.kind, s.strides, edges.variables, dw)
+        s, f = self.structure, self.structure.order(2)
+        dh, dj = np.empty(s.n_vars), np.zeros(len(f.base))
+        dm, (runs, run_ptr) = 0.5 * (d[1::2] - d[0::2]), s.runs
+        kernels.backward(dm, self.m, f.variables, self.j, runs, run_ptr, s.ptr, self.step, dh, dj)
+        kernels.pull_couplings(dj, dh, f.base, f.kind, s.strides, f.variables, dw)
         return np.stack([-0.5 * dh, 0.5 * dh], axis=1).ravel()
 
     def _back(self, d: Doubles, dw: Doubles) -> Doubles:

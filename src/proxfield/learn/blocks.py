@@ -136,7 +136,7 @@ class Block:
                 f'form="{self.form}" needs pairs, block {self.name!r} has {self.arity}'
             )
         if self.form == "potts":
-            return 1.0 - np.eye(*shape)
+            return np.asarray(1.0 - np.eye(shape[0], shape[1]))
         if shape != (2, 2):
             raise InputError(f'form="ising" needs two labels, block {self.name!r} has {shape}')
         return np.array([[1.0, -1.0], [-1.0, 1.0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,7 @@ def add_counts(structure: Structure, x: Ints, share: float, out: Doubles) -> Non
         chain_kernels.count_labels(f.base, f.kind, structure.strides, f.variables, x, share, out)
 
 
-def _joined(parts: list[NDArray[np.integer]], dtype: type) -> NDArray[np.integer]:  # type: ignore[type-arg]
+def _joined(parts: list[Any], dtype: type) -> NDArray[Any]:
     return np.concatenate([np.zeros(0, dtype=dtype), *parts]).astype(dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.compiled.jit import inlined, kernel
+from proxfield.compiled.jit import kernel
 from proxfield.compiled.math import exp_negative
 
 
@@ -136,118 +136,6 @@ def conditional_loss(energy: Any, offsets: Any, y: Any, weight: Any, d: Any) -> 
         d[first + label] += weight[label]
         total += weight[label] * (energy[first + label] - low + np.log(z))
     return total
-
-
-# ---- marginals of binary variables: θ is half the log odds, m = tanh θ the mean spin ----
-
-
-@inlined
-def _tanh(x: float) -> float:
-    e = exp_negative(-2.0 * abs(x))
-    t = (1.0 - e) / (1.0 + e)
-    return t if x >= 0 else -t
-
-
-@kernel
-def couplings(w: Any, base: Any, kind: Any, strides: Any, variables: Any, j: Any, h: Any) -> None:
-    """Tables of edges as J·s·t + a·s + b·t: J of each edge, and a and b added to h."""
-    for e in range(len(base)):
-        at = np.int64(base[e])
-        s0, s1 = strides[kind[e], 0], strides[kind[e], 1]
-        w00, w01, w10, w11 = w[at], w[at + s1], w[at + s0], w[at + s0 + s1]
-        j[e] = 0.25 * (w00 - w01 - w10 + w11)
-        h[variables[e, 0]] += 0.25 * (w10 + w11 - w00 - w01)
-        h[variables[e, 1]] += 0.25 * (w01 + w11 - w00 - w10)
-
-
-@inlined
-def _couple(i: Any, k: Any, j: Any, first: int, last: int, x: Any, out: Any) -> None:
-    """out += J x."""
-    for e in range(first, last):
-        out[i[e]] += j[e] * x[k[e]]
-        out[k[e]] += j[e] * x[i[e]]
-
-
-@kernel
-def binary_forward(
-    h: Any, i: Any, k: Any, j: Any, var_ptr: Any, edge_ptr: Any, step: float, m: Any
-) -> None:
-    """Damped updates θ ← (1 − step)·θ − step·(h + J m) from m = 0; all m are kept.
-
-    Args:
-        h: Fields.  # (n,)
-        i: First end of each edge.  # (edges,)
-        k: Second end of each edge.
-        j: Its coupling.
-        var_ptr: First variable of each instance.
-        edge_ptr: First edge of each instance.
-        step: The step.
-        m: Mean spins before each update and after the last.  # (updates + 1, n)
-    """
-    n_updates = len(m) - 1
-    largest = 0
-    for a in range(len(var_ptr) - 1):
-        largest = max(largest, var_ptr[a + 1] - var_ptr[a])
-    theta, force = np.empty(largest), np.empty(len(h))
-    for a in range(len(var_ptr) - 1):
-        v0, v1 = var_ptr[a], var_ptr[a + 1]
-        for v in range(v0, v1):
-            theta[v - v0] = 0.0
-            m[0, v] = 0.0
-        for t in range(n_updates):
-            for v in range(v0, v1):
-                force[v] = h[v]
-            _couple(i, k, j, edge_ptr[a], edge_ptr[a + 1], m[t], force)
-            for v in range(v0, v1):
-                theta[v - v0] = (1.0 - step) * theta[v - v0] - step * force[v]
-                m[t + 1, v] = _tanh(theta[v - v0])
-
-
-@kernel
-def binary_backward(
-    d: Any, m: Any, i: Any, k: Any, j: Any, var_ptr: Any, edge_ptr: Any, step: float,
-    dh: Any, dj: Any,
-) -> None:  # fmt: skip
-    """The adjoint of `binary_forward`: from dL/dm of the last state to dL/dh and dL/dJ."""
-    n_updates = len(m) - 1
-    adjoint, back = np.empty(len(d)), np.empty(len(d))
-    for a in range(len(var_ptr) - 1):
-        v0, v1, e0, e1 = var_ptr[a], var_ptr[a + 1], edge_ptr[a], edge_ptr[a + 1]
-        for v in range(v0, v1):
-            adjoint[v] = d[v] * (1.0 - m[n_updates, v] * m[n_updates, v])
-            dh[v] = 0.0
-        for e in range(e0, e1):
-            dj[e] = 0.0
-        for t in range(n_updates - 1, -1, -1):
-            before = m[t]
-            for v in range(v0, v1):
-                dh[v] -= step * adjoint[v]
-                back[v] = 0.0
-            if t == 0:  # m is 0: neither J nor what came before matters
-                continue
-            for e in range(e0, e1):
-                p, r = i[e], k[e]
-                back[p] += j[e] * adjoint[r]
-                back[r] += j[e] * adjoint[p]
-                dj[e] -= step * (adjoint[p] * before[r] + adjoint[r] * before[p])
-            for v in range(v0, v1):
-                slope = 1.0 - before[v] * before[v]
-                adjoint[v] = (1.0 - step) * adjoint[v] - step * slope * back[v]
-
-
-@kernel
-def pull_couplings(
-    dj: Any, dh: Any, base: Any, kind: Any, strides: Any, variables: Any, out: Any
-) -> None:
-    """The transpose of `couplings`."""
-    for e in range(len(base)):
-        at = np.int64(base[e])
-        s0, s1 = strides[kind[e], 0], strides[kind[e], 1]
-        x, a, b = 0.25 * dj[e], 0.25 * dh[variables[e, 0]], 0.25 * dh[variables[e, 1]]
-        out[at] += x - a - b
-        out[at + s1] += -x - a + b
-        out[at + s0] += -x + a - b
-        out[at + s0 + s1] += x + a + b
 
 
 # ---- marginals of any variables ----

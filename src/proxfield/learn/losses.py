@@ -79,10 +79,10 @@ def _overlaps(q: Doubles, targets: Targets) -> tuple[Ints, Ints, Doubles, Double
     """Entries, their classes and truth; Σ q·y and Σ q + Σ y of each class."""
     at, label = targets.entries()
     owner = np.searchsorted(targets.offsets, at, side="right") - 1
-    truth = (targets.labels[owner] == label).astype(np.float64)
+    truth = np.asarray(targets.labels[owner] == label, dtype=np.float64)
     n = len(targets.weights)
-    inside = np.bincount(label, q[at] * truth, n)
-    total = np.bincount(label, q[at], n) + np.bincount(label, truth, n)
+    inside = np.bincount(label, q[at] * truth, n).astype(np.float64)
+    total = (np.bincount(label, q[at], n) + np.bincount(label, truth, n)).astype(np.float64)
     return at, label, truth, inside, total
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,13 +139,11 @@ def minimize(
         watch.see(x, f, flat)
         return f, flat
 
-    try:
+    with suppress(KeyboardInterrupt, StopIteration):
         scipy_minimize(
             value, start, jac=True, method="L-BFGS-B", callback=lambda _: watch.tell(),
             options={"maxiter": max_iters, "maxfun": 2 * max_iters + 20, "ftol": tol, "gtol": 1e-8},
         )  # fmt: skip
-    except (KeyboardInterrupt, StopIteration):
-        pass
     return packing.unpack(start if watch.x is None else watch.x)
 
 

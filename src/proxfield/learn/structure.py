@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +35,10 @@ class _Shared:
     shape: tuple[int, ...]
     basis: Doubles | None
     n_tables: int
-    rows: list[object] | None  # features of each instance; None with an index
+    rows: list[Any] | None  # features of each instance; None with an index
     count: int = 0  # tables in w
     start: int = 0  # first entry in w
-    features: object = None
+    features: Any = None
 
     @property
     def size(self) -> int:
@@ -45,13 +47,13 @@ class _Shared:
     def tables(self, parameters: Doubles) -> Doubles:
         """Entries in w.  # (count * size,)"""
         v = expand(parameters, self.basis, len(self.shape)).reshape(self.n_tables, self.size)
-        return np.asarray(v if self.features is None else self.features @ v).ravel()  # type: ignore[operator]
+        return np.asarray(v if self.features is None else self.features @ v).ravel()
 
     def pull(self, gradient: Doubles) -> Doubles:
         """The gradient in parameters from that in w."""
         g = gradient.reshape(self.count, self.size)
         if self.features is not None:
-            g = np.asarray(self.features.T @ g)  # type: ignore[attr-defined]
+            g = np.asarray(self.features.T @ g)
         return contract(g.reshape(self.n_tables, *self.shape), self.basis, len(self.shape))
 
 
@@ -118,6 +120,19 @@ class Structure:
             np.zeros(self.n_instances + 1, dtype=np.int64),
         )  # fmt: skip
 
+    @cached_property
+    def runs(self) -> tuple[Ints, Ints]:
+        """Runs of edges whose ends both move on by one: their first edges, and runs by instance.
+
+        # (runs + 1,), (n_instances + 1,)
+        """
+        edges = self.order(2)
+        new = np.ones(len(edges.base) + 1, dtype=bool)
+        new[1:-1] = (np.diff(edges.variables, axis=0) != 1).any(axis=1)
+        new[edges.ptr] = True
+        first = np.flatnonzero(new)
+        return first, np.searchsorted(first, edges.ptr)
+
     def tables(self, parameters: Parameters) -> Doubles:
         """All tables one after another.  # (n_entries,)"""
         out = np.empty(self.n_entries)
@@ -141,7 +156,7 @@ class _Collector:
     def __init__(self) -> None:
         self.shared: dict[tuple[object, ...], _Shared] = {}
         self.kinds: dict[tuple[int, ...], int] = {}
-        self.parts: dict[int, list[tuple[Ints, Ints, int, _Shared]]] = {}
+        self.parts: dict[int, list[tuple[Index, Ints, int, _Shared]]] = {}
         self.sizes: dict[int, list[int]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.labels: list[Ints] = []
@@ -187,7 +202,7 @@ class _Collector:
         )
         key = (block.name, shape, form, block.n_tables, block.index is None)
         if key not in self.shared:
-            rows: list[object] | None = [] if block.index is None else None
+            rows: list[Any] | None = [] if block.index is None else None
             count = 0 if block.index is None else block.n_tables
             self.shared[key] = _Shared(
                 block.name, shape, block.basis(shape), block.n_tables, rows, count
@@ -291,14 +306,9 @@ def prepare(instances: Iterable[TiedField] | Structure) -> Structure:
     if isinstance(instances, Structure):
         return instances
     collector, count = _Collector(), 0
-    for count, instance in enumerate(instances, 1):
-        try:
-            collector.add(count - 1, instance)
-        except InputError as error:
-            text = str(error)
-            raise InputError(
-                text if text.startswith("instance ") else f"instance {count - 1}: {text}"
-            ) from None
+    for instance in instances:
+        collector.add(count, instance)
+        count += 1
     if count == 0:
         raise InputError("there are no instances, expected at least one")
     return collector.finish(count)
