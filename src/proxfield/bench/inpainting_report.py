@@ -127,7 +127,7 @@ def draw_characters(
         result = infer_with(make_rule(PICTURED), model.field, settings, max_iters=1000, trace=False)
         mask = np.zeros(model.labels.size, dtype=bool)
         mask[model.hidden] = True
-        q = result.marginals.reshape(*model.labels.shape, -1)
+        q = result.q.reshape(*model.labels.shape, -1)
         sheet = inpainting_sheet(model.labels, mask.reshape(model.labels.shape), q, truth=True)
         what = f"{instance.name}, trained by {suite}: before, after, uncertainty, truth and errors"
         what += f" ({PICTURED}, at most 1000 iterations)."

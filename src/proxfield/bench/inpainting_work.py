@@ -87,14 +87,14 @@ def count_correct(model: Inpainting, result: Result) -> int | None:
     """Pixels of the hole whose most probable label is the true one; None without the truth."""
     if model.truth is None:
         return None
-    return int((result.marginals[model.hidden].argmax(axis=1) == model.truth).sum())
+    return int((np.asarray(result.marginals)[model.hidden].argmax(axis=1) == model.truth).sum())
 
 
 def log_truth(model: Inpainting, result: Result) -> float | None:
     """Σ log q of the true labels in the hole; None without the truth."""
     if model.truth is None:
         return None
-    q = result.marginals[model.hidden, model.truth]
+    q = np.asarray(result.marginals)[model.hidden, model.truth]
     return float(np.log(np.maximum(q, 1e-12)).sum())
 
 

@@ -202,7 +202,7 @@ def fill(hole: Hole, model: DecisionTreeField, truth: bool, run: Record) -> Reco
     except InputError as error:
         text = error.message.removeprefix("image 0 ")
         raise InputError(text, path=display_name(hole.image)) from None
-    q = result.marginals.reshape(*labels.shape, model.n_labels_)
+    q = result.q.reshape(*labels.shape, model.n_labels_)
     found = np.where(hidden, q.argmax(axis=2), labels)
     picture = None
     if hole.sheet is not None:

@@ -227,7 +227,7 @@ class DecisionTreeField:
         out = []
         for holed in self._holed(images, masks):
             result = self.infer(holed.labels, holed.hidden)
-            out.append(result.marginals.reshape(*holed.labels.shape, self.n_labels_))
+            out.append(result.q.reshape(*holed.labels.shape, self.n_labels_))
         return _as_given(out, images)
 
     def predict(self, images: ArrayLike, masks: Masks = None) -> Any:

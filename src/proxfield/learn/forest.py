@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.common.arrays import Doubles
 from proxfield.learn.blocks import Block, Parameters
@@ -47,9 +48,9 @@ class Forest:
         """Maximum distance, along an axis, of a pixel that is looked at."""
         return int(np.abs(self.features).max(initial=0))
 
-    def holed(self, labels: Ints, hidden: Ints) -> HoledImage:
+    def holed(self, labels: Ints, hidden: NDArray[np.bool_]) -> HoledImage:
         """An image with a hole, as the trees see it."""
-        return HoledImage(labels, hidden.astype(bool), self.n_labels, self.reach)
+        return HoledImage(labels, hidden, self.n_labels, self.reach)
 
     def instance(self, image: HoledImage) -> TiedField:
         """The variables, tied parameters and labels of an image.

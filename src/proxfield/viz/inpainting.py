@@ -17,11 +17,11 @@ from proxfield.io.overlay import label_colors
 from proxfield.viz.tiles import caption_picture, join_pictures
 
 Picture = NDArray[np.uint8]
-HOLE = (198, 208, 224)
+HOLE = np.array([198, 208, 224], dtype=np.uint8)
 """Color of hidden pixels."""
-WRONG = (213, 94, 0)
+WRONG = np.array([213.0, 94.0, 0.0])
 """Color of pixels that aren't the true ones."""
-CERTAIN, UNCERTAIN = (247, 251, 255), (8, 48, 107)
+CERTAIN, UNCERTAIN = np.array([247.0, 251.0, 255.0]), np.array([8.0, 48.0, 107.0])
 """Colors of no uncertainty and of all labels alike."""
 BLACK_ON_WHITE = (255, 255, 255, 0, 0, 0)
 """Colors of two labels, where an image has no palette."""
@@ -79,7 +79,7 @@ def inpainting_sheet(
     found = np.where(hidden, q.argmax(axis=2), labels)
     seen = colors[np.where(hidden, 0, labels)]
     pictures = {
-        "before": np.where(hidden[..., None], np.uint8(HOLE), seen),
+        "before": np.where(hidden[..., None], HOLE, seen),
         "after": colors[found],
         "uncertainty": _draw_uncertainty(q, hidden, seen),
     }
@@ -87,7 +87,7 @@ def inpainting_sheet(
         wrong = hidden & (found != labels)
         share = 100 * (1 - wrong.sum() / max(1, hidden.sum()))
         pictures["truth"] = colors[labels]
-        mixed = 0.35 * colors[labels] + 0.65 * np.float64(WRONG)
+        mixed = 0.35 * colors[labels] + 0.65 * WRONG
         name = f"wrong pixels ({share:.1f} % right)"
         pictures[name] = np.where(wrong[..., None], mixed, 0.75 * colors[labels] + 64)
     scale = max(1, -(-WIDTH // labels.shape[1]))
@@ -103,6 +103,6 @@ def inpainting_sheet(
 def _draw_uncertainty(q: Doubles, hidden: NDArray[np.bool_], seen: Picture) -> Picture:
     """Hidden pixels from light (certain) to dark blue (all labels alike), others pale."""
     share = uncertainty(q)[..., None]
-    hue = (1 - share) * np.float64(CERTAIN) + share * np.float64(UNCERTAIN)
+    hue = (1 - share) * CERTAIN + share * UNCERTAIN
     pale = 0.25 * seen + 0.75 * 255
     return np.asarray(np.where(hidden[..., None], hue, pale), dtype=np.uint8)
