@@ -212,7 +212,9 @@ def read_model(path: str | Path, *, distinct: bool = True) -> Field:
         if unary.shape[1:] != (2,) or tables.shape != (len(scopes), 2, 2):
             raise ValueError(f"D is {unary.shape}, W is {tables.shape}, E has {len(scopes)} edges")
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"no decision tree field ({error}), expected D, E and W", path=name) from None
+        raise InputError(
+            f"no decision tree field ({error}), expected D, E and W", path=name
+        ) from None
     index = None
     if distinct:
         flat, index = np.unique(tables.reshape(-1, 4), axis=0, return_inverse=True)

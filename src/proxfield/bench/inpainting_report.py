@@ -40,13 +40,13 @@ def inpainting_section(results: InpaintingResults) -> str:
     """Tables and pictures; the curves are among those of the other models."""
     out = '<section><h2 id="inpainting">Characters completed</h2>' + paragraphs(
         "Pictures of characters with a hole in the middle, and the question which pixels of the "
-        "hole are ink. A decision tree field chooses the energies of pixels, and of pairs of pixels "
-        "at 32 offsets, by trees that look at what is visible around them. Rules are compared by F "
-        "and by the share of hidden pixels that are right.",
-        "The same trees get two sets of energies. Learnt by maximum likelihood (persistent chains), "
-        "F is rugged: rules end in different minima, as in the paper. But the labelling of lowest "
-        "energy then lies far below the true one, so a lower F isn’t a better picture. Learnt "
-        "through the marginals that mean field computes, F has practically one minimum, all rules "
+        "hole are ink. A decision tree field chooses the energies of pixels, and of pairs of "
+        "pixels at 32 offsets, by trees that look at what is visible around them. Rules are "
+        "compared by F and by the share of hidden pixels that are right.",
+        "The same trees get two sets of energies. Learnt by maximum likelihood (persistent "
+        "chains), F is rugged: rules end in different minima, as in the paper. But the labelling "
+        "of lowest energy then lies far below the true one, so a lower F isn’t a better picture. "
+        "Learnt through the marginals that mean field computes, F has practically one minimum, all rules "
         "agree, and the pictures are the best: what is learnt matters more here than the rule.",
     )
     for table in results.tables:

@@ -42,7 +42,7 @@ def everything(ctx: click.Context, /, **options: Any) -> None:
     """Tables 1 to 3 and Figure 3 of the paper, in the folder OUT: one report of all experiments.
 
     The same as bench people, bench inpainting and bench paper one after another, each with a
-    results file in OUT; the same command goes on where it was stopped. With --json, a line for each.
+    results file in OUT; the same command goes on where it was stopped. With --json, a line each.
 
     \b
     Examples:

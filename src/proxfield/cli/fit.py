@@ -67,7 +67,7 @@ def count(name: str, default: int | None, text: str) -> Decorator:
     help="Random seed.",
 )
 @json_option
-def command(images: tuple[str, ...], as_json: bool, /, **options: Any) -> None:
+def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Learn to complete label images: a decision tree field for proxfield inpaint.
 
     IMAGE is a label map (PNG with a palette or gray, .npy) or a folder of these, complete also

@@ -93,7 +93,7 @@ class Hole:
     help="Maximum number of threads; all cores by default.",
 )
 @json_option
-def command(images: tuple[str, ...], as_json: bool, /, **options: Any) -> None:
+def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Complete the hidden part of label images by a decision tree field.
 
     IMAGE is a label map (PNG with a palette or gray, .npy) or a folder of these; what it holds in

@@ -5,42 +5,50 @@ Nowozin, Rother, Bagon, Sharp, Yao and Kohli: *Decision Tree Fields* (ICCV 2011)
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Doubles
+from proxfield.common.arrays import Arrays
 from proxfield.common.checks import whole_number
-from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.inference.infer import infer
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.chains import fit_chains
+from proxfield.learn.estimator import Estimator, versions
 from proxfield.learn.forest import PAIRS, UNARY, Forest, grow_forest
-from proxfield.learn.holes import MAX_LABELS, HoledImage, check_images, feature_offsets, pair_offsets
+from proxfield.learn.holes import (
+    MAX_LABELS,
+    HoledImage,
+    check_images,
+    feature_offsets,
+    pair_offsets,
+)
+from proxfield.learn.instances import digest
 from proxfield.learn.marginals import fit_marginals
 from proxfield.learn.optimize import FitProgress
 from proxfield.learn.pseudo import fit_pseudo
 from proxfield.learn.structure import prepare
-from proxfield.learn.trees import Tree
+from proxfield.learn.trees import Tree, check_tree
 from proxfield.terms.base import Ints
 
 if TYPE_CHECKING:
     from proxfield.result import Result
 
 Callback = Callable[[FitProgress], object]
-Masks = ArrayLike | None
-KIND = "decision tree field"
+Images = Any
+"""Label images: one array (n, height, width), or a sequence of (height, width)."""
+Masks = Any
+"""What is hidden: one mask for all images, or one for each; None: see each method."""
 METHODS = ("marginals", "chains", "pseudo")
 ITERATIONS = {"marginals": 30, "chains": 200, "pseudo": 60}
 """Iterations of each method by default."""
 
 
-class DecisionTreeField:
+class DecisionTreeField(Estimator):
     """A field over the pixels of label images, whose tables are chosen by decision trees.
 
     E = Σ_i U[leaf(i)][y_i] + Σ_o Σ_i V_o[leaf_o(i)][y_i, y_{i+o}]: a tree looks at what is observed
@@ -57,8 +65,8 @@ class DecisionTreeField:
         pair_leaves: Maximum number of leaves of each offset's tree.
         max_samples: Maximum number of pixels or pairs that a tree is grown from.
         n_labels: Number of labels; one more than the largest in training by default.
-        method: "marginals" (the labels' log-likelihood under the marginals that mean field computes;
-            the best pictures), "chains" (maximum likelihood with persistent chains) or "pseudo"
+        method: "marginals" (log-likelihood of the marginals that mean field computes; the best
+            pictures), "chains" (maximum likelihood with persistent chains) or "pseudo"
             (pseudo-likelihood).
         l2: Weight of the squared norm of the tables; by default 30 for "marginals", else 1.
         max_iters: Iterations of the method; by default 30, 200 and 60.
@@ -72,11 +80,11 @@ class DecisionTreeField:
         n_labels_: Number of labels, K.
 
     Example:
-        >>> rng = np.random.default_rng(0)
-        >>> stripes = (np.arange(12) // 3 % 2 + np.zeros((8, 12, 1), int)).swapaxes(1, 2)
-        >>> hole = np.zeros((12, 12), bool); hole[4:8, 4:8] = True
-        >>> model = DecisionTreeField(unary_leaves=4, pair_leaves=2, reach=8, max_iters=5)
-        >>> model.fit(stripes[:, :, :12], hole[: stripes.shape[1]]).score(stripes, hole)
+        >>> rows, columns = np.mgrid[0:12, 0:12]
+        >>> stripes = np.array([(columns + k) // 3 % 2 for k in range(6)])
+        >>> hole = (abs(rows - 6) < 3) & (abs(columns - 6) < 3)
+        >>> model = DecisionTreeField(unary_leaves=4, pair_leaves=2, features=64, reach=6)
+        >>> model.set_params(max_iters=5).fit(stripes, hole).score(stripes, hole)
         1.0
     """
 
@@ -114,7 +122,7 @@ class DecisionTreeField:
     # ---- fitting ----
 
     def fit(
-        self, images: ArrayLike, masks: Masks = None, *, callback: Callback | None = None
+        self, images: Images, masks: Masks = None, *, callback: Callback | None = None
     ) -> DecisionTreeField:
         """Grow trees and learn tables.
 
@@ -150,6 +158,14 @@ class DecisionTreeField:
         )
         self.forest_, self.n_labels_ = forest, count
         self.parameters_ = self._learn(forest, holed, callback)
+        self.about_ = {
+            "images": len(holed),
+            "hidden pixels": sum(int(h.sum()) for h in hidden),
+            "labels": count,
+            "trees": 1 + len(forest.pairs),
+            "data digest": digest([*labels, *hidden]),
+            "versions": ", ".join(f"{k} {v}" for k, v in versions().items()),
+        }
         return self
 
     def _learn(
@@ -174,7 +190,7 @@ class DecisionTreeField:
             raise InputError(f"method={shown(self.method)}, expected one of: {', '.join(METHODS)}")
         for name in ("features", "reach", "unary_leaves", "pair_leaves", "max_samples"):
             whole_number(getattr(self, name), name, 1)
-        if self.n_labels is not None and not 2 <= whole_number(self.n_labels, "n_labels", 2):
+        if self.n_labels is not None and whole_number(self.n_labels, "n_labels", 2) > MAX_LABELS:
             raise InputError(f"n_labels={shown(self.n_labels)}, expected 2 to {MAX_LABELS}")
 
     def _pair_offsets(self) -> Ints:
@@ -200,7 +216,8 @@ class DecisionTreeField:
             image: A label image; what it holds in the hole doesn't matter.  # (height, width)
             mask: True where pixels are hidden; by default where the image is negative.
         """
-        return self.forest_.instance(self._holed([image], mask)[0]).field(self.parameters_)
+        holed = self._holed([image], None if mask is None else [mask])[0]
+        return self.forest_.instance(holed).field(self.parameters_)
 
     def infer(self, image: ArrayLike, mask: Masks = None, **options: Any) -> Result:
         """The `Result` of inference in the field of an image.
@@ -214,7 +231,7 @@ class DecisionTreeField:
         rule = given.pop("rule", self.rule)
         return infer(self.field(image, mask), rule, **given)
 
-    def predict_proba(self, images: ArrayLike, masks: Masks = None) -> Any:
+    def predict_proba(self, images: Images, masks: Masks = None) -> Any:
         """Marginals of all pixels; those of observed ones are 0 and 1.
 
         Args:
@@ -230,7 +247,7 @@ class DecisionTreeField:
             out.append(result.q.reshape(*holed.labels.shape, self.n_labels_))
         return _as_given(out, images)
 
-    def predict(self, images: ArrayLike, masks: Masks = None) -> Any:
+    def predict(self, images: Images, masks: Masks = None) -> Any:
         """Images whose hidden pixels have their most probable label.
 
         Args:
@@ -245,7 +262,7 @@ class DecisionTreeField:
 
     inpaint = predict
 
-    def score(self, images: ArrayLike, masks: Masks = None) -> float:
+    def score(self, images: Images, masks: Masks = None) -> float:
         """The share of hidden pixels whose most probable label is true.
 
         Args:
@@ -254,7 +271,7 @@ class DecisionTreeField:
         """
         return self.evaluate(images, masks)["accuracy"]
 
-    def evaluate(self, images: ArrayLike, masks: Masks = None) -> dict[str, float]:
+    def evaluate(self, images: Images, masks: Masks = None) -> dict[str, float]:
         """The accuracy in holes, and the mean log q of the true labels there.
 
         Args:
@@ -264,9 +281,10 @@ class DecisionTreeField:
         Returns:
             ``accuracy`` and ``log_likelihood``.
         """
+        self.check_fitted()
         if masks is None:
             raise InputError("no masks, expected True where pixels are to be hidden")
-        labels, hidden = check_images(images, masks, self._n_labels(), known=True)
+        labels, hidden = check_images(images, masks, self.n_labels_, known=True)
         total, correct, log = 0, 0, 0.0
         for x, h, q in zip(labels, hidden, self.predict_proba(labels, hidden), strict=True):
             truth, seen = x[h], q[h]
@@ -277,21 +295,54 @@ class DecisionTreeField:
             raise InputError("no pixel is hidden in any image, expected holes")
         return {"accuracy": correct / total, "log_likelihood": log / total}
 
-    def _n_labels(self) -> int:
-        if not hasattr(self, "parameters_"):
-            raise InputError("this DecisionTreeField isn't fitted yet, expected fit or load before")
-        return self.n_labels_
+    # ---- files ----
 
-    def _holed(self, images: ArrayLike, masks: Masks) -> list[HoledImage]:
-        count = self._n_labels()
+    def to_arrays(self) -> Arrays:
+        """Parameters and trees, for files."""
+        forest = self.forest_
+        trees = (forest.unary, *forest.pairs)
+        return {
+            **super().to_arrays(),
+            "features": forest.features,
+            "offsets": forest.offsets,
+            "tests": np.concatenate([tree.tests for tree in trees]),
+            "children": np.concatenate([tree.children for tree in trees]),
+            "nodes": np.array([len(tree.tests) for tree in trees]),
+        }
+
+    def from_arrays(self, arrays: Arrays) -> None:
+        """Take parameters and trees from a file."""
+        super().from_arrays(arrays)
+        tests, children = arrays["tests"], arrays["children"]
+        features, offsets, nodes = arrays["features"], arrays["offsets"], arrays["nodes"]
+        whole = (features, offsets, tests, children)
+        fits = all(x.dtype.kind == "i" and x.ndim == 2 and x.shape[1] == 2 for x in whole)
+        fits = fits and nodes.shape == (len(offsets) + 1,) and len(tests) == nodes.sum()
+        if not fits or len(children) != len(tests):
+            raise InputError("the file is damaged: its trees don't fit together")
+        ends = np.cumsum(nodes)
+        trees = tuple(
+            Tree(tests[e - n : e], children[e - n : e]) for e, n in zip(ends, nodes, strict=True)
+        )
+        for tree in trees:
+            check_tree(tree, len(features), self.n_labels_)
+        self.forest_ = Forest(self.n_labels_, features, offsets, trees[0], trees[1:])
+        k, own = self.n_labels_, self.parameters_
+        shapes = {UNARY: (trees[0].n_leaves, k), PAIRS: (int(self.forest_.starts[-1]), k, k)}
+        if {name: value.shape for name, value in own.items()} != shapes:
+            raise InputError("the file is damaged: its parameters don't fit its trees")
+
+    def _holed(self, images: Images, masks: Masks) -> list[HoledImage]:
+        self.check_fitted()
+        count = self.n_labels_
         if masks is None:
-            masks = [np.asarray(image) < 0 for image in images]  # type: ignore[union-attr]
+            masks = [np.asarray(image) < 0 for image in images]
         labels, hidden = check_images(images, masks, count, known=False)
         return [
             self.forest_.holed(np.where(h, 0, x), h) for x, h in zip(labels, hidden, strict=True)
         ]
 
 
-def _as_given(parts: list[NDArray[Any]], images: ArrayLike) -> Any:
+def _as_given(parts: list[NDArray[Any]], images: Images) -> Any:
     """An array where the images came as one, else a list."""
     return np.stack(parts) if isinstance(images, np.ndarray) else parts

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Doubles
+from proxfield.errors import InputError
 from proxfield.terms.base import Ints
 
 Bytes = NDArray[np.uint8]
@@ -144,6 +145,27 @@ def grow_reference(
         leaves[place] = (first, parts[0], best_split(parts[0]))
         leaves.append((first + 1, parts[1], best_split(parts[1])))
     return Tree(np.array(tests), np.array(children))
+
+
+def check_tree(tree: Tree, n_features: int, n_values: int) -> None:
+    """Raise `InputError` unless every node is reached once and asks for what there is.
+
+    Args:
+        tree: A tree, from a file for example.
+        n_features: Number of features.
+        n_values: Largest value of a feature.
+    """
+    inner = tree.tests[:, 0] >= 0
+    feature, value = tree.tests[inner].T
+    reached = np.sort(tree.children[inner].ravel())
+    if (
+        not len(inner)
+        or (feature >= n_features).any()
+        or not ((value >= 0) & (value <= n_values)).all()
+        or not np.array_equal(reached, np.arange(1, len(inner)))
+        or (tree.children[inner] <= np.flatnonzero(inner)[:, None]).any()  # no cycles
+    ):
+        raise InputError("the file is damaged: a tree isn't one")
 
 
 def gain_scores(n: int) -> Ints:

@@ -14,7 +14,7 @@ from proxfield.common.arrays import Doubles
 from proxfield.errors import InputError
 from proxfield.io.images import import_pillow
 from proxfield.io.overlay import label_colors
-from proxfield.viz.tiles import caption_picture, join_pictures
+from proxfield.viz.tiles import caption_picture, frame_picture, join_pictures
 
 Picture = NDArray[np.uint8]
 HOLE = np.array([198, 208, 224], dtype=np.uint8)
@@ -95,7 +95,7 @@ def inpainting_sheet(
     for name, pixels in pictures.items():
         small = pillow.fromarray(np.asarray(pixels, dtype=np.uint8))
         size = (small.width * scale, small.height * scale)
-        tiles.append(caption_picture(small.resize(size, pillow.NEAREST), name))
+        tiles.append(caption_picture(frame_picture(small.resize(size, pillow.NEAREST)), name))
     sheet = join_pictures(tiles, 0)
     return np.array(caption_picture(sheet, title) if title else sheet)
 

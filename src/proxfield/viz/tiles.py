@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
     from PIL.ImageFont import ImageFont as BitmapFont
 
-BACKGROUND, INK = "#FFFFFF", "#222222"
+BACKGROUND, INK, FRAME = "#FFFFFF", "#222222", "#BBBBBB"
 GAP = 8
 """Pixels between pictures."""
 
@@ -41,6 +41,13 @@ def label_picture(picture: PillowImage, text: str) -> PillowImage:
     draw.rectangle((0, 0, box[2] + 4, box[3] + 3), fill=BACKGROUND)
     draw.text((4, 3), text, fill=INK, font=font)
     return picture
+
+
+def frame_picture(picture: PillowImage) -> PillowImage:
+    """A picture with a thin frame, so that its border shows on white."""
+    from PIL import ImageOps
+
+    return ImageOps.expand(picture, border=1, fill=FRAME)
 
 
 def caption_picture(picture: PillowImage, text: str) -> PillowImage:
