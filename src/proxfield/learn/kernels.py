@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.compiled.jit import kernel
+from proxfield.compiled.jit import inlined, kernel
 from proxfield.compiled.math import exp_negative
 
 
@@ -141,6 +141,52 @@ def conditional_loss(energy: Any, offsets: Any, y: Any, weight: Any, d: Any) -> 
 # ---- marginals of any variables ----
 
 
+@inlined
+def _add_edge(w: Any, ends: Any, base: Any, steps: Any, offsets: Any, q: Any, out: Any) -> None:
+    """Add the gradient of one edge's expected energy; unsigned places need no test of the sign."""
+    a, b = np.uint64(offsets[ends[0]]), np.uint64(offsets[ends[1]])
+    rows = np.uint64(offsets[ends[0] + 1]) - a
+    columns = np.uint64(offsets[ends[1] + 1]) - b
+    step, at = np.uint64(steps[0]), np.uint64(base)
+    if steps[1] == 1:
+        for r in range(rows):
+            total, weight = 0.0, q[a + r]
+            for c in range(columns):
+                total += w[at + c] * q[b + c]
+            for c in range(columns):
+                out[b + c] += w[at + c] * weight
+            out[a + r] += total
+            at += step
+        return
+    across = np.uint64(steps[1])
+    for r in range(rows):
+        total, weight = 0.0, q[a + r]
+        for c in range(columns):
+            value = w[at + c * across]
+            total += value * q[b + c]
+            out[b + c] += value * weight
+        out[a + r] += total
+        at += step
+
+
+@inlined
+def _pull_edge(ends: Any, base: Any, steps: Any, offsets: Any, q: Any, d: Any, dw: Any) -> None:
+    """Add the gradient in one edge's table, from dL/dg."""
+    a, b = np.uint64(offsets[ends[0]]), np.uint64(offsets[ends[1]])
+    rows = np.uint64(offsets[ends[0] + 1]) - a
+    columns = np.uint64(offsets[ends[1] + 1]) - b
+    step, across, at = np.uint64(steps[0]), np.uint64(steps[1]), np.uint64(base)
+    for r in range(rows):
+        qa, da = q[a + r], d[a + r]
+        if across == 1:
+            for c in range(columns):
+                dw[at + c] += da * q[b + c] + qa * d[b + c]
+        else:
+            for c in range(columns):
+                dw[at + c * across] += da * q[b + c] + qa * d[b + c]
+        at += step
+
+
 @kernel
 def add_gradient(
     w: Any, variables: Any, base: Any, kind: Any, strides: Any, offsets: Any, q: Any, out: Any
@@ -151,17 +197,7 @@ def add_gradient(
     for e in range(len(base)):
         steps = strides[kind[e]]
         if k == 2:
-            a0, b0 = offsets[variables[e, 0]], offsets[variables[e, 1]]
-            a1, b1 = offsets[variables[e, 0] + 1], offsets[variables[e, 1] + 1]
-            for a in range(a0, a1):
-                at = base[e] + (a - a0) * steps[0]
-                total = 0.0
-                qa = q[a]
-                for b in range(b0, b1):
-                    value = w[at + (b - b0) * steps[1]]
-                    total += value * q[b]
-                    out[b] += value * qa
-                out[a] += total
+            _add_edge(w, variables[e], base[e], steps, offsets, q, out)
             continue
         x[:] = 0
         while True:
@@ -197,19 +233,8 @@ def add_adjoint(
     for e in range(len(base)):
         steps = strides[kind[e]]
         if k == 2:
-            a0, b0 = offsets[variables[e, 0]], offsets[variables[e, 1]]
-            a1, b1 = offsets[variables[e, 0] + 1], offsets[variables[e, 1] + 1]
-            for a in range(a0, a1):
-                at = base[e] + (a - a0) * steps[0]
-                total = 0.0
-                qa, da = q[a], d[a]
-                for b in range(b0, b1):
-                    place = at + (b - b0) * steps[1]
-                    value = w[place]
-                    total += value * d[b]
-                    out[b] += value * da
-                    dw[place] += da * q[b] + qa * d[b]
-                out[a] += total
+            _add_edge(w, variables[e], base[e], steps, offsets, d, out)
+            _pull_edge(variables[e], base[e], steps, offsets, q, d, dw)
             continue
         x[:] = 0
         while True:

@@ -1,0 +1,292 @@
+"""`CRF`: a log-linear conditional random field over graphs, with scikit-learn's conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from proxfield.common.arrays import Ints
+from proxfield.common.checks import is_real
+from proxfield.common.records import Record
+from proxfield.errors import InputError, shown
+from proxfield.field import Field
+from proxfield.learn.blocks import Block
+from proxfield.learn.estimator import Estimator, versions
+from proxfield.learn.instances import Graph, as_graph, as_sequence, digest
+from proxfield.learn.losses import Loss, find_loss
+from proxfield.learn.optimize import Callback
+from proxfield.learn.registry import METHODS, find_method
+from proxfield.learn.structure import prepare
+from proxfield.learn.tied import TiedField
+from proxfield.rules.registry import make_rule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+UNARIES = ("linear", "table")
+PAIRWISE = ("potts", "ising", "table", "none")
+
+
+class CRF(Estimator):
+    """A log-linear field over graphs: E = Σ_i x_i·U[:, y_i] + Σ_e Σ_f x_ef V_f[y_i, y_j].
+
+    Args:
+        unary: "linear" (node features times U) or "table" (nodes are an index of rows of U).
+        pairwise: "potts" (one weight per edge feature or index), "ising" (the same for two labels,
+            as J·s·t), "table" (a full table per edge feature or index) or "none".
+        method: "marginals", "chains" or "pseudo", which the others start from.
+        loss: What "marginals" minimizes: "log", "dice", "iou" or a function like those in `LOSSES`.
+        l2: Weight of ½ ‖parameters‖², in a sum over all labels.
+        rule: The rule of inference for predictions; see `proxfield.RULES`.
+        fit_intercept: Add an energy per label to all nodes.
+        n_labels: Number of labels; by default one more than the largest in the training set.
+        class_weight: Weights of the true labels: numbers, "balanced", or None for 1.
+        n_updates: Damped updates that "marginals" learns through.
+        step: Their step.
+        max_iters: Maximum number of iterations of each method; None: each method's own.
+        seed: Random seed.
+
+    Attributes:
+        parameters_: Learnt parameters: "unary" (F, labels), "pairwise" and "intercept".
+        n_labels_: Number of labels.
+        n_features_in_: Number of node features (of rows of U for tables).
+        n_edge_features_: Number of edge features, or of values of the edge index.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> truth = [np.repeat(rng.integers(0, 2, 8), 5) for _ in range(20)]
+        >>> chain = [[i, i + 1] for i in range(39)]
+        >>> X = [(y[:, None] + rng.normal(size=(40, 1)), chain) for y in truth]
+        >>> model = CRF(method="pseudo").fit(X[:10], truth[:10])
+        >>> model.score(X[10:], truth[10:]) > 0.8
+        True
+    """
+
+    saved_attributes: ClassVar[tuple[str, ...]] = (
+        *Estimator.saved_attributes, "n_features_in_", "n_edge_features_", "uses_index_",
+    )  # fmt: skip
+    n_features_in_: int
+    n_edge_features_: int
+    uses_index_: bool
+    """Whether edges have an index of tables rather than features."""
+
+    def __init__(
+        self,
+        unary: str = "linear",
+        pairwise: str = "potts",
+        method: str = "marginals",
+        loss: str | Loss = "log",
+        l2: float = 0.1,
+        rule: str = "auto",
+        fit_intercept: bool = True,
+        n_labels: int | None = None,
+        class_weight: ArrayLike | str | None = None,
+        n_updates: int = 20,
+        step: float = 0.5,
+        max_iters: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.unary = unary
+        self.pairwise = pairwise
+        self.method = method
+        self.loss = loss
+        self.l2 = l2
+        self.rule = rule
+        self.fit_intercept = fit_intercept
+        self.n_labels = n_labels
+        self.class_weight = class_weight
+        self.n_updates = n_updates
+        self.step = step
+        self.max_iters = max_iters
+        self.seed = seed
+
+    def fit(
+        self, X: Sequence[Any], y: Sequence[ArrayLike], callback: Callback | None = None
+    ) -> Self:
+        """Learn the parameters.
+
+        Args:
+            X: Instances: `Graph`, or tuples (nodes, edges[, edge_features]).
+            y: Labels of the nodes of each instance, -1 where unknown.
+            callback: Called with a `FitProgress` after each iteration; true ends the method.
+
+        Returns:
+            The estimator. Ctrl-C keeps the best parameters so far.
+        """
+        self._check()
+        X, y = as_sequence(X), as_sequence(y, "y")
+        if len(X) != len(y):
+            raise InputError(f"{len(X)} instances but {len(y)} labellings")
+        graphs = [_located(as_graph, k, x) for k, x in enumerate(X)]
+        labels = [_located(_as_labels, k, value) for k, value in enumerate(y)]
+        sizes = self._sizes(graphs, labels)
+        tied = (
+            _located(self._tie, k, graph, sizes, value)
+            for k, (graph, value) in enumerate(zip(graphs, labels, strict=True))
+        )
+        structure = prepare(tied)
+        parameters = {name: np.zeros(shape) for name, shape in structure.shapes.items()}
+        given: Record = {"l2": float(self.l2), "callback": callback}
+        if self.max_iters is not None:
+            given["max_iters"] = self.max_iters
+        weighted = {"class_weight": self.class_weight}
+        parameters = METHODS["pseudo"](structure, parameters, **given, **weighted)
+        if self.method == "marginals":
+            parameters = METHODS["marginals"](
+                structure, parameters, loss=self.loss, n_updates=self.n_updates, step=self.step,
+                **given, **weighted,
+            )  # fmt: skip
+        elif self.method != "pseudo":
+            parameters = find_method(self.method)(structure, parameters, seed=self.seed, **given)
+        self.n_labels_, self.n_features_in_, self.n_edge_features_, self.uses_index_ = sizes
+        self.parameters_ = parameters
+        self.about_ = {
+            "instances": len(graphs),
+            "nodes": sum(g.n_nodes for g in graphs),
+            "known labels": structure.n_known,
+            "labels": self.n_labels_,
+            "data digest": digest(
+                part
+                for graph, value in zip(graphs, labels, strict=True)
+                for part in (graph.nodes, graph.edges, graph.edge_features, graph.edge_index, value)
+            ),
+            "versions": ", ".join(f"{k} {v}" for k, v in versions().items()),
+        }
+        return self
+
+    def field(self, instance: Any) -> Field:
+        """An instance as an ordinary `Field`, with the learnt parameters.
+
+        Args:
+            instance: A `Graph` or a tuple; observed labels become evidence.
+        """
+        self.check_fitted()
+        return self.tied(instance).field(self.parameters_)
+
+    def tied(self, instance: Any, labels: ArrayLike | None = None) -> TiedField:
+        """An instance as a `TiedField` over this estimator's parameters.
+
+        Args:
+            instance: A `Graph` or a tuple.
+            labels: Its labels, -1 where unknown.
+        """
+        self.check_fitted()
+        sizes = (self.n_labels_, self.n_features_in_, self.n_edge_features_, self.uses_index_)
+        value = None if labels is None else _as_labels(labels)
+        return self._tie(as_graph(instance), sizes, value)
+
+    def is_target(self, instance: Any, n: int) -> NDArray[np.bool_]:
+        observed = as_graph(instance).observed
+        return np.ones(n, dtype=bool) if observed is None else np.asarray(observed) < 0
+
+    def _check(self) -> None:
+        for name, value, known in (
+            *(("unary", self.unary, UNARIES), ("pairwise", self.pairwise, PAIRWISE)),
+        ):
+            if value not in known:
+                raise InputError(f"{name}={shown(value)}, expected one of: {', '.join(known)}")
+        find_method(self.method)
+        find_loss(self.loss)
+        make_rule(self.rule, {})
+        if not is_real(self.l2) or not 0 <= self.l2 < np.inf:
+            raise InputError(f"l2={shown(self.l2)}, expected a number, 0 or more")
+
+    def _sizes(self, graphs: list[Graph], labels: list[Ints]) -> tuple[int, int, int, bool]:
+        """Numbers of labels, node features and edge features; whether edges have an index."""
+        n_labels = self.n_labels
+        if n_labels is None:
+            n_labels = 1 + max(
+                max(_largest(value), _largest(g.observed))
+                for g, value in zip(graphs, labels, strict=True)
+            )
+        n_labels = max(2, int(n_labels))
+        if self.unary == "table":
+            n_features = 1 + max(_largest(g.nodes) for g in graphs)
+        else:
+            n_features = _width(graphs[0].nodes, "node features")
+        first = next((g for g in graphs if g.edge_features is not None), None)
+        if first is not None:
+            return n_labels, n_features, _width(first.edge_features, "edge features"), False
+        return n_labels, n_features, 1 + max(0, *(_largest(g.edge_index) for g in graphs)), True
+
+    def _tie(
+        self, graph: Graph, sizes: tuple[int, int, int, bool], labels: Ints | None
+    ) -> TiedField:
+        n_labels, n_features, n_edge_features, uses_index = sizes
+        n = graph.n_nodes
+        if n == 0:
+            raise InputError("has no nodes, expected at least one")
+        nodes, blocks = np.arange(n), []
+        if self.unary == "table":
+            blocks.append(Block("unary", nodes, index=graph.nodes, n_tables=n_features))
+        else:
+            _check_width(graph.nodes, n_features, "node features")
+            blocks.append(Block("unary", nodes, features=graph.nodes))
+        if self.fit_intercept:
+            blocks.append(Block("intercept", nodes, index=np.zeros(n, np.int32), n_tables=1))
+        edges = np.asarray(graph.edges)
+        edges = edges.reshape(0, 2).astype(np.int32) if edges.size == 0 else edges
+        if edges.ndim != 2 or edges.shape[1] != 2:
+            raise InputError(f"edges have shape {edges.shape}, expected (edges, 2)")
+        if self.pairwise != "none":
+            form, features, index = self.pairwise, graph.edge_features, graph.edge_index
+            if not uses_index:
+                if features is None and len(edges):
+                    raise InputError("edges have no features, other instances' have them")
+                if features is not None:
+                    _check_width(features, n_edge_features, "edge features")
+                    blocks.append(Block("pairwise", edges, features=features, form=form))
+            else:
+                if features is not None:
+                    raise InputError("edges have features, those of other instances have none")
+                which = np.zeros(len(edges), np.int32) if index is None else index
+                blocks.append(
+                    Block("pairwise", edges, index=which, n_tables=n_edge_features, form=form)
+                )
+        return TiedField(np.full(n, n_labels), blocks, labels, _as_observed(graph.observed))
+
+
+def _located(function: Any, number: int, *args: Any) -> Any:
+    """Call a function; its errors say which instance they are about."""
+    try:
+        return function(*args)
+    except InputError as error:
+        raise InputError(f"instance {number}: {error}") from None
+
+
+def _as_labels(labels: ArrayLike) -> Ints:
+    out = np.asarray(labels).ravel()
+    if out.size and out.dtype.kind not in "iu":
+        raise InputError(f"labels must be integers, not {out.dtype}")
+    return out.astype(np.int64)
+
+
+def _as_observed(observed: ArrayLike | None) -> Ints | None:
+    return None if observed is None else _as_labels(observed)
+
+
+def _largest(values: ArrayLike | None) -> int:
+    if values is None:
+        return -1
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise InputError(f"an index or labels must be integers, not {array.dtype}")
+    return int(array.max(initial=-1))
+
+
+def _width(features: Any, what: str) -> int:
+    shape: Iterable[int] = features.shape if sparse.issparse(features) else np.shape(features)
+    shape = tuple(shape)
+    if len(shape) != 2:
+        raise InputError(f"{what} have shape {shape}, expected two dimensions")
+    return int(shape[1])
+
+
+def _check_width(features: Any, expected: int, what: str) -> None:
+    found = _width(features, what)
+    if found != expected:
+        raise InputError(f"it has {found} {what}, expected {expected} as in the others")

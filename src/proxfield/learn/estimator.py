@@ -1,0 +1,233 @@
+"""What estimators of this package share: scikit-learn's conventions, files and model cards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield._version import __version__
+from proxfield.common.arrays import Arrays, Doubles, Ints
+from proxfield.common.records import Record
+from proxfield.errors import InputError, ProxfieldError, shown
+from proxfield.field import Field
+from proxfield.inference.infer import infer
+from proxfield.io.files import Source, Target
+from proxfield.learn.blocks import Parameters
+from proxfield.learn.files import read_arrays, write_arrays
+from proxfield.learn.instances import as_sequence
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class NotFittedError(ProxfieldError, ValueError, AttributeError):
+    """An estimator was used before `fit`."""
+
+
+class Estimator:
+    """Base of estimators whose parameters are those of a `TiedField`.
+
+    A subclass has a constructor that stores its arguments, `fit`, which sets ``parameters_``,
+    ``n_labels_`` and ``about_``, and `field`.
+    """
+
+    parameters_: Parameters
+    """Learnt parameters, by name."""
+    n_labels_: int
+    """Number of labels."""
+    about_: Record
+    """What the model card says of the fit: data, method, versions."""
+    saved_attributes: ClassVar[tuple[str, ...]] = ("n_labels_", "about_")
+    """Fitted attributes that aren't arrays, kept in files."""
+    rule: str
+    seed: int
+
+    # ---- scikit-learn's conventions ----
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Arguments of the constructor, by name."""
+        return {name: getattr(self, name) for name in self._names()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor; returns the estimator."""
+        names = self._names()
+        for name, value in params.items():
+            if name not in names:
+                raise InputError(
+                    f"{type(self).__name__} has no parameter {shown(name)}, expected one of: "
+                    f"{', '.join(names)}"
+                )
+            setattr(self, name, value)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=True),
+            transformer_tags=None,
+            classifier_tags=None,
+            regressor_tags=None,
+        )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "parameters_")
+
+    def __repr__(self) -> str:
+        defaults = inspect.signature(type(self).__init__).parameters
+        changed = [
+            f"{name}={value!r}"
+            for name, value in self.get_params().items()
+            if not (value is defaults[name].default or value == defaults[name].default)
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def check_fitted(self) -> None:
+        """Raise `NotFittedError` before `fit`."""
+        if not hasattr(self, "parameters_"):
+            raise NotFittedError(f"this {type(self).__name__} isn't fitted yet, call fit first")
+
+    # ---- prediction ----
+
+    def field(self, instance: Any) -> Field:
+        """An instance as an ordinary field, with the learnt parameters."""
+        raise NotImplementedError
+
+    def marginals(self, X: Sequence[Any]) -> list[Doubles]:
+        """Marginals of the nodes of each instance, by the estimator's rule.
+
+        Args:
+            X: Instances.
+
+        Returns:
+            One array per instance.  # (nodes, labels)
+        """
+        self.check_fitted()
+        out = []
+        for instance in as_sequence(X):
+            field = self.field(instance)
+            result = infer(field, self.rule, seed=self.seed, trace=False)
+            out.append(np.asarray(result.q, dtype=np.float64).reshape(field.n_vars, -1))
+        return out
+
+    def predict_proba(self, X: Sequence[Any]) -> list[Doubles]:
+        """The same as `marginals`, under scikit-learn's name."""
+        return self.marginals(X)
+
+    def predict(self, X: Sequence[Any]) -> list[Ints]:
+        """The most probable label of each node.
+
+        Args:
+            X: Instances.
+
+        Returns:
+            One array per instance.  # (nodes,)
+        """
+        return [q.argmax(axis=1) for q in self.marginals(X)]
+
+    def score(self, X: Sequence[Any], y: Sequence[ArrayLike]) -> float:
+        """Share of nodes whose label is predicted, of those with a known label that isn't given."""
+        X, y = as_sequence(X), as_sequence(y, "y")
+        if len(X) != len(y):
+            raise InputError(f"{len(X)} instances but {len(y)} labellings")
+        right = total = 0
+        for k, (instance, labels) in enumerate(zip(self.predict(X), y, strict=True)):
+            truth = np.asarray(labels).ravel()
+            if truth.shape != instance.shape:
+                raise InputError(f"instance {k}: {len(truth)} labels for {len(instance)} nodes")
+            counted = (truth >= 0) & self.is_target(X[k], len(truth))
+            right += int((instance == truth)[counted].sum())
+            total += int(counted.sum())
+        if total == 0:
+            raise InputError("no label is known, expected at least one that isn't -1")
+        return right / total
+
+    def is_target(self, instance: Any, n: int) -> NDArray[np.bool_]:
+        """Nodes whose labels aren't given as inputs.  # (n,)"""
+        return np.ones(n, dtype=bool)
+
+    # ---- files ----
+
+    def save(self, path: Target) -> None:
+        """Write the estimator to a file, whole or not at all: arrays and a JSON header, no pickle.
+
+        Args:
+            path: Where to write, usually with the ending .npz.
+
+        Raises:
+            InputError: If it can't be written; a file that was there stays as it is.
+        """
+        self.check_fitted()
+        header = {
+            "params": self.get_params(),
+            "fitted": {name: getattr(self, name) for name in self.saved_attributes},
+            "card": self.card(),
+        }
+        write_arrays(path, type(self).__name__, header, self.to_arrays())
+
+    @classmethod
+    def load(cls, source: Source, *, max_bytes: int | None = None) -> Self:
+        """Read an estimator that `save` wrote.
+
+        Args:
+            source: A path or an open binary file.
+            max_bytes: Maximum number of bytes of content, 4 GiB by default.
+
+        Raises:
+            InputError: If the file is damaged, of another version, or holds something else.
+        """
+        header, arrays = read_arrays(source, cls.__name__, max_bytes=max_bytes)
+        try:
+            out = cls(**header["params"])
+            for name in cls.saved_attributes:
+                setattr(out, name, header["fitted"][name])
+            out.from_arrays(arrays)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{source}: the header is damaged ({reason})") from None
+        return out
+
+    def to_arrays(self) -> Arrays:
+        """Arrays of a fitted estimator, for files."""
+        return {f"parameters/{name}": value for name, value in self.parameters_.items()}
+
+    def from_arrays(self, arrays: Arrays) -> None:
+        """Take arrays from a file."""
+        found: Parameters = {}
+        for name, value in arrays.items():
+            if name.startswith("parameters/"):
+                if value.dtype.kind != "f" or not np.isfinite(value).all():
+                    raise InputError(f"parameters {name!r} hold NaN, infinite values or no numbers")
+                found[name.removeprefix("parameters/")] = value.astype(np.float64)
+        self.parameters_ = found
+
+    def card(self) -> str:
+        """A model card in text: what was learnt, from which data, how, and with which versions."""
+        self.check_fitted()
+        lines = [f"# {type(self).__name__}", ""]
+        lines += [f"- {key}: {value}" for key, value in self.about_.items()]
+        lines += ["", "## Settings", ""]
+        lines += [f"- {key}: {value!r}" for key, value in self.get_params().items()]
+        lines += ["", "## Parameters", "", "| name | shape | mean | smallest | largest |"]
+        lines += ["|---|---|---|---|---|"]
+        for name, v in self.parameters_.items():
+            low, high = (v.min(), v.max()) if v.size else (0.0, 0.0)
+            mean = v.mean() if v.size else 0.0
+            lines.append(f"| {name} | {v.shape} | {mean:.4g} | {low:.4g} | {high:.4g} |")
+        return "\n".join(lines) + "\n"
+
+
+def versions() -> Record:
+    """Versions of what a fit depends on."""
+    import scipy
+
+    return {"proxfield": __version__, "numpy": np.__version__, "scipy": scipy.__version__}
