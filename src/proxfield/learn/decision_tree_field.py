@@ -68,7 +68,7 @@ class DecisionTreeField(Estimator):
         method: "marginals" (log-likelihood of the marginals that mean field computes; the best
             pictures), "chains" (maximum likelihood with persistent chains) or "pseudo"
             (pseudo-likelihood).
-        l2: Weight of the squared norm of the tables; by default 30 for "marginals", else 1.
+        l2: Weight of the squared norm of the tables; by default 300 for "marginals", else 1.
         max_iters: Iterations of the method; by default 30, 200 and 60.
         rule: The rule of inference in ``predict`` and others.
         infer_iters: Maximum number of iterations of the rule.
@@ -175,7 +175,7 @@ class DecisionTreeField(Estimator):
         whole = prepare(forest.instance(image) for image in images)
         most = ITERATIONS[self.method] if self.max_iters is None else self.max_iters
         if self.method == "marginals":
-            l2 = 30.0 if self.l2 is None else self.l2
+            l2 = 300.0 if self.l2 is None else self.l2
             return fit_marginals(whole, start, l2=l2, max_iters=most, callback=callback)
         l2 = 1.0 if self.l2 is None else self.l2
         first = ITERATIONS["pseudo"] if self.method == "chains" else most

@@ -62,16 +62,15 @@ class Forest:
         leaf = image.leaves(self.unary, rows, columns, self.features)
         pixels = rows * width + columns
         blocks = [Block(UNARY, pixels.astype(np.int32), None, leaf, self.unary.n_leaves)]
-        scopes, tables = [], []
+        scopes, tables = [np.zeros((0, 2), dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for k, (down, right) in enumerate(self.offsets.tolist()):
             rows, columns = image.pairs((down, right))
             leaf = image.leaves(self.pairs[k], rows, columns, self.features)
             first = rows * width + columns
             scopes.append(np.stack([first, first + down * width + right], axis=1))
             tables.append(self.starts[k] + leaf)
-        if scopes:
-            ends, index = np.concatenate(scopes).astype(np.int32), np.concatenate(tables)
-            blocks.append(Block(PAIRS, ends, None, index, int(self.starts[-1])))
+        ends, index = np.concatenate(scopes).astype(np.int32), np.concatenate(tables)
+        blocks.append(Block(PAIRS, ends, None, index, int(self.starts[-1])))
         hidden = image.hidden.ravel()
         labels = image.labels.ravel()
         return TiedField(
