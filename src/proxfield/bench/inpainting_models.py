@@ -112,7 +112,7 @@ def trained_instances(
             image, mask = sets.test.images[k], sets.test.masks[k]
             data = f"{known} {hashlib.sha256(image.tobytes() + mask.tobytes()).hexdigest()}"
             digest = hashlib.sha256(data.encode()).hexdigest()[:16]
-            name = f"{sets.test.text[k]} ({sets.test.fonts[k]})"
+            name = f"U+{ord(sets.test.text[k]):04X} {sets.test.fonts[k]}"
             out.append(InpaintingInstance(method, name, digest, _maker(model, image, mask)))
     return out
 
