@@ -7,12 +7,18 @@ a_t = (1 − s)·a_{t+1} + J(q_t)·(dg/dq)ᵀ·(−s·a_{t+1}), where J(q) = dia
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+from scipy.special import expit
 
 from proxfield.common.arrays import Doubles
 from proxfield.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
 from proxfield.learn.structure import Structure
+
+if TYPE_CHECKING:
+    from proxfield.learn.device import TorchUnrolled
 
 
 class Unrolled:
@@ -33,9 +39,6 @@ class Unrolled:
     def __init__(self, structure: Structure, w: Doubles, n_updates: int, step: float) -> None:
         from proxfield.learn import kernels
 
-        whole_number(n_updates, "n_updates", 1)
-        if not is_real(step) or not 0 < step <= 1:
-            raise InputError(f"step={shown(step)}, expected a number above 0, at most 1")
         self.structure, self.w, self.step = structure, w, float(step)
         s, one = structure, structure.order(1)
         unary = np.zeros(s.offsets[-1])
@@ -52,9 +55,11 @@ class Unrolled:
         h = 0.5 * (unary[1::2] - unary[0::2])
         self.j, self.m = np.empty(len(f.base)), np.empty((n_updates + 1, s.n_vars))
         kernels.couplings(self.w, f.base, f.kind, s.strides, f.variables, self.j, h)
-        runs, run_ptr = s.runs
-        kernels.forward(h, f.variables, self.j, runs, run_ptr, s.ptr, self.step, self.m)
-        self.q = np.stack([0.5 * (1.0 - self.m[-1]), 0.5 * (1.0 + self.m[-1])], axis=1).ravel()
+        theta, (runs, run_ptr) = np.zeros(s.n_vars), s.runs
+        kernels.forward(h, f.variables, self.j, runs, run_ptr, s.ptr, self.step, self.m, theta)
+        # from θ, not from m: small probabilities keep all their digits
+        self.q = np.empty(2 * s.n_vars)
+        self.q[0::2], self.q[1::2] = expit(-2.0 * theta), expit(2.0 * theta)
 
     def _run(self, unary: Doubles, n_updates: int) -> None:
         from proxfield.learn import kernels
@@ -89,8 +94,9 @@ class Unrolled:
 
         s, f = self.structure, self.structure.order(2)
         dh, dj = np.empty(s.n_vars), np.zeros(len(f.base))
-        dm, (runs, run_ptr) = 0.5 * (d[1::2] - d[0::2]), s.runs
-        kernels.backward(dm, self.m, f.variables, self.j, runs, run_ptr, s.ptr, self.step, dh, dj)
+        runs, run_ptr = s.runs
+        a = 2.0 * self.q[0::2] * self.q[1::2] * (d[1::2] - d[0::2])
+        kernels.backward(a, self.m, f.variables, self.j, runs, run_ptr, s.ptr, self.step, dh, dj)
         kernels.pull_couplings(dj, dh, f.base, f.kind, s.strides, f.variables, dw)
         return np.stack([-0.5 * dh, 0.5 * dh], axis=1).ravel()
 
@@ -112,3 +118,17 @@ class Unrolled:
             kernels.pull_softmax(q, back, s.offsets, moved)
             a = (1.0 - self.step) * a + moved
         return total
+
+
+def unroll(
+    structure: Structure, w: Doubles, n_updates: int, step: float, device: str = "cpu"
+) -> Unrolled | TorchUnrolled:
+    """The damped updates on a device; arguments are checked."""
+    whole_number(n_updates, "n_updates", 1)
+    if not is_real(step) or not 0 < step <= 1:
+        raise InputError(f"step={shown(step)}, expected a number above 0, at most 1")
+    if device == "cpu":
+        return Unrolled(structure, w, n_updates, step)
+    from proxfield.learn.device import TorchUnrolled
+
+    return TorchUnrolled(structure, w, n_updates, step, device)

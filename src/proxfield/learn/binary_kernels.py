@@ -96,8 +96,9 @@ def _couple(variables: Any, j: Any, start: int, stop: int, x: Any, out: Any) -> 
 
 @kernel
 def forward(
-    h: Any, variables: Any, j: Any, runs: Any, run_ptr: Any, ptr: Any, step: float, m: Any
-) -> None:
+    h: Any, variables: Any, j: Any, runs: Any, run_ptr: Any, ptr: Any, step: float, m: Any,
+    theta: Any,
+) -> None:  # fmt: skip
     """Damped updates θ ← (1 − step)·θ − step·(h + J m) from m = 0; all m are kept.
 
     Args:
@@ -109,8 +110,9 @@ def forward(
         ptr: First variable of each instance.
         step: The step.
         m: Mean spins before each update and after the last.  # (updates + 1, n)
+        theta: Half the log odds: 0 before, those after the last update then.  # (n,)
     """
-    theta, force = np.zeros(len(h)), np.empty(len(h))
+    force = np.empty(len(h))
     for a in range(len(ptr) - 1):  # all updates of an instance while it is in the cache
         v0, v1 = ptr[a], ptr[a + 1]
         m[0, v0:v1] = 0.0
@@ -126,16 +128,14 @@ def forward(
 
 @kernel
 def backward(
-    d: Any, m: Any, variables: Any, j: Any, runs: Any, run_ptr: Any, ptr: Any, step: float,
+    adjoint: Any, m: Any, variables: Any, j: Any, runs: Any, run_ptr: Any, ptr: Any, step: float,
     dh: Any, dj: Any,
 ) -> None:  # fmt: skip
-    """The adjoint of `forward`: from dL/dm of the last state to dL/dh and dL/dJ."""
-    last = len(m) - 1
-    adjoint, back = np.empty(len(d)), np.empty(len(d))
+    """The adjoint of `forward`: from dL/dθ of the last state to dL/dh and dL/dJ."""
+    last, back = len(m) - 1, np.empty(len(adjoint))
     for a in range(len(ptr) - 1):
         v0, v1 = ptr[a], ptr[a + 1]
         for v in range(v0, v1):
-            adjoint[v] = d[v] * (1.0 - m[last, v] * m[last, v])
             dh[v] = 0.0
         for t in range(last - 1, -1, -1):
             before = m[t]

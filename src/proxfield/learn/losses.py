@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from proxfield.common.arrays import Doubles, Ints
 from proxfield.errors import InputError, shown
 
-FLOOR = 1e-12
+FLOOR = 1e-290
 """Smallest probability whose logarithm is taken."""
 
 

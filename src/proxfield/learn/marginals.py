@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.common.arrays import Doubles
-from proxfield.learn.adjoint import Unrolled
+from proxfield.learn.adjoint import unroll
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.losses import Loss, Targets, class_weights, find_loss
 from proxfield.learn.optimize import Callback, minimize
@@ -24,6 +24,7 @@ def marginal_loss(
     n_updates: int = 20,
     step: float = 0.5,
     weights: Doubles | None = None,
+    device: str = "cpu",
 ) -> tuple[float, Parameters]:
     """A loss of the marginals after damped updates, times the number of known labels; its gradient.
 
@@ -34,11 +35,12 @@ def marginal_loss(
         n_updates: Number of updates θ ← (1 − step)·θ − step·∇E(q), from uniform q.
         step: Their step, above 0 and at most 1.
         weights: One per class, 1 by default.  # (classes,)
+        device: "cpu" for compiled kernels, otherwise a device of torch, such as "cuda".
     """
     s = structure
     if weights is None:
         weights = np.ones(int(np.diff(s.offsets).max()))
-    run = Unrolled(s, s.tables(parameters), n_updates, step)
+    run = unroll(s, s.tables(parameters), n_updates, step, device)
     value, d = find_loss(loss)(run.q, Targets(s.labels, s.offsets, weights))
     scale = float(s.n_known)
     return scale * value, s.pull(run.backward(scale * d))
@@ -55,6 +57,7 @@ def fit_marginals(
     max_iters: int = 50,
     tol: float = 1e-5,
     class_weight: ArrayLike | str | None = None,
+    device: str = "cpu",
     fixed: Collection[str] = (),
     callback: Callback | None = None,
 ) -> Parameters:
@@ -71,6 +74,7 @@ def fit_marginals(
         max_iters: Maximum number of iterations of L-BFGS.
         tol: Stop where an iteration lowers the objective by less than this share of it.
         class_weight: Weights of the true labels: numbers, "balanced", or None for 1.
+        device: "cpu" for compiled kernels, otherwise a device of torch, such as "cuda".
         fixed: Names of parameters that stay as they are.
         callback: Called with a `FitProgress` after each iteration; true ends the fit.
 
@@ -82,7 +86,9 @@ def fit_marginals(
     weights = class_weights(class_weight, structure.labels, int(np.diff(structure.offsets).max()))
 
     def objective(p: Parameters) -> tuple[float, Parameters]:
-        return marginal_loss(structure, p, chosen, n_updates=n_updates, step=step, weights=weights)
+        return marginal_loss(
+            structure, p, chosen, n_updates=n_updates, step=step, weights=weights, device=device
+        )
 
     return minimize(
         objective, start, l2=l2, max_iters=max_iters, tol=tol, method="marginals", fixed=fixed,

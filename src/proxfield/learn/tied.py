@@ -62,8 +62,8 @@ class TiedField:
             check_scopes(layout, block.variables, f"factor of block {block.name!r}")
         object.__setattr__(self, "cardinalities", cards)
         object.__setattr__(self, "blocks", tuple(blocks))
-        object.__setattr__(self, "labels", _checked_labels(labels, cards, "labels"))
-        object.__setattr__(self, "observed", _checked_labels(observed, cards, "observed labels"))
+        object.__setattr__(self, "labels", checked_labels(labels, cards, "labels"))
+        object.__setattr__(self, "observed", checked_labels(observed, cards, "observed labels"))
         _ = self.shapes
 
     @property
@@ -177,7 +177,8 @@ def _term(block: Block, parameters: Doubles, shape: tuple[int, ...]) -> Term:
     return (Pairwise if block.arity == 2 else Factor)(scopes, tables, index)
 
 
-def _checked_labels(labels: ArrayLike | None, cards: Ints, what: str) -> Ints | None:
+def checked_labels(labels: ArrayLike | None, cards: Ints, what: str) -> Ints | None:
+    """Labels of variables, checked; -1 is allowed.  # (n_vars,)"""
     if labels is None:
         return None
     out = as_indices(labels, what, 1)
