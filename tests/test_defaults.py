@@ -14,6 +14,7 @@ import pytest
 import proxfield as pf
 from proxfield.cli.main import cli
 from proxfield.cli.options import default_rule
+from proxfield.learn.decision_tree_field import DecisionTreeField
 from proxfield.torch.inference import infer as torch_infer
 from proxfield.torch.layer import DenseCRF as TorchDenseCRF
 
@@ -60,6 +61,10 @@ WAYS: dict[str, dict[str, Defaults]] = {
         "DenseCRF": IMAGES,
         "refine": {**IMAGES, **of_command("refine")},
         "torch.DenseCRF": of_function(TorchDenseCRF),
+    },
+    "Decision tree fields": {
+        "DecisionTreeField": of_function(DecisionTreeField),
+        "fit": of_command("fit"),
     },
 }
 NOT_DEFAULTS = {

@@ -7,6 +7,7 @@
 from proxfield.learn.blocks import Block as Block
 from proxfield.learn.blocks import Parameters as Parameters
 from proxfield.learn.chains import fit_chains as fit_chains
+from proxfield.learn.decision_tree_field import DecisionTreeField as DecisionTreeField
 from proxfield.learn.losses import LOSSES as LOSSES
 from proxfield.learn.marginals import fit_marginals as fit_marginals
 from proxfield.learn.optimize import FitProgress as FitProgress
