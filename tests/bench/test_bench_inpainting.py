@@ -227,3 +227,51 @@ def test_a_model_that_is_kept_is_used(small: list[str], tmp_path: Path) -> None:
     inpainting_models.load_or_fit(path, "marginals", sets, lambda _: None)
     inpainting_models.load_or_fit(path, "marginals", sets, lambda _: None)
     assert small == ["marginals"]
+
+
+def test_all_experiments_share_a_folder(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from proxfield.cli.bench import paper
+    from proxfield.cli.bench_inpainting import inpainting
+    from proxfield.cli.bench_people import people
+
+    seen: list[dict[str, Any]] = []
+    for command in (people, inpainting, paper):
+        monkeypatch.setattr(command, "callback", lambda **options: seen.append(options))
+    result = bench("all", "out", "--threads", "1", "--count", "3", "--frames", "4", "--data", "d")
+    assert result.exit_code == 0, result.stderr
+    first, second, last = seen
+    assert (first["frames"], first["results"], first["threads"]) == (4, "out/people.jsonl", 1)
+    assert (second["count"], second["models"]) == (3, "out/models")
+    assert second["budgets"] == "0.05,0.3,3"
+    assert (last["data"], last["report"]) == ("d", "out/report.html")
+    assert (last["people"], last["inpainting"]) == ("out/people.jsonl", "out/inpainting.jsonl")
+    assert last["tol"] == 1e-6 and last["rules"] is None
+    seen.clear()
+    assert bench("all", "out", "--count", "0").exit_code == 0
+    assert len(seen) == 2 and seen[-1]["inpainting"] is None
+
+
+def test_panels_of_three_experiments() -> None:
+    from proxfield.bench.charts import Curves
+    from proxfield.bench.inpainting_report import InpaintingResults
+    from proxfield.bench.panels import make_panels, panels_figure, panels_section
+    from proxfield.bench.people_report import People
+    from proxfield.bench.people_table import Curve, PeopleTable
+
+    rows = {"fixed": ([0, 1, 2], [0.0, 0.1, 0.2], [None, 5.0, 1.0])}
+    curves = [Curves("GRID", "g", 4, rows), Curves("SEG", "s", 4, rows)]
+    inpainting = InpaintingResults([], [Curves("chains", "c", 4, rows)])
+    curve = Curve(np.array([9.0, 4.0, 2.0]), np.zeros(3))
+    table = PeopleTable("pitch", "exact", ("adam",), (), {}, {"adam": curve}, 1, 1, {})
+    panels = make_panels(curves, inpainting, People([table]))
+    assert [p.title.split(" (")[0] for p in panels] == [
+        *("character inpainting", "people detection", "segmentation"),
+    ]
+    assert panels[2].rows["fixed"][0] == (0.1, 4.0)
+    assert panels[1].rows["adam"][0] == (1.0, 2.0)
+    assert len(panels_figure(panels).axes) == 3
+    charts: list[dict[str, Any]] = []
+    assert "panel-2" in panels_section(panels, charts) and len(charts) == 3
+    assert [p.axis for p in make_panels(curves, None, None)] == ["time (s)"]

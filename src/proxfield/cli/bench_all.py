@@ -74,10 +74,4 @@ def everything(ctx: click.Context, /, **options: Any) -> None:
     for k, (command, given) in enumerate([*parts, (paper, last)]):
         if k and not options["as_json"]:
             click.echo()
-        ctx.invoke(command, **{**defaults(command), **shared, **given})
-
-
-def defaults(command: click.Command) -> dict[str, Any]:
-    """The options of a command as they are without any given."""
-    context = click.Context(command)
-    return {p.name: p.get_default(context) for p in command.params if p.name is not None}
+        ctx.invoke(command, **{**shared, **given})  # click adds the defaults
