@@ -1,4 +1,4 @@
-"""``proxfield make``: random models in UAI form, simulated scenes with people, characters."""
+"""``proxfield make``: seeded random models in UAI form, simulated scenes and tasks for learning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ seed_and_output = stack(
 
 @click.group(no_args_is_help=False)
 def command() -> None:
-    """Make a seeded random model or scene: the same options always give the same files."""
+    """Make a seeded random model, scene or task: the same options always give the same files."""
 
 
 command.add_command(characters)
@@ -258,6 +258,28 @@ def people(
         "output": folder,
     }
     show_summary(summary, as_json)
+
+
+@command.command()
+@click.argument("output", metavar="OUT")
+@count("--train", "Pictures to learn from.", 200)
+@count("--test", "Pictures to test with.", 100)
+@click.option("--seed", metavar="S", type=click.IntRange(min=0), default=0, show_default=True)
+@json_option
+def snakes(output: str, train: int, test: int, seed: int, as_json: bool) -> None:
+    """Snakes of ten pixels to be numbered from tail to head: a task for learning, as npz."""
+    from proxfield.cli.shared import check_target, show_summary
+    from proxfield.learn.snakes import make_snakes, write_snakes
+
+    check_target(output, "OUT")
+    pictures, labels = make_snakes(train + test, seed)
+    parts = {
+        "train": (pictures[:train], labels[:train]),
+        "test": (pictures[train:], labels[train:]),
+    }
+    write_snakes(output, parts, seed)
+    pixels = sum(picture.size for picture in pictures)
+    show_summary({"train": train, "test": test, "pixels": pixels, "output": output}, as_json)
 
 
 def check(output: str, as_json: bool) -> None:

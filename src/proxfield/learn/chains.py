@@ -15,8 +15,8 @@ from proxfield.learn.optimize import Adam, Callback, Packing, Watch
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
-START, POSITIVE = 1 << 62, 1 << 61
-"""Where the random numbers of starts and of the chains with known labels held begin."""
+POSITIVE = 1 << 61
+"""Sweeps are counted from here in chains that hold known labels: other random numbers."""
 
 
 class Chains:

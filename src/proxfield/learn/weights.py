@@ -21,8 +21,8 @@ from proxfield.learn.blocks import Parameters
 from proxfield.learn.losses import Loss, Targets, class_weights, find_loss
 from proxfield.learn.optimize import Callback, minimize
 from proxfield.learn.registry import find_method
+from proxfield.learn.sharing import FIXED, check_share, is_tabular, tie
 from proxfield.learn.structure import prepare
-from proxfield.learn.tie import FIXED, check_share, is_tabular, tie
 from proxfield.learn.tied import checked_labels
 from proxfield.terms.base import Layout, Term
 
