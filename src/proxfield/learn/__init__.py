@@ -1,8 +1,8 @@
 """Learning: fit the parameters of fields from examples.
 
-`CRF` and `DecisionTreeField` are estimators with scikit-learn's conventions, `fit_weights` learns the weights of the terms
-of any fields, and `TiedField` with `Block` describes any energy that is linear in shared
-parameters, which the methods in `METHODS` learn. Names are loaded when first used.
+`CRF` and `DecisionTreeField` are estimators with scikit-learn's conventions, `fit_weights` learns
+the weights of the terms of any fields, and `TiedField` with `Block` describes any energy that is
+linear in shared parameters, which the methods in `METHODS` learn. Names are loaded when first used.
 """
 
 from __future__ import annotations
