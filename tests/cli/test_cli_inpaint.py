@@ -138,6 +138,36 @@ def test_bad_fits_write_nothing(
     assert not Path("model.npz").exists()
 
 
+def test_ctrl_c_keeps_what_is_done(
+    work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fit(work).exit_code == 0
+    calls: list[int] = []
+
+    def interrupt(self: DecisionTreeField, *args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(self, *args, **options)
+
+    original = DecisionTreeField.infer
+    monkeypatch.setattr(DecisionTreeField, "infer", interrupt)
+    result = inpaint(work, "test", "-o", "out")
+    assert result.exit_code == 130
+    assert "interrupted: 1 of 2 images are completed" in result.stderr
+    assert [p.name for p in Path("out").iterdir()] == ["0.png"]
+
+
+def test_ctrl_c_writes_the_best_model_so_far(
+    work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxfield.cli.signals.interrupted", lambda: True)
+    result = fit(work, "--method", "chains", "--test", "test")
+    assert result.exit_code == 130
+    assert "this is the best model so far" in result.stderr and "test" not in result.stdout
+    assert DecisionTreeField.load("model.npz").n_labels_ == 2
+
+
 @pytest.mark.skipif(not fonts.installed_fonts(), reason="needs fonts with Chinese characters")
 def test_characters(invoke: Callable[..., Any]) -> None:
     result = invoke("make", "characters", "out", "--train", 3, "--test", 2, "--json")

@@ -67,11 +67,12 @@ def count(name: str, default: int | None, text: str) -> Decorator:
     help="Random seed.",
 )
 @json_option
-def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Learn to complete label images: a decision tree field for proxfield inpaint.
 
     IMAGE is a label map (PNG with a palette or gray, .npy) or a folder of these, complete also
-    where the mask hides it.
+    where the mask hides it. Ctrl-C ends the learning; the best model so far is written.
 
     \b
     Examples:
@@ -81,7 +82,7 @@ def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """
     from proxfield.cli.progress import Display
     from proxfield.cli.shared import check_distinct, check_target, show_summary
-    from proxfield.cli.signals import begin_work
+    from proxfield.cli.signals import INTERRUPTED, begin_work, interrupted
 
     output = options["output"]
     check_target(output, "-o")
@@ -101,8 +102,9 @@ def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     with Display() as display, display.announcing_compilation():
         display.phase("growing trees")
 
-        def tell(progress: FitProgress) -> None:
+        def tell(progress: FitProgress) -> bool:
             display.phase(f"{progress.method}: iteration {progress.iteration}")
+            return interrupted()  # also between two methods, of which only one was ended
 
         model.fit(labels, hidden, callback=tell)
         seconds = time.perf_counter() - start
@@ -113,11 +115,14 @@ def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
             "parameters": sum(p.size for p in model.parameters_.values()),
             "seconds": round(seconds, 2),
         }
-        if test is not None:
+        if test is not None and not interrupted():
             display.phase("testing")
             summary |= {f"test_{key}": round(v, 4) for key, v in model.evaluate(*test).items()}
         model.save(output)
     show_summary({**summary, "output": output}, as_json)
+    if interrupted():
+        click.echo("proxfield: interrupted: this is the best model so far", err=True)
+        ctx.exit(INTERRUPTED)
 
 
 def read_images(images: tuple[str, ...], mask: str, output: str) -> tuple[list[Any], list[Any]]:

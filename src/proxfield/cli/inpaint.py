@@ -93,7 +93,8 @@ class Hole:
     help="Maximum number of threads; all cores by default.",
 )
 @json_option
-def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Complete the hidden part of label images by a decision tree field.
 
     IMAGE is a label map (PNG with a palette or gray, .npy) or a folder of these; what it holds in
@@ -108,7 +109,7 @@ def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """
     from proxfield.cli.progress import Counter
     from proxfield.cli.refine_files import is_file_name, make_folder
-    from proxfield.cli.signals import begin_work
+    from proxfield.cli.signals import INTERRUPTED, begin_work
     from proxfield.io.images import import_pillow
     from proxfield.learn.decision_tree_field import DecisionTreeField
 
@@ -123,11 +124,16 @@ def command(images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     for path, name in ((options["output"], "-o"), (options["sheet"], "--sheet")):
         if path is not None and not is_file_name(path):
             make_folder(path, name)
-    with Counter(len(holes), "images") as display, display.announcing_compilation():
-        for hole in holes:
-            display.working(hole.image.name)
-            records.append(fill(hole, model, options["truth"], run))
-            display.count()
+    try:
+        with Counter(len(holes), "images") as display, display.announcing_compilation():
+            for hole in holes:
+                display.working(hole.image.name)
+                records.append(fill(hole, model, options["truth"], run))
+                display.count()
+    except KeyboardInterrupt:
+        done = f"{len(records)} of {len(holes)} images are completed"
+        click.echo(f"proxfield: interrupted: {done}", err=True)
+        ctx.exit(INTERRUPTED)
     report(records, options, time.perf_counter() - start, as_json)
 
 
@@ -199,6 +205,8 @@ def fill(hole: Hole, model: DecisionTreeField, truth: bool, run: Record) -> Reco
         if truth and int(labels.max(initial=0)) >= model.n_labels_:
             raise InputError(f"has the label {labels.max()}, expected 0 to {model.n_labels_ - 1}")
         result = model.infer(labels, hidden, **run)
+        if result.status.name == "INTERRUPTED":
+            raise KeyboardInterrupt
     except InputError as error:
         text = error.message.removeprefix("image 0 ")
         raise InputError(text, path=display_name(hole.image)) from None
