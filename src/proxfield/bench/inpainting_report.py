@@ -47,7 +47,7 @@ def inpainting_section(results: InpaintingResults) -> str:
         "chains), F is rugged: rules end in different minima, as in the paper. But the labelling "
         "of lowest energy then lies far below the true one, so a lower F isn’t a better picture. "
         "Learnt through the marginals that mean field computes, F has practically one minimum, all "
-        "rules agree, and the pictures are the best: what is learnt matters more than the rule.",
+        "rules agree, and more pixels are right: what is learnt matters more than the rule.",
     )
     for table in results.tables:
         out += f"<h3>{escape(table.name.capitalize())}</h3>" + inpainting_table(table)

@@ -65,9 +65,9 @@ class DecisionTreeField(Estimator):
         pair_leaves: Maximum number of leaves of each offset's tree.
         max_samples: Maximum number of pixels or pairs that a tree is grown from.
         n_labels: Number of labels; one more than the largest in training by default.
-        method: "marginals" (log-likelihood of the marginals that mean field computes; the best
-            pictures), "chains" (maximum likelihood with persistent chains) or "pseudo"
-            (pseudo-likelihood).
+        method: "marginals" (log-likelihood of the marginals that mean field computes: most pixels
+            are right), "chains" (maximum likelihood with persistent chains: cleaner strokes) or
+            "pseudo" (pseudo-likelihood).
         l2: Weight of the squared norm of the tables; by default 300 for "marginals", else 1.
         max_iters: Iterations of the method; by default 30, 200 and 60.
         rule: The rule of inference in ``predict`` and others.
