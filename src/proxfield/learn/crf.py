@@ -80,7 +80,7 @@ class CRF(Estimator):
         pairwise: str = "potts",
         method: str = "marginals",
         loss: str | Loss = "log",
-        l2: float = 0.1,
+        l2: float = 0.01,
         rule: str = "auto",
         fit_intercept: bool = True,
         n_labels: int | None = None,

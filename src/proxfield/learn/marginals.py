@@ -11,9 +11,12 @@ from proxfield.common.arrays import Doubles
 from proxfield.learn.adjoint import unroll
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.losses import Loss, Targets, class_weights, find_loss
-from proxfield.learn.optimize import Callback, minimize
+from proxfield.learn.optimize import Callback, Objective, minimize
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
+
+FACTORS = (1.0, 0.5, 0.25, 0.125, 0.0625, 0.0)
+"""What interactions are multiplied by before marginals are learnt."""
 
 
 def marginal_loss(
@@ -46,6 +49,30 @@ def marginal_loss(
     return scale * value, s.pull(run.backward(scale * d))
 
 
+def weakened(
+    parameters: Parameters, names: Collection[str], objective: Objective, l2: float
+) -> Parameters:
+    """The best of some parameters whose interactions are multiplied by 1, ½, ¼, … and 0.
+
+    Pseudo-likelihood may find interactions that are much too strong for mean field; there the
+    marginals are certain, often wrong, and no small change of parameters matters.
+
+    Args:
+        parameters: The parameters.
+        names: Those of interactions.
+        objective: What the best has the least of.
+        l2: Weight of ½ ‖parameters‖², which is added to it.
+    """
+    best, least = parameters, np.inf
+    for factor in FACTORS:
+        tried = {k: factor * v if k in names else v for k, v in parameters.items()}
+        value = objective(tried)[0]
+        value += 0.5 * l2 * sum(float((v * v).sum()) for v in tried.values())
+        if value < least:
+            best, least = tried, value
+    return best
+
+
 def fit_marginals(
     instances: Iterable[TiedField] | Structure,
     parameters: Parameters,
@@ -56,6 +83,7 @@ def fit_marginals(
     l2: float = 1.0,
     max_iters: int = 50,
     tol: float = 1e-5,
+    weaken: bool = True,
     class_weight: ArrayLike | str | None = None,
     device: str = "cpu",
     fixed: Collection[str] = (),
@@ -73,6 +101,7 @@ def fit_marginals(
         l2: Weight of the squared norm of the parameters.
         max_iters: Maximum number of iterations of L-BFGS.
         tol: Stop where an iteration lowers the objective by less than this share of it.
+        weaken: Start with interactions multiplied by the best of 1, ½, ¼, … and 0.
         class_weight: Weights of the true labels: numbers, "balanced", or None for 1.
         device: "cpu" for compiled kernels, otherwise a device of torch, such as "cuda".
         fixed: Names of parameters that stay as they are.
@@ -90,6 +119,12 @@ def fit_marginals(
             structure, p, chosen, n_updates=n_updates, step=step, weights=weights, device=device
         )
 
+    if weaken:
+        names = [name for name in structure.interactions if name not in fixed]
+        try:
+            start = weakened(start, names, objective, l2)
+        except KeyboardInterrupt:
+            return start
     return minimize(
         objective, start, l2=l2, max_iters=max_iters, tol=tol, method="marginals", fixed=fixed,
         callback=callback,

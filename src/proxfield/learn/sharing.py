@@ -66,7 +66,10 @@ def is_tabular(term: Term) -> bool:
 
 def _blocks(term: Term, name: str, field: Field) -> list[Block]:
     if isinstance(term, (Potts, Ising)):
-        return [Block(name, term.edges, features=term.weights[:, None], form=term.name)]
+        return [
+            Block(name, term.edges[part], features=term.weights[part, None], form=term.name)
+            for part in _by_labels(field, term.edges)
+        ]
     if not is_tabular(term):
         raise UnsupportedError(
             f"{type(term).__name__} can't be expressed as tables; use fit_weights with "

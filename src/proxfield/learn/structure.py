@@ -133,6 +133,11 @@ class Structure:
         first = np.flatnonzero(new)
         return first, np.searchsorted(first, edges.ptr)
 
+    @property
+    def interactions(self) -> list[str]:
+        """Names of the parameters of factors with more than one variable."""
+        return list(dict.fromkeys(s.name for s in self._shared if len(s.shape) > 1))
+
     def tables(self, parameters: Parameters) -> Doubles:
         """All tables one after another.  # (n_entries,)"""
         out = np.empty(self.n_entries)
