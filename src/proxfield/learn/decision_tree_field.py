@@ -176,7 +176,9 @@ class DecisionTreeField(Estimator):
         most = ITERATIONS[self.method] if self.max_iters is None else self.max_iters
         if self.method == "marginals":
             l2 = 300.0 if self.l2 is None else self.l2
-            return fit_marginals(whole, start, l2=l2, max_iters=most, callback=callback)
+            return fit_marginals(
+                whole, start, l2=l2, max_iters=most, weaken=False, callback=callback
+            )  # the start has no interactions
         l2 = 1.0 if self.l2 is None else self.l2
         first = ITERATIONS["pseudo"] if self.method == "chains" else most
         found = fit_pseudo(whole, start, l2=l2, max_iters=first, callback=callback)
