@@ -58,7 +58,8 @@ class DecisionTreeField(Estimator):
 
     Args:
         offsets: Offsets (rows, columns) of pixels that interact, one of each two opposite ones; 32
-            by default, see `proxfield.learn.holes.pair_offsets`.  # (m, 2)
+            by default, see `proxfield.learn.holes.pair_offsets`. With ``[]``, pixels are
+            independent and have the frequencies of labels in their leaf.  # (m, 2)
         features: Number of pixels around each that trees look at.
         reach: Maximum distance of these, along an axis.
         unary_leaves: Maximum number of leaves of the tree of single pixels.
@@ -172,6 +173,8 @@ class DecisionTreeField(Estimator):
         self, forest: Forest, images: Sequence[HoledImage], callback: Callback | None
     ) -> Parameters:
         start = forest.frequencies(images)
+        if not forest.pairs:
+            return start  # frequencies are all there is to learn
         whole = prepare(forest.instance(image) for image in images)
         most = ITERATIONS[self.method] if self.max_iters is None else self.max_iters
         if self.method == "marginals":
