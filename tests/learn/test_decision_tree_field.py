@@ -91,7 +91,7 @@ def test_marginals_are_probabilities(fitted):
 
 def test_pairs_help():
     train, test, mask = stripes(30), stripes(20, seed=8), hole()
-    pairs = DecisionTreeField(**{**SMALL, "max_iters": 15}).fit(train, mask)
+    pairs = DecisionTreeField(**{**SMALL, "max_iters": 15, "l2": 10.0}).fit(train, mask)
     alone = DecisionTreeField([], **SMALL).fit(train, mask)
     assert len(alone.parameters_["pairs"]) == 0
     gain = (
