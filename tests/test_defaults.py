@@ -12,9 +12,9 @@ import click
 import pytest
 
 import proxfield as pf
+from proxfield import learn
 from proxfield.cli.main import cli
 from proxfield.cli.options import default_rule
-from proxfield.learn.decision_tree_field import DecisionTreeField
 from proxfield.torch.inference import infer as torch_infer
 from proxfield.torch.layer import DenseCRF as TorchDenseCRF
 
@@ -62,13 +62,21 @@ WAYS: dict[str, dict[str, Defaults]] = {
         "refine": {**IMAGES, **of_command("refine")},
         "torch.DenseCRF": of_function(TorchDenseCRF),
     },
+    "Learning": {
+        "CRF": of_function(learn.CRF),
+        "fit_pseudo": of_function(learn.fit_pseudo),
+        "fit_chains": of_function(learn.fit_chains),
+        "fit_marginals": of_function(learn.fit_marginals),
+        "fit_weights": of_function(learn.fit_weights),
+    },
     "Decision tree fields": {
-        "DecisionTreeField": of_function(DecisionTreeField),
+        "DecisionTreeField": of_function(learn.DecisionTreeField),
         "fit": of_command("fit"),
     },
 }
 NOT_DEFAULTS = {
     *("callback", "progress", "trace", "output", "evidence_base"),  # what comes out, and how
+    *("fixed", "start", "l2"),  # of learning; why l2 differs is said below its table
     *("labels_axis", "channel_axis", "normalize", "energies", "probabilities", "cooccurrence"),
 }
 """Shared names that aren't settings of the inference or of a term."""

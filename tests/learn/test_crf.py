@@ -89,6 +89,20 @@ def test_edges_help(method: str) -> None:
     assert float(model.parameters_["pairwise"][0]) > 0.3
 
 
+def test_rules_agree_on_what_is_learnt_through_marginals() -> None:
+    rng = np.random.default_rng(0)
+    y = [np.repeat(rng.integers(0, 2, 8), 5) for _ in range(30)]
+    chain = [[i, i + 1] for i in range(39)]
+    X = [Graph(labels[:, None] + rng.normal(size=(40, 1)), chain) for labels in y]
+    alone = CRF(pairwise="none", method="pseudo").fit(X[:15], y[:15]).score(X[15:], y[15:])
+    early = CRF(n_updates=10, rule="adam").fit(X[:15], y[:15]).score(X[15:], y[15:])
+    model = CRF().fit(X[:15], y[:15])
+    scores = [model.set_params(rule=r).score(X[15:], y[15:]) for r in ("auto", "sweep", "adam")]
+    assert np.ptp(scores) < 0.02
+    assert min(scores) > alone + 0.03
+    assert min(scores) > early  # ten updates aren't what adam converges to
+
+
 def test_predictions_have_the_shapes_of_instances() -> None:
     X, y = make_data(n_labels=3)
     model = CRF(method="pseudo", rule="sweep").fit(X, y)

@@ -79,6 +79,15 @@ class Unrolled:
             kernels.softmax(theta, s.offsets, self.history[t + 1])
         self.q = self.history[-1].copy()
 
+    @property
+    def change(self) -> float:
+        """Mean change of a label's probability by the last update, divided by the step."""
+        if self.structure.binary:
+            moved = 0.5 * np.abs(self.m[-1] - self.m[-2])
+        else:
+            moved = np.abs(self.history[-1] - self.history[-2])
+        return float(moved.mean()) / self.step
+
     def backward(self, d: Doubles) -> Doubles:
         """From the gradient of a loss in q to the one in the tables.  # (size,) -> (n_entries,)"""
         from proxfield.learn import kernels

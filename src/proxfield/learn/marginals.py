@@ -64,6 +64,8 @@ def weakened(
         l2: Weight of ½ ‖parameters‖², which is added to it.
     """
     best, least = parameters, np.inf
+    if not any(parameters[name].any() for name in names):
+        return parameters
     for factor in FACTORS:
         tried = {k: factor * v if k in names else v for k, v in parameters.items()}
         value = objective(tried)[0]
