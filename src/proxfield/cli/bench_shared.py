@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from proxfield.cli.options import CommandWithRules, F, json_option, stack
+from proxfield.cli.options import CommandWithRules, F, json_option, stack, threads_option
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
@@ -22,12 +22,7 @@ BUSY_LOAD = 0.5
 """Load average per core above which timings are doubtful."""
 
 run_options = stack(
-    click.option(
-        "--threads",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Maximum number of threads; all cores by default.",
-    ),
+    threads_option(),
     click.option(
         "--tol",
         metavar="X",

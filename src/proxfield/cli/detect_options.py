@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from proxfield.cli.options import Decorator, device_option, stack
+from proxfield.cli.options import Decorator, device_option, jobs_options, stack
 
 PASSES = 25
 """The default of `Detector`, repeated here so that help needn't import it."""
@@ -187,19 +187,6 @@ run_options = stack(
     click.option("--movie", metavar="FILE", help="Also write the pictures as a video (.mp4)."),
     positive("--rate", "X", "Frames per second of the movie.", 10.0),
     click.option("--overwrite", is_flag=True, help="Remove results that are in OUT first."),
-    click.option(
-        "--jobs",
-        metavar="N",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of frames to process in parallel.",
-    ),
-    click.option(
-        "--threads",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Maximum number of threads per frame; by default the jobs share all cores.",
-    ),
+    jobs_options("frame"),
     device_option,
 )

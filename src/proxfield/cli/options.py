@@ -80,6 +80,60 @@ model_options = stack(
     ),
 )
 
+
+def seed_option(help: str = "Random seed.") -> Decorator:
+    """``--seed``, 0 by default."""
+    return click.option(
+        "--seed",
+        metavar="S",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help=help,
+    )
+
+
+def threads_option(help: str = "Maximum number of threads; all cores by default.") -> Decorator:
+    """``--threads``, at least 1."""
+    return click.option("--threads", metavar="N", type=click.IntRange(min=1), help=help)
+
+
+def jobs_options(item: str, note: str = "") -> Decorator:
+    """``--jobs`` and ``--threads`` of a command that processes many items."""
+    return stack(
+        click.option(
+            "--jobs",
+            metavar="N",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help=f"Number of {item}s to process in parallel{note}.",
+        ),
+        threads_option(
+            f"Maximum number of threads per {item}; by default the jobs share all cores."
+        ),
+    )
+
+
+def init_option(default: str) -> Decorator:
+    """``--init``: the marginals to start from."""
+    return click.option(
+        "--init",
+        type=click.Choice(INITS),
+        default=default,
+        show_default=True,
+        help="Initial marginals.",
+    )
+
+
+settings_option = click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A parameter of the rule; repeatable.",
+)
+
 search_limit_options = stack(
     click.option(
         "--budget",
@@ -87,20 +141,8 @@ search_limit_options = stack(
         type=float,
         help="Time budget in seconds, excluding loading and compilation.",
     ),
-    click.option(
-        "--seed",
-        metavar="S",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Random seed.",
-    ),
-    click.option(
-        "--threads",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Maximum number of threads; all cores by default.",
-    ),
+    seed_option(),
+    threads_option(),
 )
 
 limit_options = stack(

@@ -11,13 +11,16 @@ import click
 from click.core import ParameterSource
 
 from proxfield.cli.options import (
-    INITS,
     TOL,
     CommandWithDenseRules,
     Decorator,
     device_option,
+    init_option,
+    jobs_options,
     json_option,
     parse_settings,
+    seed_option,
+    settings_option,
     stack,
 )
 from proxfield.cli.refine_inputs import (
@@ -159,20 +162,8 @@ run_options = stack(
         show_default=True,
         help="Update rule; see the list below.",
     ),
-    click.option(
-        "--set",
-        "settings",
-        metavar="KEY=VALUE",
-        multiple=True,
-        help="A parameter of the rule; repeatable.",
-    ),
-    click.option(
-        "--init",
-        type=click.Choice(INITS),
-        default="unary",
-        show_default=True,
-        help="Initial marginals.",
-    ),
+    settings_option,
+    init_option("unary"),
     click.option(
         "--max-iters",
         metavar="N",
@@ -190,28 +181,8 @@ run_options = stack(
     click.option(
         "--budget", metavar="SECONDS", type=float, help="Time budget in seconds per image."
     ),
-    click.option(
-        "--seed",
-        metavar="S",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Random seed.",
-    ),
-    click.option(
-        "--jobs",
-        metavar="N",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of images to process in parallel; fewer if memory is short.",
-    ),
-    click.option(
-        "--threads",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Maximum number of threads per image; by default the jobs share all cores.",
-    ),
+    seed_option(),
+    jobs_options("image", "; fewer if memory is short"),
 )
 
 

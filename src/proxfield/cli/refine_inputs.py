@@ -10,6 +10,7 @@ from proxfield.cli.options import stack
 from proxfield.common.records import Record
 
 AXES = {"auto": "auto", "first": 0, "last": -1, "none": None}
+"""How options name an axis, and what Python calls it."""
 MAPS = ("n_labels", "confidence", "unsure")
 """Options that go to `DenseCRF.from_labels` as they are."""
 KINDS = {"probs": "probabilities", "logits": "logits", "labels": "labels"}
@@ -36,6 +37,25 @@ def _ignored(_: click.Context, __: click.Parameter, text: str) -> int | str | No
         raise click.BadParameter(f"{text!r}, expected a label (255, say) or none")
     return int(text)
 
+
+array_options = stack(
+    click.option("--normalize", is_flag=True, help="Divide probabilities by their sum."),
+    click.option(
+        "--labels-axis",
+        type=click.Choice(["auto", "first", "last"]),
+        default="auto",
+        show_default=True,
+        help="Axis of the labels in the probabilities.",
+    ),
+    click.option(
+        "--channel-axis",
+        type=click.Choice(list(AXES)),
+        default="auto",
+        show_default=True,
+        help="Axis of the channels in an image.",
+    ),
+)
+"""How arrays of probabilities and images are laid out."""
 
 input_options = stack(
     click.argument("images", metavar="IMAGE...", nargs=-1, required=True),
@@ -80,21 +100,7 @@ input_options = stack(
         help="Strokes whose labels are certain: label maps, 255 or transparent elsewhere; a file, "
         "or a folder with files for some of the images.",
     ),
-    click.option("--normalize", is_flag=True, help="Divide probabilities by their sum."),
-    click.option(
-        "--labels-axis",
-        type=click.Choice(["auto", "first", "last"]),
-        default="auto",
-        show_default=True,
-        help="Axis of the labels in the probabilities.",
-    ),
-    click.option(
-        "--channel-axis",
-        type=click.Choice(list(AXES)),
-        default="auto",
-        show_default=True,
-        help="Axis of the channels in an image.",
-    ),
+    array_options,
 )
 
 

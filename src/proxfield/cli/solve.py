@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from proxfield.cli.options import (
-    INITS,
     CommandWithRules,
     device_option,
     dtype_option,
+    init_option,
     json_option,
     limit_options,
     model_options,
     parse_settings,
+    settings_option,
     stack,
 )
 from proxfield.common.records import Record
@@ -29,13 +30,7 @@ MAX_SHOWN_MODES = 8
 
 rule_options = stack(
     click.option("--rule", metavar="NAME", help="Update rule; see the list below."),
-    click.option(
-        "--set",
-        "settings",
-        metavar="KEY=VALUE",
-        multiple=True,
-        help="A parameter of the rule; repeatable.",
-    ),
+    settings_option,
     click.option(
         "--modes",
         metavar="K",
@@ -44,13 +39,7 @@ rule_options = stack(
         show_default=True,
         help="Maximum number of modes (rule auto): a mixture, with a better bound and marginals.",
     ),
-    click.option(
-        "--init",
-        type=click.Choice(INITS),
-        default="uniform",
-        show_default=True,
-        help="Initial marginals.",
-    ),
+    init_option("uniform"),
 )
 
 engine_options = stack(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.options import json_option, stack
+from proxfield.cli.options import jobs_options, json_option, seed_option, stack
 from proxfield.cli.progress import Display
+from proxfield.cli.refine_inputs import AXES, array_options
 
 if TYPE_CHECKING:
     from proxfield.images.tune import TuneProgress, TuneResult
 
-AXES = {"auto": "auto", "first": 0, "last": -1, "none": None}
 SHOWN_SETTINGS = 5
 """Settings of the table that the command prints."""
 STORE = ".trials.jsonl"
@@ -41,21 +41,7 @@ input_options = stack(
         show_default=True,
         help="A true label that stands for unlabelled; repeatable.",
     ),
-    click.option("--normalize", is_flag=True, help="Divide probabilities by their sum."),
-    click.option(
-        "--labels-axis",
-        type=click.Choice(["auto", "first", "last"]),
-        default="auto",
-        show_default=True,
-        help="Axis of the labels in the probabilities.",
-    ),
-    click.option(
-        "--channel-axis",
-        type=click.Choice(list(AXES)),
-        default="auto",
-        show_default=True,
-        help="Axis of the channels in an image.",
-    ),
+    array_options,
     click.option(
         "--color-range",
         metavar="X",
@@ -111,28 +97,8 @@ search_options = stack(
         type=click.FloatRange(0, min_open=True),
         help="Time budget in seconds; then the best so far counts.",
     ),
-    click.option(
-        "--seed",
-        metavar="S",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Random seed of the folds.",
-    ),
-    click.option(
-        "--jobs",
-        metavar="N",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of images to process in parallel; fewer if memory is short.",
-    ),
-    click.option(
-        "--threads",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Maximum number of threads per image; by default the jobs share all cores.",
-    ),
+    seed_option("Random seed of the folds."),
+    jobs_options("image", "; fewer if memory is short"),
 )
 
 
