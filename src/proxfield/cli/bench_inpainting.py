@@ -19,6 +19,7 @@ from proxfield.cli.bench_shared import (
     run_options,
     this_command,
 )
+from proxfield.cli.options import seed_option
 
 if TYPE_CHECKING:
     from proxfield.bench.inpainting_models import InpaintingInstance
@@ -71,14 +72,7 @@ if TYPE_CHECKING:
 @click.option(
     "--rules", metavar="A,B,…", help="Rules to run; the paper's seven and auto by default."
 )
-@click.option(
-    "--seed",
-    metavar="S",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Random seed of characters.",
-)
+@seed_option("Random seed of characters.")
 @run_options
 @output_options("bench-inpainting.jsonl")
 @click.pass_context

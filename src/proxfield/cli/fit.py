@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from proxfield.cli.inpaint import image_options
-from proxfield.cli.options import Decorator, json_option
+from proxfield.cli.options import Decorator, json_option, seed_option
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ def count(name: str, default: int | None, text: str) -> Decorator:
     metavar="PATH",
     help="Images to measure the model on, with the same mask or masks beside the others.",
 )
-@click.option(
-    "--seed",
-    metavar="S",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Random seed.",
-)
+@seed_option()
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **options: Any) -> None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.options import CommandWithRules, json_option, parse_settings, stack
+from proxfield.cli.options import (
+    CommandWithRules,
+    json_option,
+    parse_settings,
+    seed_option,
+    settings_option,
+    stack,
+    threads_option,
+)
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
@@ -64,13 +72,7 @@ class Hole:
 @click.option(
     "--rule", metavar="NAME", help="Update rule; see the list below.  [default: that of the model]"
 )
-@click.option(
-    "--set",
-    "settings",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A parameter of the rule; repeatable.",
-)
+@settings_option
 @click.option(
     "--max-iters",
     metavar="N",
@@ -78,20 +80,8 @@ class Hole:
     help="Maximum number of iterations.  [default: that of the model]",
 )
 @click.option("--budget", metavar="SECONDS", type=float, help="Time budget in seconds per image.")
-@click.option(
-    "--seed",
-    metavar="S",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Random seed.",
-)
-@click.option(
-    "--threads",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Maximum number of threads; all cores by default.",
-)
+@seed_option()
+@threads_option()
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **options: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from proxfield.cli.options import json_option
+from proxfield.cli.options import json_option, seed_option
 
 HOLES = ("small", "large")
 """Those of `learn.characters.HOLES`, repeated here so that help needn't import them."""
@@ -43,7 +43,7 @@ HOLES = ("small", "large")
 @click.option(
     "--held-out", metavar="FONT", help="A font for a second test set, which the others don't use."
 )
-@click.option("--seed", metavar="S", type=click.IntRange(min=0), default=0, show_default=True)
+@seed_option()
 @json_option
 def characters(
     folder: str,
