@@ -1,9 +1,11 @@
 """Characters from fonts: deterministic, disjoint, and clear without fonts."""
 
+import sys
+
 import numpy as np
 import pytest
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, MissingDependencyError
 from proxfield.learn import fonts
 from proxfield.learn.character_files import write_characters
 from proxfield.learn.characters import gb2312, hole_mask, make_characters
@@ -92,3 +94,10 @@ def test_folders_read_as_they_were_written(tmp_path):
     with pytest.raises(InputError, match="isn't empty"):
         write_characters(sets, tmp_path / "made", hole="small", seed=0)
     assert [p.name for p in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_machine_without_pillow_gets_a_clear_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    fonts.open_font.cache_clear()
+    with pytest.raises(MissingDependencyError, match="characters need Pillow: pip install"):
+        fonts.open_font("ukai", 10)
