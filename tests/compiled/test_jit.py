@@ -95,6 +95,7 @@ def test_second_process_loads_instead_of_compiling(package: Path, tmp_path: Path
         "compiled/math.py",
         "filters/numba/lattice.py",
         "backends/numba/general.py",
+        "learn/kernels.py",
         "rules/plan.py",
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from scipy import sparse
 
 import proxfield as pf
-from proxfield.errors import InputError
+from proxfield.errors import InputError, ProxfieldError
 from proxfield.learn import CRF, METHODS, FitProgress, Graph
 from proxfield.learn.estimator import NotFittedError
 
@@ -221,6 +221,23 @@ def test_fits_are_reproducible() -> None:
             assert (value == other.parameters_[name]).all()
 
 
+@pytest.mark.parametrize("method", ["chains", "marginals"])
+def test_an_interrupt_ends_all_stages(method: str) -> None:
+    X, y = make_data()
+    told: list[FitProgress] = []
+
+    def interrupt(progress: FitProgress) -> None:
+        told.append(progress)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    model = CRF(method=method, l2=0.1).fit(X, y, callback=interrupt)
+    assert [t.method for t in told] == ["pseudo", "pseudo"]
+    assert model.score(X, y) > 0.5
+    again = CRF(method=method, max_iters=4).fit(X, y, callback=told.append)  # nothing is left over
+    assert told[-1].method == method and again.parameters_["unary"].any()
+
+
 def test_callback_and_loss() -> None:
     X, y = make_data()
     told: list[FitProgress] = []
@@ -288,6 +305,12 @@ def test_bad_settings(params: dict[str, Any], message: str) -> None:
     X, y = make_data(3)
     with pytest.raises(InputError, match=message):
         CRF(**params).fit(X, y)
+
+
+def test_a_device_that_is_not_there() -> None:
+    X, y = make_data(3)
+    with pytest.raises(ProxfieldError, match=r"torch|device"):
+        CRF(device="abacus", max_iters=1).fit(X, y)
 
 
 def test_prediction_says_what_does_not_fit() -> None:

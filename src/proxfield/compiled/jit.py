@@ -37,7 +37,7 @@ from proxfield.compiled.threads import max_threads as max_threads
 from proxfield.compiled.threads import thread_count as thread_count
 from proxfield.compiled.threads import threads_for as threads_for
 
-SOURCES = ("compiled", "filters/numba", "backends/numba")
+SOURCES = ("compiled", "filters/numba", "backends/numba", "learn")
 """Folders of compiled functions that call compiled functions of other files."""
 CONSTANTS = ("rules/plan.py", "terms/occupancy.py")
 """Files of numbers that are constants in compiled functions: numbers of kinds, limits."""

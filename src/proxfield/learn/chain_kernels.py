@@ -82,3 +82,36 @@ def gibbs(
         while label < labels - 1 and energy[label] <= draw:
             label += 1
         x[v] = label
+
+
+@kernel
+def gibbs_binary(
+    h: Any, ptr: Any, other: Any, j: Any, held: Any, seed: Any, counter: Any, x: Any
+) -> None:
+    """`gibbs` for binary variables and pairs, as spins: E = Σ h s + Σ J s t.
+
+    Args:
+        h: Fields.  # (n,)
+        ptr: First slot of each variable; a slot is a neighbor.
+        other: The neighbor of each slot.
+        j: The coupling of each slot.
+        held: Variables that keep their labels.  # (n,)
+        seed: Random seed, uint64.
+        counter: Number of the first random number, uint64.
+        x: Labels, changed in place.  # (n,)
+    """
+    n = len(h)
+    spin = np.empty(n)
+    for v in range(n):
+        spin[v] = 2.0 * x[v] - 1.0
+    for v in range(n):
+        if held[v]:
+            continue
+        force = h[v]
+        for s in range(ptr[v], ptr[v + 1]):
+            force += j[s] * spin[other[s]]
+        e = exp_negative(-2.0 * abs(force))
+        low = 1.0 / (1.0 + e)
+        first = low if force >= 0 else e * low  # the probability of label 0
+        x[v] = 0 if uniform(seed, counter + np.uint64(v)) < first else 1
+        spin[v] = 2.0 * x[v] - 1.0

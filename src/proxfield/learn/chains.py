@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 from proxfield.common.arrays import Doubles, Ints
 from proxfield.common.checks import whole_number
 from proxfield.learn.blocks import Parameters
-from proxfield.learn.optimize import Adam, Callback, Packing, Watch
+from proxfield.learn.optimize import Adam, Callback, Packing, Watch, stoppable
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
 POSITIVE = 1 << 61
 """Sweeps are counted from here in chains that hold known labels: other random numbers."""
+
+
+Move = Callable[[np.uint64, Ints], None]
+"""One sweep of a chain, with the number of its first random number."""
 
 
 class Chains:
@@ -43,6 +47,8 @@ class Chains:
         self.place = (order - self.scope_ptr[self.slot]).astype(np.int16)
         counts = np.bincount(self.scope, minlength=s.n_vars)
         self.ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.other = self.scope[order ^ 1] if s.binary else self.scope[:0]
+        """The other end of each slot, of pairs.  # (slots,)"""
         self.held = (s.labels >= 0) if hold else np.zeros(s.n_vars, dtype=bool)
         self.seed, self.sweeps = np.uint64(seed), (POSITIVE if hold else 0)
         rng = np.random.default_rng([seed, int(hold)])
@@ -52,19 +58,36 @@ class Chains:
 
     def sweep(self, w: Doubles, sweeps: int = 1) -> None:
         """Make sweeps of all chains under these tables."""
-        from proxfield.learn import chain_kernels, kernels
+        from proxfield.learn import kernels
 
         s, one = self.structure, self.structure.order(1)
         unary = np.zeros(s.offsets[-1])
         kernels.add_rows(w, one.variables, one.base, one.kind, s.strides, s.offsets, unary)
+        move = self._binary_sweep(w, unary) if s.binary else self._sweep(w, unary)
         for _ in range(sweeps):
             for x in self.x:
-                counter = np.uint64((self.sweeps * s.n_vars) % (1 << 63))
-                chain_kernels.gibbs(
-                    w, unary, s.offsets, self.ptr, self.slot, self.place, self.scope_ptr,
-                    self.scope, self.base, self.kind, s.strides, self.held, self.seed, counter, x,
-                )  # fmt: skip
+                move(np.uint64((self.sweeps * s.n_vars) % (1 << 63)), x)
                 self.sweeps += 1
+
+    def _sweep(self, w: Doubles, unary: Doubles) -> Move:
+        from proxfield.learn import chain_kernels
+
+        s = self.structure
+        return lambda counter, x: chain_kernels.gibbs(
+            w, unary, s.offsets, self.ptr, self.slot, self.place, self.scope_ptr, self.scope,
+            self.base, self.kind, s.strides, self.held, self.seed, counter, x,
+        )  # fmt: skip
+
+    def _binary_sweep(self, w: Doubles, unary: Doubles) -> Move:
+        from proxfield.learn import binary_kernels, chain_kernels
+
+        s, f, h = self.structure, self.structure.order(2), 0.5 * (unary[1::2] - unary[0::2])
+        j = np.empty(len(f.base))
+        binary_kernels.couplings(w, f.base, f.kind, s.strides, f.variables, j, h)
+        of_slots = j[self.slot]
+        return lambda counter, x: chain_kernels.gibbs_binary(
+            h, self.ptr, self.other, of_slots, self.held, self.seed, counter, x
+        )
 
     def counts(self) -> Doubles:
         """How often each entry of the tables occurs, the mean over chains.  # (n_entries,)"""
@@ -134,7 +157,7 @@ def fit_chains(
     complete = bool((structure.labels >= 0).all())
     truth = given.counts()
     total, count = np.zeros_like(x), 0
-    try:
+    with stoppable():
         for iteration in range(max_iters):
             w = structure.tables(packing.unpack(x))
             free.sweep(w, sweeps)
@@ -148,6 +171,4 @@ def fit_chains(
                 count += 1
             watch.see(x, np.nan, gradient)
             watch.tell()
-    except (KeyboardInterrupt, StopIteration):
-        pass
     return packing.unpack(total / count if count else x)

@@ -15,13 +15,13 @@ from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.learn.adjoint import Unrolled
-from proxfield.learn.blocks import Block
+from proxfield.learn.blocks import Block, Parameters
 from proxfield.learn.estimator import Estimator, versions
 from proxfield.learn.instances import Graph, as_graph, as_sequence, digest
 from proxfield.learn.losses import Loss, find_loss
-from proxfield.learn.optimize import Callback
+from proxfield.learn.optimize import Callback, stages
 from proxfield.learn.registry import METHODS, find_method
-from proxfield.learn.structure import prepare
+from proxfield.learn.structure import Structure, prepare
 from proxfield.learn.tied import TiedField
 from proxfield.rules.registry import make_rule
 
@@ -56,6 +56,7 @@ class CRF(Estimator):
             long as marginals still change at the end of them, because predictions iterate on.
         step: Their step.
         max_iters: Maximum number of iterations of each method; None: each method's own.
+        device: Where "marginals" runs: "cpu", or a device of torch such as "cuda".
         seed: Random seed.
 
     Attributes:
@@ -96,6 +97,7 @@ class CRF(Estimator):
         n_updates: int | None = None,
         step: float = 0.5,
         max_iters: int | None = None,
+        device: str = "cpu",
         seed: int = 0,
     ) -> None:
         self.unary = unary
@@ -110,6 +112,7 @@ class CRF(Estimator):
         self.n_updates = n_updates
         self.step = step
         self.max_iters = max_iters
+        self.device = device
         self.seed = seed
 
     def fit(
@@ -137,26 +140,7 @@ class CRF(Estimator):
             for k, (graph, value) in enumerate(zip(graphs, labels, strict=True))
         )
         structure = prepare(tied)
-        parameters = {name: np.zeros(shape) for name, shape in structure.shapes.items()}
-        given: Record = {"l2": float(self.l2), "callback": callback}
-        if self.max_iters is not None:
-            given["max_iters"] = self.max_iters
-        weighted = {"class_weight": self.class_weight}
-        parameters = METHODS["pseudo"](structure, parameters, **given, **weighted)
-        if self.method == "marginals":
-            options = {"loss": self.loss, "step": self.step, "tol": MARGINALS_TOL}
-            counts = UPDATES if self.n_updates is None else (self.n_updates,)
-            for n_updates in counts:
-                parameters = METHODS["marginals"](
-                    structure, parameters, n_updates=n_updates, **options, **given, **weighted
-                )
-                w = structure.tables(parameters)
-                if n_updates == counts[-1] or (
-                    Unrolled(structure, w, n_updates, self.step).change < SETTLED
-                ):
-                    break
-        elif self.method != "pseudo":
-            parameters = find_method(self.method)(structure, parameters, seed=self.seed, **given)
+        parameters = self._learn(structure, callback)
         self.n_labels_, self.n_features_in_, self.n_edge_features_, self.uses_index_ = sizes
         self.parameters_ = parameters
         self.about_ = {
@@ -172,6 +156,31 @@ class CRF(Estimator):
             "versions": ", ".join(f"{k} {v}" for k, v in versions().items()),
         }
         return self
+
+    def _learn(self, structure: Structure, callback: Callback | None) -> Parameters:
+        """Pseudo-likelihood, and the estimator's method from there; Ctrl-C ends both."""
+        parameters = {name: np.zeros(shape) for name, shape in structure.shapes.items()}
+        given: Record = {"l2": float(self.l2), "callback": callback}
+        if self.max_iters is not None:
+            given["max_iters"] = self.max_iters
+        weighted = {**given, "class_weight": self.class_weight}
+        with stages() as interrupted:
+            parameters = METHODS["pseudo"](structure, parameters, **weighted)
+            if self.method == "marginals":
+                options = {"loss": self.loss, "step": self.step, "tol": MARGINALS_TOL, **weighted}
+                options["device"] = self.device
+                for n in UPDATES if self.n_updates is None else (self.n_updates,):
+                    if interrupted():
+                        break
+                    found = METHODS["marginals"](structure, parameters, n_updates=n, **options)
+                    parameters = found
+                    run = Unrolled(structure, structure.tables(found), n, self.step)
+                    if run.change < SETTLED:
+                        break
+            elif self.method != "pseudo" and not interrupted():
+                method = find_method(self.method)
+                parameters = method(structure, parameters, seed=self.seed, **given)
+        return parameters
 
     def field(self, instance: Any) -> Field:
         """An instance as an ordinary `Field`, with the learnt parameters.

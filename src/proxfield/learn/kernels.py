@@ -142,13 +142,15 @@ def conditional_loss(energy: Any, offsets: Any, y: Any, weight: Any, d: Any) -> 
 
 
 @inlined
-def _add_edge(w: Any, ends: Any, base: Any, steps: Any, offsets: Any, q: Any, out: Any) -> None:
+def _add_edge(
+    w: Any, i: Any, j: Any, base: Any, down: Any, along: Any, offsets: Any, q: Any, out: Any
+) -> None:
     """Add the gradient of one edge's expected energy; unsigned places need no test of the sign."""
-    a, b = np.uint64(offsets[ends[0]]), np.uint64(offsets[ends[1]])
-    rows = np.uint64(offsets[ends[0] + 1]) - a
-    columns = np.uint64(offsets[ends[1] + 1]) - b
-    step, at = np.uint64(steps[0]), np.uint64(base)
-    if steps[1] == 1:
+    a, b = np.uint64(offsets[i]), np.uint64(offsets[j])
+    rows = np.uint64(offsets[i + 1]) - a
+    columns = np.uint64(offsets[j + 1]) - b
+    step, at = np.uint64(down), np.uint64(base)
+    if along == 1:
         for r in range(rows):
             total, weight = 0.0, q[a + r]
             for c in range(columns):
@@ -158,7 +160,7 @@ def _add_edge(w: Any, ends: Any, base: Any, steps: Any, offsets: Any, q: Any, ou
             out[a + r] += total
             at += step
         return
-    across = np.uint64(steps[1])
+    across = np.uint64(along)
     for r in range(rows):
         total, weight = 0.0, q[a + r]
         for c in range(columns):
@@ -170,12 +172,14 @@ def _add_edge(w: Any, ends: Any, base: Any, steps: Any, offsets: Any, q: Any, ou
 
 
 @inlined
-def _pull_edge(ends: Any, base: Any, steps: Any, offsets: Any, q: Any, d: Any, dw: Any) -> None:
+def _pull_edge(
+    i: Any, j: Any, base: Any, down: Any, along: Any, offsets: Any, q: Any, d: Any, dw: Any
+) -> None:
     """Add the gradient in one edge's table, from dL/dg."""
-    a, b = np.uint64(offsets[ends[0]]), np.uint64(offsets[ends[1]])
-    rows = np.uint64(offsets[ends[0] + 1]) - a
-    columns = np.uint64(offsets[ends[1] + 1]) - b
-    step, across, at = np.uint64(steps[0]), np.uint64(steps[1]), np.uint64(base)
+    a, b = np.uint64(offsets[i]), np.uint64(offsets[j])
+    rows = np.uint64(offsets[i + 1]) - a
+    columns = np.uint64(offsets[j + 1]) - b
+    step, across, at = np.uint64(down), np.uint64(along), np.uint64(base)
     for r in range(rows):
         qa, da = q[a + r], d[a + r]
         if across == 1:
@@ -195,10 +199,12 @@ def add_gradient(
     k = variables.shape[1]
     x = np.empty(k, dtype=np.int64)
     for e in range(len(base)):
-        steps = strides[kind[e]]
         if k == 2:
-            _add_edge(w, variables[e], base[e], steps, offsets, q, out)
+            i, j = variables[e, 0], variables[e, 1]
+            down, along = strides[kind[e], 0], strides[kind[e], 1]
+            _add_edge(w, i, j, base[e], down, along, offsets, q, out)
             continue
+        steps = strides[kind[e]]
         x[:] = 0
         while True:
             at = np.int64(base[e])
@@ -231,11 +237,13 @@ def add_adjoint(
     k = variables.shape[1]
     x = np.empty(k, dtype=np.int64)
     for e in range(len(base)):
-        steps = strides[kind[e]]
         if k == 2:
-            _add_edge(w, variables[e], base[e], steps, offsets, d, out)
-            _pull_edge(variables[e], base[e], steps, offsets, q, d, dw)
+            i, j = variables[e, 0], variables[e, 1]
+            down, along = strides[kind[e], 0], strides[kind[e], 1]
+            _add_edge(w, i, j, base[e], down, along, offsets, d, out)
+            _pull_edge(i, j, base[e], down, along, offsets, q, d, dw)
             continue
+        steps = strides[kind[e]]
         x[:] = 0
         while True:
             at = np.int64(base[e])

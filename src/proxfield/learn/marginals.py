@@ -11,7 +11,7 @@ from proxfield.common.arrays import Doubles
 from proxfield.learn.adjoint import unroll
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.losses import Loss, Targets, class_weights, find_loss
-from proxfield.learn.optimize import Callback, Objective, minimize
+from proxfield.learn.optimize import Callback, Objective, minimize, stoppable
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
@@ -123,10 +123,8 @@ def fit_marginals(
 
     if weaken:
         names = [name for name in structure.interactions if name not in fixed]
-        try:
+        with stoppable():
             start = weakened(start, names, objective, l2)
-        except KeyboardInterrupt:
-            return start
     return minimize(
         objective, start, l2=l2, max_iters=max_iters, tol=tol, method="marginals", fixed=fixed,
         callback=callback,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,45 @@ class FitProgress:
 
 Callback = Callable[[FitProgress], object]
 """Called after each iteration; returning something true ends the fit."""
+
+
+class Stopped(Exception):
+    """A callback has ended a fit."""
+
+
+_interrupts: ContextVar[list[bool] | None] = ContextVar("interrupts", default=None)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """End the block at Ctrl-C, or where a callback asks for it; what comes after it goes on."""
+    try:
+        yield
+    except Stopped:
+        pass
+    except KeyboardInterrupt:
+        seen = _interrupts.get()
+        if seen is not None:
+            seen.append(True)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[], bool]]:
+    """For fits of several methods: a function that says whether Ctrl-C has ended one of them.
+
+    Example:
+        >>> with stages() as interrupted:
+        ...     with stoppable():
+        ...         raise KeyboardInterrupt
+        ...     interrupted()
+        True
+    """
+    seen: list[bool] = []
+    token = _interrupts.set(seen)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        _interrupts.reset(token)
 
 
 class Packing:
@@ -94,7 +134,7 @@ class Watch:
         seconds = time.perf_counter() - self.begun
         report = FitProgress(self.method, self.iteration, self.value, self.slope, seconds)
         if self.callback(report):
-            raise StopIteration
+            raise Stopped
 
 
 def minimize(
@@ -139,7 +179,7 @@ def minimize(
         watch.see(x, f, flat)
         return f, flat
 
-    with suppress(KeyboardInterrupt, StopIteration):
+    with stoppable():
         scipy_minimize(
             value, start, jac=True, method="L-BFGS-B", callback=lambda _: watch.tell(),
             options={"maxiter": max_iters, "maxfun": 2 * max_iters + 20, "ftol": tol, "gtol": 1e-8},
@@ -203,7 +243,7 @@ def minimize_stochastic(
     packing, watch = Packing(parameters, fixed), Watch(method, callback)
     x, n = packing.pack(parameters), len(objectives)
     rng, adam = np.random.default_rng(seed), Adam(len(x), rate, epochs * n)
-    try:
+    with stoppable():
         for _ in range(epochs):
             total = 0.0
             for part in rng.permutation(n):
@@ -213,6 +253,4 @@ def minimize_stochastic(
                 x = adam.move(x, flat)
             watch.see(x, total + 0.5 * l2 * float(x @ x), flat)
             watch.tell()
-    except (KeyboardInterrupt, StopIteration):
-        pass
     return packing.unpack(x)
