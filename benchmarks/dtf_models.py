@@ -14,9 +14,53 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
+
 import proxfield as pf
 from proxfield.bench.inpainting_models import best_known as best_known
-from proxfield.bench.inpainting_models import read_model as load
+from proxfield.bench.inpainting_models import read_model
+
+
+def load(path: str | Path, *, distinct: bool = True, grid: bool = False) -> pf.Field:
+    """Read one model.
+
+    Args:
+        path: A ``.mat`` file.
+        distinct: Store equal tables once, with an index (what a decision tree gives); else one
+            table per edge, as in the file.
+        grid: One `proxfield.GridPairwise` term per offset instead of a list of edges.
+
+    Returns:
+        A binary field, its variables numbered by columns of the image.
+    """
+    field = read_model(path, distinct=distinct)
+    if not grid:
+        return field
+    unary, factor = field.terms
+    assert isinstance(factor, pf.Factor)
+    shape = tuple(int(x) for x in reversed(Path(path).stem.split("_")[-2:]))  # (width, height)
+    index = np.arange(len(factor.scopes)) if factor.index is None else factor.index
+    out = pf.Field(field.n_vars, n_labels=2).add(unary)
+    for term in grid_terms(shape, factor.scopes, factor.tables, index):
+        out.add(term)
+    return out
+
+
+def grid_terms(
+    shape: tuple[int, int], scopes: np.ndarray, tables: np.ndarray, index: np.ndarray
+) -> list[pf.GridPairwise]:
+    """The same energies, one term per offset; every offset must have all of its edges."""
+    ends = np.stack(np.unravel_index(scopes, shape), axis=-1)  # (m, 2 ends, 2 axes)
+    offsets, kind = np.unique(ends[:, 1] - ends[:, 0], axis=0, return_inverse=True)
+    out = []
+    for k, offset in enumerate(offsets):
+        mine = np.flatnonzero(kind.ravel() == k)
+        mine = mine[np.argsort(scopes[mine, 0])]
+        used, where = np.unique(index[mine], return_inverse=True)
+        term = pf.GridPairwise(shape, offset, tables[used], where.ravel())
+        assert (term.shift.edges() == scopes[mine]).all()
+        out.append(term)
+    return out
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ The model is a decision tree field (see `dtf_models`): a binary grid whose varia
 
 - ``iteration``: one update of all variables by each rule, with F traced, in float64 and float32;
   along diagonals, and in compressed rows (as fields with more distances run).
-- ``lowering``: `Field.lower` and packing, with tables given by an index and one per edge.
+- ``lowering``: `Field.lower` and packing, with tables given by an index, one per edge, and as one
+  `GridPairwise` term per offset; and with half of the variables observed.
 
     python benchmarks/dtf_speed.py TST_test_0009_64_80.mat [--json FILE]
 """
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import dtf_models
+import proxfield as pf
 from proxfield.backends import compile_program
 from proxfield.backends.numba import pack
 from proxfield.bench.machine import metadata
@@ -42,9 +44,8 @@ def iteration(lowered: Lowered, dtype: str, plan: Update, repeats: int) -> float
     return round(1e9 * float(np.median(times)) / edges, 3)
 
 
-def lowering(path: Path, distinct: bool, repeats: int) -> dict[str, float]:
+def lowering(field: pf.Field, repeats: int) -> dict[str, float]:
     """CPU milliseconds of lowering and packing, medians."""
-    field = dtf_models.load(path, distinct=distinct)
     times = []
     for _ in range(repeats):
         begun = time.thread_time()
@@ -78,8 +79,17 @@ def main() -> None:
             row = {k: iteration(lowered, dtype, plan, args.repeats) for k, plan in plans.items()}
             out[f"iteration, {form}, {dtype}, ns per edge"] = row
     pack.MAX_DIAGONALS = most
-    for name, distinct in (("tables by an index", True), ("a table per edge", False)):
-        out[f"lowering, {name}, ms"] = lowering(args.model, distinct, args.repeats)
+    forms = {
+        "tables by an index": dtf_models.load(args.model),
+        "a table per edge": dtf_models.load(args.model, distinct=False),
+        "a grid per offset": dtf_models.load(args.model, grid=True),
+    }
+    for name in ("tables by an index", "a grid per offset"):
+        field = forms[name]
+        observed = dict.fromkeys(range(0, field.n_vars, 2), 0)
+        forms[f"{name}, half of the variables observed"] = field.condition(observed)
+    for name, field in forms.items():
+        out[f"lowering, {name}, ms"] = lowering(field, args.repeats)
     for key, value in out.items():
         if isinstance(value, dict) and key.startswith(("iteration", "lowering")):
             print(f"{key}: {value}")

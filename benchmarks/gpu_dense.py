@@ -6,11 +6,13 @@ For each image and each kind of filter (bilateral 80/13 and 67/3, Gaussian of 3 
 - milliseconds for one application, by CUDA events: the median of many after a warm-up, and the
   spread between the fastest and the slowest;
 - milliseconds to build the plan, by the host's clock, and of each stage of it;
-- the fraction of all pairs that is computed, and the fraction whose weight is over the tolerance;
+- the fraction of all pairs that is computed, the part of it that is computed by centers of blocks
+  (one weight for eight pairs), and the fraction whose weight is over the tolerance;
 - the relative error against float64, on some rows;
-- the floor: the larger of two counts, the exponentials of the pairs computed at 4.2e12 a second
-  (16 a cycle on each of an H200's multiprocessors) and the products at 790 TFLOP/s (measured for
-  large matrices). Some exponentials are polynomials on other units, so it is no strict bound.
+- the floor: the larger of two counts, half of the weights computed by exponentials at 4.2e12 a
+  second (16 a cycle on each of an H200's multiprocessors; the other half are polynomials on other
+  units), and the products at 790 TFLOP/s (measured for large matrices), with 64 channels, since
+  with weights in registers narrower ones take as long.
 
 and one for the lattice. Then ten iterations of a dense CRF (Gaussian 3 and a bilateral term, Potts,
 symmetric normalization) through the terms on the device and a plain softmax, through the same
@@ -122,10 +124,21 @@ def stages(features: Any, tolerance: float) -> dict[str, float]:
     extents = [scale * 0.5 * (b - a) for a, b in zip(*bounds, strict=True)]
     ordered = coarse[plan.order.clamp(max=plan.n - 1)]
     reach = math.sqrt(-2.0 * math.log2(tolerance))
-    near = order.Near(ordered, t.row, t.box, t.block, reach)
-    step = t.column // t.block
-    full = -(-near.counts() // step) * step
-    start = torch.from_numpy(np.cumsum(full) - full).cuda()
+
+    def limits() -> Any:
+        shares = order.shares_beyond(ordered, t.row, t.box)
+        return order.limits(shares, reach, exact.DROPPED_SHARE, exact.FAR_SHARE)
+
+    bounds_of_rows, spread = limits(), order.moments(ordered, t.block)[1]
+
+    def near() -> Any:
+        return order.Near(ordered, t.row, t.box, t.block, bounds_of_rows, spread)
+
+    found, step = near(), t.column // t.block
+    counts = found.counts()
+    far = counts[:, 1] // t.column
+    rest = -(-(counts.sum(1) - far * t.column) // step)
+    start = torch.from_numpy(Items(far, rest, t.column, step, t.rounds).begin).cuda()
     return {
         "ranges": by_host(lambda: torch.stack(torch.aminmax(features, dim=0)).tolist()),
         "center": by_host(lambda: (order.centered(features, *bounds) * scale).to(torch.float32)),
@@ -133,9 +146,10 @@ def stages(features: Any, tolerance: float) -> dict[str, float]:
         "encode": by_host(
             lambda: encode.encode_in_order(points, plan.order, t.block, extents, exact.BIAS)
         ),
-        "count near": by_host(lambda: order.Near(ordered, t.row, t.box, t.block, reach).counts()),
-        "items": by_host(lambda: Items(full, step, t.rounds)),
-        "fill lists": by_host(lambda: near.fill(start, plan.blocks)),
+        "shares": by_host(limits),
+        "count near": by_host(lambda: near().counts()),
+        "items": by_host(lambda: Items(far, rest, t.column, step, t.rounds)),
+        "fill lists": by_host(lambda: found.fill(start, plan.blocks)),
     }
 
 
@@ -164,8 +178,9 @@ def measure(image: np.ndarray, kind: str, n_labels: int, tolerance: float, repea
     rows = some_rows(n)
     expected = reference_filter(features, values, rows, block=256)
     width = max(16, 1 << (n_labels - 1).bit_length())
-    exponentials = 1e3 * plan.pairs / EXPONENTIALS
-    products = 1e3 * 2 * plan.pairs * (plan.left.shape[1] + width) / PRODUCTS
+    done = plan.pairs - plan.far_pairs * (1.0 - 1.0 / plan.tiles.block)
+    exponentials = 1e3 * 0.5 * done / EXPONENTIALS
+    products = 1e3 * 2 * done * (plan.left.shape[1] + max(64, width)) / PRODUCTS
     median = float(np.median(times))
     return {
         "kind": kind,
@@ -178,7 +193,8 @@ def measure(image: np.ndarray, kind: str, n_labels: int, tolerance: float, repea
         "build ms": by_host(lambda: ExactPlan(features, tolerance)),
         "stages ms": stages(features, tolerance),
         "computed": plan.kept,
-        "pairs a second": 1e3 * plan.pairs / median,
+        "by centers": plan.far_pairs / float(n) ** 2,
+        "weights a second": 1e3 * done / median,
         "over tolerance": weights_over(features, rows[:1024], tolerance),
         "error": float((plan.apply(values)[rows] - expected).norm() / expected.norm()),
         "floor exponentials ms": exponentials,
@@ -199,7 +215,7 @@ def lattice(image: np.ndarray, kind: str, n_labels: int, repeats: int) -> dict:
     splat = timed(lambda: plan.splat(values), repeats)
     here = plan.splat(values)
     there = torch.empty_like(here)
-    blur = timed(lambda: plan._blur(0, here, there), repeats)
+    blur = timed(lambda: plan._blur_axis(0, here, there), repeats)
     cut = timed(lambda: plan._slice(here), repeats)
     return {
         "kind": kind,
@@ -277,18 +293,18 @@ def scan(image: np.ndarray, kind: str, n_labels: int, repeats: int) -> list[dict
     features = torch.from_numpy(features_of(image, *KINDS[kind])).cuda()
     values = probabilities(len(features), n_labels)
     found = []
-    before = exact.POLYNOMIALS
-    for tiles, polynomials in [(t, 1) for t in SCANNED] + [(Tiles(), p) for p in (0, 2, 3)]:
-        exact.POLYNOMIALS = polynomials
+    before = exact.EXPONENTIALS
+    for tiles, exponentials in [(t, 2) for t in SCANNED] + [(Tiles(), p) for p in (0, 1, 3)]:
+        exact.EXPONENTIALS = exponentials
         try:
             plan = ExactPlan(features, tiles=tiles)
             ms = float(np.median(timed(lambda plan=plan: plan.apply(values), repeats)))
-            line = {"ms": ms, "computed": plan.kept, "pairs a second": 1e3 * plan.pairs / ms}
+            line = {"ms": ms, "computed": plan.kept}
         except Exception as error:  # a cut may not fit
             line = {"failed": f"{type(error).__name__}: {error}"[:200]}
-        found.append({"kind": kind, "tiles": str(tiles), "polynomials": polynomials, **line})
+        found.append({"kind": kind, "tiles": str(tiles), "exponentials": exponentials, **line})
         print("   ", found[-1])
-    exact.POLYNOMIALS = before
+    exact.EXPONENTIALS = before
     return found
 
 

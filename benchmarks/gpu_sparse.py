@@ -58,7 +58,9 @@ def main() -> None:
         "grid": lambda: grid(options, results.get("copy", {}).get("bytes_per_second", 4.27e12)),
         "tune": lambda: tune(options, results.get("copy", {}).get("bytes_per_second", 4.27e12)),
         "potts": lambda: potts(options, results.get("copy", {}).get("bytes_per_second", 4.27e12)),
-        "tables": lambda: tables(options),
+        "tables": lambda: tables(options, results.get("copy", {}).get("bytes_per_second", 4.27e12)),
+        "teams": lambda: teams(options),
+        "eigenvalues": lambda: eigenvalues(options),
         "batch": lambda: batch(options),
         "launches": lambda: launches(options),
     }
@@ -253,57 +255,156 @@ def tune(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
 
 
 def potts(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
-    """A grid with 21 labels."""
-    from proxfield.backends.triton import general_pack
+    """A grid with 21 labels, stored label by label and variable by variable."""
     from proxfield.backends.triton.program import GpuProgram
 
     side, n_labels = (6, 5) if options.quick else (1024, 21)
     lowered = plain_grid(side, n_labels)
     rows: list[dict[str, Any]] = []
-    for tile in (256, 512, 1024, 2048) if options.tune else ():
-        before, general_pack.TILE = general_pack.TILE, tile
-        seconds, _ = measured(GpuProgram(lowered), "fixed", True, 2 if options.quick else 16)
-        general_pack.TILE = before
-        rows.append({"tile": tile, "ms": 1e3 * seconds})
-        print(f"tiles of {tile}: {1e3 * seconds:.4f} ms", flush=True)
-    program = GpuProgram(lowered)
-    print(f"Potts grid {side}×{side}, {n_labels} labels, float32")
-    for kind in KINDS:
-        each = 12 + (8 if kind != "fixed" else 0) + (8 if kind == "adam" else 0)
-        moved = side * side * (each * n_labels + 4 + 4 * 8)
-        for trace in (False, True):
-            seconds, _ = measured(program, kind, trace, 2 if options.quick else 16)
-            rows.append({"rule": kind, "trace": trace, "ms": 1e3 * seconds,
-                         "fraction": moved / seconds / copy})  # fmt: skip
-            print(f"{kind:10} F {'yes' if trace else 'no':4} {1e3 * seconds:9.4f} ms "
-                  f"{moved / seconds / copy:6.1%} of copy", flush=True)  # fmt: skip
+    for form in ("planes", "tiles"):
+        program = GpuProgram(lowered, form=form)
+        print(f"Potts grid {side}×{side}, {n_labels} labels, float32, {form}")
+        for kind in KINDS:
+            # θ read and written, unary energies, moments; a weight and a number per neighbor
+            each = 12 + (8 if kind != "fixed" else 0) + (8 if kind == "adam" else 0)
+            moved = side * side * (each * n_labels + 4 * 8)
+            for trace in (False, True):
+                seconds, spread = measured(program, kind, trace, 2 if options.quick else 64)
+                rows.append({"form": form, "rule": kind, "trace": trace, "ms": 1e3 * seconds,
+                             "spread_ms": 1e3 * spread, "bytes": moved,
+                             "fraction": moved / seconds / copy})  # fmt: skip
+                print(f"{kind:10} F {'yes' if trace else 'no':4} {1e3 * seconds:9.4f} ms "
+                      f"{moved / seconds / copy:6.1%} of copy", flush=True)  # fmt: skip
+        check_sum(program)
+        del program
     return rows
 
 
-def tables(options: argparse.Namespace) -> list[dict[str, Any]]:
+def tables(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """Random graphs with a table of its own for each edge, and triples."""
     import proxfield as pf
     from proxfield.backends import compile_program
     from proxfield.backends.triton.program import GpuProgram
 
-    n, n_labels = (12, 3) if options.quick else (100_000, 8)
     rng = np.random.default_rng(1)
-    edges = np.unique(np.sort(rng.integers(0, n, (2 * n, 2)), axis=1), axis=0)
-    edges = edges[edges[:, 0] < edges[:, 1]]
     rows = []
-    for name in ("pairs", "triples"):
-        field = pf.Field(n, n_labels=n_labels if name == "pairs" else 3)
+    for name, n, n_labels in (("pairs", 100_000, 8), ("pairs", 30_000, 21), ("triples", 10**5, 3)):
+        if options.quick:
+            n, n_labels = 12, 3
+        field = pf.Field(n, n_labels=n_labels)
         if name == "pairs":
+            edges = np.unique(np.sort(rng.integers(0, n, (2 * n, 2)), axis=1), axis=0)
+            edges = edges[edges[:, 0] < edges[:, 1]]
             field.add(pf.Pairwise(edges, rng.normal(size=(len(edges), n_labels, n_labels))))
+            # each table for both of its variables, with two numbers of 4 bytes and one of 8
+            moved = 2 * len(edges) * (4 * n_labels**2 + 16) + n * (12 * n_labels + 4)
         else:
             base = rng.permutation(n)[: 3 * (n // 3)].reshape(-1, 3)
             field.add(pf.Factor(base, rng.normal(size=(len(base), 3, 3, 3))))
+            moved = 3 * len(base) * (4 * 27 + 36) + n * (12 * 3 + 4)
         lowered = field.lower()
-        seconds, _ = measured(GpuProgram(lowered), "fixed", True, 2 if options.quick else 32)
+        seconds, _ = measured(GpuProgram(lowered), "fixed", True, 2 if options.quick else 64)
         host = compile_program(lowered, "cpu", "float32", 1)
         slow, _ = measured(host, "fixed", True, 2)
-        rows.append({"field": name, "ms": 1e3 * seconds, "cpu_ms": 1e3 * slow})
-        print(f"{name}: {1e3 * seconds:.4f} ms; one CPU thread {1e3 * slow:.3f} ms", flush=True)
+        rows.append(
+            {"field": name, "variables": n, "labels": n_labels, "ms": 1e3 * seconds,
+             "bytes": moved, "fraction": moved / seconds / copy, "cpu_ms": 1e3 * slow}
+        )  # fmt: skip
+        print(f"{name}, {n} variables, {n_labels} labels: {1e3 * seconds:.4f} ms, "
+              f"{moved / seconds / copy:.1%} of copy; one CPU thread {1e3 * slow:.3f} ms",
+              flush=True)  # fmt: skip
+    return rows
+
+
+# ---- binary fields too large for one multiprocessor ----
+
+
+def ring(n: int, degree: int, seed: int = 0) -> Any:
+    """A binary field of n variables on a circle, each with neighbors at some random distances."""
+    from proxfield.lowering.lowered import Lowered
+    from proxfield.lowering.reduction import Untouched
+    from proxfield.terms.base import Layout
+    from proxfield.terms.pairwise import Ising
+
+    rng = np.random.default_rng(seed)
+    at = np.arange(n)
+    gaps = rng.choice(np.arange(2, n // 2), degree // 2, replace=False)
+    edges = np.concatenate([np.stack([at, (at + gap) % n], axis=1) for gap in gaps])
+    edges = np.unique(np.sort(edges, axis=1), axis=0)
+    layout = Layout(np.full(n, 2))
+    ising = Ising(edges, rng.uniform(-1, 1, len(edges)))
+    return Lowered(Untouched(layout), 0.0, rng.uniform(-1, 1, layout.size), ising=ising)
+
+
+def teams(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Single binary fields: two launches per iteration, and many iterations per launch."""
+    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.rules.plan import Kind, Update
+
+    sides = (4, 5) if options.quick else (96, 150, 220, 300, 362, 500)
+    fields = [(f"grid {side}×{side}", plain_grid(side)) for side in sides]
+    if not options.quick:
+        fields += [(f"degree {d}", ring(50_000, d)) for d in (8, 12)]
+    rows = []
+    print("µs per iteration: without F, with F, adaptive")
+    for name, lowered in fields:
+        n = lowered.layout.n_vars
+        adaptive = Update(Kind.PROXIMAL, np.full(n, 0.9), adaptive=True, fallback=np.full(n, 0.2))
+        chosen = GpuProgram(lowered).batch.pack.form
+        for form in ("slices", "team"):
+            program = GpuProgram(lowered, form=form)
+            pack = program.batch.pack
+            if form == "team" and not pack.shared:
+                continue
+            many = 2 if options.quick else 512
+            times = [1e6 * measured(program, "fixed", trace, many)[0] for trace in (False, True)]
+            state = program.start(np.full(lowered.layout.size, 0.5))
+
+            def run(k: int, p: Any = program, s: Any = state, u: Any = adaptive) -> None:
+                p.advance(s, u, k, -1.0, True)
+
+            times.append(1e6 * per_iteration(run, many // 2)[0])
+            state = program.start(np.full(lowered.layout.size, 0.5))
+            last = program.advance(state, plan_for("fixed", n), 50, -1.0, True).free_energy[-1]
+            programs = len(pack.whose) if form == "team" else pack.n_blocks
+            launches = 2.0 if form == "slices" else 1.0 / 4096  # states.CAPACITY
+            rows.append({"field": name, "variables": n, "form": form, "chosen": chosen,
+                         "programs": programs, "launches_per_iteration": launches,
+                         "us": times, "free_energy": float(last)})  # fmt: skip
+            print(f"{name:14} {n:7} {form:7} {programs:5} programs "
+                  + " ".join(f"{t:7.2f}" for t in times)
+                  + f"  F {last:.4f}", flush=True)  # fmt: skip
+    return rows
+
+
+def eigenvalues(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """λ of large fields, on the host and on the device."""
+    from proxfield.backends.cache import program_for
+    from proxfield.inference import curvature as module
+    from proxfield.inference.curvature import Curvature
+
+    sizes = ((5, 2), (4, 3)) if options.quick else ((300, 2), (1000, 2), (2048, 2), (512, 21))
+    if options.quick:
+        module.MIN_DEVICE_SIZE = 1
+    rows = []
+    for side, n_labels in sizes:
+        lowered = plain_grid(side, n_labels)
+        host = Curvature(lowered)
+        there = Curvature(lowered, program=lambda low: program_for(low, "cuda", "float32"))
+        found = []
+        for curvature in (there, host):
+            began = time.perf_counter()
+            curvature.prepare()
+            prepared = time.perf_counter()
+            value = curvature.largest
+            found.append((value, time.perf_counter() - prepared, prepared - began))
+        (a, fast, packed), (b, slow, also) = found
+        rows.append({"side": side, "labels": n_labels, "device": a, "host": b,
+                     "device_seconds": fast, "host_seconds": slow, "device_prepare": packed,
+                     "host_prepare": also})  # fmt: skip
+        print(f"λ of a grid {side}×{side}, {n_labels} labels: device {a:.9f} in {fast:.4f} s "
+              f"(preparing {packed:.3f}), host {b:.9f} in {slow:.4f} s ({also:.3f})",
+              flush=True)  # fmt: skip
     return rows
 
 

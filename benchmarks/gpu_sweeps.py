@@ -1,11 +1,11 @@
 """How long sweeps, descent and chains take on a GPU; one JSON object a line.
 
-Run it on a machine with a CUDA device:  python benchmarks/gpu_sweeps.py [--shapes]
+Run it on a machine with a CUDA device:  python benchmarks/gpu_sweeps.py [--shapes] [--forests]
 
 Times are medians of several runs, after a first one that compiles. gb_per_s counts what a sweep
 has to move at least (every array of the field once, q read and written, θ written), to be held
-against the device's copy bandwidth. With --shapes a sweep is also timed for other sizes of the
-kernels' tiles.
+against the device's copy bandwidth. With --forests only forest moves are timed. With --shapes a
+sweep is also timed for other sizes of the kernels' tiles.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ import numpy as np
 import torch
 
 import proxfield as pf
+from proxfield.backends import compile_program
 from proxfield.backends.triton.sweeps import chains as chain_module
 from proxfield.backends.triton.sweeps import sweeps as sweep_module
 from proxfield.backends.triton.sweeps.chains import explore
 from proxfield.backends.triton.sweeps.sweeps import Sweeper
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains
+
+FORESTS = ((40, 2, 512, 200), (80, 2, 512, 100), (40, 5, 512, 100))
+"""Side, labels, chains and sweeps of the grids on which forest moves are timed."""
 
 
 def grid(side: int, n_labels: int) -> Lowered:
@@ -157,9 +161,39 @@ def time_chains(side: int, n_labels: int, count: int, sweeps: int) -> None:
     )  # fmt: skip
 
 
+def time_forests(side: int, n_labels: int, count: int, sweeps: int) -> None:
+    """Chains by single variables and by forests, on the device and on one thread of the host."""
+    lowered = grid(side, n_labels)
+    starts = np.tile(uniform(lowered), (count, 1))
+    few = max(1, 20_000 // lowered.layout.n_vars)
+    host = compile_program(lowered, "cpu", "float64", 1)
+    for forests in (False, True):
+        options = {"hot": 4.0, "sweeps": sweeps, "drawn": True, "forests": forests, "polish": 0}
+        chains = Chains.make(starts, seeds=np.arange(count), **options)
+        sweeper = Sweeper(lowered, "float32")
+        seconds = median(lambda s=sweeper, c=chains: explore(s, c), 3)
+        same = Chains.make(starts[:few], seeds=np.arange(few), **options)
+        host.explore(same, 1)
+        began = time.perf_counter()
+        there = host.explore(same, 1)
+        slow = (time.perf_counter() - began) / few * count
+        exact = explore(Sweeper(lowered, "float64"), same)
+        ended = explore(sweeper, chains)
+        show(
+            f"{'forests' if forests else 'sites'}, {side}x{side}, {n_labels} labels", chains=count,
+            sweeps=sweeps, s=seconds, ms_per_sweep=1e3 * seconds / sweeps, cpu_s=slow,
+            mean_f=float(ended.free_energy.mean()), best_f=float(ended.free_energy.min()),
+            labels_as_on_the_host=float((exact.q == there.q).mean()),
+        )  # fmt: skip
+
+
 def main() -> None:
     """Everything."""
     show("device", name=torch.cuda.get_device_name(), torch=torch.__version__)
+    if "--forests" in sys.argv:
+        for side, n_labels, count, sweeps in FORESTS:
+            time_forests(side, n_labels, count, sweeps)
+        return
     fields = {
         "grid 1000x1000, 2 labels": grid(1000, 2),
         "grid 300x300, 21 labels": grid(300, 21),
@@ -173,6 +207,8 @@ def main() -> None:
         time_orders(side)
     for side, n_labels, count, sweeps in ((6, 2, 4096, 200), (40, 2, 256, 500), (256, 3, 16, 100)):
         time_chains(side, n_labels, count, sweeps)
+    for side, n_labels, count, sweeps in FORESTS:
+        time_forests(side, n_labels, count, sweeps)
     if "--shapes" in sys.argv:
         for threads in (64, 128, 256):
             for numbers in (512, 1024, 2048):

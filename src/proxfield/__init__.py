@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.terms import Cooccurrence as Cooccurrence
     from proxfield.terms import Factor as Factor
     from proxfield.terms import Gaussian as Gaussian
+    from proxfield.terms import GridPairwise as GridPairwise
     from proxfield.terms import Ising as Ising
     from proxfield.terms import Layout as Layout
     from proxfield.terms import Occupancy as Occupancy
@@ -125,6 +126,7 @@ _HOME = {
     "Cooccurrence": "terms",
     "Factor": "terms",
     "Gaussian": "terms",
+    "GridPairwise": "terms",
     "Ising": "terms",
     "Layout": "terms",
     "Occupancy": "terms",
@@ -160,6 +162,7 @@ __all__ = [
     "Factor",
     "Field",
     "Gaussian",
+    "GridPairwise",
     "InputError",
     "Ising",
     "Kind",

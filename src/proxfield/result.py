@@ -164,7 +164,8 @@ class Result:
     trace: Trace
     setup_seconds: float = 0.0
     feasible: Ints | None = None
-    """A labelling of finite energy known to the search, for fields with hard constraints."""
+    """A labelling that the search came across, in the lowered field's numbering: one of finite
+    energy for fields with hard constraints, else one of low energy; see ``map_labels``."""
     kernels: str = "cpu"
     """The kernel set, and its device, that found it; ``map_labels`` is computed there too."""
     best: Ints | None = None
@@ -246,7 +247,7 @@ class Result:
         """Coordinate-wise rounding: variables take their cheapest label one after another.
 
         The expected energy never rises on the way, so E(map_labels) ≤ E(q). Of several modes, the
-        best labelling.  # (n_vars,)
+        best labelling; and if the search came across one of lower energy, that one.  # (n_vars,)
         """
         from proxfield.inference.rounding import round_marginals
 

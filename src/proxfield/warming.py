@@ -55,7 +55,7 @@ def warmup(
     Args:
         all: Everything within reason: both floating-point types, all rules, fields over several
             threads, normalizations and other terms of dense CRFs, occupancy maps. Otherwise what
-            `infer` and `DenseCRF.infer` use by default.
+            `infer`, `solve_map` and `DenseCRF.infer` use by default.
         jobs: Maximum number of processes; by default one per core.
         progress: Called with (family, kernels, seconds) whenever a family is done.
 
@@ -116,11 +116,14 @@ def _counting() -> Iterator[list[str]]:
 def _sparse(all: bool, n_labels: int, large: int) -> None:
     from proxfield.generate import grid
     from proxfield.inference.infer import infer
+    from proxfield.inference.solve_map import solve_map
     from proxfield.rules.registry import RULES
 
     small = grid(4, 4, n_labels=n_labels)
     _ = infer(small, max_iters=50).map_energy
-    infer(small, "fixed", max_iters=3)
+    solve_map(small, max_iters=50)
+    for rule in ("fixed", "adam"):  # on large fields `auto` runs the second
+        infer(small, rule, max_iters=3)
     if not all:
         return
     for dtype in ("float64", "float32"):

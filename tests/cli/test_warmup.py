@@ -34,7 +34,10 @@ with compiled_kernels() as names:
 assert kinds == {"separable", "star"}
 with compiled_kernels() as more:
     for labels in (2, 3):
-        pf.infer(grid(20, 20, n_labels=labels), max_iters=100)
+        field = grid(20, 20, n_labels=labels)
+        pf.infer(field, max_iters=100)
+        pf.infer(field, "adam", max_iters=10)
+        pf.solve_map(field, max_iters=100)
 print(json.dumps([*names, *more]))
 """
 

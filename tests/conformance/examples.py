@@ -282,6 +282,34 @@ def people(rng: np.random.Generator, **options: object) -> pf.Field:
     return pf.Field(6, n_labels=2, terms=[term, pf.Unary(rng.normal(size=(6, 2)))])
 
 
+@example(SOFT, "grid-pairwise")
+def grid_pairwise(rng: np.random.Generator) -> pf.Field:
+    """Two axes, with offsets in all directions and tables by an index."""
+    field = pf.Field(7, n_labels=2, terms=[pf.Unary(rng.normal(size=(7, 2)))])
+    for offset in ((0, 1), (1, 0), (1, -1), (-1, -1), (0, -2)):
+        count = (2 - abs(offset[0])) * (3 - abs(offset[1]))
+        index = rng.integers(0, 3, size=count)
+        field.add(pf.GridPairwise((2, 3), offset, rng.normal(size=(3, 2, 2)), index, first=1))
+    return field
+
+
+@example(SOFT, "grid-pairwise")
+def grid_pairwise_among_others(rng: np.random.Generator) -> pf.Field:
+    """Three axes and three labels, beside edges and variables with other numbers of labels."""
+    field = pf.Field([2, *[3] * 4, 4])
+    field.add(pf.GridPairwise((2, 1, 2), (1, 0, -1), rng.normal(size=(3, 3)), first=1))
+    field.add(pf.GridPairwise((4,), (-1,), rng.normal(size=(3, 3, 3)), first=1))
+    return field.add(pf.Pairwise([[0, 2], [0, 4]], rng.normal(size=(2, 2, 3))))
+
+
+@example(SOFT, "grid-pairwise", "ising")
+def grid_pairwise_with_evidence(rng: np.random.Generator) -> pf.Field:
+    field = pf.Field(6, n_labels=2, terms=[pf.Ising([[0, 1], [1, 5]], 0.7)])
+    for offset in ((0, 1), (1, 1)):
+        field.add(pf.GridPairwise((2, 3), offset, rng.normal(size=(2, 2))))
+    return field.condition({4: 1})
+
+
 @example(SOFT, "occupancy")
 def occupancy(rng: np.random.Generator) -> pf.Field:
     return people(rng, strength=3.0)

@@ -71,22 +71,74 @@ def error(out: Any, expected: Any, scale: Any = None) -> float:
     return float((out.double() - expected).norm() / (expected if scale is None else scale).norm())
 
 
-def missed(plan: Any) -> int:
-    """Pairs with a weight over the tolerance that no list holds."""
+def missed(plan: Any) -> dict[str, float]:
+    """Weights that no list holds: the largest, and the largest share of a point's weights.
+
+    And likewise of the far ones, and how many pairs are in no list although all are computed.
+    """
     import torch
 
+    from proxfield.filters.triton.encode import ORIGIN
     from proxfield.filters.triton.exact import BIAS
 
     t, columns = plan.tiles, plan.padded // plan.tiles.block
     held = torch.zeros((plan.padded // t.row, columns + 1), dtype=torch.bool)
-    for row, start, count in zip(
-        plan.item_row.tolist(), plan.item_start.tolist(), plan.item_count.tolist(), strict=True
-    ):
+    near = torch.zeros_like(held)
+    items = (plan.item_row, plan.item_start, plan.item_far, plan.item_count)
+    for row, start, far, count in zip(*(x.tolist() for x in items), strict=True):
         held[row, plan.blocks[start : start + count].long()] = True
+        near[row, plan.blocks[start + far : start + count].long()] = True
     size = plan.padded
-    weight = 2.0 ** (plan.left[:size].double() @ plan.right[:size].double().T - BIAS)
-    covered = held[:, :-1].repeat_interleave(t.row, 0).repeat_interleave(t.block, 1)
-    return int(((weight > 1.01 * plan.tolerance) & ~covered).sum())
+    exponent = plan.left[:size].double() @ plan.right[:size].double().T
+    if plan.scaled:
+        exponent = (exponent - ORIGIN) / 1024
+    weight = 2.0 ** (exponent - BIAS)
+    every = weight.sum(1)
+
+    def outside(of: Any) -> tuple[float, float]:
+        covered = of[:, :-1].repeat_interleave(t.row, 0).repeat_interleave(t.block, 1)
+        rest = weight * ~covered
+        return float(rest.max()), float((rest.sum(1) / every).max())
+
+    most, share = outside(held)
+    far_most, far_share = outside(near)
+    return {"most": most, "share": share, "far most": far_most, "far share": far_share}
+
+
+def dense() -> dict[str, Any]:
+    """Points so close to each other that centers of blocks stand for far ones, and some are left
+    out: the errors, also of single weights, and with every weight computed by itself."""
+    import torch
+
+    from proxfield.filters.torch.plans import reference_filter
+    from proxfield.filters.triton import exact
+    from proxfield.filters.triton.exact import ExactPlan, Tiles
+
+    random = torch.Generator().manual_seed(0)
+    y, x = torch.meshgrid(torch.arange(12.0) / 16, torch.arange(72.0) / 9, indexing="ij")
+    features = torch.stack([y, x], -1).reshape(-1, 2)
+    features = (features + 0.01 * torch.randn(features.shape, generator=random)).double()
+    values = torch.rand(len(features), 2, generator=random)
+    values = torch.cat([values, torch.eye(len(features))[:, :1]], 1)  # and one point's weights
+    expected = reference_filter(features, values)
+    tiles = Tiles(row=32, column=16, block=8, box=16, rounds=4)
+    plan = ExactPlan(features, tiles=tiles)
+    out = plan.apply(values)
+    shares = exact.DROPPED_SHARE, exact.FAR_SHARE
+    exact.DROPPED_SHARE, exact.FAR_SHARE = 0.0, 0.0
+    plain = ExactPlan(features, tiles=tiles)
+    exact.DROPPED_SHARE, exact.FAR_SHARE = shares
+    off = (out.double() - expected).abs()
+    pair = (values[:, 0].double() @ out[:, 1].double(), values[:, 1].double() @ out[:, 0].double())
+    return {
+        "far": plan.far_pairs, "pairs": plan.pairs, "all": plain.pairs,
+        "missed": missed(plan), "missed plain": missed(plain),
+        "error": error(out[:, :2], expected[:, :2]),
+        "worst": float((off[:, :2] / expected[:, :2]).max()),
+        "weight": float(off[:, 2].max()), "least": float(out.min()),
+        "asymmetry": abs(float(pair[0] / pair[1]) - 1.0),
+        "repeats": bool((plan.apply(values) == out).all()),
+    }  # fmt: skip
 
 
 def orders() -> dict[str, Any]:
@@ -173,7 +225,7 @@ def main() -> None:
             ),
             "repeats": bool((plan.apply(values) == out).all()),
             "products": plan.dot,
-            "missed": missed(plan) if plan.dot else 0,
+            "missed": missed(plan) if plan.dot else {"share": 0.0},
         }
     features, values = points_of("five features")
     expected = reference_filter(features, values)
@@ -200,7 +252,8 @@ def main() -> None:
     found["zeros"] = {"most": float(batched.apply(torch.zeros_like(values)).abs().max())}
     wide, _ = points_of("two features, wide")
     loose, tight = (ExactPlan(wide, tolerance, small) for tolerance in (1e-2, 1e-6))
-    found["loose"] = {"pairs": loose.pairs, "all": tight.pairs, "missed": missed(loose)}
+    found["loose"] = {"pairs": loose.pairs, "all": tight.pairs, "missed": missed(loose)["most"]}
+    found["dense"] = dense()
     found["order"] = orders()
     found["encoded"] = encoded()
     none = ExactPlan(features[:0])

@@ -69,12 +69,14 @@ def test_encoded_products_are_exponents(d: int, spread: float) -> None:
 
 
 def test_items_share_out_all_rounds() -> None:
-    counts = np.array([8, 40, 4, 0])
-    items = Items(counts, 4, 3)
-    assert items.row.tolist() == [0, 1, 1, 1, 1, 2, 3]
-    assert items.count.tolist() == [8, 8, 12, 8, 12, 4, 0]
-    assert items.start.tolist() == [0, 8, 16, 28, 36, 48, 52]
-    assert items.batches == [(0, 4, 0, 7)]
+    far, near = np.array([0, 3, 0, 0, 1]), np.array([2, 7, 1, 0, 0])
+    items = Items(far, near, 16, 4, 3)
+    assert items.begin.tolist() == [0, 8, 84, 88, 88]
+    assert items.row.tolist() == [0, 1, 1, 1, 1, 2, 3, 4]
+    assert items.far.tolist() == [0, 32, 16, 0, 0, 0, 0, 16]
+    assert items.count.tolist() == [8, 32, 24, 8, 12, 4, 0, 16]
+    assert items.start.tolist() == [0, 8, 40, 64, 72, 84, 88, 88]
+    assert items.batches == [(0, 5, 0, 8)]
 
 
 @needs_triton
@@ -116,7 +118,7 @@ def test_interpreted_kernels(interpreted: dict[str, Any], name: str) -> None:
     assert case["error"] < LIMIT
     assert case["signed"] < LIMIT
     assert case["repeats"]
-    assert case["missed"] == 0
+    assert case["missed"]["share"] < 1e-5  # these points are too far apart to leave out more
     assert case["products"] == (CASES[name][3] < 1000)
 
 
@@ -130,8 +132,22 @@ def test_interpreted_sizes(interpreted: dict[str, Any]) -> None:
     assert interpreted["ones"]["error"] < 5e-5
     assert interpreted["zeros"]["most"] == 0.0
     assert interpreted["loose"]["pairs"] < interpreted["loose"]["all"]
-    assert interpreted["loose"]["missed"] == 0
+    assert interpreted["loose"]["missed"] <= 1.01e-2
     assert interpreted["nothing"]["shapes"] == [[0, 21], [301, 0]]
+
+
+def test_interpreted_centers(interpreted: dict[str, Any]) -> None:
+    """Where points are dense, less is computed, and far blocks by their centers."""
+    found = interpreted["dense"]
+    assert 0 < found["far"] < found["pairs"] < found["all"]
+    assert found["missed plain"]["most"] <= 1.01e-6
+    assert found["missed"]["share"] < 1e-4
+    assert 1e-4 < found["missed"]["far share"] < 1e-2
+    assert found["missed"]["far most"] < 2.0**-5.5 * 1.01
+    assert found["error"] < 5e-5 and found["worst"] < 3e-4
+    assert found["weight"] < 5e-3 and found["least"] >= 0.0
+    assert found["asymmetry"] < 1e-5
+    assert found["repeats"]
 
 
 def test_interpreted_order(interpreted: dict[str, Any]) -> None:
@@ -161,6 +177,25 @@ def test_device(n: int, d: int, c: int, spread: float) -> None:
     assert error(out, reference_filter(features, values), scale) < LIMIT
     assert bool((plan.apply(values) == out).all())
     assert error(plan.apply(values.abs()), scale) < LIMIT
+
+
+@needs_device
+def test_device_image() -> None:
+    """Pixels of a smooth image: centers of blocks stand for far ones."""
+    y, x = np.mgrid[:120, :160]
+    colors = np.stack([x / 2 + 30 * (x > 80), y, (x + y) / 3], -1)
+    colors = colors + np.random.default_rng(0).normal(0, 1, colors.shape)
+    grid = np.stack([y, x], -1) / 30
+    features = torch.from_numpy(np.concatenate([grid, colors / 13], -1).reshape(-1, 5)).cuda()
+    values = draw(len(features), 21, seed=1).cuda().float().abs()
+    plan = ExactPlan(features)
+    assert 0.05 * plan.pairs < plan.far_pairs < plan.pairs
+    out, expected = plan.apply(values), reference_filter(features, values)
+    assert error(out, expected) < 1.5e-4
+    assert float(((out - expected).abs() / expected).max()) < 1e-3
+    assert bool((plan.apply(values) == out).all())
+    product = values.double().T @ out.double()
+    assert float(((product - product.T) / product).abs().max()) < 3e-5
 
 
 @needs_device

@@ -159,7 +159,7 @@ def test_bad_and_empty_input() -> None:
 
 @pytest.mark.parametrize("d, spread", [(5, 1.5), (5, 0.1), (2, 1.5)])
 def test_the_reference_chooses_the_same_blur(d: int, spread: float) -> None:
-    features = cloud(20_000, d, spread)
+    features = cloud(40_000, d, spread)
     chosen = lattice_build.suitable_blur(torch.from_numpy(features).to(DEVICE))
     assert chosen is suitable_blur(features)
     assert (chosen is STAR) == (spread == 1.5 and d == 5)

@@ -19,7 +19,7 @@ from proxfield.backends import compile_program
 from proxfield.backends.base import Rows
 from proxfield.backends.reference import ReferenceProgram
 from proxfield.errors import UnsupportedError
-from proxfield.generate import grid
+from proxfield.generate import grid, grid_edges
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Custom, Kind, Order, Update
 
@@ -132,6 +132,94 @@ def adaptive_plan(lowered: Lowered) -> Update:
 def test_forms_of_other_fields(name: str, form: str) -> None:
     lowered = lowered_of(name)
     compare(lowered, adaptive_plan(lowered), "float64", form)
+
+
+def potts_grid(rows: int, cols: int, n_labels: int, hard: bool = False) -> Lowered:
+    """A grid of Potts energies; with some impossible labels, if hard."""
+    rng = np.random.default_rng(rows)
+    edges = grid_edges(rows, cols)
+    unary = rng.normal(size=(rows * cols, n_labels))
+    if hard:
+        unary[3, 1] = unary[5, :-1] = np.inf
+    field = pf.Field(rows * cols, n_labels=n_labels, terms=[pf.Unary(unary)])
+    return field.add(pf.Potts(edges, rng.normal(size=len(edges)))).lower()
+
+
+@direct
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("hard", [False, True])
+def test_labels_in_planes(kind: Kind, hard: bool) -> None:
+    """Two blocks, of which the last isn't full; numbers of labels that aren't powers of two."""
+    lowered = potts_grid(13, 11, 5, hard)
+    compare(lowered, plan_of(kind, 143), "float64", "planes", 3)
+
+
+@direct
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_labels_in_planes_with_one_step_for_all_or_adaptive_ones(dtype: str) -> None:
+    lowered = potts_grid(12, 11, 3)
+    compare(lowered, plan_of(Kind.PROXIMAL, 132, flat=True), dtype, "planes")
+    compare(lowered, adaptive_plan(lowered), dtype, "planes")
+
+
+@direct
+def test_labels_in_planes_where_degrees_differ() -> None:
+    """A hub with more neighbors than all blocks look at."""
+    edges = np.array([[0, k] for k in range(1, 140)] + [[k, k + 1] for k in range(1, 139)])
+    field = pf.Field(140, n_labels=3, terms=[pf.Potts(edges, np.linspace(-0.4, 0.5, len(edges)))])
+    lowered = field.add(pf.Unary(np.random.default_rng(0).normal(size=(140, 3)))).lower()
+    compare(lowered, plan_of(Kind.MOMENTUM, 140), "float64", "planes")
+    assert program_of(lowered, form="planes").batch.pack.degree == 0
+
+
+@direct
+def test_planes_are_for_potts_fields_whose_neighbors_lie_side_by_side() -> None:
+    assert program_of(potts_grid(80, 80, 3)).batch.pack.form == "planes"
+    near = potts_grid(80, 80, 3)
+    order = np.random.default_rng(1).permutation(6400)
+    far = pf.Field(6400, n_labels=3, terms=[pf.Potts(order[near.potts.edges], 0.3)])
+    assert program_of(far.lower()).batch.pack.form == "tiles"
+    assert program_of(potts_grid(80, 80, 40)).batch.pack.form == "tiles"
+    tables = pf.Field(6400, n_labels=3, terms=[pf.Pairwise([[0, 1]], np.eye(3) * [1, 2, 3])])
+    tables.add(pf.Potts(near.potts.edges, 0.3))
+    assert program_of(tables.lower()).batch.pack.form == "tiles"
+
+
+def table_graph(n: int, n_labels: int, own: bool, forbidden: bool = False) -> Lowered:
+    """A ring with chords; a table for each edge, or three that all share."""
+    rng = np.random.default_rng(n)
+    edges = np.array([[i, (i + 1) % n] for i in range(n)] + [[0, i] for i in range(3, n, 9)])
+    count = len(edges) if own else 3
+    tables = rng.normal(size=(count, n_labels, n_labels))
+    if forbidden:
+        tables[:, 1, 0] = np.inf
+    index = np.arange(len(edges)) if own else rng.integers(3, size=len(edges))
+    field = pf.Field(n, n_labels=n_labels, terms=[pf.Pairwise(edges, tables, index)])
+    return field.add(pf.Unary(rng.normal(size=(n, n_labels)))).lower()
+
+
+@direct
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("n_labels", [3, 5])
+def test_tables_in_tiles(n_labels: int, own: bool) -> None:
+    """Of their own, in the order in which blocks read them; or shared."""
+    lowered = table_graph(70, n_labels, own)
+    assert program_of(lowered, form="tiles").batch.pack.own == own
+    for plan in (plan_of(Kind.MOMENTUM, 70), adaptive_plan(lowered)):
+        compare(lowered, plan, "float64", "tiles", 3)
+    compare(lowered, plan_of(Kind.PROXIMAL, 70, flat=True), "float32", "tiles", 3)
+
+
+@direct
+@pytest.mark.parametrize("own", [True, False])
+def test_forbidden_configurations_in_tiles(own: bool) -> None:
+    """Energies of +inf that labels without weight don't feel."""
+    lowered = table_graph(12, 3, own, forbidden=True)
+    q = marginals_of(lowered).reshape(-1, 3)
+    q[:, 0] = 0.0  # nobody has the label that forbids another
+    flat = (q / q.sum(1, keepdims=True)).ravel()
+    slow, fast = ReferenceProgram(lowered), program_of(lowered, "float64", "tiles")
+    assert_same(fast.gradient(flat), slow.gradient(flat), 1e-8)
 
 
 @direct

@@ -39,10 +39,14 @@ def grids(*sides: int, hard: bool = False) -> list[Lowered]:
     return out
 
 
-def batch_of(fields: list[Lowered], dtype: str = "float64", part: int = PART) -> Any:
+def batch_of(
+    fields: list[Lowered], dtype: str = "float64", part: int = PART, form: str | None = "small"
+) -> Any:
     from proxfield.backends.triton.batch import BatchProgram
 
-    batch = BatchProgram(fields, dtype, form="small")
+    batch = BatchProgram(fields, dtype, form=form)
+    if form is None:
+        return batch
     batch.pack.share(part)
     assert batch.pack.shared == (2 * part < max(low.layout.n_vars for low in fields))
     return batch
@@ -63,9 +67,10 @@ def check(
     trace: bool = True,
     updates: int = 3,
     tol: float = 1e-12,
+    form: str | None = "small",
 ) -> list[NDArray[np.float64]]:
     """Plan after plan, and each field against the reference; returns the marginals."""
-    batch = batch_of(fields, dtype)
+    batch = batch_of(fields, dtype, form=form)
     starts = [marginals_of(low, k) for k, low in enumerate(fields)]
     state = batch.start(starts)
     slow = [ReferenceProgram(low, dtype) for low in fields]
@@ -110,8 +115,8 @@ def test_impossible_labels() -> None:
 
 
 @direct
-def test_in_turn_with_one_program_a_field() -> None:
-    """The adaptive rule runs on one program; each goes on where the other stopped."""
+def test_in_turn_with_adaptive_steps() -> None:
+    """Some updates are made again, by all members; each rule goes on where the other stopped."""
     n = 81 + 36
     again = Update(Kind.PROXIMAL, np.full(n, 0.95), adaptive=True, fallback=np.full(n, 0.2))
     check(grids(9, 6), plan_of(Kind.PROXIMAL, n), again, plan_of(Kind.MOMENTUM, n), again)
@@ -169,6 +174,29 @@ def test_many_updates_in_several_launches_and_a_slot_used_again(
     there = slow.start(starts[1])
     slow.advance(there, steps_of(plan, slice(81, 130)), 8, -1.0, True)
     assert_same(found[0][1], slow.marginals(there), EXACT["float64"])
+
+
+@direct
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fields_too_large_for_one_program(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are shared by default, unless there are too many programs or too many neighbors."""
+    from proxfield.backends.triton import device_pack
+    from proxfield.backends.triton.batch import BatchProgram
+
+    monkeypatch.setattr(device_pack, "SMALL_BINARY", 60)
+    monkeypatch.setattr(device_pack, "TEAM_PARTS", (PART // 2, PART))
+    monkeypatch.setattr(device_pack, "processors", lambda device: 4)
+    fields = grids(9, 5)
+    batch = BatchProgram(fields, dtype)
+    assert batch.pack.form == "team" and batch.pack.shared and len(batch.pack.whose) == 4
+    check(fields, plan_of(Kind.ADAM, 81 + 25), dtype=dtype, form=None)
+    one = BatchProgram(grids(8), dtype)  # 64 variables: two programs
+    assert one.pack.form == "team" and one.pack.shared
+    monkeypatch.setattr(device_pack, "processors", lambda device: 3)
+    assert BatchProgram(fields, dtype).pack.form == "slices"
+    star = pf.Field(90, n_labels=2, terms=[pf.Ising([[0, k] for k in range(1, 90)], 0.1)])
+    monkeypatch.setattr(device_pack, "processors", lambda device: 9)
+    assert BatchProgram([star.lower()], dtype).pack.form == "slices"
 
 
 @direct

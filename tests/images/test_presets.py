@@ -135,3 +135,42 @@ def test_bad_presets() -> None:
     assert crf.max_iters == 10
     with pytest.raises(pf.InputError, match="has no settings"):
         crf.to_config()
+
+
+def test_settings_of_the_model_in_a_file(tmp_path: Path) -> None:
+    """Compatibility, normalization and the self-message; explicit arguments override them."""
+    p = np.random.default_rng(1).dirichlet(np.ones(3), size=(4, 5))
+    table = [[0.0, 1.0, 2.0], [1.0, 0.0, 0.5], [2.0, 0.5, 0.0]]
+    config = {"compatibility": table, "normalization": "none", "self_message": False}
+    pf.write_config(tmp_path / "crf.toml", config)
+    assert pf.read_config(tmp_path / "crf.toml") == config
+    crf = pf.DenseCRF.from_config(None, p, tmp_path / "crf.toml")
+    term = crf.terms[1]
+    assert isinstance(term, pf.Gaussian)
+    assert (term.normalization, term.self_message) == ("none", False)
+    np.testing.assert_array_equal(term.matrix, table)
+    assert {k: crf.to_config()[k] for k in config} == config
+    other = pf.DenseCRF(None, p, preset=config, normalization="after", compatibility=None)
+    term = other.terms[1]
+    assert isinstance(term, pf.Gaussian)
+    assert term.normalization == "after" and term.matrix is None
+    assert "compatibility" not in other.to_config()
+    assert "normalization" not in pf.DenseCRF(None, p).to_config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("compatibility = 1.0", 'expected "potts", a number per label, or a square table'),
+        ("compatibility = [[0.0, 1.0]]", "a square table"),
+        ('compatibility = [0.0, "x"]', "a square table"),
+        ("compatibility = []", "a square table"),
+        ("self_message = 1", "expected true or false"),
+        ("normalization = 3", "expected none, before, after or symmetric"),
+    ],
+)
+def test_bad_settings_of_the_model(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "crf.toml").write_text(text)
+    with pytest.raises(pf.InputError) as error:
+        pf.read_config(tmp_path / "crf.toml")
+    assert message in str(error.value)

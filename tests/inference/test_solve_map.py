@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from helpers import Chain
 from proxfield.generate import grid
 from proxfield.inference.solve_map import is_forest
 from proxfield.io import read_evidence, read_map
+from proxfield.rules.map_search import Search
 from proxfield.testing import enumerate_field, random_field
 from standins import DATA
 
@@ -362,3 +364,25 @@ def test_published_solutions(path: Path) -> None:
     assert free.energy <= best + 1e-6
     held = pf.solve_map(field, evidence={0: int(published[0])}, max_iters=60_000)
     assert held.energy == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "neighbors", "long"), [(0.0, 29, True), (9.0, 29, False), (0.0, 4, False)]
+)
+def test_how_long_the_first_cooling_is(
+    fields: float, neighbors: int, long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without unary energies to guide it, a dense field gets one long cooling."""
+    lengths, cool = [], Search.cool
+
+    def noted(self: Search, starts: Any, hot: Any, cold: float, sweeps: int) -> Any:
+        lengths.append(sweeps)
+        return cool(self, starts, hot, cold, sweeps)
+
+    monkeypatch.setattr(Search, "cool", noted)
+    edges = [(i, (i + k) % 30) for i in range(30) for k in range(1, neighbors // 2 + 1)]
+    weights = np.random.default_rng(0).normal(size=len(edges))
+    field = pf.Field(30, 2).add(pf.Ising(edges, weights / np.sqrt(neighbors)))
+    field.add(pf.Unary(np.tile([0.0, fields], (30, 1))))
+    pf.solve_map(field, max_iters=4000)
+    assert (max(lengths) > 1000) == long

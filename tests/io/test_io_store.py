@@ -90,6 +90,12 @@ FIELDS: dict[str, Callable[[], pf.Field]] = {
     "occupancy-no-masks": lambda: pf.Field(
         2, 2, [pf.Occupancy([pf.Boxes(3, 4, [[0, 0, 1, 1]] * 2)], [None])]
     ),
+    "grid-pairwise": lambda: pf.Field(
+        7, 3, [pf.GridPairwise((2, 3), (1, -1), np.arange(18.0).reshape(2, 3, 3), [1, 0], first=1)]
+    ),
+    "grid-pairwise-one-table": lambda: pf.Field(
+        4, 2, [pf.GridPairwise([2, 2], [0, 1], [[0.0, 1 / 3], [0.1, 0.2]])]
+    ),
     "names": lambda: pf.Field([2, 3], names=["rain", "é\n\ud800"]),
     "label-names": lambda: pf.Field(2, 2, label_names=["off", "on"]),
     "names-of-each": lambda: pf.Field([1, 2], names=["a", "b"], label_names=[["x"], ["y", "z"]]),

@@ -72,10 +72,23 @@ def consistency(s: int) -> pf.Field:
     return pf.Field(n, n_labels=3, terms=[pf.Unary(draw(n, 3)), segments])
 
 
+def pixels(s: int, n_labels: int) -> pf.Field:
+    """A grid with twelve offsets and tables by an index."""
+    shape = (20 * s, 20 * s)
+    field = pf.Field(shape[0] * shape[1], n_labels=n_labels)
+    for offset in [(a, b) for a in range(3) for b in range(1, 5)]:
+        sizes = [n - o for n, o in zip(shape, offset, strict=True)]
+        index = np.random.default_rng(4).integers(0, 6, size=sizes)
+        field.add(pf.GridPairwise(shape, offset, draw(6, n_labels, n_labels), index))
+    return field
+
+
 FIELDS: dict[str, Callable[[int], pf.Field]] = {
     "ising": ising_grid,
     "complete": complete,
     "potts": potts_grid,
+    "binary pixels": lambda s: pixels(s, 2),
+    "pixels": lambda s: pixels(s, 3),
     "pairs": lambda s: tables(500 * s, 1000 * s, 2, 4),
     "binary pairs": lambda s: tables(1000 * s, 2000 * s, 2, 2),
     "triples": lambda s: tables(500 * s, 1000 * s, 3, 2),

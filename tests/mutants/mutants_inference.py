@@ -356,10 +356,24 @@ SEARCH = [
 
 ROUNDING = [
     Mutant(
+        "lowest-labelling-not-kept",
+        "rules/search.py",
+        "if energy < self.lowest:",
+        "if energy > self.lowest or self.labels is None:",
+        "rules/test_search.py::test_the_labelling_is_the_best_that_chains_ended_with",
+    ),
+    Mutant(
+        "rules-compete-everywhere",
+        "rules/search.py",
+        "if lowered.hard or not self.flat:",
+        "if lowered.hard:",
+        "rules/test_search.py::test_adam_competes_where_sampling_gains_little",
+    ),
+    Mutant(
         "feasible-labelling-dropped",
         "inference/rounding.py",
-        "        found.append(result.feasible)\n",
-        "        pass\n",
+        "        reduced.append(known.astype(np.float64, copy=False))\n",
+        "",
         "inference/test_forbidden.py::test_rounding_falls_back_on_the_feasible_labelling",
     ),
     Mutant(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ from proxfield.generate import grid
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.arms import Arms
 from proxfield.rules.parts import Parts
+from proxfield.rules.search import Search
+from proxfield.terms.base import Ints
 
 
 def two_states(
@@ -180,3 +184,93 @@ def test_a_symmetric_field_leaves_its_saddle(limits: dict[str, float]) -> None:
     with CountedClock(update=0.002, look=0.0005):
         result = pf.infer(field, "auto", **limits)  # type: ignore[arg-type]
     assert result.free_energy < 0.8 * aligned
+
+
+# ---- flat fields ----
+
+
+def flat(monkeypatch: pytest.MonkeyPatch, gain: float = np.inf) -> None:
+    """Small fields of any kind count as flat, if cooling gains no more than this per variable."""
+    monkeypatch.setattr("proxfield.rules.search.FLAT_VARIABLES", 0)
+    monkeypatch.setattr("proxfield.rules.search.FLAT_GAIN", gain)
+
+
+def members(result: pf.Result) -> set[str]:
+    assert result.trace.member is not None
+    return set(result.trace.member)
+
+
+def test_adam_competes_where_sampling_gains_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    field = grid(9, 9, n_labels=2, strength=2.0, seed=1)
+    assert not {"adam", "momentum"} & members(pf.infer(field, max_iters=3000))
+    flat(monkeypatch, gain=-np.inf)
+    assert "adam" not in members(pf.infer(field, max_iters=3000))
+    flat(monkeypatch)
+    assert "adam" in members(pf.infer(field, max_iters=3000))
+    assert "adam" not in members(pf.infer(field, max_iters=1500))  # too few iterations for it
+
+
+def test_momentum_follows_where_adam_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat(monkeypatch)
+    monkeypatch.setattr("proxfield.rules.search.POLISH_SWEEPS", 1)
+    monkeypatch.setattr("proxfield.rules.search.HOT_SHARE", 1e-9)  # a cooling that finds nothing
+    field = grid(9, 9, n_labels=3, strength=2.0, seed=1)
+    result = pf.infer(field, max_iters=12_000)
+    assert {"adam", "momentum"} <= members(result)
+    assert result.free_energy <= pf.infer(field, "adam").free_energy + 1e-6
+
+
+@pytest.mark.parametrize("n_labels", [2, 3])
+def test_flat_fields_keep_the_labelling_of_lowest_energy(
+    n_labels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = grid(9, 9, n_labels=n_labels, strength=0.7, seed=3)
+    assert pf.infer(field, max_iters=4000).feasible is None
+    flat(monkeypatch)
+    result = pf.infer(field, max_iters=4000)
+    assert result.feasible is not None
+    plain = replace(result, feasible=None)
+    kept = field.energy(field.lower().reduction.expand_labels(result.feasible))
+    assert result.map_energy <= min(kept, plain.map_energy)
+    worse = replace(result, feasible=np.zeros(81, dtype=np.int64))
+    assert worse.map_energy <= plain.map_energy
+
+
+def test_the_labelling_is_the_best_that_chains_ended_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat(monkeypatch)
+    seen, field = [np.inf], grid(9, 9, n_labels=2, strength=2.0, seed=3)
+    keep = Search._keep_labels
+
+    def noted(self: Search, labels: Ints, energy: float) -> None:
+        assert energy == pytest.approx(field.energy(labels))
+        seen.append(energy)
+        keep(self, labels, energy)
+
+    monkeypatch.setattr(Search, "_keep_labels", noted)
+    result = pf.infer(field, max_iters=4000)
+    assert len(seen) > 3 and result.feasible is not None
+    assert field.energy(result.feasible) == pytest.approx(min(seen))
+
+
+def test_a_seed_gives_the_same_bits_on_flat_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat(monkeypatch)
+    field = grid(9, 9, n_labels=2, strength=2.0, seed=3)
+    one, two = (pf.infer(field, max_iters=4000, seed=2, threads=k) for k in (1, 2))
+    np.testing.assert_array_equal(one.q, two.q)
+    np.testing.assert_array_equal(one.map_labels, two.map_labels)
+
+
+def test_limits_hold_while_rules_compete(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat(monkeypatch)
+    field = grid(9, 9, n_labels=2, strength=2.0, seed=3)
+    result = pf.infer(field, max_iters=4000)
+    assert 3000 < result.iterations <= 4000
+    calls = []
+
+    def callback(progress: pf.Progress) -> bool:
+        calls.append(progress)
+        return progress.iteration > 700
+
+    stopped = pf.infer(field, max_iters=4000, callback=callback)
+    assert stopped.status is pf.Status.STOPPED and stopped.iterations < 4000
+    assert stopped.free_energy <= min(p.free_energy for p in calls) + 1e-9

@@ -152,7 +152,7 @@ def test_weights_may_be_one_number() -> None:
 
 def test_registry_names_are_the_terms_names() -> None:
     names = ["constant", "unary", "pairwise", "potts", "ising", "factor"]
-    names += ["gaussian", "cooccurrence", "consistency", "occupancy"]
+    names += ["gaussian", "cooccurrence", "consistency", "occupancy", "grid-pairwise"]
     assert sorted(pf.TERMS) == sorted(names)
     assert all(pf.TERMS[name].name == name for name in pf.TERMS)
 

@@ -110,6 +110,114 @@ def test_gradients_of_weights(kind: Any, batched: bool, gradient: str, device: s
     assert torch.allclose(run(unary, weights)[0], expected, atol=1e-8)
 
 
+def tied(name: str) -> tuple[pf.Field, list[int]]:
+    """A field whose edges share tables, and how many tables each of its table terms has."""
+    rng = np.random.default_rng(3)
+    if name == "pairwise":
+        index = rng.integers(0, 2, size=len(GRID))
+        field = pf.Field(6, n_labels=3).add(pf.Pairwise(GRID, np.zeros((2, 3, 3)), index))
+        return field.add(pf.Potts(GRID, 0.2)), [2]
+    if name == "grid":
+        field = pf.Field(7, n_labels=2).add(pf.Ising([[0, 1]], 0.4))
+        index = rng.integers(0, 3, size=4)
+        field.add(pf.GridPairwise((2, 3), (0, 1), np.zeros((3, 2, 2)), index, first=1))
+        return field.add(pf.GridPairwise((2, 3), (1, -1), np.zeros((2, 2)), first=1)), [3, 1]
+    field = pf.Field([2, 3, 2, 4, 3, 2])
+    field.add(pf.Factor([[1, 3], [4, 3]], np.zeros((3, 4))))
+    return field.add(pf.Factor([[0, 2, 5], [5, 0, 2]], np.zeros((2, 2, 2, 2)), [1, 1])), [1, 2]
+
+
+@pytest.mark.parametrize("name", ["pairwise", "grid", "factor"])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("gradient", ["exact", "implicit", "few-updates", "unrolled"])
+def test_gradients_of_tied_tables(name: str, batched: bool, gradient: str, device: str) -> None:
+    """Against finite differences: at convergence, and after three updates with a given step."""
+    field, counts = tied(name)
+    unary = extra(field, device, 2).requires_grad_()
+    terms = [t for t in field.terms if isinstance(t, (pf.Factor, pf.GridPairwise))]
+    assert [len(t.tables) for t in terms] == counts
+    tables = []
+    for term in terms:
+        size = (2, *term.tables.shape) if batched else term.tables.shape
+        mine = 0.7 * torch.randn(size, dtype=torch.float64, device=device)
+        tables.append(mine.requires_grad_())
+    options = {"tol": 1e-13, "max_iters": 5000, "gradient": gradient}
+    if gradient == "few-updates":
+        options = {"tol": 0.0, "max_iters": 3, "step": 0.6, "init": "unary"}
+    if gradient == "unrolled":
+        options = {"max_iters": 4, "step": 0.6, "gradient": "unrolled"}
+
+    def run(u: Any, *given: Any) -> Any:
+        one = given[0] if len(given) == 1 else given
+        return pt.infer(field, u, tables=one, **options)
+
+    assert torch.autograd.gradcheck(run, (unary, *tables), fast_mode=True, atol=1e-6)
+    if "init" in options:  # lowering moves parts of tables into the field's own unary energies
+        return
+    other = pf.Field(field.cardinalities)
+    held = iter(tables)
+    for term in field.terms:
+        if isinstance(term, (pf.Factor, pf.GridPairwise)):
+            values = next(held).detach().cpu().numpy()
+            scopes, _, index = next(iter(term.as_tables(field.layout)))
+            term = pf.Factor(scopes, values[0] if batched else values, index)
+        other.add(term)
+    expected = pt.infer(other, unary[0], **options)
+    assert torch.allclose(run(unary, *tables)[0], expected, atol=1e-8)
+
+
+def test_weights_and_tables_together(device: str) -> None:
+    """Some tables may keep their values; structure is prepared once."""
+    field, _ = tied("grid")
+    grids = [t for t in field.terms if isinstance(t, pf.GridPairwise)]
+    weights = torch.tensor([0.4], dtype=torch.float64, device=device).requires_grad_()
+    table = torch.randn(1, 2, 2, dtype=torch.float64, device=device).requires_grad_()
+
+    def run(w: Any, t: Any) -> Any:
+        return pt.infer(field, weights=w, tables=[None, t], step=0.5, max_iters=5, init="unary")
+
+    assert torch.autograd.gradcheck(run, (weights, table), fast_mode=True, atol=1e-6)
+    squeezed = pt.infer(
+        field, weights=weights, tables=[None, table[0]], step=0.5, max_iters=5, init="unary"
+    )
+    assert torch.equal(squeezed, run(weights, table))
+    held = vars(field._kept)["_without"]
+    assert len(held) == 1
+    rest = next(iter(held.values()))
+    run(weights, table)
+    assert next(iter(vars(field._kept)["_without"].values())) is rest
+    assert not grids[0].tables.any()
+
+
+def test_impossible_labels_observe_variables_of_tied_tables(device: str) -> None:
+    """+inf in the unary energies clamps a variable; gradients stay finite and right."""
+    field, _ = tied("pairwise")
+    unary = extra(field, device, None).reshape(6, 3)
+    unary[2, :2] = torch.inf
+    tables = torch.randn(2, 3, 3, dtype=torch.float64, device=device).requires_grad_()
+
+    def run(t: Any) -> Any:
+        return pt.infer(field, unary, tables=t, step=0.5, max_iters=4)
+
+    assert float(run(tables).detach()[2, 2]) == 1.0
+    assert torch.autograd.gradcheck(run, tables, fast_mode=True, atol=1e-6)
+
+
+def test_tables_that_do_not_fit() -> None:
+    field, _ = tied("grid")
+    good = torch.zeros(3, 2, 2)
+    for tables, error, what in (
+        (good, InputError, r"tables for 1 term\(s\), expected 2"),
+        ([good, torch.zeros(2, 2, 2)], InputError, r"table term 1 \(GridPairwise\), expected"),
+        ([good, torch.full((2, 2), torch.inf)], UnsupportedError, "aren't finite"),
+        ([good.expand(2, 3, 2, 2), torch.zeros(3, 1, 2, 2)], InputError, "batches of 2, 3"),
+    ):
+        with pytest.raises(error, match=what):
+            pt.infer(field, tables=tables)
+    with pytest.raises(UnsupportedError, match="without evidence"):
+        pt.infer(field.condition({0: 1}), tables=[good, None])
+
+
 @every_field
 def test_unrolled_equals_implicit(name: str, device: str) -> None:
     field = fields()[name]

@@ -236,10 +236,7 @@ class Program(Batch[Plan, State]):
 
     @abstractmethod
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
-        """Run independent cooling chains, each polished into a local minimum of F.
-
-        Kernels in Triton have no forest moves: chains that ask for them visit single variables.
-        """
+        """Run independent cooling chains, each polished into a local minimum of F."""
 
     def kernel_key(self) -> tuple[Hashable, ...]:
         """What programs have in common that run the same compiled kernels."""

@@ -34,6 +34,16 @@ def soft_minimum(energy: Doubles, heat: float) -> Doubles:
         return np.asarray(base - heat * np.log(np.exp((base - energy) / heat).sum(axis=0)))
 
 
+def usable_in_forests(lowered: Lowered) -> NDArray[np.bool_]:
+    """Which variables may be in a forest: of binary fields, those with both labels possible."""
+    layout = lowered.layout
+    binary = layout.common == 2 and not (lowered.potts or lowered.factors)
+    if not binary or not layout.n_vars:
+        return np.ones(layout.n_vars, dtype=bool)
+    # the compact kernels take variables with an impossible label out
+    return np.asarray(np.maximum.reduceat(lowered.unary, layout.offsets[:-1]) < np.inf)
+
+
 class ReferenceChains:
     """Chains of one field.
 
@@ -51,12 +61,7 @@ class ReferenceChains:
     def forests(self) -> Forests:
         """The forests of the compiled chains."""
         if self._forests is None:
-            unary, offsets = self.lowered.unary, self.layout.offsets
-            binary = self.layout.common == 2 and not (self.lowered.potts or self.lowered.factors)
-            usable = np.ones(self.layout.n_vars, dtype=bool)
-            if binary:  # the compact kernels take variables with an impossible label out
-                usable = np.maximum.reduceat(unary, offsets[:-1]) < np.inf
-            self._forests = make_forests(graph_of(self.lowered), usable)
+            self._forests = make_forests(graph_of(self.lowered), usable_in_forests(self.lowered))
         return self._forests
 
     # ---- energies ----

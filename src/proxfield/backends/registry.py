@@ -90,6 +90,16 @@ def placed(kernels: str) -> Placement:
     return Placement(name, device)
 
 
+def on_host(kernels: str) -> str:
+    """The same set where it runs on the host, else the host's own.
+
+    Example:
+        >>> on_host("reference")
+        'reference'
+    """
+    return "cpu" if placed(kernels).device.separate else kernels
+
+
 def compile_program(
     lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
 ) -> Program:

@@ -16,7 +16,7 @@ SAMPLE_STRIDE = 5
 """Every so many points are looked at to choose a blur."""
 MAX_VISITS = 5.5
 """Vertices per point that separable blurs may visit, as estimated from the sample."""
-CHEAP_VISITS = 300_000
+CHEAP_VISITS = 480_000
 """Vertices that they may visit however few points there are."""
 
 

@@ -22,9 +22,11 @@ SMALLEST_MASS = 1e-20
 class Plan(ABC):
     """A symmetric operator K over fixed points, exact or approximate, on the host or a device.
 
-    K has no negative entry, is symmetric to rounding (not approximately), and has no negative
-    eigenvalue: certified steps rest on all three. Arrays are numpy's or torch's; plans over
-    several sets of points at once have them as a first axis of all shapes.
+    K has no negative entry, is symmetric, and has no negative eigenvalue: certified steps rest on
+    all three. They hold to the rounding of the arithmetic that a plan uses, which its class states:
+    float64 or float32 on the host and for lattices, 1e-4 for the exact filter on a GPU. Arrays are
+    numpy's or torch's; plans over several sets of points at once have them as a first axis of all
+    shapes.
     """
 
     name: ClassVar[str]

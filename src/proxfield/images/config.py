@@ -58,19 +58,42 @@ def read_config(config: str | PathLike[str] | Mapping[str, object]) -> Record:
 
 
 def _fits(key: str, value: object) -> bool:
-    if key == "filter":
+    if key in ("filter", "normalization"):
         return isinstance(value, str)
+    if key == "self_message":
+        return isinstance(value, bool)
+    if key == "compatibility":
+        return value == "potts" or _is_table(value)
     numbers = value if isinstance(value, list) else [value]
     several = len(numbers) > 0 and (not isinstance(value, list) or key.endswith(("sigma", "color")))
-    return several and all(
-        isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < float("inf")
-        for x in numbers
-    )
+    return several and all(_is_number(x) for x in numbers)
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < float("inf")
+
+
+def _is_table(value: object) -> bool:
+    """Whether this is a vector of numbers, or a square matrix of them."""
+    if not isinstance(value, list) or not value:
+        return False
+    if all(_is_number(x) for x in value):
+        return True
+    rows = [x for x in value if isinstance(x, list) and len(x) == len(value)]
+    return len(rows) == len(value) and all(_is_number(x) for row in rows for x in row)
+
+
+EXPECTED = {
+    "filter": "auto, exact or lattice",
+    "normalization": "none, before, after or symmetric",
+    "self_message": "true or false",
+    "compatibility": '"potts", a number per label, or a square table of them',
+}
 
 
 def _expected(key: str) -> str:
-    if key == "filter":
-        return "auto, exact or lattice"
+    if key in EXPECTED:
+        return EXPECTED[key]
     return "a number, or several" if key.endswith(("sigma", "color")) else "a number"
 
 

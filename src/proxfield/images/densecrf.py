@@ -32,7 +32,13 @@ from proxfield.images.pixels import (
     place,
     widths,
 )
-from proxfield.images.presets import DEFAULT_PRESET, PUBLISHED_UPDATES, TERM_SETTINGS, settings_of
+from proxfield.images.presets import (
+    DEFAULT_PRESET,
+    MODEL_SETTINGS,
+    PUBLISHED_UPDATES,
+    TERM_SETTINGS,
+    settings_of,
+)
 from proxfield.inference.infer import infer
 from proxfield.inference.rounding import round_marginals
 from proxfield.result import Result
@@ -91,7 +97,8 @@ class DenseCRF(Field):
             in the same unit.
         cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
             a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
-        compatibility: μ: "potts", a vector or a matrix, see `Gaussian`.
+        compatibility: μ: "potts", a vector or a matrix, see `Gaussian`. For this and the next two,
+            a configuration's settings take the place of the defaults.
         normalization: See `Gaussian`.
         self_message: See `Gaussian`; by default kept, as in the published dense CRFs.
         filter: See `Gaussian`.
@@ -167,15 +174,14 @@ class DenseCRF(Field):
         self.add(Unary(table))
         terms = (spatial_sigma, spatial_weight, bilateral_sigma, bilateral_color, bilateral_weight)
         chosen = _settings(preset, terms, filter, pixels)
+        _set_model(chosen, (compatibility, normalization, self_message))
         self.settings = chosen
         """The settings in use, see `to_config`; None for points, and if loaded from a file."""
         self.max_iters = int(chosen["max_iters"])
         """Number of updates that `infer` makes if it isn't told."""
         spatial_weight, bilateral_weight = chosen["spatial_weight"], chosen["bilateral_weight"]
         shared: dict[str, Any] = {
-            "compatibility": compatibility,
-            "normalization": normalization,
-            "self_message": self_message,
+            **{name: chosen.get(name, usual) for name, usual in MODEL_SETTINGS.items()},
             "filter": chosen["filter"],
         }
         scale = widths(spacing, len(self.pixels), "spacing", "axis")
@@ -462,6 +468,15 @@ def _settings(
     if filter != "auto" or "filter" not in out:
         out["filter"] = filter
     return out
+
+
+def _set_model(settings: Record, given: Sequence[Any]) -> None:
+    """Put what was given, and isn't the default, in the place of a configuration's settings."""
+    for (name, usual), value in zip(MODEL_SETTINGS.items(), given, strict=True):
+        if value is None:  # Potts, whatever the configuration says
+            settings.pop(name, None)
+        elif not (isinstance(value, type(usual)) and value == usual):
+            settings[name] = np.asarray(value).tolist()
 
 
 def _cooccurrence_term(

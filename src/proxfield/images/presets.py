@@ -42,7 +42,13 @@ TERM_SETTINGS = (
     *("bilateral_sigma", "bilateral_color", "bilateral_weight"),
 )
 """Settings that are arguments of `DenseCRF` too."""
-CONFIG_KEYS = (*TERM_SETTINGS, "max_iters", "color_range", "filter")
+MODEL_SETTINGS: Record = {
+    "compatibility": "potts",
+    "normalization": "symmetric",
+    "self_message": True,
+}
+"""Settings of the model that presets don't have, with what they are where nothing is said."""
+CONFIG_KEYS = (*TERM_SETTINGS, "max_iters", "color_range", "filter", *MODEL_SETTINGS)
 """What a configuration may hold."""
 
 

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from dataclasses import field as field_of
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends import compile_program
 from proxfield.backends.cache import program_for
+from proxfield.common.arrays import Array
 from proxfield.errors import UnsupportedError
-from proxfield.inference.lanczos import Lanczos
+from proxfield.inference.lanczos import HOST, Lanczos, Vectors
 from proxfield.inference.refinement import PRODUCTS, TOLERANCE, Refinement, iterations_between
 from proxfield.lowering.lowered import Lowered, lower
 from proxfield.rules.certified import certifiable, damping_for, relative_damping
@@ -28,6 +29,7 @@ from proxfield.terms.base import Floats, Term, missing, offers
 from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
+    from proxfield.backends.base import Program
     from proxfield.field import Field
 
 LANCZOS_MARGIN = 1e-3
@@ -36,6 +38,18 @@ LANCZOS_PRODUCTS = 25
 """Products that Lanczos takes at least; where there is no time for them it isn't begun."""
 MAX_DENSE_SIZE = 64
 """Operators up to this size are diagonalized directly."""
+
+
+MIN_DEVICE_SIZE = 1 << 17
+"""Entries of a field from which on the device that iterates multiplies faster than the host."""
+
+
+class Operator(NamedTuple):
+    """A symmetric operator."""
+
+    apply: Callable[[Array], Array]
+    size: int
+    vectors: Vectors = HOST
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,8 @@ class Curvature:
         seconds: Maximum seconds to spend on an eigenvalue, or on the norms of all tables;
             after that a bound from the tables serves, which is certified too.
         now: The clock.
+        program: Makes the program of a lowered field on the device on which it iterates; products
+            of large fields are made there.
         stepwise: Is a certified step looked for while iterations go on? It is where seconds count,
             unless iterations run on another device, which would wait.
     """
@@ -59,6 +75,7 @@ class Curvature:
     seconds: float = np.inf
     now: Callable[[], float] = field_of(default_factory=lambda: time.perf_counter)
     stepwise: bool = False
+    program: Callable[[Lowered], Program] | None = None
 
     def prepare(self) -> None:
         """Do the part that counts as building the field, so that the rest can be timed.
@@ -70,10 +87,10 @@ class Curvature:
         if self.relative_terms and certifiable(self.lowered):
             _ = self.relative
         if any(by_lanczos(t) for t in self.lowered.terms) and not self.lowered.hard:
-            apply, size = self._projected
-            apply(np.zeros(size))  # compiles, which must not count
+            apply, size, vectors = self._projected
+            vectors.length(apply(vectors.zeros(size)))  # compiles, which must not count
             begun = self.now()
-            apply(np.zeros(size))
+            vectors.length(apply(vectors.zeros(size)))  # and waits
             self.__dict__["product_seconds"] = self.now() - begun
 
     @cached_property
@@ -132,23 +149,28 @@ class Curvature:
         rest = closed + float(self._local_of(larger).max(initial=0.0))
         if LANCZOS_PRODUCTS * self.product_seconds > self.seconds:
             return closed + bound
-        apply, size = self._projected
-        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self._late())
+        apply, size, vectors = self._projected
+        top = largest_eigenvalue(lambda v: sign * apply(v), size, bound, self._late(), vectors)
         return min(closed + bound, max(0.0, top) + rest)
 
     @cached_property
-    def _projected(self) -> tuple[Callable[[Floats], Floats], int]:
-        """P H P of the pairwise part, and its size."""
+    def _projected(self) -> Operator:
+        """P H P of the pairwise part."""
         low = self.lowered
+        if self.program is not None and low.layout.size >= MIN_DEVICE_SIZE:
+            program = self.program(low)
+            if hasattr(program, "products") and not any(by_lanczos(t) for t in low.extras):
+                products = program.products()
+                return Operator(products.apply, products.size, products)
         if not (low.potts or low.factors or low.extras) and low.ising is not None:
             # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
             program = program_for(low, self.kernels)
             couple: Callable[[Floats], Floats] | None = getattr(program, "couple", None)
             if couple is not None:
-                return lambda v: 0.5 * couple(v), low.layout.n_vars
+                return Operator(lambda v: 0.5 * couple(v), low.layout.n_vars)
         center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
-        return lambda v: center(apply(center(v))), low.layout.size
+        return Operator(lambda v: center(apply(center(v))), low.layout.size)
 
     def refinement(self) -> Refinement | None:
         """The search for a step above the one from λ_i, to be made as iterations go on.
@@ -164,7 +186,7 @@ class Curvature:
             return None
         others = [t for t in terms if not by_lanczos(t)]
         scaled = self._local_of(pairs) if others else self.local
-        apply, size = self._projected
+        apply, size, _ = self._projected
         scale = np.sqrt(np.divide(1.0, scaled, out=np.zeros_like(scaled), where=scaled > 0))
         if size != low.layout.n_vars:
             scale = scale[low.layout.owner]
@@ -297,10 +319,11 @@ def pairwise_operator(lowered: Lowered, kernels: str) -> Callable[[Floats], Floa
 
 
 def largest_eigenvalue(
-    apply: Callable[[Floats], Floats],
+    apply: Callable[[Array], Array],
     size: int,
     bound: float,
     late: Callable[[], bool] = lambda: False,
+    vectors: Vectors = HOST,
 ) -> float:
     """The largest eigenvalue of a symmetric operator, rounded up.
 
@@ -309,12 +332,13 @@ def largest_eigenvalue(
         size: Its dimension.
         bound: What no eigenvalue exceeds; returned where Lanczos doesn't converge in time.
         late: Is its time over?
+        vectors: Where the operator takes and returns vectors.
     """
     if size <= MAX_DENSE_SIZE:
-        dense = np.stack([apply(e) for e in np.eye(size)])
+        dense = np.stack([vectors.get(apply(vectors.put(e))) for e in np.eye(size)])
         top = float(np.linalg.eigvalsh((dense + dense.T) / 2)[-1])
         return top + 1e-12 * abs(top)
-    lanczos = Lanczos(apply, size, LANCZOS_MARGIN / 2)
+    lanczos = Lanczos(apply, size, LANCZOS_MARGIN / 2, vectors=vectors)
     while not lanczos.exhausted and not late():
         lanczos.advance(PRODUCTS, late)
     if not lanczos.converged:

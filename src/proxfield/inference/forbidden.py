@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends import compile_program
 from proxfield.backends.base import Program
+from proxfield.backends.registry import on_host
 from proxfield.inference.curvature import Curvature
 from proxfield.inference.loop import Loop
 from proxfield.inference.pace import LOOK_SECONDS
@@ -88,7 +89,7 @@ def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
             soft = problem.lowered.soften(penalty)
             program = session.compile(soft)
             seconds = problem.curvature.seconds
-            curvature = Curvature(soft, None, session.kernels, seconds, loop.now)
+            curvature = Curvature(soft, None, on_host(session.kernels), seconds, loop.now)
         build_seconds = loop.now() - begun
         rule.prepare(Problem(soft, curvature, problem.seed))
         with loop.clock():

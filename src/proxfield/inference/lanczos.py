@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.terms.base import Floats
+from proxfield.common.arrays import Array
+from proxfield.terms.base import Doubles, Floats
 
 BASIS = 18
 """Vectors kept at most; together with temporary ones they fit into `Field.memory_estimate`."""
@@ -35,6 +37,48 @@ def length(vector: NDArray[np.float64]) -> float:
     return float(norm(vector, check_finite=False))
 
 
+class Vectors(Protocol):
+    """Where vectors are, and what can be done with them beside arithmetic.
+
+    Attributes:
+        columns: Entries of the basis that a restart combines at a time.
+    """
+
+    columns: int
+
+    def zeros(self, *shape: int) -> Array:
+        """As `numpy.zeros`."""
+
+    def put(self, values: Floats) -> Array:
+        """An array of numpy there."""
+
+    def get(self, values: Array) -> Doubles:
+        """The other way."""
+
+    def length(self, vector: Array) -> float:
+        """The Euclidean length."""
+
+
+class HostVectors:
+    """Vectors of numpy."""
+
+    columns = COLUMNS
+    length = staticmethod(length)
+
+    def zeros(self, *shape: int) -> NDArray[np.float64]:
+        """As `numpy.zeros`."""
+        return np.zeros(shape)
+
+    def put(self, values: Floats) -> Doubles:
+        """The array itself."""
+        return np.asarray(values, dtype=np.float64)
+
+    get = put
+
+
+HOST = HostVectors()
+
+
 class Lanczos:
     """The largest eigenvalue of a symmetric operator, approached from below.
 
@@ -43,6 +87,7 @@ class Lanczos:
         size: Its dimension.
         tol: Relative residual at which the eigenvalue is found.
         most: Maximum number of products.
+        vectors: Where the operator takes and returns vectors.
 
     Attributes:
         value: The largest Ritz value so far: no eigenvalue is known to be larger, and the
@@ -60,11 +105,13 @@ class Lanczos:
 
     def __init__(
         self,
-        apply: Callable[[Floats], Floats],
+        apply: Callable[[Array], Array],
         size: int,
         tol: float = 5e-4,
         most: int = 1000,
+        vectors: Vectors = HOST,
     ) -> None:
+        self.vectors = vectors
         self.apply, self.size, self.tol, self.most = apply, size, tol, most
         self.value, self.converged, self.products = -np.inf, False, 0
         width = min(BASIS, size)
@@ -74,15 +121,15 @@ class Lanczos:
         self._overflowed = False
 
     @cached_property
-    def _basis(self) -> NDArray[np.float64]:
+    def _basis(self) -> Array:
         """Orthonormal vectors, made when the first product is.  # (width, size)"""
-        return np.zeros((len(self._projected), self.size))
+        return self.vectors.zeros(len(self._projected), self.size)
 
     @cached_property
-    def _next(self) -> NDArray[np.float64]:
+    def _next(self) -> Array:
         """The vector to multiply with next.  # (size,)"""
         start = np.random.default_rng(0).normal(size=self.size)
-        return np.asarray(start / length(start))
+        return self.vectors.put(start / length(start))
 
     @property
     def exhausted(self) -> bool:
@@ -106,14 +153,15 @@ class Lanczos:
         j = self._used
         self._basis[j] = self._next
         known = self._basis[: j + 1]
-        new = np.array(self.apply(self._next), dtype=np.float64)
-        size = length(new)
+        get, new = self.vectors.get, 1.0 * self.apply(self._next)  # a copy
+        size = self.vectors.length(new)
         if not size < np.inf:
             self._overflowed = True
             return np.inf
         if j == self._kept:  # after a restart, H couples it to every vector that was kept
-            part = known @ new
-            new -= part @ known
+            onto = known @ new
+            new -= onto @ known
+            part = get(onto)
         else:
             part = np.zeros(j + 1)
             part[j - 1], part[j] = self._length, float(new @ self._next)
@@ -121,11 +169,11 @@ class Lanczos:
             new -= part[j] * known[j]
         again = known @ new  # once more: the basis stays orthogonal to rounding
         new -= again @ known
-        part += again
+        part = part + get(again)
         self._projected[: j + 1, j] = self._projected[j, : j + 1] = part
         self._used += 1
         self.products += 1
-        self._length = length(new)
+        self._length = self.vectors.length(new)
         if self._length <= BREAKDOWN * size:
             return 0.0
         self._next = new / self._length
@@ -141,9 +189,9 @@ class Lanczos:
         if self.converged or not full:
             return
         kept = min(KEPT, m - 1)
-        mix = vectors[:, -kept:].T
-        for start in range(0, self.size, COLUMNS):
-            some = self._basis[:, start : start + COLUMNS]
+        mix, columns = self.vectors.put(vectors[:, -kept:].T), self.vectors.columns
+        for start in range(0, self.size, columns):
+            some = self._basis[:, start : start + columns]
             some[:kept] = mix @ some
         self._projected[:] = 0.0
         self._projected[np.arange(kept), np.arange(kept)] = values[-kept:]

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from proxfield.backends.registry import on_host
 from proxfield.inference.curvature import Curvature
 from proxfield.inference.forbidden import HALTED, Finder
 from proxfield.inference.session import Session
@@ -75,7 +76,7 @@ def softened(session: Session) -> Session:
     """The session of the field with penalties."""
     problem, loop = session.problem, session.loop
     soft = problem.lowered.soften(single_penalty(problem.lowered))
-    curvature = Curvature(soft, None, session.kernels, problem.curvature.seconds, loop.now)
+    curvature = Curvature(soft, None, on_host(session.kernels), problem.curvature.seconds, loop.now)
     return replace(session, problem=Problem(soft, curvature, problem.seed))
 
 

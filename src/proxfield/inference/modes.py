@@ -25,6 +25,7 @@ from proxfield.inference.infer import MAX_DOUBLE_CHECK, finish, in_double, inter
 from proxfield.inference.request import Request, device_memory
 from proxfield.inference.session import Session
 from proxfield.inference.splits import Split, Splitter
+from proxfield.lowering.components import Components
 from proxfield.mixture import make_modes, mixture_free_energy, mixture_marginals
 from proxfield.result import Result, Status
 from proxfield.rules.plan import Chains
@@ -78,6 +79,7 @@ class Partition:
         self.possible = np.isfinite(lowered.unary)
         combining = session.sweepable and lowered.layout.n_vars > 0
         recombination = Recombination(lowered)
+        Components.warm_up()
         ends = 2 * len(recombination.edges) if combining else 0
         pool = Pool.for_field(lowered, ends)
         self.work = CellWork(session, request.rule, pool)
@@ -86,7 +88,7 @@ class Partition:
         self.cells: list[Cell] = []
         self.splits: list[Split | None] = []
         self.labels: Ints | None = None
-        """A labelling of finite energy, where configurations are forbidden."""
+        """A labelling that the search came across, if it kept one."""
         self.rest = 1.0
         """What is left to modes, of their share of the limits."""
         self.halted: Status | None = None

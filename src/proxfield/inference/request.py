@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from proxfield.backends.registry import KERNELS, Placement, placed
+from proxfield.backends.cache import program_for
+from proxfield.backends.registry import KERNELS, Placement, on_host, placed
 from proxfield.common.checks import is_real, is_whole
 from proxfield.common.logs import log
 from proxfield.devices.registry import find
@@ -99,10 +101,14 @@ class Request:
         if on_gpu(self.kernels):
             lowered = moved(lowered, self.kernels, self.dtype)
         hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
-        separate = placed(self.kernels).device.separate
-        host = "cpu" if separate else self.kernels  # finds λ
-        at_once = self.budget is not None and not separate
-        curvature = Curvature(lowered, field, host, hurry, self.now, stepwise=at_once)
+        host = on_host(self.kernels)  # finds λ
+        at_once = self.budget is not None and host == self.kernels
+        device = None  # where λ of large fields is found
+        if on_gpu(self.kernels):
+            device = partial(
+                program_for, kernels=self.kernels, dtype=self.dtype, threads=self.threads
+            )
+        curvature = Curvature(lowered, field, host, hurry, self.now, at_once, device)
         problem = Problem(lowered, curvature, self.seed)
         max_iters = self.max_iters
         if max_iters is None:

@@ -31,7 +31,8 @@ def round_marginals(result: Result) -> Ints:
     E(q), because E is linear in q_i (or concave, for terms that sum out variables of their
     own). Fields whose terms can't be visited one variable at a time are rounded in groups; a
     group that raises E is halved, so that a group of one variable is the worst case. Each mode of
-    a mixture is rounded, and its most probable labelling improved; the best of all is returned.
+    a mixture is rounded, and its most probable labelling improved. So is the labelling that the
+    search came across, if it kept one. The best of all is returned.
     """
     lowered = result.field.lower()
     if lowered.infeasible:
@@ -42,14 +43,15 @@ def round_marginals(result: Result) -> Ints:
     found = []
     starts: list[Floats] = [mode.q for mode in result.modes]
     starts += [one_hot(mode.layout.offsets, mode.labels) for mode in result.modes]
-    for q in starts or [result.q]:
-        start = reduction.restrict(q)
+    reduced = [reduction.restrict(q) for q in starts or [result.q]]
+    if result.feasible is not None:
+        known = one_hot(lowered.layout.offsets, result.feasible)
+        reduced.append(known.astype(np.float64, copy=False))
+    for start in reduced:
         if program.sweepable:
             found.append(lowered.layout.best_labels(program.descend(start, MAX_SWEEPS)))
         else:
             found.append(Groups(program).round(start))
-    if result.feasible is not None:
-        found.append(result.feasible)
     best = min(found, key=lowered.energy)
     return reduction.expand_labels(best)
 

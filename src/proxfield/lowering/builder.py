@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from proxfield.errors import InputError
 from proxfield.lowering.merging import (
     Scoped,
     add_at,
+    band_edges,
     compact_index,
     concatenate,
     deduplicate,
@@ -23,6 +24,7 @@ from proxfield.lowering.merging import (
 from proxfield.lowering.reduction import Reduction, Untouched
 from proxfield.terms.base import Floats, Ints, Term, largest_finite
 from proxfield.terms.factor import Factor
+from proxfield.terms.grid import Shift
 from proxfield.terms.pairwise import Ising, Potts
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class Builder:
     larger: dict[tuple[int, ...], list[Scoped]] = field(default_factory=dict)
     potts: list[tuple[Ints, Floats]] = field(default_factory=list)
     ising: list[tuple[Ints, Floats]] = field(default_factory=list)
+    bands: list[tuple[Shift, Floats]] = field(default_factory=list)
+    """Couplings of spins along the offsets of grids.  # (*sizes) each"""
     extras: list[Term] = field(default_factory=list)
 
     @cached_property
@@ -116,11 +120,39 @@ class Builder:
         for mask, rows in group_rows(masks):
             rows = rest[rows]
             kept = [np.flatnonzero(part) for part in np.split(mask, np.cumsum(shape)[:-1])]
-            used, where = np.unique(index[rows], return_inverse=True)
-            small = tables[np.ix_(used, *kept)]
+            used, where = compact_index(index[rows], len(tables))
+            some = tables if used is None else tables[used]
+            small = some[np.ix_(np.arange(len(some)), *kept)]
             free = [p for p, labels in enumerate(kept) if len(labels) > 1]
-            small = small.reshape(len(used), *(len(kept[p]) for p in free))
-            self._store(r.new_variable[scopes[rows][:, free]], small, where.ravel())
+            small = small.reshape(len(some), *(len(kept[p]) for p in free))
+            self._store(r.new_variable[scopes[rows][:, free]], small, where)
+
+    def add_grid(self, grid: Shift, tables: Floats, index: Ints | None) -> None:
+        """Tables between pixels of a grid at an offset.  # (T, k, k), (m,) or None: all the first
+
+        Binary grids of which nothing is taken out become diagonals without a list of edges.
+        """
+        r = self.reduction
+        if self.plain or not isinstance(r, Untouched) or tables.shape[1] != 2:
+            which = np.zeros(grid.n_edges, dtype=np.int64) if index is None else index
+            self.add_tables(grid.edges(), tables, which)
+            return
+        self._weigh("energies in tables", grid.n_edges * largest_finite(tables))
+        constant, h, k, coupling = spin_parts(tables)
+
+        def per_edge(numbers: Floats) -> Floats:
+            out = np.broadcast_to(numbers[:1], grid.n_edges) if index is None else numbers[index]
+            return out.reshape(grid.sizes)
+
+        self.constant += float(per_edge(constant).sum())
+        start = r.full.start(grid.first)
+        unary: NDArray[Any] = grid.over_pixels(self.unary[start : start + 2 * grid.n_pixels])
+        for where, numbers in ((grid.here, h), (grid.there, k)):
+            if numbers.any():
+                each = per_edge(numbers)
+                unary[..., 0][where] -= each
+                unary[..., 1][where] += each
+        self.bands.append((grid, per_edge(coupling)))
 
     def add_potts(self, edges: Ints, weights: Floats) -> None:
         """Energies w·[x_i ≠ x_j].  # (m, 2), (m,)"""
@@ -185,7 +217,7 @@ class Builder:
             self.constant += float(tables[index].sum())
         elif k == 1:
             at = self.reduction.layout.entries(scopes[:, 0], tables.shape[1])
-            np.add.at(self.unary, at, tables[index])
+            add_at(self.unary, at.ravel(), tables[index].ravel())
         elif k == 2:
             back = scopes[:, 0] > scopes[:, 1]
             if not back.any():
@@ -219,6 +251,8 @@ class Builder:
         for items in self.larger.values():
             scopes, tables, index = merge_scopes(*concatenate(items))
             factors.append(Factor.trusted(scopes, *deduplicate(tables, index)))
+        if self.bands:
+            self.ising += band_edges(self.bands, self.reduction.layout.n_vars)
         ising = merge_edges(self.ising)
         potts = merge_edges(self.potts)
         return Lowered(
@@ -241,22 +275,17 @@ class Builder:
             self.constant += float(tables[index].sum())
             return scopes[:0], tables, index[:0]
         if (a, b) == (2, 2):
-            # what each table is in spins: constant + h·s + k·t + J·s·t. Brackets keep the symmetry
-            # of a table exact (h = k = 0), so that a start at a symmetric saddle stays there.
             all_finite = bool(finite.all())
-            t = 0.25 * (tables if all_finite else np.where(finite[:, None, None], tables, 0.0))
-            aa, ab, ba, bb = t[:, 0, 0], t[:, 0, 1], t[:, 1, 0], t[:, 1, 1]
+            soft = tables if all_finite else np.where(finite[:, None, None], tables, 0.0)
+            constant, h, k, coupling = spin_parts(soft)
             take = None if all_finite else finite[index]
             which, ends = (index, scopes) if take is None else (index[take], scopes[take])
-            self.constant += float(((aa + bb) + (ab + ba))[which].sum())
-            for end, h in (
-                (ends[:, 0], (ba + bb) - (aa + ab)),
-                (ends[:, 1], (ab + bb) - (aa + ba)),
-            ):
-                first, each = offsets[end], h[which]
+            self.constant += float(constant[which].sum())
+            for end, numbers in ((ends[:, 0], h), (ends[:, 1], k)):
+                first, each = offsets[end], numbers[which]
                 add_at(self.unary, first, -each)
                 add_at(self.unary, first + 1, each)
-            self.ising.append((ends, ((aa + bb) - (ab + ba))[which]))
+            self.ising.append((ends, coupling[which]))
             if take is None:
                 return scopes[:0], tables, index[:0]
         elif a == b:
@@ -273,9 +302,36 @@ class Builder:
         return scopes[~take], tables, index[~take]
 
 
+def spin_parts(tables: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Binary tables in spins: constant + h·s + k·t + J·s·t.  # (T, 2, 2) -> (T,) each
+
+    Brackets keep the symmetry of a table exact (h = k = 0), so that a start at a symmetric saddle
+    stays there.
+
+    Example:
+        >>> [float(x[0]) for x in spin_parts(np.array([[[0.0, 1.0], [1.0, 0.0]]]))]
+        [0.5, 0.0, 0.0, -0.5]
+    """
+    t = 0.25 * tables
+    aa, ab, ba, bb = t[:, 0, 0], t[:, 0, 1], t[:, 1, 0], t[:, 1, 1]
+    return (
+        (aa + bb) + (ab + ba),
+        (ba + bb) - (aa + ab),
+        (ab + bb) - (aa + ba),
+        (aa + bb) - (ab + ba),
+    )
+
+
 def group_rows(masks: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.bool_], Ints]]:
     """Each row that occurs, in order, with the positions where it does.  # (m, k)"""
-    if masks.shape[1] < 63:  # one integer per row sorts many times faster than rows
+    if masks.shape[1] <= 10:  # few kinds can occur: no sorting of many numbers
+        code = masks @ (1 << np.arange(masks.shape[1], dtype=np.int64)[::-1])
+        found, kind = compact_index(code, 1 << masks.shape[1])
+        if found is None:
+            found = np.arange(1 << masks.shape[1])
+        kinds = (found[:, None] >> np.arange(masks.shape[1])[::-1]) % 2 == 1
+        kind = kind.astype(np.uint16)
+    elif masks.shape[1] < 63:  # one integer per row sorts many times faster than rows
         keys = np.zeros(len(masks), dtype=np.int64)
         for column in masks.T:
             keys *= 2

@@ -39,3 +39,21 @@ def interaction_scale(lowered: Lowered) -> float:
             total += np.bincount(column, square, minlength=n)
     strength = np.sqrt(total)
     return float(strength[strength > 0].mean()) if strength.any() else 0.0
+
+
+def unary_scale(lowered: Lowered) -> float:
+    """How far apart the unary energies of a variable are, averaged over variables.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(2, 3).add(pf.Unary([[0.0, 2.0, 1.0], [1.0, 5.0, np.inf]]))
+        >>> unary_scale(field.lower())
+        3.0
+    """
+    layout, unary = lowered.layout, lowered.unary
+    if layout.n_vars == 0:
+        return 0.0
+    start, possible = layout.offsets[:-1], np.isfinite(unary)
+    high = np.maximum.reduceat(np.where(possible, unary, -np.inf), start)
+    low = np.minimum.reduceat(np.where(possible, unary, np.inf), start)
+    return float((high - low).mean())

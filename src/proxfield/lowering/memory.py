@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from proxfield.terms.base import Ints, Layout, Term, offers
 from proxfield.terms.factor import Factor
+from proxfield.terms.grid import GridPairwise
 from proxfield.terms.pairwise import Ising, Potts
 from proxfield.terms.unary import Constant, Unary
 
@@ -48,7 +49,7 @@ def estimate_memory(layout: Layout, terms: Sequence[Term], evidence: Ints, chain
     """An upper bound on the bytes that inference takes in addition to the field; see `Field`."""
     terms = [t for t in terms if not t.omitted]
     spins = layout.common == 2 and all(
-        isinstance(t, (Constant, Unary, Ising, Potts))
+        isinstance(t, (Constant, Unary, Ising, Potts, GridPairwise))
         or (isinstance(t, Factor) and t.degree <= 2 and not t.hard)
         for t in terms
     )

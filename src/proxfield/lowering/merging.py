@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.terms.base import Doubles, Floats, Ints
+from proxfield.terms.grid import Shift
 
 V = TypeVar("V", bound=np.generic)
 
@@ -21,6 +22,8 @@ LARGEST_KEY = 2**62
 """Scopes are numbered by one integer each while the largest number is below this."""
 HASH_BLOCK = 1 << 16
 """Numbers hashed at a time: they stay in the cache while columns are taken one by one."""
+SPARSEST_BANDS = 4
+"""Entries of an array of diagonals, per coupling in it, up to which it is made."""
 
 Scoped = tuple[Ints, Floats, Ints]
 """Scopes, tables and the table of each scope.  # (m, k), (T, c_1, …, c_k), (m,)"""
@@ -210,6 +213,38 @@ def merge_edges(items: list[tuple[Ints, Floats]]) -> tuple[Ints, Floats] | None:
         np.floor_divide(keys, n, out=edges[:, 0])
         np.remainder(keys, n, out=edges[:, 1])
     return edges, weights
+
+
+def band_edges(bands: list[tuple[Shift, Floats]], n: int) -> list[tuple[Ints, Floats]]:
+    """Couplings along the offsets of grids as sorted edges, parallel ones added up.
+
+    All pairs of one offset lie on one diagonal of the matrix of couplings. With the diagonals in
+    one array, by variables, sorted edges are its entries in their order: nothing is sorted.
+
+    Args:
+        bands: Pairs of pixels, and the coupling of each.  # (*sizes) each
+        n: Number of variables.
+
+    Returns:
+        Edges and weights for `merge_edges`.  # (m, 2), (m,)
+    """
+    bands = [(shift, values) for shift, values in bands if shift.n_edges]
+    if not bands:
+        return []
+    distances = np.unique([abs(shift.distance) for shift, _ in bands])
+    if n * len(distances) > SPARSEST_BANDS * sum(shift.n_edges for shift, _ in bands):
+        return [(shift.edges(), values.ravel()) for shift, values in bands]  # many small grids
+    table = np.zeros((n, len(distances)))
+    for shift, values in bands:
+        at = int(np.searchsorted(distances, abs(shift.distance)))
+        column = table[shift.first : shift.first + shift.n_pixels, at].reshape(shift.shape)
+        column[shift.here if shift.distance > 0 else shift.there] += values
+    filled = np.flatnonzero(table)
+    edges = np.empty((len(filled), 2), dtype=np.int64)
+    which = np.empty_like(filled)
+    np.divmod(filled, len(distances), out=(edges[:, 0], which))
+    np.add(edges[:, 0], distances[which], out=edges[:, 1])
+    return [(edges, table.ravel()[filled])]
 
 
 def deduplicate(tables: Floats, index: Ints) -> tuple[Floats, Ints]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.lowering.crossing import Crossing
-from proxfield.lowering.interactions import interaction_scale
+from proxfield.lowering.interactions import interaction_scale, unary_scale
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status, one_hot
 from proxfield.rules.base import Rule
@@ -37,10 +37,12 @@ ZERO = 1e-12
 """Temperature of the last sweeps of a round, likewise: each variable takes its cheapest label."""
 ZERO_SWEEPS = 3
 """Sweeps at that temperature."""
-FIRST_SHARE = 0.4
-"""Share of the limits for the first cooling."""
-FIRST_SWEEPS = (10, 300, 1000)
-"""Least sweeps of the first cooling; sweeps that may take half of the limits; most sweeps."""
+FIRST_SWEEPS = (10, 300)
+"""Least sweeps of the first cooling; sweeps that may take half of the limits."""
+FIRST_LIMITS = (0.4, 1000), (0.9, 15_000)
+"""Share of the limits for the first cooling, and most sweeps: usually, and on fields where chains
+don't move by forests and unary energies, which are apart by less than the unit of temperatures,
+don't guide them. There, rounds change few places at a time, and one long cooling finds more."""
 ROUND_SWEEPS = 100
 """Sweeps of a round, at first."""
 LONGEST_SHARE = 0.2
@@ -129,6 +131,7 @@ class Search:
         self.work = max(1.0, self.layout.size + FLIP_SHARE * ends)
         """Work of a sweep."""
         self.forests = ends <= FOREST_DEGREE * self.layout.n_vars
+        self.glassy = not self.forests and unary_scale(self.lowered) < self.scale
         self.several_labels = bool(self.layout.cardinalities.max(initial=2) > 2)
         cards = self.layout.cardinalities
         self.uniform = np.repeat(1.0 / cards, cards)
@@ -378,11 +381,12 @@ class Search:
 
     def _open(self) -> None:
         """A first cooling from the start, after a few sweeps from which the pace is known."""
-        (least, usual, most), start = FIRST_SWEEPS, self.session.start
+        (least, usual), start = FIRST_SWEEPS, self.session.start
+        share, most = FIRST_LIMITS[self.glassy]
         for trial in (True, False):
             if self.loop.spent is None and not self.look():
                 left = 0.0 if trial else self.left()
-                wanted = max(FIRST_SHARE * left, min(usual, 0.5 * left))
+                wanted = max(share * left, min(usual, 0.5 * left))
                 room = self.loop.max_iters - self.loop.iterations - ZERO_SWEEPS
                 sweeps = int(min(np.clip(wanted, least, most), room))
                 if sweeps < 1:

@@ -94,7 +94,8 @@ class Parts:
             q = before.copy()
             q[at] += point * moved
             slope += weight * gradient(q)[at]
-        change = np.where(moved == 0.0, 0.0, moved * slope)  # a label may be impossible
+        change = np.zeros(len(at))  # where nothing moved; a label may be impossible
+        np.multiply(moved, slope, out=change, where=moved != 0.0)
         change += xlogy(new, new) - xlogy(old, old)
         return np.bincount(part[at], weights=change, minlength=count).astype(np.float64)
 

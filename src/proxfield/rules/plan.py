@@ -222,8 +222,7 @@ class Chains:
         cold: Temperature at which each ends, usually 1; close to 0 in a search for the
             labelling of lowest energy.  # (chains,)
         forests: Does a drawn chain sample a whole induced forest at each sweep (eight in turn),
-            or one variable after another? Kernel sets without such moves take one variable after
-            another (`Program.explore`).  # (chains,)
+            or one variable after another?  # (chains,)
         polish: Maximum number of sweeps at temperature 1 afterwards. Without any, a drawn chain
             ends at a labelling (one-hot marginals), whose F is its energy.
         tol: Polishing ends when no marginal changes by more than this.

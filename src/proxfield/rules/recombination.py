@@ -20,9 +20,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
+from proxfield.lowering.components import Components
 from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats, Ints, Layout
 from proxfield.terms.factor import Factor
@@ -69,6 +68,11 @@ class Recombination:
         return np.concatenate([np.zeros((0, 2), dtype=np.int64), *known])
 
     @cached_property
+    def components(self) -> Components:
+        """Finds connected sets of variables."""
+        return Components(self.lowered)
+
+    @cached_property
     def parts(self) -> list[tuple[Factor | PairTerm, Ints]]:
         """Terms and their scopes; what is forbidden has the energy 0, as it has no weight."""
         out: list[tuple[Factor | PairTerm, Ints]] = []
@@ -109,15 +113,13 @@ class Recombination:
         else:
             apart = np.maximum.reduceat(np.abs(others - q), layout.offsets[:-1], axis=1)
             differs = apart > DIFFERENCE
+        found, count = np.full(differs.shape, -1), 0
+        for k, some in enumerate(differs):
+            component, more = self.components.of(some)
+            found[k, some] = count + component[some]
+            count += more
         flat = np.flatnonzero(differs)  # state · n + variable
-        place = np.zeros(differs.size, dtype=np.int64)
-        place[flat] = np.arange(len(flat))
-        here, there = np.ascontiguousarray(self.edges.T)
-        both = np.flatnonzero(differs[:, here] & differs[:, there])
-        row, e = np.divmod(both, max(1, len(here)))
-        ends = place[row * n + here[e]], place[row * n + there[e]]
-        graph = coo_matrix((np.ones(len(e), dtype=np.int8), ends), (len(flat),) * 2)
-        count, found = connected_components(graph, directed=False)
+        found = found.ravel()[flat]
         order = np.argsort(found, kind="stable")  # keeps variables in order
         row, variables = np.divmod(flat[order], n)
         start = np.concatenate([[0], np.cumsum(np.bincount(found, minlength=count))])

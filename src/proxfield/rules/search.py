@@ -3,7 +3,8 @@
 1. A few plain sweeps from the start, and a few random ones that show how fast this field is.
 2. One *cooling*: heat-bath sampling from a high temperature to a low one, then sweeps into a
    local minimum of F. On large fields it takes most of the budget, on small ones a tenth.
-3. *Reheats* of the best state with what is left: warm it up, cool it again, sweep. The end is
+3. On flat fields, where that gained little, ADAM and momentum compete.
+4. *Reheats* of the best state with what is left: warm it up, cool it again, sweep. The end is
    compared with the best state part by part (`rules.parts`). How hot, how long and by which moves
    is drawn from what has paid so far (`rules.arms`).
 
@@ -13,20 +14,23 @@ only iterations are limited, every decision depends on them alone, and a run can
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.interrupts import finish_first
 from proxfield.lowering.components import Components
-from proxfield.result import Status
+from proxfield.result import Status, one_hot
 from proxfield.rules.arms import Arms
+from proxfield.rules.limits import POLISH_SWEEPS, Limits
+from proxfield.rules.parallel import Adam, Momentum
 from proxfield.rules.parts import Parts
 from proxfield.rules.plan import Chains, Explored
 from proxfield.rules.polish import better_of, polish
-from proxfield.rules.portfolio import large_sweep_seconds, visits
+from proxfield.rules.portfolio import HALTED
 from proxfield.rules.session import Outcome, Session
+from proxfield.terms.base import Ints
 
 HOT_SHARE = 0.3
 """Temperature at which the first cooling starts, as a share of the field's own scale."""
@@ -40,8 +44,9 @@ CHAIN_SWEEPS = {10: 0.5, 30: 1.0, 100: 2.0, 300: 2.0, 1000: 1.0}
 MOVES = {"sites": 2.0, "forests": 1.0, "cooled": 0.3}
 """How chains move, and how often at first: they sample one label after another, or a whole forest
 at a time, or cool marginals without sampling."""
-ORIGINS = {"best": 2.0, "start": 1.0}
-"""Where chains begin, and how often at first: at the best state, or afresh."""
+ORIGINS = {"best": 2.0, "start": 1.0, "labels": 0.5}
+"""Where chains begin, and how often at first: at the best state, afresh, or (on flat fields) at
+the labelling of lowest energy."""
 MANY_PARTS = 8.0
 """Parts of a reheat, on average, from which on chains don't begin afresh: each place of such a
 field is improved for itself."""
@@ -50,40 +55,30 @@ COOLING_SWEEPS = 300
 COOLING_SHARES = (0.1, 0.7)
 MIN_COOLING = 5.0
 """Sweeps that must fit for a cooling on all threads; half of them for one at all."""
-POLISH_SWEEPS = 30
-"""Maximum number of sweeps from the start, and at the end of the cooling."""
 REHEAT_POLISH = (3, 20)
 """The same at the end of reheats, at least and at most; in between, a twentieth of their sweeps."""
-END_SWEEPS = 200
-"""The same from the best state of all, before its convergence is tested."""
 PLAIN_SHARE = 0.1
 """Maximum share of what is left for sweeps from the start (without a budget, twice as much)."""
-END_SHARE = 0.2
-"""Maximum share of the budget that is kept for the end."""
-SLICE_SECONDS = 0.05
-"""Aim of a slice of the cooling, which has four slices or more ..."""
-MIN_SLICE = 40
-"""... of so many sweeps at least, except on large fields."""
-SLICE_VISITS = 5e6
-"""Entries and edge ends that a slice visits where only iterations are limited."""
 CHAIN_SECONDS = 0.2
 """Maximum duration of a reheat, which isn't cut into slices."""
-ROUND_SECONDS, ROUND_SHARE = 0.02, 0.02
-"""Short reheats are made several in a round: so many seconds, or this share of the budget."""
-CHAINS_PER_ROUND = 4
-"""Chains of a round where only iterations are limited."""
+FLAT_GAIN = 0.02
+"""Maximum fall of F per variable from plain sweeps to the first cooling, on flat fields."""
+FLAT_VARIABLES = 1000
+"""Variables that such a field has at least; on smaller ones chains find the minimum soon."""
+LABELLED_SWEEPS = 100
+"""Sweeps of chains from which on the energy of their labelling is looked at there, ..."""
+RIVALS = {Adam(): 0.4, Momentum(): 0.15}
+"""... rules that compete with chains there, each with its share of what is left, ..."""
+RIVAL_ITERATIONS = 800
+"""... and iterations that must fit into it."""
 STALL_SWEEPS = 5000
 """Sweeps without a better F after which a run without limits may end."""
 GRACE_SECONDS = 0.002
 """What the end may take beyond a budget that is used up."""
-SWEEP_EVALUATIONS = 12.0
-"""Duration of a sweep in evaluations of F, before one has been timed; on large binary fields, where
-these run on all threads, by the entries and edge ends that it visits."""
 MIN_SWEEPS = 2.0
 """Sweeps of this duration that must fit into the budget for a search."""
-PART_SECONDS, FOREST_SECONDS, PREPARING_SHARE = 1.5e-8, 1e-7, 0.05
-"""Seconds per visit to prepare comparing part by part, and moves by forests; where that is more
-than this share of what is left, there is none of it."""
+PART_SECONDS, FOREST_SECONDS = 1.5e-8, 1e-7
+"""Seconds per visit to prepare comparing part by part, and moves by forests."""
 
 
 @dataclass
@@ -99,19 +94,20 @@ class Search:
     scale: float
     best_f: float = np.inf
     best_q: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    pace: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Sweeps a second, by moves ("": without sampling) and number of threads."""
-    work: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
-    """Sweeps and seconds that this was learned from; earlier ones count less."""
-    threads: int = 1
+    labels: Ints | None = None
+    """On flat fields, the labelling of lowest energy so far. On others, the best state, made of
+    the best parts of many, is rounded to a better one than any chain ends with."""
+    lowest: float = np.inf
+    """Its energy."""
+    flat: bool = False
+    """Whether sampling gained little over plain sweeps: barriers are low."""
     parts: Parts | None = None
     chains_made: int = 0
-    rounds: int = 0
     improved_at: int = 0
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.session.problem.seed)
-        self.visits = visits(self.session.problem.lowered)
+        self.limits = Limits(self.session)
         self.hot = max(1.0, HOT_SHARE * self.scale)
         self.cold = min(1.0, COLD_SHARE * self.scale)
         self.temperatures = Arms(REHEAT_SHARES)
@@ -136,15 +132,15 @@ class Search:
         if f == np.inf:
             self.best_f = first
             loop.note(0, loop.elapsed, first)
-        if self._left() < MIN_SWEEPS * self._sweep_seconds():
+        if self.limits.left() < MIN_SWEEPS * self.limits.sweep_seconds():
             return polish(session, session.without_symmetry(start))  # time for a descent alone
         try:
-            halted = self._open(start) or self._cool() or self._reheat()
+            halted = self._open(start) or self._cool() or self._compete() or self._reheat()
         except KeyboardInterrupt:
             halted = Status.INTERRUPTED
         if halted is not None:
-            return Outcome(self.best_q, self.best_f, halted)
-        return self._end()
+            return Outcome(self.best_q, self.best_f, halted, self.labels)
+        return replace(self._end(), labels=self.labels)
 
     # ---- stages; the first three return why the search has to stop, if it does ----
 
@@ -154,73 +150,111 @@ class Search:
         if self.session.loop.budget is not None:
             chains = self._chains(self.state, self.hot, 1, self.hot)
             self.state, plain = self._round(chains, "sites").q, PLAIN_SHARE
-        fits = plain * self._left() / self._sweep_seconds()
+        fits = plain * self.limits.left() / self.limits.sweep_seconds()
         self._polish_from(start, int(min(fits, POLISH_SWEEPS)), "sweeps from the start")
+        self.plain = self.best_f
         return self._asked()
 
     def _cool(self) -> Status | None:
         """One cooling, in slices; on several threads, of as many states."""
-        self._choose_threads()
-        if self._room("sites") < MIN_COOLING:
-            self.threads = 1
-        if self._room("sites") < MIN_COOLING / 2:  # this is all there is time for
+        self.limits.choose_threads()
+        if self.limits.room("sites") < MIN_COOLING:
+            self.limits.threads = 1
+        if self.limits.room("sites") < MIN_COOLING / 2:  # this is all there is time for
             with self.session.loop.clock():
                 self._compare(self.state[0], self.session.evaluate(self.state[0]))
             return None
-        if self._lanes() > 1:
-            self.state = np.repeat(self.state, self._lanes(), axis=0)
+        if self.limits.lanes() > 1:
+            self.state = np.repeat(self.state, self.limits.lanes(), axis=0)
         member = f"cooling from T={self.hot:.3g}"
-        begun, left, done = self._spent(), max(1e-9, self._left()), 0.0
+        begun, left, done = self.limits.spent(), max(1e-9, self.limits.left()), 0.0
         while True:
-            fits = max(1.0, left * self._pace("sites") / self._lanes())
+            fits = max(1.0, left * self.limits.pace("sites") / self.limits.lanes())
             share = float(np.clip(COOLING_SWEEPS / fits, *COOLING_SHARES))
             length = max(1.0, share * fits)
-            sweeps = int(max(1.0, min((1.0 - done) * length, self._slice(length))))
-            last = done + sweeps / length > 0.99 or self._left() <= 0.0
+            sweeps = int(max(1.0, min((1.0 - done) * length, self.limits.slice(length))))
+            last = done + sweeps / length > 0.99 or self.limits.left() <= 0.0
             after = 1.0 if last else done + sweeps / length
             chains = self._chains(
                 self.state, self._temperature(done), sweeps, self._temperature(after),
-                polish=self._polish_sweeps() if last else 0,
+                polish=self.limits.polish_sweeps() if last else 0,
             )  # fmt: skip
             self.state = self._round(chains, "sites", take=member if last else "").q
             halted = self._asked()
             if last or halted is not None:
                 return halted
-            done = float(np.clip((self._spent() - begun) / (share * left), done, 0.99))
-            if self._lanes() > 1 and self.pace["sites", self.threads] < self.pace["sites", 1]:
-                self.threads, self.state = 1, self.state[:1]  # the others waited for each other
+            done = float(np.clip((self.limits.spent() - begun) / (share * left), done, 0.99))
+            if self.limits.waiting():  # threads wait for each other
+                self.limits.threads, self.state = 1, self.state[:1]
+
+    def _compete(self) -> Status | None:
+        """Rules that move all variables at once, on flat fields: they find their way without the
+        noise of sampling. One that wins is followed by the next one.
+        """
+        session, loop = self.session, self.session.loop
+        lowered, n = session.problem.lowered, session.problem.n_vars
+        self.flat = self.plain - self.best_f <= FLAT_GAIN * n and n >= FLAT_VARIABLES
+        if lowered.hard or not self.flat:
+            return None
+        for rule, share in RIVALS.items():
+            room, seconds = share * self.limits.room("sites"), share * self.limits.left()
+            if room < RIVAL_ITERATIONS:
+                break
+            loop.keep(self.best_f, self.best_q)
+            member, limits = loop.member, (loop.max_iters, loop.budget)
+            loop.member, loop.max_iters = rule.name, loop.iterations + int(room)
+            if loop.budget is not None:
+                loop.budget = loop.elapsed + seconds
+            try:
+                found = rule.solve(session.restarted(session.start))
+            finally:
+                loop.max_iters, loop.budget = limits
+            before = self.best_f
+            with loop.clock():
+                self._compare(found.q, found.free_energy)
+                labels = lowered.layout.best_labels(found.q)
+                self._keep_labels(labels, session.evaluate(self._one_hot(labels)))
+            if found.status in HALTED:
+                return found.status
+            if not self.best_f < before:
+                loop.member = member
+                break
+            self.improved_at = loop.iterations
+        loop.note(0, loop.elapsed, self.best_f)
+        return None
 
     def _reheat(self) -> Status | None:
         """Reheats until nothing is left."""
         session, loop = self.session, self.session.loop
-        if not session.problem.lowered.hard and self._pays(PART_SECONDS):
+        if not session.problem.lowered.hard and self.limits.pays(PART_SECONDS):
             with loop.clock():
                 self.parts = Parts(session.problem.lowered)
-        forests = self._pays(FOREST_SECONDS)
+        forests = self.limits.pays(FOREST_SECONDS)
         while True:
-            self._choose_threads()
+            self.limits.choose_threads()
             moves = self.moves.draw(self.rng, [k != "forests" or forests for k in MOVES])
             name = self.moves.options[moves]
-            room = self._room(name)
-            most = max(min(CHAIN_SWEEPS), min(room / 4, self._sweeps_in(CHAIN_SECONDS, name)))
+            room = self.limits.room(name)
+            most = max(min(CHAIN_SWEEPS), min(room / 4, self.limits.sweeps_in(CHAIN_SECONDS, name)))
             length = self.lengths.draw(self.rng, [n <= most for n in CHAIN_SWEEPS])
             hot = self.temperatures.draw(self.rng)
             many = self.parts is not None and self.parts.typical > MANY_PARTS
-            origin = self.origins.draw(self.rng, [k == "best" or not many for k in ORIGINS])
+            where = {"best": True, "start": not many, "labels": self.labels is not None}
+            origin = self.origins.draw(self.rng, list(where.values()))
             sweeps = self.lengths.options[length]
             last = int(np.clip(sweeps // 20, *REHEAT_POLISH))
-            count = self._count(name, sweeps + last)
+            count = self.limits.count(name, sweeps + last)
             if room < sweeps + last or count == 0:
                 return None
-            begin = self.best_q if self.origins.options[origin] == "best" else session.start
+            begin = self._origin(self.origins.options[origin])
             chains = self._chains(
                 np.repeat(begin[None], count, axis=0),
                 max(1.0, self.scale) * self.temperatures.options[hot], sweeps,
                 self.cold, moves=name, polish=last,
             )  # fmt: skip
-            f, begun = self.best_f, self._spent()
+            f, begun = self.best_f, self.limits.spent()
             self._round(chains, name, f"{name} from T={chains.hot[0]:.3g}, {sweeps} sweeps")
-            gain, cost = f - self.best_f, self._spent() - begun
+            gain, cost = f - self.best_f, self.limits.spent() - begun
             self.origins.learn(origin, gain, cost)
             self.moves.learn(moves, gain, cost)
             self.lengths.learn(length, gain, cost)
@@ -232,13 +266,21 @@ class Search:
             if halted is not None:
                 return halted
 
+    def _origin(self, name: str) -> NDArray[np.float64]:
+        """Where chains begin."""
+        if name == "start":
+            return self.session.start
+        if name == "labels" and self.labels is not None:
+            return self._one_hot(self.labels)
+        return self.best_q
+
     def _end(self) -> Outcome:
         """From the best state to a minimum."""
         session, loop = self.session, self.session.loop
         budget = loop.budget
         if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
             loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
-        self._polish_from(self.best_q, self._last_sweeps(), "polish", loop.tol)
+        self._polish_from(self.best_q, self.limits.last_sweeps(), "polish", loop.tol)
         before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
         loop.keep(self.best_f, self.best_q)
         loop.tell(self.best_q, self.best_f)
@@ -255,103 +297,6 @@ class Search:
     def _temperature(self, done: float) -> float:
         """Of the cooling, after a share of it."""
         return float(self.hot * (self.cold / self.hot) ** done)
-
-    # ---- limits: in seconds or, without a budget, in sweeps ----
-
-    def _spent(self) -> float:
-        loop = self.session.loop
-        return float(loop.iterations) if loop.budget is None else loop.elapsed
-
-    def _left(self) -> float:
-        """What is left for exploring."""
-        loop = self.session.loop
-        sweeps = 0.9 * loop.max_iters - loop.iterations
-        if loop.budget is None:
-            return sweeps
-        kept = min(POLISH_SWEEPS / 2 * self._sweep_seconds(), END_SHARE * loop.budget)
-        seconds = 0.97 * (loop.budget - loop.elapsed) - kept
-        return min(seconds, sweeps * self._sweep_seconds())
-
-    def _last_sweeps(self) -> int:
-        """Sweeps that may follow in half of what is left of the limits themselves."""
-        loop = self.session.loop
-        left = float(loop.max_iters - loop.iterations)
-        if loop.budget is not None:
-            left = min(left, loop.seconds_left() / self._sweep_seconds() - 1.0)
-        return int(np.clip(left / 2, 0, END_SWEEPS))
-
-    def _polish_sweeps(self) -> int:
-        """Sweeps that end the cooling."""
-        return int(np.clip(END_SHARE * self._left() / self._sweep_seconds(), 1, POLISH_SWEEPS))
-
-    def _sweep_seconds(self) -> float:
-        """Duration of a sweep without sampling: measured, or guessed (1 without a budget)."""
-        loop = self.session.loop
-        if loop.budget is None:
-            return 1.0
-        for moves in ("", "sites"):
-            if (moves, 1) in self.pace:
-                return 1.0 / self.pace[moves, 1]
-        lowered = self.session.problem.lowered
-        large = large_sweep_seconds(lowered)
-        if large > 0.0 and lowered.potts is None and not lowered.factors:
-            return large
-        return max(large, SWEEP_EVALUATIONS * loop.costs.evaluation, 1e-9)
-
-    def _pace(self, moves: str) -> float:
-        """Sweeps a second that all threads make (1 without a budget)."""
-        if self.session.loop.budget is None:
-            return 1.0
-        for key in ((moves, self.threads), (moves, 1), ("sites", self.threads)):
-            if key in self.pace:
-                return self.pace[key]
-        return self.pace["sites", 1]
-
-    def _room(self, moves: str) -> float:
-        """Sweeps of each of the next chains that fit into what is left."""
-        return self._left() * self._pace(moves) / self._lanes()
-
-    def _lanes(self) -> int:
-        """Chains that run at the same time."""
-        return 1 if self.session.loop.budget is None else self.threads
-
-    def _slice(self, length: float) -> float:
-        """Sweeps until the next look at the clock, of a cooling of so many."""
-        if self.session.loop.budget is None:
-            return max(1.0, SLICE_VISITS / self.visits)
-        aim = self._sweeps_in(max(SLICE_SECONDS, 8 * self._sweep_seconds()), "sites")
-        return max(min(MIN_SLICE, aim), min(length / 4, aim))
-
-    def _sweeps_in(self, seconds: float, moves: str) -> float:
-        """Sweeps of a chain in so many seconds (without a budget: any number)."""
-        if self.session.loop.budget is None:
-            return np.inf
-        return seconds * self._pace(moves) / self._lanes()
-
-    def _count(self, moves: str, sweeps: int) -> int:
-        """Chains of a round, each of so many sweeps."""
-        loop = self.session.loop
-        if loop.budget is None:
-            return int(min(CHAINS_PER_ROUND, self._left() // sweeps))
-        seconds = min(ROUND_SECONDS, ROUND_SHARE * loop.budget, self._left())
-        return self.threads * int(np.clip(self._sweeps_in(seconds, moves) / sweeps, 1, 16))
-
-    def _pays(self, seconds: float) -> bool:
-        """Whether there is time for something that takes so many seconds per visit."""
-        left = self.session.loop.seconds_left()
-        return seconds * self.visits < PREPARING_SHARE * left
-
-    def _choose_threads(self) -> None:
-        """One thread or all: whichever makes more sweeps a second here and now.
-
-        On a busy machine threads wait for each other; the pace of both is looked at
-        again now and then. This decides how fast chains run, not what they find.
-        """
-        most = self.session.chain_threads
-        paces = [self.pace.get(("sites", k), np.inf) for k in (1, most)]
-        best = 1 if paces[0] > paces[1] else most
-        other = most if best == 1 else 1
-        self.threads = other if self.rounds % 16 == 15 else best
 
     # ---- chains ----
 
@@ -393,18 +338,33 @@ class Search:
         loop = self.session.loop
         begun, base = loop.now(), loop.elapsed
         with finish_first():
-            ended = self.session.explore(chains, self.threads)
-            made = int(ended.sweeps.sum())
+            made = 0
+            if self.flat and take and chains.drawn[0] and chains.sweeps[0] >= LABELLED_SWEEPS:
+                chains, made = self._labelled(chains)
+            ended = self.session.explore(chains, self.limits.threads)
+            made += int(ended.sweeps.sum())
             if take:
                 self._take(ended, take, made)
             spent = max(loop.now() - begun, 1e-9)
-            known = self.work.get((moves, self.threads), (0.0, 0.0))
-            known = 0.5 * known[0] + made, 0.5 * known[1] + spent
-            self.work[moves, self.threads] = known
-            self.pace[moves, self.threads] = max(1.0, known[0]) / known[1]
-            self.rounds += 1
+            self.limits.learn(moves, made, spent)
             loop.note(made, base + spent, self.best_f)
         return ended
+
+    def _labelled(self, chains: Chains) -> tuple[Chains, int]:
+        """Run chains up to their labellings; returns what is left of them, and sweeps made."""
+        found = self.session.explore(replace(chains, polish=0), self.limits.threads)
+        best = int(found.free_energy.argmin())
+        labels = self.session.problem.lowered.layout.best_labels(found.q[best])
+        self._keep_labels(labels, float(found.free_energy[best]))
+        rest = Chains.make(found.q, polish=chains.polish, tol=chains.tol)
+        return rest, int(found.sweeps.sum())
+
+    def _keep_labels(self, labels: Ints, energy: float) -> None:
+        if energy < self.lowest:
+            self.labels, self.lowest = labels, energy
+
+    def _one_hot(self, labels: Ints) -> NDArray[np.float64]:
+        return np.asarray(one_hot(self.session.problem.lowered.layout.offsets, labels))
 
     def _take(self, ended: Explored, member: str, made: int) -> None:
         """Keep what is better than the best state: a whole one, or parts of it."""

@@ -7,6 +7,7 @@ from proxfield.terms.consistency import Consistency, TabledConsistency
 from proxfield.terms.cooccurrence import Cooccurrence, LatentCooccurrence, TabledCooccurrence
 from proxfield.terms.factor import Factor
 from proxfield.terms.gaussian import Gaussian
+from proxfield.terms.grid import GridPairwise
 from proxfield.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 from proxfield.terms.pairwise import Ising, Pairwise, Potts
 from proxfield.terms.saving import saveable, saveable_as
@@ -26,6 +27,7 @@ TERMS: dict[str, type[Term]] = {
         Consistency,
         Cooccurrence,
         Occupancy,
+        GridPairwise,
     )
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "Cooccurrence",
     "Factor",
     "Gaussian",
+    "GridPairwise",
     "Ising",
     "Layout",
     "Occupancy",

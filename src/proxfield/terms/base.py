@@ -83,6 +83,10 @@ class Layout:
         c = self.cardinalities
         return int(c[0]) if len(c) and bool((c == c[0]).all()) else None
 
+    def start(self, variable: int) -> int:
+        """The first entry of a variable, without the offsets of all where labels are as many."""
+        return int(self.offsets[variable]) if self.common is None else variable * self.common
+
     @cached_property
     def owner(self) -> Ints:
         """The variable each entry belongs to.  # (size,)"""

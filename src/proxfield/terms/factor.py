@@ -198,21 +198,35 @@ class Factor(Term):
         if self.hard:
             out[self.scopes.ravel()] = np.inf
             return out
-        per = max(1, NORM_CHUNK // max(1, int(np.prod(self.shape))))
-        norms = np.empty(len(self.tables))
         for a, b in itertools.combinations(range(k), 2):
-            for start in range(0, len(self.tables), per):
-                some = self.tables[start : start + per]
-                if centered and max(self.shape[a], self.shape[b]) <= 3:
-                    norms[start : start + per] = small_block_norms(some, a, b)
-                    continue
-                blocks = np.moveaxis(some, (a + 1, b + 1), (-2, -1))
-                blocks = blocks.reshape(len(some), -1, *blocks.shape[-2:])
-                found = spectral_norms(blocks, centered=centered, exact=not late())
-                norms[start : start + per] = found.max(axis=1)
+            norms = self.table_norms(a, b, centered=centered, late=late)
             np.add.at(out, self.scopes[:, a], norms[self.index])
             np.add.at(out, self.scopes[:, b], norms[self.index])
         return out
+
+    def table_norms(
+        self, a: int, b: int, *, centered: bool, late: Callable[[], bool] = lambda: False
+    ) -> NDArray[np.float64]:
+        """The largest norm of a block of two positions, of each table.  # (T,)
+
+        Args:
+            a: The position of the rows.
+            b: The position of the columns.
+            centered: Of P·block·P, with P the projection that removes the mean.
+            late: Is there no more time? Then bounds that are easy to compute.
+        """
+        per = max(1, NORM_CHUNK // max(1, int(np.prod(self.shape))))
+        norms = np.empty(len(self.tables))
+        for start in range(0, len(self.tables), per):
+            some = self.tables[start : start + per]
+            if centered and max(self.shape[a], self.shape[b]) <= 3:
+                norms[start : start + per] = small_block_norms(some, a, b)
+                continue
+            blocks = np.moveaxis(some, (a + 1, b + 1), (-2, -1))
+            blocks = blocks.reshape(len(some), -1, *blocks.shape[-2:])
+            found = spectral_norms(blocks, centered=centered, exact=not late())
+            norms[start : start + per] = found.max(axis=1)
+        return norms
 
     def workspace(self, layout: Layout) -> int:
         # tables are copied where scopes are turned round, joined or cut; each slot (a variable of

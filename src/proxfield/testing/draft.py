@@ -16,6 +16,7 @@ from proxfield.terms import (
     Cooccurrence,
     Factor,
     Gaussian,
+    GridPairwise,
     Ising,
     Occupancy,
     Pairwise,
@@ -84,7 +85,7 @@ class Draft:
 
     def note_variables(self) -> None:
         """Features that follow from the variables, the scale and the sign."""
-        if any(isinstance(t, (Pairwise, Potts, Ising, Gaussian)) for t in self.terms):
+        if any(isinstance(t, (Pairwise, Potts, Ising, Gaussian, GridPairwise)) for t in self.terms):
             self.features.add({-1: "repulsive", 0: "mixed-signs", 1: "attractive"}[self.sign])
         kinds = np.unique(self.cards)
         self.features.update(f"labels-{c}" for c in kinds)
@@ -352,6 +353,34 @@ def make_occupancy(draft: Draft) -> None:
     draft.features.add(f"occupancy-{model}")
 
 
+def make_grid_pairwise(draft: Draft) -> None:
+    """A grid of one to three axes, with one to three offsets between its pixels."""
+    if "grid" not in draft.runs:
+        return
+    rng = draft.rng
+    first, n = draft.runs["grid"]
+    n_labels = int(draft.cards[first])
+    axes = int(rng.integers(1, 4))
+    shape = [1] * axes
+    for _ in range(8):  # the largest of some random grids that fit
+        sides = rng.integers(1, max(2, int(n ** (1 / axes)) + 2), size=axes).tolist()
+        shape = sides if np.prod(shape) < np.prod(sides) <= n else shape
+    if np.prod(shape) < 2:
+        shape = [n] + [1] * (axes - 1)
+    for _ in range(int(rng.integers(1, 4))):
+        offset = np.array([rng.integers(1 - side, side) for side in shape])
+        if not offset.any():
+            offset[int(np.argmax(shape))] = 1
+        count = int(np.prod(np.maximum(0, np.array(shape) - np.abs(offset))))
+        tables = int(rng.integers(1, 4))
+        differ = 1.0 - np.eye(n_labels)
+        energies = draft.couplings(tables)[:, None, None] * differ
+        energies += 0.3 * draft.normal(*energies.shape)
+        index = None if tables == 1 else rng.integers(0, tables, size=count)
+        draft.terms.append(GridPairwise(shape, offset, energies, index, first))
+        draft.features.update(["shared-table"] if count > 1 else [])
+
+
 MAKERS: dict[str, Callable[[Draft], None]] = {
     "constant": make_constant,
     "unary": make_unary,
@@ -363,6 +392,7 @@ MAKERS: dict[str, Callable[[Draft], None]] = {
     "consistency": make_consistency,
     "cooccurrence": make_cooccurrence,
     "occupancy": make_occupancy,
+    "grid-pairwise": make_grid_pairwise,
 }
 """A maker for every registered kind of term (a test fails where one is missing)."""
 

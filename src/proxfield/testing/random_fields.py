@@ -20,7 +20,7 @@ MAX_ENUMERATED = 4096
 DECADES = (-8.0, 8.0)
 """Scales are drawn log-uniformly from 10^-8 to 10^8."""
 MAX_LABELS = 5
-LATER = ("occupancy",)
+LATER = ("occupancy", "grid-pairwise")
 """Kinds chosen by a generator of their own, so that fields without them stay as they were."""
 
 SITUATIONS = (
@@ -203,6 +203,8 @@ def _draw_variables(draft: Draft, used: list[str], limit: int | None) -> None:
         run("members", 2, part if many else 4, labels(2), 0.8)
     if "occupancy" in used:
         run("locations", 2, part if many else 5, 2, 0.8)
+    if "grid-pairwise" in used:
+        run("grid", 2, part if many else 6, labels(2), 0.8)
     if not draft.covering:
         while total < wanted and run("any", 1, 1 if not many else wanted - total, labels(), 1.0):
             pass

@@ -1,10 +1,11 @@
 """Differentiable inference for PyTorch: dense CRFs as layers, marginals with gradients.
 
-`DenseCRF` is an ``nn.Module`` for images and volumes, `infer` gives differentiable marginals of any
-sparse or mixed field, `gaussian_filter` is the sum over all pairs that both are made of. Gradients
-are exact for the updates made; implicit differentiation of the fixed point is an option. `refine`
-refines tensors without gradients, in a few milliseconds. Names are loaded when first used; they
-need PyTorch: ``pip install "proxfield[gpu]"``.
+`DenseCRF` is an ``nn.Module`` for images and volumes, `DenseCRFLoss` is its energy as a loss,
+`infer` gives differentiable marginals of any sparse or mixed field, `gaussian_filter` is the sum
+over all pairs that the first two are made of. Gradients are exact for the updates made; implicit
+differentiation of the fixed point is an option. `refine` refines tensors without gradients, in a
+few milliseconds. Names are loaded when first used; they need PyTorch:
+``pip install "proxfield[gpu]"``.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from proxfield.filters.torch.plans import clear_plans as clear_plans
     from proxfield.torch.inference import infer as infer
     from proxfield.torch.layer import DenseCRF as DenseCRF
+    from proxfield.torch.loss import DenseCRFLoss as DenseCRFLoss
     from proxfield.torch.refine import refine as refine
 
 _HOME = {
     "DenseCRF": "torch.layer",
+    "DenseCRFLoss": "torch.loss",
     "TorchProgram": "backends.torch.program",
     "clear_plans": "filters.torch.plans",
     "gaussian_filter": "filters.torch.filter",
@@ -29,7 +32,15 @@ _HOME = {
     "refine": "torch.refine",
 }
 
-__all__ = ["DenseCRF", "TorchProgram", "clear_plans", "gaussian_filter", "infer", "refine"]
+__all__ = [
+    "DenseCRF",
+    "DenseCRFLoss",
+    "TorchProgram",
+    "clear_plans",
+    "gaussian_filter",
+    "infer",
+    "refine",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`infer`: marginals of any field as a differentiable function of energies and edge weights."""
+"""`infer`: marginals of any field as a differentiable function of energies, weights and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from proxfield.backends.torch.energy import Energy
 from proxfield.backends.torch.moves import moved, softmax
-from proxfield.common.arrays import Ints
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
 from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
@@ -17,12 +16,13 @@ from proxfield.errors import InputError, UnsupportedError
 from proxfield.field import Field
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.inference.curvature import Curvature
-from proxfield.lowering.lowered import Lowered, lower
+from proxfield.lowering.lowered import Lowered
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Custom, Order, Plan, Update
 from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Problem
-from proxfield.terms.pairwise import Ising, Potts
+from proxfield.terms.base import Term
+from proxfield.torch.parameters import Parameters, TablesGiven
 from proxfield.torch.run import Run, marginals_function
 
 INITS = ("uniform", "unary")
@@ -35,6 +35,7 @@ def infer(
     rule: str | Rule | type[Rule] = "fixed",
     *,
     weights: Tensor | None = None,
+    tables: TablesGiven = None,
     init: str | Tensor = "uniform",
     max_iters: int = 1000,
     tol: float = 1e-6,
@@ -45,7 +46,7 @@ def infer(
     device: TorchDevice = None,
     **params: Any,
 ) -> Tensor:
-    """Marginals of a field, differentiable in its unary energies and edge weights.
+    """Marginals of a field, differentiable in its unary energies, edge weights and tables.
 
     The field gives the structure: variables, terms, evidence. Tensors go in and come out, on the
     unary's device. Gradients are those of the updates made, whatever the rule and wherever it
@@ -60,6 +61,10 @@ def infer(
             momentum, adam, sweep, colored.
         weights: In place of the weights of the field's Potts and Ising terms, one after another.
             # (edges,) or (B, edges)
+        tables: In place of the tables of the field's `Pairwise`, `Factor` and `GridPairwise` terms,
+            shaped like these: one tensor per term, or the tensor alone if there is one such term;
+            None keeps a term's own. Edges that share a table by the term's index share its
+            gradient.  # (T, c_1, …, c_k) or (B, T, c_1, …, c_k) each
         init: "uniform", "unary" (softmax of the unary energies), or marginals, shaped like the
             result; these count as constants.
         max_iters: Maximum number of iterations.
@@ -75,7 +80,7 @@ def infer(
         adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5 (float64: 1e-10).
         adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
         seed: Random seed of the order of sweeps.
-        device: Where to compute if neither unary nor weights are given.
+        device: Where to compute if no tensor is given.
         **params: Parameters of the rule.
 
     Returns:
@@ -93,21 +98,22 @@ def infer(
     chosen = make_rule(rule, params)
     if type(chosen).solve is not Rule.solve:
         raise UnsupportedError(f"{chosen.name} runs other rules; torch.infer needs one that moves")
-    given = next((x for x in (unary, weights) if x is not None), None)
+    several = [tables] if isinstance(tables, torch.Tensor) else list(tables or [])
+    given = next((x for x in (unary, weights, *several) if x is not None), None)
     device = torch.device("cpu" if device is None else device) if given is None else given.device
     dtype = working_dtype(torch.get_default_dtype() if given is None else given.dtype)
-    model = Model.make(field, weights, dtype, device)
+    parameters = Parameters.read(field, weights, tables, dtype)
+    model = Model.make(field, parameters, dtype, device)
     shape = _Shape.of(field, unary)
     flat = shape.flatten(unary, dtype, device)  # (B, full size)
-    if weights is not None:
-        weights = weights.to(dtype)
-        if weights.ndim == 2 and len(flat) == 1:
-            flat, shape = flat.expand(len(weights), -1), shape.of_batch(len(weights))
+    numbers = None if parameters is None else parameters.flat
+    if numbers is not None and numbers.ndim == 2 and len(flat) == 1:
+        flat, shape = flat.expand(len(numbers), -1), shape.of_batch(len(numbers))
     energies = model.energy.unary + model.pad(flat)  # (B, n, labels)
     plan = _plan(chosen, model, field, seed)
     start = _start(init, energies, model, shape, dtype, device)
     if gradient == "unrolled":
-        q = _unrolled(model, energies, weights, plan, start, max_iters)
+        q = _unrolled(model, energies, numbers, plan, start, max_iters)
     else:
         if adjoint_tol is None:
             adjoint_tol = 1e-10 if dtype == torch.float64 else 1e-5
@@ -115,7 +121,7 @@ def infer(
             model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters, tol,
             gradient == "implicit", adjoint_tol, adjoint_max_iters,
         )  # fmt: skip
-        q = marginals_function().apply(energies, weights, run)
+        q = marginals_function().apply(energies, numbers, run)
     return shape.restore(model.expand(q))
 
 
@@ -146,7 +152,7 @@ class Model:
     """A field as `Energy`, and the way between its entries and the user's."""
 
     fulls: list[Lowered]
-    """With the weights that were given (one for each row of them): for curvature and kernels."""
+    """With the parameters that were given (one for each row of them): for curvature and kernels."""
     energy: Energy
     kept: Tensor
     """Entries of the user's layout that are left to infer.  # (size,)"""
@@ -155,22 +161,24 @@ class Model:
 
     @classmethod
     def make(
-        cls, field: Field, weights: Tensor | None, dtype: TorchDtype, device: TorchDevice
+        cls, field: Field, parameters: Parameters | None, dtype: TorchDtype, device: TorchDevice
     ) -> Model:
-        if weights is None:
+        given: list[Term] = []
+        if parameters is None:
             rest = field.lower()
-            fulls, edges = [rest], None
+            fulls = [rest]
         else:
-            fulls, rest, edges = _with_weights(field, weights)
+            rest, fulls = parameters.rest(field), parameters.fulls(field)
+            given = parameters.terms
         if rest.infeasible or rest.hard:
             raise UnsupportedError(
                 "tables that forbid configurations have no derivative; use proxfield.infer"
             )
         # the parts of an energy that don't change are kept with the lowered field
         memory = vars(rest).setdefault("_torch", {})
-        key = (dtype, device, edges is not None)
+        key = (dtype, device, bool(given))
         if key not in memory:
-            memory[key] = Energy(rest, dtype, device, exact=True, edges=edges)
+            memory[key] = Energy(rest, dtype, device, exact=True, given=given)
         energy = memory[key]
         if energy.unknown:
             names = ", ".join(sorted({type(t).__name__ for t in energy.unknown}))
@@ -185,12 +193,12 @@ class Model:
         whole = flat.shape[1] == len(self.kept)
         return self.energy.padding.pad(flat if whole else flat[:, self.kept], fill)
 
-    def split(self, weights: Tensor | None) -> tuple[Tensor, ...]:
-        """Weights of one edge term after another."""
-        if weights is None:
+    def split(self, numbers: Tensor | None) -> tuple[Tensor, ...]:
+        """Parameters of one term after another.  # (P,) or (B, P)"""
+        if numbers is None:
             return ()
         parts = self.energy.parts[len(self.energy.parts) - self.energy.given :]
-        return tuple(weights.split([len(part.owner) // 2 for part, _ in parts], dim=-1))
+        return tuple(numbers.split([part.count for part, _ in parts], dim=-1))
 
     def expand(self, q: Tensor) -> Tensor:
         """A state as the user's entries.  # (B, n, labels) -> (B, full size)"""
@@ -198,31 +206,6 @@ class Model:
         if flat.shape[1] == len(self.decided):
             return flat
         return self.decided.repeat(len(flat), 1).index_copy(1, self.kept, flat)
-
-
-def _with_weights(
-    field: Field, weights: Tensor
-) -> tuple[list[Lowered], Lowered, list[tuple[Ints, bool]]]:
-    """The field with each row of edge weights, the field without its edges, and the edges."""
-    pairwise = [t for t in field.terms if isinstance(t, (Potts, Ising))]
-    weighted = [t for t in pairwise if type(t) in (Potts, Ising)]
-    count = sum(len(t.edges) for t in weighted)
-    if not weighted or weights.ndim not in (1, 2) or weights.shape[-1] != count:
-        raise InputError(
-            f"weights of shape {tuple(weights.shape)}, expected ({count},): one for each edge of "
-            "the field's Potts and Ising terms"
-        )
-    rest = lower(field.layout, [t for t in field.terms if t not in weighted], field.evidence)
-    if not rest.reduction.untouched.all():
-        raise UnsupportedError("weights= needs a field without evidence or decided variables")
-    bounds = np.cumsum([0, *(len(t.edges) for t in weighted)])
-    fulls = []
-    for row in weights.detach().double().reshape(-1, count).cpu().numpy():
-        parts = np.split(row, bounds[1:-1])
-        new = [type(t)(t.edges, part) for t, part in zip(weighted, parts, strict=True)]
-        terms = [new[weighted.index(t)] if t in weighted else t for t in field.terms]
-        fulls.append(lower(field.layout, terms, field.evidence))
-    return fulls, rest, [(t.edges, isinstance(t, Ising)) for t in weighted]
 
 
 @dataclass(frozen=True)
@@ -280,13 +263,13 @@ def _start(
 
 
 def _unrolled(
-    model: Model, energies: Tensor, weights: Tensor | None, plan: Plan, q: Tensor, iterations: int
+    model: Model, energies: Tensor, numbers: Tensor | None, plan: Plan, q: Tensor, iterations: int
 ) -> Tensor:
     if not isinstance(plan, Update) or not plan.proximal or plan.watches:
         raise UnsupportedError('gradient="unrolled" needs the rule "fixed" or "full-parallel"')
     step = model.energy.tensor(plan.step)[None, :, None]
     theta = -torch.log(q.clamp(min=1e-30))
-    given = model.split(weights)
+    given = model.split(numbers)
     for _ in range(iterations):
         theta = moved(theta, model.energy.gradient(softmax(theta), energies, *given), step)
     return softmax(theta)

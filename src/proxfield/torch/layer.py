@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from proxfield.common.records import Record
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import Module, need_torch
 from proxfield.devices.tensors import Tensor
@@ -13,6 +15,7 @@ from proxfield.errors import InputError, refuse_keywords
 from proxfield.filters import FILTERS
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.images.pixels import COLOR_SIGMA, widths
+from proxfield.images.presets import FULL_RANGE, MODEL_SETTINGS, settings_of
 from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
 
@@ -171,6 +174,67 @@ class DenseCRF(Module):  # type: ignore[misc]
             )
         self.compatibility = self._compatibility(compatibility, "compatibility" in learn)
 
+    # ---- settings ----
+
+    @classmethod
+    def from_config(
+        cls, config: str | PathLike[str] | Mapping[str, Any], n_labels: int, **options: Any
+    ) -> DenseCRF:
+        """A layer with the settings of `proxfield.DenseCRF`, as ``proxfield tune`` writes them.
+
+        Args:
+            config: The name of a TOML file, or settings by name, as `to_config` returns them.
+            n_labels: Number of labels.
+            **options: Options of the layer; they override the settings.
+
+        Example:
+            >>> crf = DenseCRF.from_config("crf.toml", 21, learn=("weights",))  # doctest: +SKIP
+        """
+        from proxfield.images.config import read_config
+
+        settings = settings_of(read_config(config))
+        of = settings.pop("color_range", None)
+        if of is not None:
+            color = settings["bilateral_color"]
+            several = isinstance(color, Sequence)
+            settings["bilateral_color"] = [c / of for c in color] if several else color / of
+        return cls(n_labels, **{**settings, **options})
+
+    def to_config(self) -> Record:
+        """The settings of `proxfield.DenseCRF` with the present parameters of the layer.
+
+        Also for `proxfield.write_config`. Colors are in units of a range of 255, for integer
+        images and for floats within 0 and 1. A step, a tolerance and how gradients are computed
+        are no settings.
+
+        Raises:
+            InputError: If there is a term over embeddings.
+
+        Example:
+            >>> p = torch.softmax(logits, dim=1)  # doctest: +SKIP
+            >>> numpy_crf = proxfield.DenseCRF(image, p, preset=crf.to_config())  # doctest: +SKIP
+        """
+        if "embedding" in self.terms:
+            raise InputError("settings of a dense CRF have no term over embeddings")
+        weights = dict(zip(self.terms, self.weights.detach().double().tolist(), strict=True))
+        out: Record = {}
+        for name in ("spatial", "bilateral"):
+            sigma = getattr(self, f"log_{name}_sigma")
+            if sigma is not None:
+                out[f"{name}_sigma"] = _lengths(sigma)
+            if name == "bilateral" and sigma is not None:
+                out["bilateral_color"] = _lengths(self.log_bilateral_color, FULL_RANGE)
+                out["color_range"] = FULL_RANGE
+            out[f"{name}_weight"] = weights.get(name, 0.0)
+        out.update(max_iters=self.max_iters, filter=self.filter)
+        if self.compatibility is not None:
+            out["compatibility"] = self.compatibility.detach().double().tolist()
+        if self.normalization != MODEL_SETTINGS["normalization"]:
+            out["normalization"] = self.normalization
+        if self.self_message != MODEL_SETTINGS["self_message"]:
+            out["self_message"] = self.self_message
+        return out
+
     # ---- parameters ----
 
     @staticmethod
@@ -227,9 +291,7 @@ class DenseCRF(Module):  # type: ignore[misc]
 
         Override to make other terms; there must be one entry for each of ``terms``.
         """
-        axes = [torch.arange(size, dtype=like.dtype, device=like.device) for size in pixels]
-        places = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
-        places = places.reshape(1, -1, len(pixels))  # (1, n, dimensions)
+        places = places_of(pixels, like)
         out = []
         for name in self.terms:
             if name == "spatial":
@@ -239,13 +301,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             if channels is None:
                 what = "an image" if name == "bilateral" else "embeddings="
                 raise InputError(f"the {name} term needs {what}; {name}_weight=0 omits it")
-            if tuple(channels.shape[2:]) != tuple(pixels) or len(channels) != len(like):
-                raise InputError(
-                    f"{name} channels of shape {tuple(channels.shape)} for unaries of "
-                    f"{len(like)} images of {'×'.join(map(str, pixels))} pixels"
-                )
-            whole = not channels.is_floating_point()
-            seen = rows(channels.to(like) / 255 if whole else channels.to(like))
+            seen = channels_of(channels, pixels, like, name)
             if name == "bilateral":
                 seen = seen / self.log_bilateral_color.exp().to(like)
             logs = self.log_bilateral_sigma if name == "bilateral" else self.log_embedding_sigma
@@ -322,9 +378,39 @@ class DenseCRF(Module):  # type: ignore[misc]
         return energies if probabilities is None else -probabilities.clamp(min=self.clip).log()
 
 
+def places_of(pixels: Sequence[int], like: Tensor) -> Tensor:
+    """Positions of pixels along each axis.  # (1, n, dimensions)"""
+    axes = [torch.arange(size, dtype=like.dtype, device=like.device) for size in pixels]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(1, -1, len(pixels))
+
+
+def channels_of(channels: Tensor, pixels: Sequence[int], like: Tensor, name: str) -> Tensor:
+    """Channels of images with one row per pixel, integers divided by 255.  # (B, n, c)
+
+    Args:
+        channels: # (B, c, *pixels)
+        pixels: The expected size.
+        like: Of as many images, in the type and on the device wanted.
+        name: What the channels are for, for messages.
+    """
+    if tuple(channels.shape[2:]) != tuple(pixels) or len(channels) != len(like):
+        raise InputError(
+            f"{name} channels of shape {tuple(channels.shape)} for unaries of "
+            f"{len(like)} images of {'×'.join(map(str, pixels))} pixels"
+        )
+    whole = not channels.is_floating_point()
+    return rows(channels.to(like) / 255 if whole else channels.to(like))
+
+
 def rows(maps: Tensor) -> Tensor:
     """Maps with one row per pixel.  # (B, c, *pixels) -> (B, n, c)"""
     return maps.flatten(2).transpose(1, 2).contiguous()
+
+
+def _lengths(logs: Tensor, unit: float = 1.0) -> float | list[float]:
+    """Lengths from their logarithms: one number, or several."""
+    found: list[float] = [unit * x for x in logs.detach().double().exp().tolist()]
+    return found[0] if len(found) == 1 else found
 
 
 def _one_of(what: str, value: object, known: Sequence[str]) -> None:

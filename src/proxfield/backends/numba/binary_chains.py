@@ -47,12 +47,14 @@ def pack_binary_forests(pack: BinaryPack, forests: Forests) -> BinaryForests:
 
 
 @inlined
-def flip(pack: BinaryPack, v: Doubles, x: Doubles, i: int) -> None:
+def flip(
+    row: Ints, column: NDArray[np.int32], weight: Floats, v: Doubles, x: Doubles, i: int
+) -> None:
     """Change one label and the local fields of the neighbors."""
     change = -2.0 * v[i]
     v[i] = -v[i]
-    for e in range(pack.row[i], pack.row[i + 1]):
-        x[pack.column[e]] += change * pack.weight[e]
+    for e in range(row[i], row[i + 1]):
+        x[column[e]] += change * weight[e]
 
 
 @embedded
@@ -82,8 +84,8 @@ def send_messages(
 
 @embedded
 def visit_nodes(
-    pack: BinaryPack, forests: BinaryForests, end: int, size: int, begin: int, count: int,
-    v: Doubles, x: Doubles, r: Doubles, a: Doubles,
+    row: Ints, column: NDArray[np.int32], weight: Floats, forests: BinaryForests, end: int,
+    size: int, begin: int, count: int, v: Doubles, x: Doubles, r: Doubles, a: Doubles,
 ) -> None:  # fmt: skip
     """Sample variables of a forest from the roots down, each given its parent; then the rest."""
     for k in range(begin, begin + count):
@@ -94,13 +96,14 @@ def visit_nodes(
             i = forests.rest[k - size]
             h = x[i]
         if (h - r[k - begin]) * v[i] > 0.0:
-            flip(pack, v, x, i)
+            flip(row, column, weight, v, x, i)
 
 
 @embedded
 def visit_block(
-    pack: BinaryPack, begin: int, count: int, v: Doubles, x: Doubles, r: Doubles
-) -> None:
+    row: Ints, column: NDArray[np.int32], weight: Floats, begin: int, count: int, v: Doubles,
+    x: Doubles, r: Doubles,
+) -> None:  # fmt: skip
     """Heat-bath moves of one variable after another.
 
     v_i becomes −½ if x_i is above its random threshold: it changes where (x_i − r_i) v_i > 0.
@@ -115,7 +118,7 @@ def visit_block(
                 continue
         for k in range(group, last):
             if (x[begin + k] - r[k]) * v[begin + k] > 0.0:
-                flip(pack, v, x, begin + k)
+                flip(row, column, weight, v, x, begin + k)
 
 
 @embedded
@@ -145,6 +148,7 @@ def draw_binary(
     ``room`` is for labels, local fields, those without parents, and random thresholds.
     # q: (chains, n + 2 pad), room: (chains, 4, max(n, BLOCK))
     """
+    row, column, weight = pack.row, pack.column, pack.weight
     for b in numba.prange(len(hot)):
         if drawn[b]:
             n, seed = len(pack.bias), seeds[b]
@@ -163,8 +167,11 @@ def draw_binary(
                     first = np.uint64(n) * np.uint64(t + 1) + np.uint64(begin)
                     logits(seed, first, count, heat, r)
                     if by_forests[b]:
-                        visit_nodes(pack, forests, end, end - start, begin, count, v, x, r, a)
+                        size = end - start
+                        visit_nodes(
+                            row, column, weight, forests, end, size, begin, count, v, x, r, a
+                        )
                     else:
-                        visit_block(pack, begin, count, v, x, r)
+                        visit_block(row, column, weight, begin, count, v, x, r)
             for i in range(n):
                 q[b, pack.pad + i] = v[i]

@@ -8,7 +8,7 @@ of energies for one variable; rows are gathered, never scattered, so sums come i
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,8 @@ from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats, Ints, Layout, Term
 from proxfield.terms.factor import Factor
 from proxfield.terms.gaussian import Gaussian
+from proxfield.terms.grid import GridPairwise
+from proxfield.terms.pairwise import Ising, Potts
 
 MAX_SHARED_TABLES = 16
 """Shared tables up to which factors are done table by table, without copies of the tables."""
@@ -110,6 +112,7 @@ class Edges:
         there = np.concatenate([edges[:, 1], edges[:, 0]])
         self.there = torch.as_tensor(there, device=device)
         self.ising, self.labels = ising, labels
+        self.count = len(edges)
 
     def messages(self, q: Tensor, weights: Tensor) -> Tensor:
         """# (B, n, labels), (m,) or (B, m) -> (B, 2m, labels)"""
@@ -127,6 +130,7 @@ class Tables:
 
     def __init__(self, term: Factor, labels: int, dtype: TorchDtype, device: TorchDevice) -> None:
         self.degree, self.shape, self.labels = term.degree, term.shape, labels
+        self.count = 0  # parameters that come with a call
         few = len(term.tables) <= MAX_SHARED_TABLES
         groups = [term.index == t for t in range(len(term.tables))] if few else [slice(None)]
         self.groups: list[tuple[Tensor, Tensor, Tensor | None]] = []
@@ -143,15 +147,7 @@ class Tables:
         self.own = "" if few else "y"
 
     def _contract(self, table: Tensor, weights: list[Tensor], position: int) -> Tensor:
-        """Σ table[x] Π_{p ≠ position} weights_p(x_p) over x with x_position = l."""
-        letters = string.ascii_lowercase[: self.degree]  # of 23: tables end long before
-        out, spec = table, self.own + letters
-        for p, letter in enumerate(letters):
-            if p != position:
-                result = "zy" + spec.replace(letter, "").lstrip("zy")
-                out = torch.einsum(f"{spec},zy{letter}->{result}", out, weights[p])
-                spec = result
-        return out
+        return contract(table, self.own, weights, position)
 
     def messages(self, q: Tensor, _: Tensor | None = None) -> Tensor:
         """# (B, n, labels) -> (B, rows, labels)"""
@@ -165,6 +161,50 @@ class Tables:
                     part = torch.where(hit, torch.full_like(part, torch.inf), part)
                 out.append(torch.nn.functional.pad(part, (0, self.labels - c)))
         return torch.cat(out, dim=1)
+
+
+class TiedTables:
+    """Messages of a term whose tables come with each call, shared between scopes by an index."""
+
+    def __init__(self, term: Factor | GridPairwise, labels: int, device: TorchDevice) -> None:
+        if isinstance(term, GridPairwise):
+            scopes, _, index = term.explicit()
+        else:
+            scopes, index = term.scopes, term.index
+        self.shape, self.labels = tuple(term.tables.shape), labels
+        self.degree, self.count = len(self.shape) - 1, int(term.tables.size)
+        self.owner = scopes.T.ravel()  # position by position, as messages come
+        self.scopes = torch.as_tensor(scopes, device=device)
+        self.index = torch.as_tensor(index, device=device)
+
+    def messages(self, q: Tensor, tables: Tensor) -> Tensor:
+        """# (B, n, labels), (P,) or (B, P) -> (B, rows, labels)"""
+        each = tables.reshape(-1, *self.shape).index_select(1, self.index)  # (1 or B, m, …)
+        weights = [q[:, self.scopes[:, p], :c] for p, c in enumerate(self.shape[1:])]
+        out = []
+        for p, c in enumerate(self.shape[1:]):
+            part = contract(each, "zy", weights, p).expand(len(q), -1, -1)
+            out.append(torch.nn.functional.pad(part, (0, self.labels - c)))
+        return torch.cat(out, dim=1)
+
+
+def contract(table: Tensor, own: str, weights: list[Tensor], position: int) -> Tensor:
+    """Σ table[x] Π_{p ≠ position} weights_p(x_p) over x with x_position = l.
+
+    Args:
+        table: # (…, c_1, …, c_k)
+        own: Leading axes of the table: "" (one table), "y" (by scope), "zy" (by image and scope).
+        weights: Marginals at each position.  # (B, m, c_p) each
+        position: The one that isn't summed over.
+    """
+    letters = string.ascii_lowercase[: len(weights)]  # of 23: tables end long before
+    out, spec = table, own + letters
+    for p, letter in enumerate(letters):
+        if p != position:
+            result = "zy" + spec.replace(letter, "").lstrip("zy")
+            out = torch.einsum(f"{spec},zy{letter}->{result}", out, weights[p])
+            spec = result
+    return out
 
 
 class TorchTerm(Protocol):
@@ -219,7 +259,7 @@ class Energy:
         dtype: ``torch.float32`` or ``torch.float64``.
         device: Where to compute.
         exact: Also take Gaussian terms that asked for the lattice, and sum over all pairs.
-        edges: More edges, whose weights come with each call: (edges, are they Ising?).
+        given: More terms, whose weights or tables come with each call.
     """
 
     def __init__(
@@ -229,7 +269,7 @@ class Energy:
         device: TorchDevice,
         *,
         exact: bool = False,
-        edges: list[tuple[Ints, bool]] | None = None,
+        given: Sequence[Term] = (),
     ) -> None:
         layout = lowered.layout
         self.lowered, self.dtype, self.device = lowered, dtype, device
@@ -238,7 +278,7 @@ class Energy:
         c = self.padding.labels
         self.unary = self.padding.pad(self.tensor(lowered.unary)[None], np.inf)
         self.constant = float(lowered.constant)
-        self.parts: list[tuple[Edges | Tables, Tensor | None]] = []
+        self.parts: list[tuple[Edges | Tables | TiedTables, Tensor | None]] = []
         """What gives messages, and its weights."""
         for term, ising in ((lowered.ising, True), (lowered.potts, False)):
             if term is not None:
@@ -246,10 +286,13 @@ class Energy:
                 self.parts.append((part, self.tensor(term.weights)))
         for factor in lowered.factors:
             self.parts.append((Tables(factor, c, dtype, device), None))
-        self.given = 0  # parts at the end whose weights come with each call
-        for pairs, ising in edges or []:
-            self.parts.append((Edges(pairs, ising, c, device), None))
-            self.given += 1
+        self.given = len(given)  # parts at the end whose parameters come with each call
+        for more in given:
+            if isinstance(more, (Potts, Ising)):
+                self.parts.append((Edges(more.edges, isinstance(more, Ising), c, device), None))
+            else:
+                assert isinstance(more, (Factor, GridPairwise))
+                self.parts.append((TiedTables(more, c, device), None))
         owner = [part.owner for part, _ in self.parts]
         self.rows = np.cumsum([0, *(len(o) for o in owner)])
         self.owner = np.concatenate([np.zeros(0, dtype=np.int64), *owner])
@@ -270,7 +313,7 @@ class Energy:
 
     def _messages(
         self, q: Tensor, given: tuple[Tensor, ...]
-    ) -> Iterator[tuple[Edges | Tables, Tensor]]:
+    ) -> Iterator[tuple[Edges | Tables | TiedTables, Tensor]]:
         first = len(self.parts) - self.given
         for k, (part, weights) in enumerate(self.parts):
             yield part, part.messages(q, weights if k < first else given[k - first])
@@ -281,7 +324,7 @@ class Energy:
         Args:
             q: # (B, n, labels)
             unary: Energies of single labels.  # (B, n, labels) or (1, n, labels)
-            *weights: Of the edges that were given apart.  # (m,) or (B, m)
+            *weights: Parameters of the terms that were given apart.  # (P,) or (B, P) each
         """
         out = unary.expand(len(q), -1, -1)
         rows = [message.expand(len(q), -1, -1) for _, message in self._messages(q, weights)]

@@ -26,6 +26,7 @@ from proxfield.backends.triton.device_pack import (
 from proxfield.backends.triton.general_pack import GeneralTensors
 from proxfield.backends.triton.graphs import LENGTHS, LENGTHS_WITH_TERMS, Graphs
 from proxfield.backends.triton.natural_parameters import Natural
+from proxfield.backends.triton.planes_pack import PlaneTensors, suits
 from proxfield.backends.triton.state import BatchState, Slot, default_device
 from proxfield.backends.triton.update import arithmetic, kinds
 from proxfield.backends.triton.update import pairs as pairs_kernel
@@ -41,6 +42,18 @@ if TYPE_CHECKING:
 
 LAUNCHES_PER_CHECK = 256
 """Launches between two looks at whether all is done."""
+
+
+Pack = BinaryTensors | GeneralTensors | PlaneTensors
+
+
+def packed(joined: Joined, tensors: Tensors, form: str | None) -> Pack:
+    """Fields as the kernels read them, in the form that fits best unless one is named."""
+    if joined.binary:
+        return BinaryTensors(joined, tensors, form)
+    if form == "planes" or (form is None and suits(joined)):
+        return PlaneTensors(joined, tensors)
+    return GeneralTensors(joined, tensors, form)
 
 
 class BatchProgram(Batch[Update, BatchState]):
@@ -82,10 +95,11 @@ class BatchProgram(Batch[Update, BatchState]):
         each field.
         """
         self.capturable = True
-        kind = BinaryTensors if self.binary else GeneralTensors
-        self.pack: BinaryTensors | GeneralTensors = kind(self.joined, self.tensors, form)
-        self.small = self.pack.form == "small"
+        self.pack = packed(self.joined, self.tensors, form)
+        self.small = self.pack.form in ("small", "team")
         self.per_state = self.joined.n if self.binary else self.joined.size
+        if isinstance(self.pack, PlaneTensors):
+            self.per_state = self.pack.stride
         self.front = self.pack.front
         padded = -(-max(1, self.per_state) // 16) * 16
         self.stride = max(padded, self.pack.stride)
@@ -102,6 +116,11 @@ class BatchProgram(Batch[Update, BatchState]):
         self.version = 0
         """Which unary energies these are: how often there were other ones."""
         self.set_unary(from_numpy(self.joined.unary))
+
+    @property
+    def held(self) -> bool:
+        """Whether each field's state is with one program, which keeps it in the first buffer."""
+        return self.small and isinstance(self.pack, BinaryTensors) and not self.pack.shared
 
     # ---- states ----
 
@@ -159,6 +178,8 @@ class BatchProgram(Batch[Update, BatchState]):
         """Put a state at other marginals, moments kept; all its buffers hold them.  # (size,)"""
         slot = state.slot
         value = self.natural.of(q.to(torch.float64))
+        if isinstance(self.pack, PlaneTensors):
+            value = self.pack.stored(value)
         slot.buffers[:, self.inside] = value.to(self.tensors.dtype)
         if self.binary and self.small:
             slot.spins[:, : self.per_state] = (0.5 * torch.tanh(value)).to(self.tensors.dtype)
@@ -207,10 +228,11 @@ class BatchProgram(Batch[Update, BatchState]):
     def _buffer(self, state: BatchState, ago: int = 0) -> Tensor:
         """The natural parameters some updates ago, without asking the device which they are."""
         slot = state.slot
-        if self.binary and self.small:
+        if self.held:
             return slot.buffers[0, self.inside]
         if self.fields == 1:
-            return slot.buffers[self._which(slot, ago)[0], self.inside]
+            value = slot.buffers[self._which(slot, ago)[0], self.inside]
+            return self.pack.listed(value) if isinstance(self.pack, PlaneTensors) else value
         if self.equal:
             return self._present(slot, ago)
         entries = self._field_of_entries
@@ -381,7 +403,7 @@ class BatchProgram(Batch[Update, BatchState]):
         flat, search = slot.flat and not plan.adaptive, plan.search is not None
         flags = launch.Flags(int(plan.kind), plan.adaptive, trace, flat, search)
         if self.small:
-            launch.run(self, slot, flags, n)
+            launch.run(self, slot, flags)
             return
 
         def once() -> None:
@@ -434,11 +456,7 @@ class BatchProgram(Batch[Update, BatchState]):
     def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
         """The rows of each field: one copy to the host."""
         slot = state.slot
-        held = self.binary and self.small
-        if not held:
-            twice = self._twice(state, plan)
-        else:
-            twice = slot.numbers[:, 4] if slot.twice is None else slot.twice.amax(1)
+        twice = slot.numbers[:, 4] if self.held else self._twice(state, plan)
         found = torch.cat(
             [
                 slot.board[:, arithmetic.ROW].double()[:, None],
@@ -515,7 +533,7 @@ class BatchProgram(Batch[Update, BatchState]):
         if self.dtype == "float64" and not self.small:
             return self
         if self._exact is None:
-            form = "tiles"
+            form = "planes" if self.pack.form == "planes" else "tiles"
             if self.binary:
                 form = "slices" if self.small else self.pack.form
             pack = self.pack
@@ -563,6 +581,8 @@ class BatchProgram(Batch[Update, BatchState]):
         else:
             slot.out[0, :, 0] = slot.numbers[:, arithmetic.CONSTANT]
         f, g = slot.out[0, :, 0].clone(), slot.u[: me.per_state].clone()
+        if isinstance(me.pack, PlaneTensors):
+            g = me.pack.listed(g)
         if self.binary:
             mean = self.unary.reshape(-1, 2).mean(1)
             g = torch.stack([mean - 0.5 * g, mean + 0.5 * g], 1).ravel()

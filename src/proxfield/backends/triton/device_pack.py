@@ -37,6 +37,10 @@ HELD = 8192
 """The same for those whose couplings stay in registers from one update to the next."""
 PART = 1024
 """Variables of a field that one program has where several share it: the fastest on an H200."""
+TEAM_PARTS = (512, 1024, 2048)
+"""The same for fields that are too large for one: the first for which the device has room."""
+TEAM_DEGREE = 8
+"""Neighbors of each variable up to which such programs are faster than single launches."""
 MAX_PINNED_BYTES = 2**26
 """Bytes for which there is room twice."""
 SMALL_WORK = 1 << 14
@@ -131,11 +135,16 @@ class Blocks:
             neighbors mostly stay together.  # (n,)
         block: Variables in a block.
         fields: Number of fields.
+        exact: Sort by the degree itself, the largest first?
     """
 
-    def __init__(self, which: Ints, owner: Ints, degree: Ints, block: int, fields: int) -> None:
+    def __init__(
+        self, which: Ints, owner: Ints, degree: Ints, block: int, fields: int, exact: bool = False
+    ) -> None:
         self.block = block
-        rank = np.ceil(np.log2(np.maximum(degree[which], 1))).astype(np.int64)
+        rank = -degree[which]
+        if not exact:
+            rank = np.ceil(np.log2(np.maximum(degree[which], 1))).astype(np.int64)
         ordered = which
         if fields > 1 or (len(rank) and (rank != rank[0]).any()):
             ordered = which[np.lexsort((rank, owner[which]))]
@@ -198,6 +207,24 @@ def from_numpy(values: NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
+def team_members(joined: Joined, part: int) -> Ints:
+    """Programs of each field where one has up to ``part`` variables.  # (fields,)"""
+    return np.asarray(np.maximum(1, -(-np.diff(joined.bounds) // part)))
+
+
+def team_part(joined: Joined, tensors: Tensors, degree: int) -> int:
+    """Variables of each program where programs that run at the same time hold all fields.
+
+    Returns:
+        0 where they can't.
+    """
+    if not cooperative() or degree > TEAM_DEGREE or joined.n >= MIN_DIAGONALS:
+        return 0
+    room = processors(tensors.device)
+    fit = (p for p in TEAM_PARTS if int(team_members(joined, p).sum()) <= room)
+    return next(fit, 0)
+
+
 class Tensors:
     """Numpy arrays to tensors of one device and floating-point type."""
 
@@ -228,7 +255,8 @@ class BinaryTensors:
     Args:
         joined: The fields.
         tensors: Where to, and the type.
-        form: "diagonals", "slices" or "small"; by default what fits best.
+        form: "diagonals", "slices", "small" (all updates of a field in one program) or "team" (in
+            several that wait for each other); by default what fits best.
     """
 
     def __init__(self, joined: Joined, tensors: Tensors, form: str | None = None) -> None:
@@ -236,8 +264,9 @@ class BinaryTensors:
         self.bias: Tensor | None = None
         self.hard = False
         self.constants: Tensor | None = None
+        self.unary: Tensor | None = None
         self.inside: Tensor | None = None
-        """Where small fields keep their variables, with room for as many in each.  # (n,)"""
+        """Where small fields keep their variables, with room for more in each.  # (n,)"""
         self.front, self.stride = 0, 0
         """Padding in front of states and diagonals, and the length of both with it."""
         n = self.n = joined.n
@@ -257,12 +286,14 @@ class BinaryTensors:
                 and power_of_two(largest) * most <= SMALL_SLOTS[tensors.name]
             ):
                 form = "small"
+            elif team_part(joined, tensors, most):
+                form = "team"
             else:
                 alone = len(joined.lowereds) == 1 and few and full
                 long = MIN_DIAGONALS <= n < 2**31 - 2**20
                 form = "diagonals" if alone and long else "slices"
         self.form = form
-        if form == "small":
+        if form in ("small", "team"):
             self._pack_small(edges, weights, most, largest)
         elif form == "diagonals":
             self._pack_diagonals(edges, weights, gap, distances)
@@ -278,6 +309,7 @@ class BinaryTensors:
         Args:
             unary: A float64 tensor on the device.  # (size,)
         """
+        self.unary = unary
         pairs = unary.reshape(-1, 2)
         bias = torch.nan_to_num(pairs[:, 1] - pairs[:, 0], nan=0.0, posinf=np.inf, neginf=-np.inf)
         clamped = torch.isinf(bias)
@@ -289,7 +321,7 @@ class BinaryTensors:
         self.constants = own.to(unary) + torch.stack(sums)
         bias = bias.to(self.tensors.dtype)
         if self.inside is not None:
-            wide = bias.new_zeros(len(self.joined.lowereds) * self.room)
+            wide = bias.new_zeros(self.room)
             wide[self.inside] = bias
             bias = wide
         if self.bias is not None and self.bias.shape == bias.shape:
@@ -299,44 +331,56 @@ class BinaryTensors:
 
     def _pack_small(self, edges: Ints, weights: Doubles, most: int, largest: int) -> None:
         joined, n = self.joined, self.n
-        self.width, self.room = most, max(32, power_of_two(largest))
+        self.width, self.largest = most, max(32, power_of_two(largest))
         # 16 warps are the fastest on an H200 from 512 to 8192 variables; couplings fit beside the
         # rest in their registers up to 2048 variables with four neighbors
-        self.warps = min(16, max(1, self.room // 32))
-        self.hold = self.warps == 16 and self.room * most <= HELD
+        self.warps = min(16, max(1, self.largest // 32))
+        self.hold = self.warps == 16 and self.largest * most <= HELD
         here, there = edges.T.ravel(), edges[:, ::-1].T.ravel()
         order = np.argsort(here, kind="stable")
         here, there = here[order], there[order]
-        row = np.searchsorted(here, np.arange(n))
-        owner, fields = joined.owner(), len(joined.lowereds)
-        inside = np.arange(n) - joined.bounds[owner] + owner * self.room  # with room in each field
-        at = inside[here] * most + np.arange(len(here)) - row[here]
-        column = np.zeros(fields * self.room * most, dtype=np.int64)
-        weight = np.zeros(len(column))
-        column[at] = there - joined.bounds[owner[here]]
-        weight[at] = np.concatenate([weights, weights])[order]
-        self.column = self.tensors.ints(column)
-        self.weight = self.tensors.floats(weight)
-        self.inside = torch.as_tensor(inside).to(self.tensors.device)
+        rank = np.arange(len(here)) - np.searchsorted(here, np.arange(n))[here]
+        first = joined.bounds[joined.owner()[here]]
+        self._edges = here, rank, there - first, np.concatenate([weights, weights])[order]
         self.field_size = self.tensors.ints(np.diff(joined.bounds))
         self.field_offset = self.tensors.ints(joined.bounds[:-1])
         self.n_blocks = len(joined.lowereds)
         self.first = self.count = self.field_offset  # not used: no partial sums
-        self.share(PART)
+        part = team_part(joined, self.tensors, most) if self.form == "team" else PART
+        self.share(part or PART)
 
     def share(self, part: int) -> None:
         """Let teams of programs share small fields, each with up to ``part`` variables.
 
         Two wait for each other longer than one takes: only if some field is for three or more.
         """
-        self.part = min(part, self.room)
-        members = np.maximum(1, -(-np.diff(self.joined.bounds) // self.part))
+        self.part = min(part, self.largest)
+        members = team_members(self.joined, self.part)
         self.team = power_of_two(int(members.max()))
         self.members = self.tensors.ints(members)
         self.whose = self.tensors.ints(np.repeat(np.arange(len(members)), members))
         self.which = self.tensors.ints(np.concatenate([np.arange(m) for m in members]))
         fits = cooperative() and len(self.whose) <= processors(self.tensors.device)
-        self.shared = fits and int(members.max()) > 2
+        self.shared = fits and (int(members.max()) > 2 or self.form == "team")
+        rooms = members * self.part if self.shared else np.full(len(members), self.largest)
+        self._place(rooms)
+
+    def _place(self, rooms: Ints) -> None:
+        """Neighbors and couplings, with room for so many variables in each field."""
+        owner, most = self.joined.owner(), self.width
+        inside = np.arange(self.n) - self.joined.bounds[owner]
+        inside += (np.cumsum(rooms) - rooms)[owner]
+        here, rank, there, weights = self._edges
+        at = inside[here] * most + rank
+        self.room = int(rooms.sum())
+        column = np.zeros(self.room * most, dtype=np.int64)
+        weight = np.zeros(len(column))
+        column[at], weight[at] = there, weights
+        self.column = self.tensors.ints(column)
+        self.weight = self.tensors.floats(weight)
+        self.inside = torch.as_tensor(inside).to(self.tensors.device)
+        if self.unary is not None:
+            self.set_unary(self.unary)
 
     def _pack_diagonals(self, edges: Ints, weights: Doubles, gap: Ints, distances: Ints) -> None:
         """The most filled distance of those long enough comes last: it is walked along."""

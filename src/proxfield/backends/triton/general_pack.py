@@ -14,21 +14,69 @@ from proxfield.terms.base import Floats, Ints
 
 TILE = 1024
 """Entries of a tile."""
+TABLE_TILE, TABLE_WARPS = 32, 1
+"""The same for pairwise tables of large fields, and the warps of a program."""
+TABLE_LABELS = 8
+"""Labels of a neighbor whose entries of a table are read at a time."""
+WIDE_TABLE_LABELS = 21
+"""The same for large fields with more than 16 labels, at most."""
+OWN_BLOCK = 64
+"""Variables in a block where most edges have a table of their own."""
+OWN_SHARE = 0.5
+"""Tables per edge from which on they are stored in the order in which they are read."""
+OWN_LOADS = 64
+"""Numbers of a table that a thread reads at a time."""
+OWN_LABELS = 16
+"""Labels up to which a thread holds those of a variable."""
+
+
+def agreements_of(
+    joined: Joined, constants: NDArray[np.float64]
+) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """Energies w·[x_i = x_j] in both directions; each field's constants are added to.
+
+    Returns:
+        The variable where it is wanted, the other one, and the weight, of each.
+    """
+    ends, weights = [], []
+    for name, scale, constant in (("potts", -1.0, 1.0), ("ising", 2.0, -1.0)):
+        edges, w = joined.edges(name)
+        # w·[x ≠ y] = w − w·[x = y];  J·s·t = 2J·[s = t] − J
+        owner = np.searchsorted(joined.bounds, edges[:, 0], side="right") - 1
+        np.add.at(constants, owner, constant * w)
+        ends.append(edges)
+        weights.append(scale * w)
+    edges, w = np.concatenate(ends), np.concatenate(weights)
+    return edges.T.ravel(), edges[:, ::-1].T.ravel(), np.concatenate([w, w])
 
 
 class Bucket:
     """Blocks of variables with about as many labels each, and their slices as tensors.
 
-    ``arguments`` are the kernels' tensors from ``a_start`` to ``f_edges``, in that order.
+    ``arguments`` are the kernels' tensors from ``a_start`` to ``f_edges``, in that order. If
+    ``own``, tables of pairs are stored for each slice, with the block's variables fastest.
     """
 
     def __init__(self, pack: GeneralTensors, which: Ints, labels: int) -> None:
         joined, t = pack.joined, pack.tensors
         self.labels = labels
-        self.block = max(1, TILE // labels)
+        tables = len(pack.pair_here) > 0 and pack.form == "tiles"
+        self.own = pack.own
+        self.warps = TABLE_WARPS if tables else 4
+        self.edges = 4 if tables and labels <= 16 else 1  # neighbors that are read at a time
+        self.neighbor_labels = min(labels, TABLE_LABELS)
+        if tables and labels > 16 and joined.common:
+            even = divisor(joined.common, WIDE_TABLE_LABELS)
+            self.neighbor_labels = even if even >= TABLE_LABELS // 2 else TABLE_LABELS
+        self.block = max(1, (TABLE_TILE if tables else TILE) // labels)
+        if self.own:
+            self.block, self.warps = OWN_BLOCK, OWN_BLOCK // 32
+            self.neighbor_labels = divisor(joined.common, max(1, OWN_LOADS // joined.common))
         largest = int(np.bincount(joined.owner()[which]).max(initial=1))
         self.block = min(self.block, max(1, power_of_two(largest)))
-        blocks = Blocks(which, joined.owner(), pack.degree, self.block, len(joined.lowereds))
+        blocks = Blocks(
+            which, joined.owner(), pack.degree, self.block, len(joined.lowereds), self.own
+        )
         self.n_blocks = len(blocks)
         self.variable, self.field = t.ints(blocks.variable), t.ints(blocks.field)
         self.first, self.count = blocks.first, blocks.count
@@ -47,7 +95,11 @@ class Bucket:
         many[at] = joined.cards[pack.pair_there[mine]]
         base[at] = pack.pair_base[mine]
         self.pairs = len(mine) > 0
+        value = np.zeros(0)
+        if self.own:
+            value = in_reading_order(pack, mine, at, room // self.block, self.block)
         pairs = [t.ints(start, True), t.ints(length), t.ints(to), t.ints(many), t.ints(base, True)]
+        pairs.append(t.floats(value))
 
         start, length, mine, at, room = blocks.slice(pack.slot_here)
         configs, base, part = np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room)
@@ -76,6 +128,38 @@ class Bucket:
         return out
 
 
+def divisor(number: int, most: int) -> int:
+    """The largest divisor up to ``most``.
+
+    Example:
+        >>> divisor(21, 8), divisor(8, 8), divisor(23, 8)
+        (7, 8, 1)
+    """
+    return max(k for k in range(1, most + 1) if number % k == 0)
+
+
+def in_reading_order(
+    pack: GeneralTensors, mine: Ints, at: Ints, rows: int, block: int
+) -> NDArray[np.float64]:
+    """Tables of pairs as blocks of variables read them.
+
+    Args:
+        pack: The fields, all variables with as many labels.
+        mine: Directed edges.  # (m,)
+        at: Their places in slices.  # (m,)
+        rows: Number of places, over ``block``.
+        block: Variables in a block.
+
+    Returns:
+        # (rows, neighbor's label, own label, block), flat
+    """
+    labels = pack.joined.common
+    value = np.zeros((rows, labels * labels, block))
+    entries = pack.pair_base[mine][:, None] + np.arange(labels * labels)
+    value[at // block, :, at % block] = pack.tables[entries]
+    return value.ravel()
+
+
 class GeneralTensors:
     """Any fields: directed edges and slots of tables, then buckets of them.
 
@@ -91,7 +175,7 @@ class GeneralTensors:
         self.unary: Tensor | None = None
         self.front, self.stride = 0, 0  # states need no padding
         constants = np.array([low.constant for low in joined.lowereds], dtype=np.float64)
-        self._list_agreements(constants)
+        self.agree_here, self.agree_there, self.agree_weight = agreements_of(joined, constants)
         self.constants = torch.as_tensor(constants).to(tensors.device)
         self._list_tables()
         here = np.concatenate([self.agree_here, self.pair_here, self.slot_here])
@@ -108,6 +192,10 @@ class GeneralTensors:
             cost = work + int(self.slot_configs.sum() + joined.cards[self.pair_there].sum())
             form = "small" if cost <= SMALL_WORK and not extras else "tiles"
         self.form = form
+        edges = len(self.pair_here) // 2
+        own = OWN_SHARE * edges <= self.pair_tables and 1 < joined.common <= OWN_LABELS
+        self.own = own and edges > 0 and form == "tiles"
+        """Whether most edges have a table of their own; see `Bucket`."""
         if form == "small" or len(joined.lowereds) > 1:  # a field's sums lie side by side
             groups = [(labels, np.arange(self.n))]
         else:
@@ -116,7 +204,8 @@ class GeneralTensors:
         self.buckets = [Bucket(self, which, size) for size, which in groups if len(which)]
         t = tensors
         self.offset, self.cards = t.ints(joined.offsets[:-1]), t.ints(joined.cards)
-        self.table = t.floats(self.tables)
+        # those that slices hold are not read
+        self.table = t.floats(self.tables if not self.own or self.arity else np.zeros(0))
         self.n_blocks = sum(b.n_blocks for b in self.buckets)
         self._place_parts()
 
@@ -149,21 +238,6 @@ class GeneralTensors:
         first = self.buckets[0].first if alone else np.zeros(fields, dtype=np.int64)
         count = self.buckets[0].count if alone else np.full(fields, self.n_blocks)
         self.first, self.count = self.tensors.ints(first), self.tensors.ints(count)
-
-    def _list_agreements(self, constants: NDArray[np.float64]) -> None:
-        """Energies w·[x_i = x_j] of both directions; constants go where they belong."""
-        joined = self.joined
-        ends, weights = [], []
-        for name, scale, constant in (("potts", -1.0, 1.0), ("ising", 2.0, -1.0)):
-            edges, w = joined.edges(name)
-            # w·[x ≠ y] = w − w·[x = y];  J·s·t = 2J·[s = t] − J
-            owner = np.searchsorted(joined.bounds, edges[:, 0], side="right") - 1
-            np.add.at(constants, owner, constant * w)
-            ends.append(edges)
-            weights.append(scale * w)
-        edges, w = np.concatenate(ends), np.concatenate(weights)
-        self.agree_here, self.agree_there = edges.T.ravel(), edges[:, ::-1].T.ravel()
-        self.agree_weight = np.concatenate([w, w])
 
     def _list_tables(self) -> None:
         """Tables once for each position in them, the variable's own labels fastest."""
@@ -198,6 +272,7 @@ class GeneralTensors:
             np.concatenate([none, *values]) for values in pair
         )
         self.tables = np.concatenate([np.zeros(0), *tables])
+        self.pair_tables = sum(len(f.tables) for f, _ in found if f.degree == 2)
         self._list_slots(slots)
 
     def _list_slots(self, slots: list[tuple[Ints, Ints, Ints, Ints]]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxfield.backends.triton.general_pack import Bucket, GeneralTensors
-from proxfield.backends.triton.update import arithmetic, binary, general, team
+from proxfield.backends.triton.planes_pack import BLOCK, PlaneTensors
+from proxfield.backends.triton.update import arithmetic, binary, general, planes, team
 from proxfield.devices.cuda import interpreted, torch
 from proxfield.devices.tensors import Tensor
 from proxfield.rules.plan import Kind
@@ -50,9 +51,16 @@ def step(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
         for bucket, first in zip(p.buckets, p.starts[:-1], strict=True):
             general.tile_step[(bucket.n_blocks,)](
                 slot.buffers, batch.stride, bucket.field, slot.board, slot.parts[int(first) :],
-                *tile_arguments(batch, p, slot, bucket), num_warps=4,
+                *tile_arguments(batch, p, slot, bucket), num_warps=bucket.warps,
                 **tile_flags(batch, bucket, flags),
             )  # fmt: skip
+    elif isinstance(p, PlaneTensors):
+        planes.plane_step[(p.n_blocks,)](
+            slot.buffers, batch.stride, p.n, slot.board, slot.parts, p.unary, u, v, slot.step,
+            slot.safe, p.start, p.length, p.to, p.weight, slot.parameters,
+            HARD=p.hard, DEGREE=p.degree, LABELS=p.labels, L=p.lanes, BLOCK=BLOCK,
+            num_warps=BLOCK // 32, num_stages=1, **flags.words,
+        )  # fmt: skip
     elif p.form == "diagonals":
         d = [*p.distances, 1, 1, 1]  # those that aren't there aren't looked at
         binary.diagonal_step[(p.n_blocks,)](
@@ -84,55 +92,61 @@ def finish(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
     )  # fmt: skip
 
 
-def run(batch: BatchProgram, slot: Slot, flags: Flags, n: int) -> None:
-    """Up to ``n`` updates of small fields in one launch."""
+def run(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
+    """All updates of small fields in one launch."""
     p, (u, v) = batch.pack, moments(slot)
     if isinstance(p, GeneralTensors):
         bucket = p.buckets[0]
         general.tile_run[(batch.fields,)](
             slot.buffers, batch.stride, p.first, p.count, slot.board, slot.numbers,
             slot.out[0], slot.out[1], slot.out.shape[2],
-            *tile_arguments(batch, p, slot, bucket), num_warps=4,
+            *tile_arguments(batch, p, slot, bucket), num_warps=bucket.warps,
             **tile_flags(batch, bucket, flags),
         )  # fmt: skip
         return
-    if p.shared and not flags.adaptive:
-        run_teams(batch, p, slot, flags, n)
+    assert not isinstance(p, PlaneTensors), "never small"
+    if p.shared:
+        run_teams(batch, p, slot, flags)
         return
-    slot.twice = None
     binary.binary_run[(batch.fields,)](
         slot.buffers, p.field_size, p.field_offset, p.column, p.weight, p.bias, u, v,
         slot.step, slot.safe, slot.spins, slot.spins.stride(0), slot.board, slot.numbers,
         slot.parameters, slot.out[0], slot.out[1], slot.out.shape[2],
-        HARD=p.hard, SIZE=p.room, K=p.width, HOLD=p.hold, num_warps=p.warps, num_stages=1,
+        HARD=p.hard, SIZE=p.largest, K=p.width, HOLD=p.hold, num_warps=p.warps, num_stages=1,
         # without a limit the compiler may take half the registers there are, and spill
         maxnreg=65536 // (32 * p.warps) if p.warps > 8 else None, **flags.words,
     )  # fmt: skip
 
 
-def run_teams(batch: BatchProgram, p: BinaryTensors, slot: Slot, flags: Flags, n: int) -> None:
+def run_teams(batch: BatchProgram, p: BinaryTensors, slot: Slot, flags: Flags) -> None:
     """The same for fields that several programs share."""
-    u, v = moments(slot)
-    exact = {"dtype": torch.float64, "device": batch.device}
     if slot.meeting is None or slot.meeting[1].shape[2] != p.team:
         arrived = torch.zeros(batch.fields, dtype=torch.int32, device=batch.device)
+        exact = {"dtype": torch.float64, "device": batch.device}
         slot.meeting = arrived, torch.zeros((batch.fields, 2, p.team, 2), **exact)
-    arrived, parts = slot.meeting
-    arrived.zero_()
-    slot.twice = torch.zeros((batch.fields, p.team), **exact)
-    words = {k: flag for k, flag in flags.words.items() if k != "ADAPTIVE"}
-    one_by_one = interpreted()
-    for phase in [team.MOVE, team.DECIDE] * n if one_by_one else [team.TOGETHER]:
-        if phase == team.MOVE and bool((slot.board[:, arithmetic.DONE] != 0).all()):
-            break
-        team.team_run[(len(p.whose),)](
-            slot.buffers, p.whose, p.which, p.members, p.field_size, p.field_offset, p.column,
-            p.weight, p.bias, u, v, slot.step, slot.spins, slot.spins.stride(0), p.room,
-            slot.board, slot.numbers, slot.parameters, slot.out[0], slot.out[1],
-            slot.out.shape[2], arrived, parts, slot.twice, HARD=p.hard, SIZE=p.part, K=p.width,
-            TEAM=p.team, PHASE=phase, num_warps=max(1, min(16, p.part // 64)), num_stages=1,
-            **words, **({} if one_by_one else {"launch_cooperative_grid": True}),
-        )  # fmt: skip
+    slot.meeting[0].zero_()
+    if not interpreted():
+        team_launch(batch, p, slot, flags, team.TOGETHER, {"launch_cooperative_grid": True})
+        return
+    while not bool((slot.board[:, arithmetic.DONE] != 0).all()):  # one program after another
+        team_launch(batch, p, slot, flags, team.MOVE, {})
+        team_launch(batch, p, slot, flags, team.DECIDE, {})
+
+
+def team_launch(
+    batch: BatchProgram, p: BinaryTensors, slot: Slot, flags: Flags, phase: int,
+    options: dict[str, bool],
+) -> None:  # fmt: skip
+    """One launch of `team.team_run`."""
+    assert slot.meeting is not None, "made by `run_teams`"
+    team.team_run[(len(p.whose),)](
+        slot.buffers, batch.stride, p.whose, p.which, p.members, p.field_size, p.field_offset,
+        p.column, p.weight, p.bias, *moments(slot), slot.step, slot.safe, slot.spins,
+        slot.spins.stride(0), slot.board, slot.numbers, slot.parameters, slot.out[0],
+        slot.out[1], slot.out.shape[2], *slot.meeting, HARD=p.hard, SIZE=p.part, K=p.width,
+        TEAM=p.team, PHASE=phase, num_warps=max(1, min(16, p.part // 64)), num_stages=1,
+        **flags.words, **options,
+    )  # fmt: skip
 
 
 def tile_arguments(
@@ -152,5 +166,6 @@ def tile_flags(batch: BatchProgram, bucket: Bucket, flags: Flags) -> dict[str, i
     return {
         **flags.words, "SAME": batch.joined.common > 0, "AGREE": bucket.agree,
         "PAIRS": bucket.pairs, "ARITY": bucket.arity, "SHIFT": bool(batch.terms),
-        "L": bucket.labels, "BLOCK": bucket.block,
+        "L": bucket.labels, "BLOCK": bucket.block, "M": bucket.neighbor_labels, "E": bucket.edges,
+        "OWN": batch.joined.common if bucket.own else 0,
     }  # fmt: skip

@@ -30,6 +30,7 @@ from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.terms.base import Floats, Term
 
 if TYPE_CHECKING:
+    from proxfield.backends.triton.products import DeviceProducts
     from proxfield.backends.triton.sweeps.sweeps import Sweeper
     from proxfield.backends.triton.terms.base import DeviceTerm
 
@@ -315,6 +316,12 @@ class GpuProgram(Program):
             from_host=lambda x: from_numpy(x).to(self.device),
             to_host=lambda x: x.cpu().numpy(),
         )
+
+    def products(self) -> DeviceProducts:
+        """P H P of the pairwise energies, on the device."""
+        module = import_module("proxfield.backends.triton.products")
+        products: DeviceProducts = module.DeviceProducts(self.batch)
+        return products
 
     def free_energy(self, state: State) -> float:
         if not self.layout.n_vars:

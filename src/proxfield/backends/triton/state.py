@@ -42,7 +42,6 @@ class Slot:
     q: Tensor | None = None
     meeting: tuple[Tensor, Tensor] | None = None
     """Where programs that share a field wait and add up; see `team`."""
-    twice: Tensor | None = None  # what they found, if they did the last updates  # (fields, team)
     plan: Update | None = None  # whose numbers are in ``parameters``, ``step`` and ``safe``
     flat: bool = True  # has it one step for all variables?
 

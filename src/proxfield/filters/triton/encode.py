@@ -22,6 +22,18 @@ MAX_COORDINATE = 512.0
 MAX_SHORT_COORDINATE = 64.0
 """Largest coordinate for which xₗ·yₗ may be left out, in the narrowest dimensions first."""
 MAX_NUMBERS = 26
+MAX_SCALED_COORDINATE = 256.0
+"""Largest coordinate for which products can be 1024 times exponents."""
+ROOT = 32.0
+"""What both sides of such products are scaled by."""
+ORIGIN = 48128.5
+"""What is added to 1024 s, so that bytes 1 and 2 of the float32 sum are the float16 number 2^s but
+for its fraction: 2^15 + 1024 · 15, and a half because the last byte is cut off."""
+
+
+def first_slots(d: int) -> int:
+    """Number of values per point for the first bracket."""
+    return 16 if d + 6 <= 16 else 32
 
 
 def slots(d: int, largest: float) -> tuple[int, int, int]:
@@ -31,7 +43,7 @@ def slots(d: int, largest: float) -> tuple[int, int, int]:
         >>> slots(2, 200.0), slots(5, 20.0), slots(5, 200.0)
         ((32, 16, 2), (32, 16, 2), (64, 16, 5))
     """
-    first = 16 if d + 6 <= 16 else 32
+    first = first_slots(d)
     need = 2 * d + 4 if largest <= MAX_SHORT_COORDINATE else 3 * d + 4
     total = 32
     while total - first < need:
@@ -91,7 +103,7 @@ def encode(points: Tensor, bias: float) -> tuple[Tensor, Tensor]:
 
 
 def encode_in_order(
-    points: Tensor, order: Tensor, more: int, extents: list[float], bias: int
+    points: Tensor, order: Tensor, more: int, extents: list[float], bias: int, scaled: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The same of points in an order, by one kernel.
 
@@ -101,6 +113,8 @@ def encode_in_order(
         more: Rows after these, for points at 0.
         extents: Largest size of each coordinate.  # (d,)
         bias: A small whole number.
+        scaled: Whether products are 1024 times exponents, plus `ORIGIN`. The first bracket alone
+            then gives them of points rounded to the grid, less the half.
 
     Returns:
         Both.  # 2 × (padded + more, slots) float16
@@ -113,9 +127,10 @@ def encode_in_order(
     rows = len(order) + more
     left = torch.zeros((rows, total), dtype=torch.float16, device=points.device)
     right = torch.zeros_like(left)
+    root, extra, half = (ROOT, int(ORIGIN) // 1024, 0.5 / 1024) if scaled else (1.0, 0, 0.0)
     encode_points[(-(-rows // 128),)](
         points, order, column, left, right, n, len(order), rows, step, unit,
-        BIAS=bias, D=d, K=total, FIRST=first, CROSS=cross, ROWS=128,
+        BIAS=bias + extra, HALF=half, ROOT=root, D=d, K=total, FIRST=first, CROSS=cross, ROWS=128,
     )  # fmt: skip
     return left, right
 

@@ -53,11 +53,86 @@ def exp2_assembly(polynomials: int) -> str:
     return "\n".join([*lines, "}"])
 
 
+def bits_assembly(exponentials: int, cubic: bool) -> str:
+    """Instructions that make eight numbers 2^s as float16 from 1024 s + `encode.ORIGIN`.
+
+    In a float32 of that size, bytes 1 and 2 are the bits of the float16 number 2^s, but for the
+    fraction f of s: 1 + f in place of 2^f, up to 6 % too much. ``cubic`` replaces it by a
+    polynomial, in float16 and two at a time (error at most 7e-4, on average 0; exact for f = 0).
+    Some pairs of the four are left to the units for exponentials, which would be idle. Inputs
+    below 2^15 count as that: 0.
+
+    Args:
+        exponentials: How many of the four pairs are computed by these units.
+        cubic: With the polynomial.
+    """
+    apart = [4 * k // exponentials for k in range(exponentials)] if exponentials else []
+    lines = ["{", ".reg .f32 x0, x1;", ".reg .b32 h, m, g, a, b, c0, c1, c2, c3;"]
+    for k in range(4):
+        x, y = f"${4 + 2 * k}", f"${5 + 2 * k}"
+        if k in apart:
+            lines += [  # x / 1024 − (ORIGIN / 1024)
+                f"fma.rn.f32 x0, {x}, 0f3A800000, 0fC23C0080;",
+                f"fma.rn.f32 x1, {y}, 0f3A800000, 0fC23C0080;",
+                "ex2.approx.ftz.f32 x0, x0;",
+                "ex2.approx.ftz.f32 x1, x1;",
+                f"cvt.rn.f16x2.f32 ${k}, x1, x0;",
+            ]
+            continue
+        lines += [
+            f"max.f32 x0, {x}, 0f47000000;",
+            f"max.f32 x1, {y}, 0f47000000;",
+            "mov.b32 a, x0;",
+            "mov.b32 b, x1;",
+            "prmt.b32 h, a, b, 0x6521;",
+        ]
+        if not cubic:
+            lines.append(f"mov.b32 ${k}, h;")
+            continue
+        lines += [
+            "mov.b32 c3, 0x2CF82CF8;",
+            "mov.b32 c2, 0x9EEF9EEF;",
+            "mov.b32 c1, 0x37A137A1;",
+            "mov.b32 c0, 0x373C373C;",
+            "lop3.b32 m, h, 0x03FF03FF, 0x3C003C00, 0xEA;",  # 1 + f
+            "fma.rn.f16x2 g, m, c3, c2;",
+            "fma.rn.f16x2 g, g, m, c1;",
+            "fma.rn.f16x2 g, g, m, c0;",
+            "sub.s32 h, h, m;",
+            f"add.s32 ${k}, h, g;",
+        ]
+    return "\n".join([*lines, "}"])
+
+
+@jit
+def bits_of_two(v):
+    """v = `encode.ORIGIN` + 1024 s as the float16 with these bits: 2^s, linear between powers."""
+    bits = tl.maximum(v, 32768.0).to(tl.int32, bitcast=True) >> 8
+    return bits & 0x7FFF
+
+
 @jit
 def weights_of(s, ASSEMBLY: constexpr):
-    """2^s as float16; without assembly where there is no GPU to run it."""
+    """2^s as float16, by assembly; "", "near" and "far" say the same where none can run.
+
+    "near" and "far" take 1024 s + `encode.ORIGIN`; see `bits_assembly`.
+    """
     if ASSEMBLY == "":
         return tl.exp2(s).to(tl.float16)
+    elif ASSEMBLY == "far":
+        return bits_of_two(s).to(tl.int16).to(tl.float16, bitcast=True)
+    elif ASSEMBLY == "near":
+        bits = bits_of_two(s)
+        m = ((bits & 0x3FF) | 0x3C00).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        p = (m * 0.07763671875 - 0.006771087646484375).to(tl.float16).to(tl.float32)
+        p = (p * m + 0.476806640625).to(tl.float16).to(tl.float32)
+        p = (p * m + 0.4521484375).to(tl.float16)
+        whole = (bits & 0x7C00) - 0x3C00
+        return (
+            (whole + p.to(tl.int16, bitcast=True).to(tl.int32))
+            .to(tl.int16)
+            .to(tl.float16, bitcast=True)
+        )
     else:
         return tl.inline_asm_elementwise(
             ASSEMBLY, "=r,=r,=r,=r,r,r,r,r,r,r,r,r", [s], dtype=tl.float16, is_pure=True, pack=8
@@ -81,25 +156,44 @@ def by_differences(
 
 @jit
 def filter_tiles(
-    points, left, right, n, values, blocks, item_row, item_start, item_count, partial, first,
-    D: constexpr, K: constexpr, C: constexpr, BIAS: constexpr, DOT: constexpr,
-    ASSEMBLY: constexpr, BM: constexpr, BN: constexpr, G: constexpr,
+    points, left, right, n, values, centers, means, blocks,
+    item_row, item_start, item_far, item_count, partial, first,
+    D: constexpr, K: constexpr, FIRST: constexpr, C: constexpr, BIAS: constexpr,
+    DOT: constexpr, NEAR: constexpr, FAR: constexpr, SCALE: constexpr,
+    BM: constexpr, BN: constexpr, G: constexpr,
 ):  # fmt: skip
-    """partial = Σ_j 2^(BIAS + e_ij) v_j over the blocks of each item, e_ij ≤ 0."""
+    """partial = Σ_j 2^(BIAS + e_ij) v_j over the blocks of each item, e_ij ≤ 0.
+
+    The far blocks come first, if FAR isn't empty: each as one point at its center with its mean
+    value, exponents from the first bracket alone (see `encode`), 2^f as 1 + f, and SCALE, which
+    makes that right on average.
+    """
     place = tl.program_id(0)
     item = first + place
     rows = tl.load(item_row + item) * BM + tl.arange(0, BM)
     at = tl.arange(0, BN)
     slot = tl.arange(0, K)
     channel = tl.arange(0, C)
-    if DOT:
-        a = tl.load(left + rows[:, None] * K + slot[None, :])
     total = tl.zeros((BM, C), tl.float32)
     mine = blocks + tl.load(item_start + item)
-    block = tl.load(mine + at // G)
-    for k in range(0, tl.load(item_count + item), BN // G):
+    far = tl.load(item_far + item)
+    if FAR != "":
+        few = tl.arange(0, FIRST)
+        a = tl.load(left + rows[:, None] * K + few[None, :])
+        block = tl.load(mine + at)
+        for k in range(0, far, BN):
+            cols = block
+            # the next round's: the copies into shared memory would wait for their addresses
+            block = tl.load(mine + k + BN + at)
+            v = tl.load(means + cols[:, None] * C + channel[None, :])
+            b = tl.load(centers + cols[:, None] * K + few[None, :])
+            total = tl.dot(weights_of(tl.dot(a, b.T), FAR), v, total)
+        total *= SCALE
+    if DOT:
+        a = tl.load(left + rows[:, None] * K + slot[None, :])
+    block = tl.load(mine + far + at // G)
+    for k in range(far, tl.load(item_count + item), BN // G):
         cols = block * G + at % G
-        # the next round's: the copies into shared memory would wait for their addresses
         block = tl.load(mine + k + BN // G + at // G)
         v = tl.load(values + cols[:, None] * C + channel[None, :])
         if DOT:
@@ -107,7 +201,7 @@ def filter_tiles(
             s = tl.dot(a, b.T)
         else:
             s = by_differences(points, n, rows, cols, BIAS, D, BM, BN)
-        total = tl.dot(weights_of(s, ASSEMBLY), v, total)
+        total = tl.dot(weights_of(s, NEAR), v, total)
     to = partial + place.to(tl.int64) * (BM * C)
     tl.store(to + tl.arange(0, BM)[:, None] * C + channel[None, :], total)
 
@@ -125,11 +219,15 @@ def exponent_of(most):
 
 
 @jit
-def pack(values, order, most, out, n, c, padded, PEAK: constexpr, C: constexpr, ROWS: constexpr):
+def pack(
+    values, order, most, out, factors, means, n, c, padded,
+    PEAK: constexpr, C: constexpr, ROWS: constexpr, G: constexpr,
+):  # fmt: skip
     """Values in the order of the points as float16, the largest of a channel below 2^PEAK.
 
     Rounded up or down at random (but always alike), by how near they are to both: errors of
     equal values then cancel in sums instead of adding up. Float16 numbers stay what they are.
+    With G, also the mean of every G points, times a factor.
     """
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, C)
@@ -141,6 +239,11 @@ def pack(values, order, most, out, n, c, padded, PEAK: constexpr, C: constexpr, 
     draw = (tl.randint(0, at[:, None] * C + channel[None, :]) & 0x1FFF).to(tl.int32)
     v = ((v.to(tl.int32, bitcast=True) + draw) & -0x2000).to(tl.float32, bitcast=True)
     tl.store(out + at.to(tl.int64)[:, None] * C + channel[None, :], v.to(tl.float16))
+    if G:
+        block = tl.program_id(0) * (ROWS // G) + tl.arange(0, ROWS // G)
+        mean = tl.sum(tl.reshape(v, (ROWS // G, G, C)), 1) * (1.0 / G)
+        mean *= tl.load(factors + block, mask=block < padded // G, other=0.0)[:, None]
+        tl.store(means + block[:, None] * C + channel[None, :], mean.to(tl.float16))
 
 
 @jit

@@ -8,6 +8,7 @@ most of the work.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +22,20 @@ WIDTH = 256
 """Blocks that a program compares with a row tile at a time."""
 STEPS = 16
 """How often it does that."""
+GROUP = 64
+"""Points in a group, whose center stands for all where weights are estimated."""
+GROUPS = 128
+"""Groups that a program looks at together."""
+LEVELS = 8
+"""Distances for which it is estimated what lies beyond."""
+LOWEST_LEVEL = 5.5
+"""The first of them: weights of 2^-5.5. No larger ones are far."""
+LEVEL_STEP = 1.6875
+"""From one to the next."""
+WIDEST = 0.25
+"""Largest mean square distance from their center for points whose center stands for them."""
+WIDEST_BLOCK = 0.2
+"""The same for far blocks, which are computed by their centers."""
 
 
 def centered(features: Tensor, low: list[float], high: list[float]) -> Tensor:
@@ -103,20 +118,81 @@ def boxes(points: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return low.T.contiguous(), high.T.contiguous()
 
 
-class Near:
-    """The blocks that each row tile is within reach of, by bounding boxes.
+def moments(points: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Centers of consecutive points, and their mean square and largest distances from it.
 
-    A row tile has several boxes: one around all of it would touch many more blocks.
+    Returns:
+        All three.  # (d, groups), (groups,), (groups,)
+    """
+    parts = points.view(-1, size, points.shape[1])
+    centers = parts.mean(1)
+    square = (parts - centers[:, None]).square().sum(2)
+    return centers.T.contiguous(), square.mean(1), square.amax(1).sqrt()
+
+
+def shares_beyond(points: Tensor, tile: int, box: int) -> Tensor:
+    """Which share of a row tile's weights lies beyond each level; see `kernels.survey`.
+
+    Args:
+        points: In k-d order.  # (padded, d) float32
+        tile: Points in a row tile.
+        box: Points in one of the boxes of a row tile.
+
+    Returns:
+        Falling in each row.  # (rows, LEVELS)
+    """
+    rows = len(points) // tile
+    out = torch.empty((rows, LEVELS), dtype=torch.float32, device=points.device)
+    size = min(GROUP, tile)
+    mine, theirs = moments(points, box), moments(points, size)
+    kernels.survey[(rows,)](
+        *mine, *theirs, len(points) // box, len(points) // size, LOWEST_LEVEL, LEVEL_STEP, WIDEST,
+        out,
+        D=points.shape[1], BOXES=tile // box, WIDTH=GROUPS, LEVELS=LEVELS, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def limits(shares: Tensor, reach: float, drop: float, far: float) -> Tensor:
+    """Square distances up to which blocks are near a row tile, and up to which they count.
+
+    Args:
+        shares: Of `shares_beyond`.  # (rows, LEVELS)
+        reach: Distance beyond which none counts.
+        drop: Share of the weights that may be left out.
+        far: Share of the weights that may be far; 0 for none.
+
+    Returns:
+        Both, of each row.  # (rows, 2) float32
+    """
+    bounds = torch.tensor([far, drop], device=shares.device)
+    level = (shares[:, :, None] > bounds).sum(1)  # the first that is at most that
+    square = torch.where(level < LEVELS, 2.0 * (LOWEST_LEVEL + LEVEL_STEP * level), math.inf)
+    square = square.to(torch.float32).clamp(max=reach * reach)
+    if not far:
+        square[:, 0] = square[:, 1]
+    return square.contiguous()
+
+
+class Near:
+    """The blocks that each row tile is within reach of, by bounding boxes: near ones and far ones.
+
+    Wide blocks are never far: their centers can't stand for them. A row tile has several boxes:
+    one around all of it would touch many more blocks.
 
     Args:
         points: In k-d order.  # (padded, d) float32
         tile: Points in a row tile.
         box: Points in one of the boxes of a row tile, a multiple of ``block``.
         block: Points in a block.
-        reach: Distance up to which points are near.
+        limits: Square distances up to which blocks are near, and up to which they are within
+            reach.  # (rows, 2) float32
+        spread: Of each block, see `moments`.  # (blocks,)
     """
 
-    def __init__(self, points: Tensor, tile: int, box: int, block: int, reach: float) -> None:
+    def __init__(
+        self, points: Tensor, tile: int, box: int, block: int, limits: Tensor, spread: Tensor
+    ) -> None:
         self.rows, self.columns = len(points) // tile, len(points) // block
         theirs = boxes(points, block)
         d = points.shape[1]
@@ -125,28 +201,32 @@ class Near:
             theirs[1].view(d, -1, box // block).amax(2),
         )
         self.sections = -(-self.columns // (WIDTH * STEPS))
-        self.arguments = (*mine, *theirs, len(points) // box, self.columns, reach * reach)
+        sizes = (len(points) // box, self.columns)
+        self.arguments = (*mine, *theirs, spread, *sizes, limits, WIDEST_BLOCK)
         self.options = {"D": d, "BOXES": tile // box, "WIDTH": WIDTH, "STEPS": STEPS}
         self.found = torch.empty(
-            (self.rows, self.sections), dtype=torch.int64, device=points.device
+            (self.rows, self.sections, 2), dtype=torch.int64, device=points.device
         )
-        """How many there are in each section of the blocks.  # (rows, sections)"""
+        """How many near and far ones there are in each section.  # (rows, sections, 2)"""
+        self.kinds = torch.empty((self.rows, self.columns), dtype=torch.int8, device=points.device)
+        """1 for near ones, 2 for far ones.  # (rows, columns)"""
         kernels.near_blocks[(self.rows, self.sections)](
-            *self.arguments, self.found, self.found, FILL=False, **self.options
+            *self.arguments, self.kinds, self.found, self.found, FILL=False, **self.options
         )
 
     def counts(self) -> Ints:
-        """How many blocks each row tile has, on the host.  # (rows,)"""
+        """How many near and far blocks each row tile has, on the host.  # (rows, 2)"""
         return np.asarray(self.found.sum(1).cpu().numpy())
 
     def fill(self, start: Tensor, blocks: Tensor) -> None:
-        """Write the numbers of each row's blocks, rising.
+        """Write the numbers of each row's blocks, the far ones before the near ones, both rising.
 
         Args:
             start: Where each row's begin.  # (rows,) int64
             blocks: Changed in place.  # int32
         """
-        at = self.found.cumsum(1) - self.found + start[:, None]
+        at = self.found.cumsum(1) - self.found + start[:, None, None]
+        at[:, :, 0] += self.found[:, :, 1].sum(1, keepdim=True)
         kernels.near_blocks[(self.rows, self.sections)](
-            *self.arguments, at, blocks, FILL=True, **self.options
+            *self.arguments, self.kinds, at, blocks, FILL=True, **self.options
         )

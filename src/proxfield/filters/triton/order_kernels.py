@@ -90,38 +90,107 @@ def sort_inside(points, order, out, n, D: constexpr, TILE: constexpr, LEVELS: co
 
 
 @jit
+def survey(
+    mine, my_spread, my_radius, theirs, spread, radius, boxes, groups, lowest, step, widest,
+    shares,
+    D: constexpr, BOXES: constexpr, WIDTH: constexpr, LEVELS: constexpr,
+):  # fmt: skip
+    """Which share of a row tile's weights lies beyond each level of distance, estimated.
+
+    From centers of its ``BOXES`` boxes and of groups of points: level k holds what is at
+    ½ distance² > lowest + k step. A weight's mean over points around two centers is at least that
+    of the mean square distance, which gives the total; by how much it may be larger than that of
+    the centers depends on the spreads, which gives the rest. Points of wide groups are bounded
+    by their radius and the level. Where a box is wide, shares are infinite.
+    """
+    row = tl.program_id(0)
+    box = row * BOXES + tl.arange(0, BOXES)
+    level = tl.arange(0, LEVELS)
+    mass = tl.zeros((BOXES,), tl.float32)
+    beyond = tl.zeros((BOXES, LEVELS), tl.float32)
+    own = tl.load(my_spread + box)
+    my_reach = tl.load(my_radius + box)[:, None]
+    for start in range(0, groups, WIDTH):
+        group = start + tl.arange(0, WIDTH)
+        there = group < groups
+        square = tl.zeros((BOXES, WIDTH), tl.float32)
+        for k in tl.static_range(D):
+            x = tl.load(mine + k * boxes + box)[:, None]
+            y = tl.load(theirs + k * groups + group, mask=there, other=0.0)[None, :]
+            square += (x - y) * (x - y)
+        width = tl.load(spread + group, mask=there, other=0.0)[None, :]
+        both = own[:, None] + width
+        mass += tl.sum(tl.where(there[None, :], tl.exp2(-0.5 * (square + both)), 0.0), 1)
+        wide = width > widest
+        reach = tl.load(radius + group, mask=there, other=0.0)[None, :]
+        gap = tl.maximum(tl.sqrt(square) - reach - my_reach, 0.0)
+        narrow = 0.5 * square * tl.maximum(1.0 - both * (1.4 / D), 0.0)
+        weight = tl.exp2(-tl.where(wide, 0.5 * gap * gap, narrow))
+        weight = tl.where(there[None, :], weight, 0.0)
+        for k in tl.static_range(LEVELS):
+            bound = lowest + k * step + tl.zeros((1, 1), tl.float32)
+            outside = tl.where(0.5 * square > bound, weight, 0.0)
+            bound = tl.exp2(-bound)
+            part = tl.sum(tl.where(wide, tl.minimum(weight, bound), outside), 1)
+            beyond += tl.where(level == k, 1.0, 0.0)[None, :] * part[:, None]
+    share = beyond / tl.maximum(mass, 1e-30)[:, None]
+    share = tl.where((own <= widest)[:, None], share, float("inf"))
+    tl.store(shares + row * LEVELS + level, tl.max(share, 0))
+
+
+@jit
 def near_blocks(
-    row_low, row_high, low, high, boxes, columns, square_reach, at, blocks,
+    row_low, row_high, low, high, spread, boxes, columns, limits, widest, kinds, at, blocks,
     D: constexpr, BOXES: constexpr, WIDTH: constexpr, STEPS: constexpr, FILL: constexpr,
 ):  # fmt: skip
-    """How many blocks of a section one of a row tile's ``BOXES`` boxes is within reach of.
+    """How many blocks of a section are near a row tile, and how many far but within reach.
 
-    ``at`` takes the count. With FILL it says where to write the blocks' numbers.
+    By the nearest of the tile's ``BOXES`` boxes, and ``limits``: square distances up to which
+    blocks are near, and up to which they are within reach. Wide blocks within reach are near.
+    ``kinds`` takes 1 for near and 2 for far ones, ``at`` both counts. With FILL the former is
+    known, and the latter says where to write the blocks' numbers.
     """
     row = tl.program_id(0)
     mine = row * BOXES + tl.arange(0, BOXES)
-    cell = at + row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    cell = at + 2 * (row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1))
     first = tl.program_id(1) * (WIDTH * STEPS)
-    to = tl.zeros((), tl.int64)
+    own = kinds + row.to(tl.int64) * columns
+    near_limit = tl.load(limits + 2 * row)
+    far_limit = tl.load(limits + 2 * row + 1)
+    near_to = tl.zeros((), tl.int64)
+    far_to = tl.zeros((), tl.int64)
     if FILL:
-        to = tl.load(cell)
+        near_to = tl.load(cell)
+        far_to = tl.load(cell + 1)
     for start in range(first, tl.minimum(first + WIDTH * STEPS, columns), WIDTH):
         block = start + tl.arange(0, WIDTH)
         inside = block < columns
-        square = tl.zeros((BOXES, WIDTH), tl.float32)
-        for k in tl.static_range(D):
-            a = tl.load(row_low + k * boxes + mine)[:, None]
-            b = tl.load(row_high + k * boxes + mine)[:, None]
-            c = tl.load(low + k * columns + block, mask=inside, other=0.0)[None, :]
-            d = tl.load(high + k * columns + block, mask=inside, other=0.0)[None, :]
-            gap = tl.maximum(tl.maximum(c - b, a - d), 0.0)
-            square += gap * gap
-        near = (inside & (tl.min(square, 0) <= square_reach)).to(tl.int32)
         if FILL:
-            tl.store(blocks + to + tl.cumsum(near, 0) - 1, block, mask=near != 0)
-        to += tl.sum(near, 0)
+            kind = tl.load(own + block, mask=inside, other=0).to(tl.int32)
+        else:
+            square = tl.zeros((BOXES, WIDTH), tl.float32)
+            for k in tl.static_range(D):
+                a = tl.load(row_low + k * boxes + mine)[:, None]
+                b = tl.load(row_high + k * boxes + mine)[:, None]
+                c = tl.load(low + k * columns + block, mask=inside, other=0.0)[None, :]
+                d = tl.load(high + k * columns + block, mask=inside, other=0.0)[None, :]
+                gap = tl.maximum(tl.maximum(c - b, a - d), 0.0)
+                square += gap * gap
+            nearest = tl.min(square, 0)
+            wide = tl.load(spread + block, mask=inside, other=0.0) > widest
+            kind = tl.where(wide | (nearest <= near_limit), 1, 2)
+            kind = tl.where(inside & (nearest <= far_limit), kind, 0)
+            tl.store(own + block, kind.to(tl.int8), mask=inside)
+        near = (kind == 1).to(tl.int32)
+        far = (kind == 2).to(tl.int32)
+        if FILL:
+            tl.store(blocks + near_to + tl.cumsum(near, 0) - 1, block, mask=near != 0)
+            tl.store(blocks + far_to + tl.cumsum(far, 0) - 1, block, mask=far != 0)
+        near_to += tl.sum(near, 0)
+        far_to += tl.sum(far, 0)
     if not FILL:
-        tl.store(cell, to)
+        tl.store(cell, near_to)
+        tl.store(cell + 1, far_to)
 
 
 @jit
@@ -140,12 +209,13 @@ def as_float16(value):
 @jit
 def encode_points(
     points, order, column, left, right, n, padded, rows, step, unit,
-    BIAS: constexpr, D: constexpr, K: constexpr, FIRST: constexpr, CROSS: constexpr,
-    ROWS: constexpr,
+    BIAS: constexpr, HALF: constexpr, ROOT: constexpr, D: constexpr, K: constexpr,
+    FIRST: constexpr, CROSS: constexpr, ROWS: constexpr,
 ):  # fmt: skip
     """`encode.encode` of points in order, and zeros for rows from ``padded`` on.
 
-    ``step`` and ``unit`` are powers of two, so nothing is lost where they are float32.
+    ``step`` and ``unit`` are powers of two, so nothing is lost where they are float32. Products
+    are ROOT² times as large, and HALF is added to what the second bracket gives.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
@@ -159,6 +229,8 @@ def encode_points(
         low = as_float16(x - high)
         half -= 0.5 * high * high
         rest -= high * low + 0.5 * low * low
+        high *= ROOT
+        low *= ROOT
         put_float16(left, right, row, k, high, high, K, inside)
         put_float16(left, right, row, FIRST + k, high, low, K, inside)
         put_float16(left, right, row, FIRST + D + k, low, high, K, inside)
@@ -169,12 +241,15 @@ def encode_points(
     for k in tl.static_range(3):
         scale = one * unit if k == 0 else one
         p, q = as_float16(a / scale), as_float16(half / scale)
-        put_float16(left, right, row, D + k, p, scale, K, inside)
-        put_float16(left, right, row, D + 3 + k, scale, q, K, inside)
+        put_float16(left, right, row, D + k, p, scale * (ROOT * ROOT), K, inside)
+        put_float16(left, right, row, D + 3 + k, scale * (ROOT * ROOT), q, K, inside)
         a -= p * scale
         half -= q * scale
+    b = rest + HALF
+    one *= ROOT * ROOT
     for k in tl.static_range(2):
-        p = as_float16(rest)
+        p, q = as_float16(b), as_float16(rest)
         put_float16(left, right, row, FIRST + 2 * D + k, p, one, K, inside)
-        put_float16(left, right, row, FIRST + 2 * D + 2 + k, one, p, K, inside)
-        rest -= p
+        put_float16(left, right, row, FIRST + 2 * D + 2 + k, one, q, K, inside)
+        b -= p
+        rest -= q

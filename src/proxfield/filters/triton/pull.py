@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxfield.devices.cuda import interpreted, jit, tl, torch
+from proxfield.devices.cuda import jit, tl, torch
 from proxfield.devices.tensors import Tensor
-from proxfield.filters.triton.exact import BIAS, PEAK, POLYNOMIALS, ExactPlan
-from proxfield.filters.triton.kernels import by_differences, exp2_assembly, pack, weights_of
+from proxfield.filters.triton.exact import BIAS, PEAK, ExactPlan
+from proxfield.filters.triton.kernels import by_differences, pack, weights_of
 
 if TYPE_CHECKING:
     from proxfield.devices.tensors import constexpr
@@ -168,8 +168,8 @@ def _pass(plan: ExactPlan, moments: Tensor, a: Tensor, b: Tensor) -> Tensor:
     rows = (plan.padded + t.block) // 64 * 64 + 64
     packed = values.new_empty((rows, 2 * half), dtype=torch.float16)
     pack[(rows // 64,)](
-        values, plan.order, values.new_ones(2 * half), packed, n, 2 * half, plan.padded,
-        PEAK=PEAK, C=2 * half, ROWS=64,
+        values, plan.order, values.new_ones(2 * half), packed, plan.factors, packed, n, 2 * half,
+        plan.padded, PEAK=PEAK, C=2 * half, ROWS=64, G=0,
     )  # fmt: skip
     width = len(moments)
     partial = values.new_empty((max(count for *_, count in plan.batches), t.row, width))
@@ -180,7 +180,7 @@ def _pass(plan: ExactPlan, moments: Tensor, a: Tensor, b: Tensor) -> Tensor:
             plan.points, plan.left, plan.right, plan.padded + t.block, packed, moments,
             plan.blocks, plan.item_row, plan.item_start, plan.item_count, partial, first,
             D=plan.d, K=plan.left.shape[1], H=half, M=width, BIAS=BIAS, DOT=plan.dot,
-            ASSEMBLY="" if interpreted() else exp2_assembly(POLYNOMIALS),
+            ASSEMBLY=plan.assembly(),
             BM=t.row, BN=t.column, G=t.block, num_warps=8, num_stages=2,
         )  # fmt: skip
         add_moments[(high - low, t.row // some)](

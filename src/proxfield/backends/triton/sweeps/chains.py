@@ -1,14 +1,15 @@
 """Cooling chains on a GPU, all at once: a program for each block of variables of each chain.
 
-The same chains as `proxfield.backends.numba.chains`, but variables are visited color by color
-instead of in the order of their numbers. A chain's random number for a variable and a sweep is the
-same in every kernel set. There are no forest moves here: ``Chains.forests`` is ignored, and all
-drawn chains visit single variables.
+The same chains as `proxfield.backends.numba.chains`. Chains that visit single variables do so
+color by color instead of in the order of their numbers; those that move by forests (`forests`) do
+the same as in every kernel set. A chain's random number for a variable and a sweep is the same in
+all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,13 @@ def _explore(
                 "drawn": torch.tensor(chains.drawn.astype(np.int8), device=sweeper.device),
             }
         _begin(sweeper, q, **luck)
-        _cool(sweeper, q, chains, visits, **luck)
+        by_forests = chains.drawn & chains.forests
+        if by_forests.any():
+            which = np.flatnonzero(by_forests)
+            betas = torch.tensor(inverse_temperatures(chains), device=sweeper.device)
+            sweeper.forests.run(q, which, betas, chains.sweeps, luck["seeds"])
+        if not by_forests.all():
+            _cool(sweeper, q, resting(chains, by_forests), visits, **luck)
         _polish(sweeper, q, chains, visits, polished)
     f = sweeper.free_energy(q)
     return (
@@ -82,6 +89,11 @@ def _explore(
         f.cpu().numpy(),
         chains.sweeps + polished.cpu().numpy(),
     )
+
+
+def resting(chains: Chains, which: NDArray[np.bool_]) -> Chains:
+    """The same, some of them without sweeps that cool."""
+    return replace(chains, sweeps=np.where(which, 0, chains.sweeps))
 
 
 def _begin(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,9 @@ from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.lowering.lowered import Lowered
 from proxfield.terms.base import Floats, Ints, missing, offers
+
+if TYPE_CHECKING:
+    from proxfield.backends.triton.sweeps.forests import DeviceForests
 
 GROUPED_FROM = 8
 """Variables per level from which levels pay: one launch takes about as long as eight visits."""
@@ -159,6 +164,13 @@ class Sweeper:
         row, column = self._neighbors
         colors = greedy_colors(row, column)
         return self._visits(*grouped(np.arange(self.n), colors, np.diff(row)))
+
+    @cached_property
+    def forests(self) -> DeviceForests:
+        """Forests for chains that move by them, made when they are first needed."""
+        module = import_module("proxfield.backends.triton.sweeps.forests")
+        forests: DeviceForests = module.DeviceForests(self)
+        return forests
 
     def in_order(self, variables: Ints) -> Visits:
         """Visits that do the same as going through ``variables`` one after another.

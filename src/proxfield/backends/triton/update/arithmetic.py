@@ -174,16 +174,28 @@ def binary_update(
 
 
 @jit
+def exponential(x):
+    """exp(−x) for x ≥ 0; for float32 by the unit for it, results below 1e-38 as 0."""
+    if _NATIVE and x.dtype == tl.float32:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634],
+            dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.exp(-x)
+
+
+@jit
 def label_update(
     theta, q, gradient, u, v, step, safe, redo, beta, g1, g2, eps, inside,
-    KIND: constexpr, ADAPTIVE: constexpr,
+    KIND: constexpr, ADAPTIVE: constexpr, HARD: constexpr,
 ):  # fmt: skip
     """One update of variables with any labels; tiles are (variables, labels).
 
     Args:
         theta: −log q, or one of its stand-ins.
         q: exp(−θ), 0 outside.
-        gradient: dE/dq, +inf where a label is impossible.
+        gradient: dE/dq, +inf where a label is impossible (if HARD).
         step: # (variables, 1)
         inside: Which entries of the tile are labels.
 
@@ -191,9 +203,15 @@ def label_update(
         (new θ, u, v, change of each variable over the step).
     """
     inf = float("inf")
-    possible = inside & (gradient < inf)
+    possible = inside
+    if HARD:
+        possible = inside & (gradient < inf)
     target = tl.where(possible, beta * gradient, 0.0)
-    theta = tl.where(theta >= 0.9 * _ZERO, tl.where(theta < inf, _THETA, target), theta)
+    stand_in = theta >= 0.9 * _ZERO
+    if HARD:
+        theta = tl.where(stand_in, tl.where(theta < inf, _THETA, target), theta)
+    else:
+        theta = tl.where(stand_in, _THETA, theta)
     theta = tl.where(possible, theta, 0.0)
     if ADAPTIVE:
         spread = tl.max(4.0 * q * (1.0 - q), 1)[:, None]
@@ -203,28 +221,35 @@ def label_update(
     mean_theta = tl.zeros_like(step)
     if (_CENTERED >> KIND) & 1:
         count = tl.maximum(tl.sum(possible.to(theta.dtype), 1), 1.0)[:, None]
-        mean_residual = tl.sum(tl.where(possible, theta - target, 0.0), 1)[:, None] / count
-        mean_target = tl.sum(tl.where(possible, target, 0.0), 1)[:, None] / count
+        residual = tl.where(possible, theta - target, 0.0)
+        mean_residual = tl.sum(residual, 1)[:, None] / count
+        mean_target = tl.sum(target, 1)[:, None] / count
         mean_theta = tl.sum(theta, 1)[:, None] / count
     new, u, v = moved(
         theta, target, u, v, step, g1, g2, eps, mean_residual, mean_target, mean_theta, KIND
     )
     new = tl.where(possible, new, inf)
     low = tl.min(new, 1)[:, None]
-    some = low < inf  # else no label is possible: q = 0
-    shifted = tl.where(possible, new - tl.where(some, low, 0.0), inf)
-    e = tl.exp(-shifted)
-    total = tl.sum(e, 1)[:, None]
-    after = e / tl.where(some, total, 1.0)
-    new = shifted + tl.log(tl.where(some, total, 1.0))
+    if HARD:
+        some = low < inf  # else no label is possible: q = 0
+        shifted = tl.where(possible, new - tl.where(some, low, 0.0), inf)
+        e = exponential(shifted)
+        total = tl.where(some, tl.sum(e, 1)[:, None], 1.0)
+    else:
+        shifted = tl.where(possible, new - low, inf)
+        e = exponential(shifted)
+        total = tl.sum(e, 1)[:, None]
+    after = e * (1.0 / total)
+    new = shifted + tl.log(total)
     if (_AVERAGES >> KIND) & 1:
         after = tl.where(possible, (1.0 - step) * q + step * after, 0.0)
         total = tl.sum(after, 1)[:, None]
         after = after / tl.where(total > 0, total, 1.0)
         new = tl.where(after > 0, -tl.log(tl.where(after > 0, after, 1.0)), _ZERO)
     new = tl.where(possible, new, inf)
-    change = tl.where(inside, tl.abs(after - q) * (1.0 / step), 0.0)
-    return new, u, v, tl.reduce(change, 1, larger)
+    change = tl.where(inside, tl.abs(after - q), 0.0)
+    change = tl.reduce(change, 1, larger)
+    return new, u, v, change * tl.max(1.0 / step, 1)
 
 
 @jit

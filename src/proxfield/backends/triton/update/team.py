@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Binary fields of some thousand variables: several programs share one, and all updates of all
+"""Binary fields of thousands of variables: several programs share one, and all updates of all
 fields are one launch.
 
 Each program of a *team* holds some of the field's variables with their couplings. After an update
@@ -54,23 +54,23 @@ def wait_for_team(arrived, expected):
         pass
 
 
-@single_loads("state", "bias", "u", "v", "step", "spins")
+@single_loads("buffers", "bias", "u", "v", "step", "safe", "spins")
 def team_run(
-    state, whose, part, members, size, offset, column, weight, bias, u, v, step, spins, stride,
-    room, board, numbers, parameters, out_f, out_change, capacity, arrived, parts, twice,
-    KIND: constexpr, HARD: constexpr, TRACE: constexpr, FLAT: constexpr,
+    buffers, stride, whose, part, members, size, offset, column, weight, bias, u, v, step, safe,
+    spins, spins_stride, board, numbers, parameters, out_f, out_change, capacity, arrived, parts,
+    KIND: constexpr, ADAPTIVE: constexpr, HARD: constexpr, TRACE: constexpr, FLAT: constexpr,
     SIZE: constexpr, K: constexpr, TEAM: constexpr, PHASE: constexpr,
 ):  # fmt: skip
     """Updates of all fields, until the status buffer of each says done; see `binary.binary_run`.
 
     Program p has SIZE variables of field ``whose[p]``, from ``part[p]``·SIZE on. Of the most
-    members a team has there is room for TEAM.
+    members a team has there is room for TEAM. x is kept in registers and written to the rotating
+    buffers, where an adaptive update that is to be made again finds its beginning.
 
     arrived: how often programs of each field have waited, 0 before.  # (fields,)
     parts: (F, change) of each member, for even updates and odd ones.  # (fields, 2, TEAM, 2)
-    twice: difference from two updates before, of each member, out.  # (fields, TEAM)
     """
-    program = tl.program_id(0)
+    program = tl.program_id(0).to(tl.int64)
     field = tl.load(whose + program).to(tl.int64)
     mine = tl.load(part + program)
     count = tl.load(members + field)
@@ -87,18 +87,22 @@ def team_run(
     n = tl.load(size + field)
     at = mine * SIZE + tl.arange(0, SIZE)
     inside = at < n
-    x = fetch(state + first + at, inside, False)
+    buffers += first
+    x = fetch(buffers + (tick % _BUFFERS).to(tl.int64) * stride + at, inside, False)
     m = spin(x)
     like = x.dtype
     beta, g1, g2, eps = numbers_of(parameters, like)
-    edge = (field * room + mine * SIZE) * K + tl.arange(0, SIZE * K)
+    edge = program * (SIZE * K) + tl.arange(0, SIZE * K)
     j = tl.load(column + edge)
     w = tl.reshape(tl.load(weight + edge), (SIZE, K))
-    b = tl.load(bias + field * room + at)
+    b = tl.load(bias + program * SIZE + tl.arange(0, SIZE))
     m1, m2 = fetch_moments(u, v, first + at, inside, x, KIND, False)
     s = parameter(parameters, 5, like)
+    certified = s
     if not FLAT:
         s = tl.load(step + first + at, mask=inside, other=1.0)
+    if ADAPTIVE:
+        certified = tl.load(safe + first + at, mask=inside, other=1.0)
     spins += first
     member = tl.arange(0, TEAM)
     there = member < count
@@ -107,14 +111,15 @@ def team_run(
     while moving:
         if PHASE != 2:
             # past the first cache, which doesn't know what other programs write
-            now = spins + (tick % _BUFFERS).to(tl.int64) * stride
+            now = spins + (tick % _BUFFERS).to(tl.int64) * spins_stride
             theirs = tl.reshape(tl.load(now + j, cache_modifier=".cg"), (SIZE, K))
             g = tl.sum(w * theirs, 1)
-            x, after, m1, m2, change, f = binary_update(
-                x, m, g, b, m1, m2, s, s, 0, beta, g1, g2, eps, KIND, False, HARD, TRACE, FLAT
-            )
-            m = after
-            put(spins + ((tick + 1) % _BUFFERS).to(tl.int64) * stride + at, m, inside, False)
+            x, m, m1, m2, change, f = binary_update(
+                x, m, g, b, m1, m2, s, certified, redo, beta, g1, g2, eps,
+                KIND, ADAPTIVE, HARD, TRACE, FLAT,
+            )  # fmt: skip
+            to = ((tick + 1) % _BUFFERS).to(tl.int64)
+            put(spins + to * spins_stride + at, m, inside, False)
             change = tl.where(inside, change, 0.0)
             here = parts + ((tick % 2) * TEAM + mine) * 2
             if TRACE:
@@ -123,6 +128,7 @@ def team_run(
             else:
                 most = tl.reduce(change, 0, larger)
             tl.store(here + 1, over_step(most, parameters, FLAT))
+            put(buffers + to * stride + at, x, inside, False)
         if PHASE == 0:
             expected += count
             wait_for_team(arrived + field, expected)
@@ -133,18 +139,19 @@ def team_run(
             if TRACE:
                 every = tl.load(found, mask=there, other=0.0, cache_modifier=".cg")
                 total = tl.sum(every, 0) + constant
+            was = tick
             tick, done, row, trial, redo, before, last = control(
                 total, tl.reduce(changes, 0, larger), tick, done, row, limit, trial, redo, before,
-                last, tol, slack, out_f, out_change, False,
+                last, tol, slack, out_f, out_change, ADAPTIVE,
             )  # fmt: skip
+            if ADAPTIVE:  # noqa: SIM102 - one is known when compiling
+                if tick <= was:  # back to where the last update began, or over: stay
+                    back = buffers + (tick % _BUFFERS).to(tl.int64) * stride
+                    x = fetch(back + at, inside, False)
+                    m = spin(x)
         moving = done == 0 if PHASE == 0 else done != done
-    if PHASE != 1:
+    if PHASE != 1:  # noqa: SIM102
         if mine == count - 1:  # in the interpreter the others have read it by then
             write_board(board, numbers, tick, done, row, trial, redo, before, last)
-        ago = spins + ((tick + 2) % _BUFFERS).to(tl.int64) * stride
-        gap = tl.abs(m - fetch(ago + at, inside, False)) / s
-        largest = tl.reduce(tl.where(inside, gap, 0.0), 0, larger)
-        tl.store(twice + field * TEAM + mine, largest.to(tl.float64))
     if PHASE != 2:
-        put(state + first + at, x, inside, False)
         put_moments(u, v, first + at, m1, m2, inside, KIND, False)

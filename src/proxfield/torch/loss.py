@@ -1,0 +1,239 @@
+"""`DenseCRFLoss`: the energy of a dense CRF as a loss on a network's probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxfield.devices.cuda import torch
+from proxfield.devices.pytorch import Module, need_torch
+from proxfield.devices.tensors import AutogradContext, Tensor
+from proxfield.errors import InputError, shown
+from proxfield.filters import FILTERS
+from proxfield.filters.torch.filter import define, plain_precision, working_dtype
+from proxfield.filters.torch.operator import PlannedOperator
+from proxfield.images.pixels import COLOR_SIGMA, widths
+from proxfield.terms.gaussian import NORMALIZATIONS
+from proxfield.torch.layer import _one_of, channels_of, places_of, rows
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class DenseCRFLoss(Module):  # type: ignore[misc]
+    """Σ_k S_kᵀ W (1 − S_k): the cost of similar pixels with different labels.
+
+    The regularized loss of weakly supervised segmentation (Tang et al., *On Regularized Losses for
+    Weakly-supervised CNN Segmentation*, ECCV 2018): S_k are the probabilities of label k that a
+    network gives to all pixels, W is the sum of the Gaussian operators of `DenseCRF` over all pairs
+    of pixels. Used beside a cross-entropy on the pixels whose labels are known. Nothing is
+    iterated, and nothing here is learned: the gradient for the probabilities is exact with both
+    filters (W is symmetric), W 1 − 2 W S_k, and is found in the forward pass. The image and
+    the bandwidths are constants.
+
+    Args:
+        bilateral_sigma: Standard deviation of the bilateral term's positions in pixels: one
+            number, or one per axis.
+        bilateral_color: Standard deviation of its colors, in the image's units; one number, or one
+            per channel. Integer images are divided by 255 first.
+        bilateral_weight: Its weight; 0 omits the term.
+        spatial_sigma: Standard deviation of the spatial term in pixels; as for the bilateral one.
+        spatial_weight: Its weight; 0 omits the term.
+        normalization: Of the operators, see `proxfield.Gaussian`: "symmetric" makes the loss of a
+            pixel at most the sum of the weights; the published loss has "none".
+        self_message: Keep the pairs (i, i): 1 − S_i·S_i of each pixel, times its weight.
+        filter: "exact", "lattice" or "auto", as for `DenseCRF`.
+        reduction: "mean": divided by the number of pixels that count, over all images; "sum"; or
+            "none": the sum of each image.  # (B,)
+
+    Example:
+        >>> regularize = DenseCRFLoss(bilateral_color=15 / 255)  # doctest: +SKIP
+        >>> logits = network(images)  # doctest: +SKIP
+        >>> loss = cross_entropy(logits, scribbles, ignore_index=255)  # doctest: +SKIP
+        >>> loss = loss + 0.1 * regularize(images, logits=logits)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        *,
+        bilateral_sigma: float | Sequence[float] = 80.0,
+        bilateral_color: float | Sequence[float] = COLOR_SIGMA / 255,
+        bilateral_weight: float = 1.0,
+        spatial_sigma: float | Sequence[float] = 3.0,
+        spatial_weight: float = 0.0,
+        normalization: str = "symmetric",
+        self_message: bool = True,
+        filter: str = "auto",
+        reduction: str = "mean",
+    ) -> None:
+        need_torch()
+        super().__init__()
+        _one_of("normalization", normalization, NORMALIZATIONS)
+        _one_of("filter", filter, ("auto", *FILTERS))
+        _one_of("reduction", reduction, REDUCTIONS)
+        for name, values in (
+            ("bilateral_sigma", bilateral_sigma),
+            ("bilateral_color", bilateral_color),
+            ("spatial_sigma", spatial_sigma),
+        ):
+            widths(values, _count(values), name, "axis or channel")
+        for name, weight in (
+            ("bilateral_weight", bilateral_weight),
+            ("spatial_weight", spatial_weight),
+        ):
+            if not abs(weight) < float("inf"):
+                raise InputError(f"{name}={shown(weight)}, expected a number")
+        self.bilateral_sigma, self.bilateral_color = bilateral_sigma, bilateral_color
+        self.bilateral_weight = float(bilateral_weight)
+        self.spatial_sigma, self.spatial_weight = spatial_sigma, float(spatial_weight)
+        self.normalization, self.self_message = normalization, self_message
+        self.filter, self.reduction = filter, reduction
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows."""
+        return (
+            f"bilateral_sigma={self.bilateral_sigma}, bilateral_color={self.bilateral_color}, "
+            f"normalization={self.normalization!r}, filter={self.filter!r}, "
+            f"reduction={self.reduction!r}"
+        )
+
+    def forward(
+        self,
+        image: Tensor | None,
+        probabilities: Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
+        confident: Tensor | None = None,
+        ignore: Tensor | None = None,
+    ) -> Tensor:
+        """The loss.
+
+        Args:
+            image: None without a bilateral term.  # (B, channels, *pixels)
+            probabilities: S, which sum to 1 over labels.  # (B, labels, *pixels)
+            logits: Scores in their place, of which the softmax is taken.
+            confident: Pixels whose probabilities are taken for granted: they pull others towards
+                them and get no gradient. (Put known labels into ``probabilities`` there.)
+                # (B, *pixels), truth values
+            ignore: Pixels that don't count at all, padding for example; they are in the
+                normalization of W, since that belongs to the image.  # (B, *pixels), truth values
+
+        Returns:
+            A number, or one per image.
+        """
+        given = [x for x in (probabilities, logits) if x is not None]
+        if len(given) != 1:
+            raise InputError("expected probabilities or logits, one of them")
+        maps = given[0]
+        if maps.ndim < 3:
+            raise InputError(
+                f"probabilities of shape {tuple(maps.shape)}, expected (images, labels, *pixels)"
+            )
+        pixels = tuple(maps.shape[2:])
+        with plain_precision(maps):
+            s = rows(maps.to(working_dtype(maps.dtype)))  # (B, n, labels)
+            if logits is not None:
+                s = torch.softmax(s, dim=-1)
+            counts = 1 - _flags(ignore, "ignore", s, pixels)  # (B, n, 1)
+            moves = counts * (1 - _flags(confident, "confident", s, pixels))
+            features, weights = self._terms(image, pixels, s)
+            sums, _ = torch.ops.proxfield.dense_crf_loss(
+                s, counts, moves, features, weights, self.normalization, self.self_message,
+                self.filter, torch.is_grad_enabled() and s.requires_grad,
+            )  # fmt: skip
+            if self.reduction == "none":
+                return sums
+            if self.reduction == "sum":
+                return sums.sum()
+            return sums.sum() / counts.sum().clamp(min=1)
+
+    def _terms(
+        self, image: Tensor | None, pixels: tuple[int, ...], like: Tensor
+    ) -> tuple[list[Tensor], list[float]]:
+        """Features in units of standard deviations, and the weight of each term."""
+        features, weights = [], []
+        places = places_of(pixels, like)
+
+        def scaled(values: Tensor, sigma: float | Sequence[float]) -> Tensor:
+            return values / like.new_tensor(sigma)
+
+        if self.spatial_weight != 0:
+            features.append(scaled(places, self.spatial_sigma))
+            weights.append(self.spatial_weight)
+        if self.bilateral_weight != 0:
+            if image is None:
+                raise InputError("the bilateral term needs an image; bilateral_weight=0 omits it")
+            seen = channels_of(image.detach(), pixels, like, "bilateral")
+            where = scaled(places, self.bilateral_sigma).expand(len(seen), -1, -1)
+            features.append(torch.cat([where, scaled(seen, self.bilateral_color)], dim=-1))
+            weights.append(self.bilateral_weight)
+        return [f.contiguous() for f in features], weights
+
+
+def _count(values: float | Sequence[float]) -> int:
+    return len(values) if isinstance(values, Sequence) else 1
+
+
+def _flags(mask: Tensor | None, name: str, like: Tensor, pixels: tuple[int, ...]) -> Tensor:
+    """A mask as 0 and 1, one row per pixel.  # (B, *pixels) -> (B, n, 1)"""
+    if mask is None:
+        return like.new_zeros((*like.shape[:2], 1))
+    if tuple(mask.shape) != (len(like), *pixels):
+        raise InputError(
+            f"{name} of shape {tuple(mask.shape)}, expected {(len(like), *pixels)}: one truth "
+            "value per pixel"
+        )
+    return (mask != 0).to(like).reshape(len(like), -1, 1)
+
+
+# ---- the operator ----
+
+
+def _loss(
+    s: Tensor, counts: Tensor, moves: Tensor, features: list[Tensor], weights: list[float],
+    normalization: str, self_message: bool, filter: str, learns: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The sum of each image, and its derivative for S where it is asked for.
+
+    With T = S where pixels count and m = 1 there: Σ_k T_kᵀ W (m − T_k), from one product per term,
+    W (T, m); the derivative is W m − 2 W T_k.
+    """
+    with plain_precision(s):
+        held = s * counts
+        given = torch.cat([held, counts], dim=-1)
+        seen = torch.zeros_like(given)
+        if s.numel():
+            for points, weight in zip(features, weights, strict=True):
+                operator = PlannedOperator(points, normalization, self_message, filter)
+                seen += weight * operator.apply(given)
+        mine, all_of = seen[..., :-1], seen[..., -1:]
+        sums = (held * (all_of - mine)).sum(dim=(1, 2))
+        if not learns:
+            return sums, s.new_empty(0)
+        return sums, moves * (all_of - 2 * mine)
+
+
+def _loss_shape(
+    s: Tensor, counts: Tensor, moves: Tensor, features: list[Tensor], weights: list[float],
+    normalization: str, self_message: bool, filter: str, learns: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return s.new_empty(len(s)), s.new_empty(s.shape if learns else 0)
+
+
+def _context(ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.terms = len(inputs[3])
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1])
+
+
+def _backward(ctx: AutogradContext, grad: Tensor, _: Tensor) -> tuple[object, ...]:
+    (derivative,) = ctx.saved_tensors
+    return (grad[:, None, None] * derivative, None, None, [None] * ctx.terms, *[None] * 5)
+
+
+if torch is not None and hasattr(torch.library, "custom_op"):
+    define(
+        "dense_crf_loss",
+        "(Tensor s, Tensor counts, Tensor moves, Tensor[] features, float[] weights, "
+        "str normalization, bool self_message, str filter, bool learns) -> (Tensor, Tensor)",
+        _loss, _loss_shape, _context, _backward,
+    )  # fmt: skip
