@@ -50,7 +50,7 @@ def count(name: str, default: int | None, text: str) -> Decorator:
     "--l2",
     metavar="X",
     type=click.FloatRange(0),
-    help="Weight of the squared norm of the tables.  [default: 300 for marginals, else 1]",
+    help="Weight of the squared norm of the tables.  [default: 1000 for marginals, else 1]",
 )
 @count("--max-iters", None, "Iterations of the method.  [default: 30, 200 or 60 by method]")
 @click.option(

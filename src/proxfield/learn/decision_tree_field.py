@@ -69,7 +69,7 @@ class DecisionTreeField(Estimator):
         method: "marginals" (log-likelihood of the marginals that mean field computes: most pixels
             are right), "chains" (maximum likelihood with persistent chains: cleaner strokes) or
             "pseudo" (pseudo-likelihood).
-        l2: Weight of the squared norm of the tables; by default 300 for "marginals", else 1.
+        l2: Weight of the squared norm of the tables; by default 1000 for "marginals", else 1.
         max_iters: Iterations of the method; by default 30, 200 and 60.
         rule: The rule of inference in ``predict`` and others.
         infer_iters: Maximum number of iterations of the rule.
@@ -97,7 +97,7 @@ class DecisionTreeField(Estimator):
         reach: int = 18,
         unary_leaves: int = 128,
         pair_leaves: int = 32,
-        max_samples: int = 50_000,
+        max_samples: int = 200_000,
         n_labels: int | None = None,
         method: str = "marginals",
         l2: float | None = None,
@@ -178,7 +178,7 @@ class DecisionTreeField(Estimator):
         whole = prepare(forest.instance(image) for image in images)
         most = ITERATIONS[self.method] if self.max_iters is None else self.max_iters
         if self.method == "marginals":
-            l2 = 300.0 if self.l2 is None else self.l2
+            l2 = 1000.0 if self.l2 is None else self.l2
             return fit_marginals(
                 whole, start, l2=l2, max_iters=most, weaken=False, callback=callback
             )  # the start has no interactions
