@@ -19,9 +19,11 @@ MAX_VISITS = 5.5
 CHEAP_VISITS = 360_000
 """Vertices that they may visit however few points there are."""
 COARSE_VISITS = 14.5
-"""Vertices per point that blurs over a coarser lattice may visit, if they were separable …"""
-COARSE_CHEAP_VISITS = 1_100_000
-"""… and vertices, however many points there are."""
+"""The same for coarse blurs, counted as if they were separable: per point, …"""
+COARSE_CHEAP_VISITS = 550_000
+"""… however few points there are, …"""
+COARSE_MAX_VISITS = 1_100_000
+"""… and however many: then vertices are too many for caches."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Blur:
     - separable: B = C Cᵀ, where C blurs along one axis after another. Each vertex keeps
       1 − 2·share along an axis and gets ``share`` of both neighbors. Closest to the Gaussian
       where points are dense: the lattice is fine, and vertices between touched ones are added.
-    - coarse: the same with a smaller share over a coarser lattice, which has fewer vertices.
+    - coarse: the same with a smaller share over a coarser lattice, which has a third fewer
+      vertices.
     - star: B = T M T, where T and M blur along all axes at once. In T a vertex keeps two shares
       and gets one from each of the 2 (d + 1) neighbors. In M it keeps one half, and the neighbors'
       shares are the other half, so M has no negative eigenvalue. The lattice is coarser and three
@@ -44,10 +47,13 @@ class Blur:
     Args:
         name: "separable", "coarse" or "star".
         along: The share along one axis after another; None for stars.
+        fit: Part of the variance that counts: mass is lost at missing vertices, so a kernel that
+            is somewhat too wide comes closer.
     """
 
     name: str
     along: float | None
+    fit: float = 1.0
 
     @property
     def bridged(self) -> bool:
@@ -67,11 +73,11 @@ class Blur:
 
         Along each axis a blur has the variance 2·share, and splatting and slicing 1/12 each.
         """
-        return 4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6
+        return self.fit * (4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6)
 
 
 SEPARABLE = Blur("separable", along=0.2)
-COARSE = Blur("coarse", along=0.16)
+COARSE = Blur("coarse", along=0.15, fit=0.88)
 STAR = Blur("star", along=None)
 BLURS = {blur.name: blur for blur in (SEPARABLE, COARSE, STAR)}
 
@@ -97,7 +103,8 @@ def choose_blur(points: int, d: int, touched: int) -> Blur:
     visits = 2 * (d + 1) * finer * touched
     if visits <= max(MAX_VISITS * points, CHEAP_VISITS):
         return SEPARABLE
-    return COARSE if visits <= min(COARSE_VISITS * points, COARSE_CHEAP_VISITS) else STAR
+    few = max(COARSE_VISITS * points, COARSE_CHEAP_VISITS)
+    return COARSE if visits <= min(few, COARSE_MAX_VISITS) else STAR
 
 
 def axis_scales(d: int, blur: Blur) -> NDArray[np.float64]:
