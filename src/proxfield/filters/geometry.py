@@ -22,7 +22,7 @@ COARSE_VISITS = 14.5
 """The same for coarse blurs, counted as if they were separable: per point, …"""
 COARSE_CHEAP_VISITS = 550_000
 """… however few points there are, …"""
-COARSE_MAX_VISITS = 1_100_000
+COARSE_MAX_VISITS = 1_150_000
 """… and however many: then vertices are too many for caches."""
 
 

@@ -42,9 +42,7 @@ def add_bridges(
     beside = np.full((touched + len(missed), axes, 2), -1, dtype=np.int32)
     link_touched(near, added, beside)
     numbers = np.empty(len(missed), dtype=np.uint32)
-    table, missed, _ = merge(
-        np.full(SLOTS, FREE, dtype=np.int32), missed[:0], 0, missed, numbers
-    )
+    table, missed, _ = merge(np.full(SLOTS, FREE, dtype=np.int32), missed[:0], 0, missed, numbers)
     link_added(table, missed, touched, stride, beside)
     next_to = np.empty((axes, len(beside), 2), dtype=np.uint32)
     return breadth_first(beside.view(np.uint32), next_to)[:touched], next_to
