@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from proxfield.common.arrays import Floats, Ints
 from proxfield.compiled.simd import LANES
 from proxfield.filters.geometry import MIN_TOUCHED, STAR, Blur
+from proxfield.filters.numba import bridges, star
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
-from proxfield.filters.numba import star
-from proxfield.filters.numba.bridges import add_bridges
 from proxfield.filters.numba.lattice import CACHE_BYTES, Indices, Points
 
 
@@ -47,8 +46,7 @@ class Placed:
         return self.keys[: self.touched]
 
     def renumber(self, number: Indices) -> None:
-        """Give vertices other numbers; their keys are forgotten."""
-        self.forget_keys()
+        """Give vertices other numbers."""
         for vertex in self.vertex:
             vertex[:] = number[vertex]
 
@@ -116,9 +114,13 @@ class Separable(Blurring):
 
     def __init__(self, placed: Placed, stride: Ints, blur: Blur) -> None:
         near = neighbors(placed, stride)
-        number, self.next_to = add_bridges(placed.touched_keys, stride, near, MIN_TOUCHED)
+        placed.table = placed.table[:0].copy()
+        added = bridges.find_bridges(placed.touched_keys, stride, near, MIN_TOUCHED)
+        placed.forget_keys()
+        self.next_to = bridges.link(near, *added, stride)
         """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
-        placed.renumber(number)
+        del near, added
+        placed.renumber(bridges.renumber(self.next_to))
         self.n_vertices = self.next_to.shape[1]
         self.share = blur.share(len(stride) - 1)
 

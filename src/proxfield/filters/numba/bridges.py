@@ -17,35 +17,66 @@ from proxfield.filters.numba.lattice import VERTICES, Indices
 from proxfield.filters.numba.lattice_build import FREE, SLOTS, Table, find, merge, with_room
 
 
-def add_bridges(
+def find_bridges(
     keys: Ints, stride: Ints, near: NDArray[np.int32], least: int
-) -> tuple[Indices, Indices]:
-    """Add vertices that no point touches but that have at least ``least`` touched neighbors.
+) -> tuple[Ints, NDArray[np.int32]]:
+    """Vertices that no point touches but that have at least ``least`` touched neighbors.
 
     Args:
         keys: Of the touched vertices.
         stride: What a step along each axis adds to a key.
-        near: Their neighbors among themselves, −1 for none; overwritten.  # (touched, axes, 2)
+        near: Their neighbors among themselves, −1 for none; −2 − k becomes the k-th of those that
+            are missing.  # (touched, axes, 2)
         least: How often a vertex must be missed.
 
     Returns:
-        The new number of each touched vertex, and the neighbors of all vertices along each axis,
-        where the number of vertices stands for none.  # (touched,), (axes, vertices, 2)
+        The keys of the vertices to add; and of each one that is missing the number, or −1 if it
+        isn't added.
     """
-    touched, axes, _ = near.shape
     missed = np.empty(np.count_nonzero(near < 0), dtype=np.int64)
     times = np.zeros(len(missed), dtype=np.int32)
     count = find_missed(keys, stride, near, missed, times)
     often = times[:count] >= least
-    added = np.where(often, touched - 1 + np.cumsum(often), -1).astype(np.int32)
-    missed = missed[:count][often]
-    beside = np.full((touched + len(missed), axes, 2), -1, dtype=np.int32)
+    added = np.cumsum(often, dtype=np.int32)
+    added += len(keys) - 1
+    added[~often] = -1
+    return missed[:count][often], added
+
+
+def link(near: NDArray[np.int32], keys: Ints, added: NDArray[np.int32], stride: Ints) -> Indices:
+    """Neighbors of all vertices; larger than any vertex: none.  # (axes, vertices, 2)
+
+    Args:
+        near: Of the touched vertices, as `find_bridges` leaves it.
+        keys: Of those to add.
+        added: As from `find_bridges`.
+        stride: What a step along each axis adds to a key.
+    """
+    touched, axes, _ = near.shape
+    beside = np.full((axes, touched + len(keys), 2), -1, dtype=np.int32)
     link_touched(near, added, beside)
-    numbers = np.empty(len(missed), dtype=np.uint32)
-    table, missed, _ = merge(np.full(SLOTS, FREE, dtype=np.int32), missed[:0], 0, missed, numbers)
-    link_added(table, missed, touched, stride, beside)
-    next_to = np.empty((axes, len(beside), 2), dtype=np.uint32)
-    return breadth_first(beside.view(np.uint32), next_to)[:touched], next_to
+    table, none = np.full(SLOTS, FREE, dtype=np.int32), keys[:0]
+    table, keys, _ = merge(table, none, 0, keys, np.empty(len(keys), dtype=np.uint32))
+    link_added(table, keys, touched, stride, beside)
+    return beside.view(np.uint32)
+
+
+def renumber(beside: Indices) -> Indices:
+    """Number vertices breadth first.
+
+    Args:
+        beside: Neighbors as from `link`; in new numbers afterwards, where the number of vertices
+            stands for none.  # (axes, vertices, 2)
+
+    Returns:
+        The new numbers, and one that stands for none.
+    """
+    order, number = breadth_first(beside)
+    before = np.empty_like(beside[0])
+    for plane in beside:  # one after another, to need little memory
+        before[:] = plane
+        permute(before, order, number, plane)
+    return number
 
 
 @kernel
@@ -91,7 +122,7 @@ def link_touched(
     Args:
         near: As from `find_missed`.
         added: Number of each vertex that is missed, or −1 if it isn't added.
-        beside: Out.  # (vertices, axes, 2)
+        beside: Out.  # (axes, vertices, 2)
     """
     n, axes, _ = near.shape
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
@@ -102,8 +133,8 @@ def link_touched(
                     if other < 0:
                         other = added[-2 - other]
                         if other >= 0:
-                            beside[other, axis, 1 - side] = v
-                    beside[v, axis, side] = other
+                            beside[axis, other, 1 - side] = v
+                    beside[axis, v, side] = other
 
 
 @parallel_kernel
@@ -117,32 +148,23 @@ def link_added(
         keys: These.
         first: Number of the first of them among all vertices.
         stride: What a step along each axis adds to a key.
-        beside: Filled in.  # (vertices, axes, 2)
+        beside: Filled in.  # (axes, vertices, 2)
     """
-    n = len(beside) - first
+    n = beside.shape[1] - first
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
         for i in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
             for axis in range(len(stride)):
-                if beside[first + i, axis, 1] < 0:
+                if beside[axis, first + i, 1] < 0:
                     other = table[find(keys[i] + stride[axis], table, keys)]
                     if other != FREE:
-                        beside[first + i, axis, 1] = first + other
-                        beside[first + other, axis, 0] = first + i
+                        beside[axis, first + i, 1] = first + other
+                        beside[axis, first + other, 0] = first + i
 
 
 @kernel
-def breadth_first(beside: Indices, next_to: Indices) -> Indices:
-    """Number vertices breadth first.
-
-    Args:
-        beside: Neighbors; larger than any vertex: none.  # (vertices, axes, 2)
-        next_to: The same in new numbers; the number of vertices stands for none.
-            # (axes, vertices, 2)
-
-    Returns:
-        The new numbers, and one that stands for none.
-    """
-    n, axes, _ = beside.shape
+def breadth_first(beside: Indices) -> tuple[Indices, Indices]:
+    """Vertices in breadth-first order, and the number of each in it (and one that is none)."""
+    axes, n, _ = beside.shape
     order, number = np.empty(n, dtype=np.uint32), np.full(n + 1, n + 1, dtype=np.uint32)
     number[n] = n  # as if it were numbered already: one question less for each neighbor
     first, last = 0, 0
@@ -156,14 +178,19 @@ def breadth_first(beside: Indices, next_to: Indices) -> Indices:
         v = order[k]
         for axis in range(axes):
             for side in range(2):
-                other = min(np.int64(beside[v, axis, side]), n)
+                other = min(np.int64(beside[axis, v, side]), n)
                 if number[other] > n:
                     number[other] = last
                     order[last] = other
                     last += 1
-    for k in range(n):
-        v = order[k]
-        for axis in range(axes):
+    return order, number
+
+
+@parallel_kernel
+def permute(before: Indices, order: Indices, number: Indices, after: Indices) -> None:
+    """Neighbors along one axis in new numbers.  # (vertices, 2) each"""
+    n = len(order)
+    for task in numba.prange((n + VERTICES - 1) // VERTICES):
+        for k in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
             for side in range(2):
-                next_to[axis, k, side] = number[min(np.int64(beside[v, axis, side]), n)]
-    return number
+                after[k, side] = number[min(np.int64(before[order[k], side]), n)]
