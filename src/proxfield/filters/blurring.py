@@ -115,11 +115,13 @@ class Separable(Blurring):
     def __init__(self, placed: Placed, stride: Ints, blur: Blur) -> None:
         near = neighbors(placed, stride)
         placed.table = placed.table[:0].copy()
-        added = bridges.find_bridges(placed.touched_keys, stride, near, MIN_TOUCHED)
+        keys, added = bridges.find_bridges(placed.touched_keys, stride, near, MIN_TOUCHED)
         placed.forget_keys()
-        self.next_to = bridges.link(near, *added, stride)
+        beside = np.full((len(stride), placed.touched + len(keys), 2), -1, dtype=np.int32)
+        bridges.link_touched(near, added, beside)
+        del near, added  # what isn't needed any more makes room for the rest
+        self.next_to = bridges.link_bridges(beside, keys, stride)
         """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
-        del near, added
         placed.renumber(bridges.renumber(self.next_to))
         self.n_vertices = self.next_to.shape[1]
         self.share = blur.share(len(stride) - 1)

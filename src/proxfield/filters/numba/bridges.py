@@ -43,21 +43,17 @@ def find_bridges(
     return missed[:count][often], added
 
 
-def link(near: NDArray[np.int32], keys: Ints, added: NDArray[np.int32], stride: Ints) -> Indices:
+def link_bridges(beside: NDArray[np.int32], keys: Ints, stride: Ints) -> Indices:
     """Neighbors of all vertices; larger than any vertex: none.  # (axes, vertices, 2)
 
     Args:
-        near: Of the touched vertices, as `find_bridges` leaves it.
-        keys: Of those to add.
-        added: As from `find_bridges`.
+        beside: As from `link_touched`; filled in.
+        keys: Of the vertices that were added, which come last.
         stride: What a step along each axis adds to a key.
     """
-    touched, axes, _ = near.shape
-    beside = np.full((axes, touched + len(keys), 2), -1, dtype=np.int32)
-    link_touched(near, added, beside)
     table, none = np.full(SLOTS, FREE, dtype=np.int32), keys[:0]
-    table, keys, _ = merge(table, none, 0, keys, np.empty(len(keys), dtype=np.uint32))
-    link_added(table, keys, touched, stride, beside)
+    table, keys, count = merge(table, none, 0, keys, np.empty(len(keys), dtype=np.uint32))
+    link_added(table, keys, beside.shape[1] - count, stride, beside)
     return beside.view(np.uint32)
 
 
@@ -65,8 +61,8 @@ def renumber(beside: Indices) -> Indices:
     """Number vertices breadth first.
 
     Args:
-        beside: Neighbors as from `link`; in new numbers afterwards, where the number of vertices
-            stands for none.  # (axes, vertices, 2)
+        beside: Neighbors as from `link_bridges`; in new numbers afterwards, where the number of
+            vertices stands for none.  # (axes, vertices, 2)
 
     Returns:
         The new numbers, and one that stands for none.
@@ -122,7 +118,7 @@ def link_touched(
     Args:
         near: As from `find_missed`.
         added: Number of each vertex that is missed, or −1 if it isn't added.
-        beside: Out.  # (axes, vertices, 2)
+        beside: Out; −1 before, and then for none.  # (axes, vertices, 2)
     """
     n, axes, _ = near.shape
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
