@@ -67,6 +67,7 @@ def renumber(beside: Indices) -> Indices:
     Returns:
         The new numbers, and one that stands for none.
     """
+    number: Indices
     order, number = breadth_first(beside)
     before = np.empty_like(beside[0])
     for plane in beside:  # one after another, to need little memory
