@@ -235,3 +235,11 @@ def test_bad_images_are_refused(fitted):
         fitted.predict([], mask)
     with pytest.raises(NotFittedError, match="isn't fitted yet"):
         DecisionTreeField().predict(images, mask)
+    with pytest.raises(InputError, match="masks are a bool, expected an array"):
+        DecisionTreeField(**SMALL).fit(images, True)
+    with pytest.raises(InputError, match="images are a int, expected an array"):
+        DecisionTreeField(**SMALL).fit(5, mask)
+    with pytest.raises(InputError, match="images: number 0 has rows of different lengths"):
+        DecisionTreeField(**SMALL).fit([[[0, 1], [1]]], [np.ones((2, 2), bool)])
+    with pytest.raises(InputError, match="images are a int, expected an array"):
+        fitted.predict(5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -143,11 +144,12 @@ def check_images(
     Raises:
         InputError: What is wrong, and with which image.
     """
-    pictures = [np.asarray(image) for image in images]  # type: ignore[union-attr]
+    pictures = as_arrays(images, "images")
     if not pictures:
         raise InputError("no images, expected at least one")
     given = np.asarray(masks) if not isinstance(masks, (list, tuple)) else None
-    covers = [given] * len(pictures) if given is not None and given.ndim == 2 else list(masks)  # type: ignore[arg-type]
+    one = given is not None and given.ndim == 2
+    covers = [given] * len(pictures) if one else as_arrays(masks, "masks")
     if len(covers) != len(pictures):
         raise InputError(f"{len(covers)} masks for {len(pictures)} images, expected one each")
     labels, hidden = [], []
@@ -172,3 +174,18 @@ def check_images(
         labels.append(values)
         hidden.append(cover)
     return labels, hidden
+
+
+def as_arrays(values: Any, what: str) -> list[NDArray[Any]]:
+    """A sequence of arrays, one for each image."""
+    if isinstance(values, (str, bytes)) or not np.iterable(values):
+        kind = type(values).__name__
+        raise InputError(f"{what} are a {kind}, expected an array (n, height, width) or a list")
+    return [_as_array(value, f"{what}: number {k}") for k, value in enumerate(values)]
+
+
+def _as_array(value: Any, where: str) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InputError(f"{where} has rows of different lengths, expected equal ones") from None
