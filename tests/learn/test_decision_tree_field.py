@@ -202,6 +202,14 @@ def test_trees_of_files_are_checked(fitted, damage):
         other.from_arrays(arrays)
 
 
+@pytest.mark.parametrize("shape", [(5, 12), (12, 5), (3, 4), (1, 1)])
+def test_images_smaller_than_the_largest_offset(fitted, shape):
+    image, mask = np.zeros(shape, dtype=int), np.ones(shape, dtype=bool)
+    model = DecisionTreeField(**{**SMALL, "offsets": None}).fit([image, 1 - image], [mask, mask])
+    assert model.predict([image], [mask])[0].shape == shape
+    assert model.field(image, mask).n_vars == image.size
+
+
 # ---- bad input ----
 
 

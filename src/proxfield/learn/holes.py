@@ -70,12 +70,13 @@ class HoledImage:
         """Pixels whose pair with the pixel at an offset has a hidden one.  # rows, columns"""
         down, right = offset
         height, width = self.hidden.shape
-        here = self.hidden[max(0, -down) : height - max(0, down),
-                           max(0, -right) : width - max(0, right)]  # fmt: skip
-        there = self.hidden[max(0, down) : height - max(0, -down),
-                            max(0, right) : width - max(0, -right)]  # fmt: skip
-        rows, columns = np.nonzero(here | there)
-        return rows + max(0, -down), columns + max(0, -right)
+        rows, columns = max(0, height - abs(down)), max(0, width - abs(right))  # of such pairs
+        top, left = max(0, -down), max(0, -right)
+        here = self.hidden[top : top + rows, left : left + columns]
+        top, left = max(0, down), max(0, right)
+        there = self.hidden[top : top + rows, left : left + columns]
+        found = np.nonzero(here | there)
+        return found[0] + max(0, -down), found[1] + max(0, -right)
 
 
 def feature_offsets(count: int = 256, reach: int = 18) -> Ints:
