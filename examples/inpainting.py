@@ -36,12 +36,12 @@ def fit(settings: dict, train: Characters) -> tuple[DecisionTreeField, float]:
     return model, time.process_time() - start
 
 
-def compare_rules(model: DecisionTreeField, test: Characters) -> list[str]:
+def compare_rules(model: DecisionTreeField, test: Characters, count: int) -> list[str]:
     """Mean F, accuracy and mean energy of the most probable labels, for each rule."""
     lines = []
     for rule in RULES:
         f, right, energy, true_energy = [], [], [], []
-        for image, mask in zip(test.images, test.masks, strict=True):
+        for image, mask in zip(test.images[:count], test.masks[:count], strict=True):
             result = model.infer(image, mask, rule=rule)
             labels = result.q.reshape(-1, 2).argmax(axis=1)
             field = model.field(image, mask)
@@ -89,10 +89,13 @@ def main() -> None:
     parser.add_argument("--hole", choices=("small", "large"), default="small")
     parser.add_argument("--train", type=int, default=300)
     parser.add_argument("--test", type=int, default=100)
-    parser.add_argument("--rules", action="store_true", help="compare rules, too")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rules", type=int, default=0, metavar="N", help="compare rules on N, too")
     parser.add_argument("--picture", metavar="FILE.png")
     args = parser.parse_args()
-    sets = make_characters(args.train, args.test, hole=args.hole, held_out="noto-sans")
+    sets = make_characters(
+        args.train, args.test, hole=args.hole, held_out="noto-sans", seed=args.seed
+    )
     assert sets.held_out is not None
     models = {}
     white = 100 * (1 - sets.test.images[sets.test.masks].mean())
@@ -108,7 +111,7 @@ def main() -> None:
             flush=True,
         )
         if args.rules and settings.get("offsets") is None:
-            print("\n".join(compare_rules(models[name], sets.test)), flush=True)
+            print("\n".join(compare_rules(models[name], sets.test, args.rules)), flush=True)
     if args.picture:
         atomic_write(args.picture, draw(models, sets.test, [0, 1, 2, 4]))
 

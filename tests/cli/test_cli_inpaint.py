@@ -109,6 +109,25 @@ def test_bad_calls_write_nothing(
     assert sorted(Path().rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.zeros((10, 20), dtype=int), "mask.png: is (10, 12), the image 9.png (10, 20)"),
+        (np.full((10, 12), 9), "9.png: has the label 9, expected 0 to 1"),
+    ],
+)
+def test_a_bad_image_among_good_ones_writes_nothing(
+    work: Callable[..., Any], labels: Any, message: str
+) -> None:
+    assert fit(work).exit_code == 0
+    write_labels("test/9.png", labels)
+    before = sorted(Path().rglob("*"))
+    result = inpaint(work, "test", "-o", "out", "--sheet", "sheets")
+    assert result.exit_code == 2
+    assert message in result.stderr and result.stderr.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 nothing", b"text"])
 def test_bad_models_are_refused(work: Callable[..., Any], content: bytes) -> None:
     Path("model.npz").write_bytes(content)
@@ -135,6 +154,24 @@ def test_bad_fits_write_nothing(
     result = fit(work, *options)
     assert result.exit_code == 2
     assert message in result.stderr
+    assert not Path("model.npz").exists()
+
+
+def test_files_of_bad_labels_are_named(work: Callable[..., Any]) -> None:
+    write_labels("train/9.png", np.full((10, 12), 9))
+    result = fit(work, "--n-labels", 2)
+    assert result.exit_code == 2
+    assert "train/9.png: has the label 9, expected 0 to 1" in result.stderr.replace("\\", "/")
+
+
+def test_test_images_are_checked_before_the_fit(
+    work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DecisionTreeField, "fit", lambda *_, **__: pytest.fail("fitted"))
+    write_labels("test/9.png", np.full((10, 12), 9))
+    result = fit(work, "--test", "test")
+    assert result.exit_code == 2
+    assert "9.png: has the label 9, expected 0 to 1" in result.stderr
     assert not Path("model.npz").exists()
 
 

@@ -202,6 +202,14 @@ def test_trees_of_files_are_checked(fitted, damage):
         other.from_arrays(arrays)
 
 
+@pytest.mark.parametrize("shape", [(5, 12), (12, 5), (3, 4), (1, 1)])
+def test_images_smaller_than_the_largest_offset(fitted, shape):
+    image, mask = np.zeros(shape, dtype=int), np.ones(shape, dtype=bool)
+    model = DecisionTreeField(**{**SMALL, "offsets": None}).fit([image, 1 - image], [mask, mask])
+    assert model.predict([image], [mask])[0].shape == shape
+    assert model.field(image, mask).n_vars == image.size
+
+
 # ---- bad input ----
 
 
@@ -235,3 +243,11 @@ def test_bad_images_are_refused(fitted):
         fitted.predict([], mask)
     with pytest.raises(NotFittedError, match="isn't fitted yet"):
         DecisionTreeField().predict(images, mask)
+    with pytest.raises(InputError, match="masks are a bool, expected an array"):
+        DecisionTreeField(**SMALL).fit(images, True)
+    with pytest.raises(InputError, match="images are a int, expected an array"):
+        DecisionTreeField(**SMALL).fit(5, mask)
+    with pytest.raises(InputError, match="images: number 0 has rows of different lengths"):
+        DecisionTreeField(**SMALL).fit([[[0, 1], [1]]], [np.ones((2, 2), bool)])
+    with pytest.raises(InputError, match="images are a int, expected an array"):
+        fitted.predict(5)

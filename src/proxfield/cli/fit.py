@@ -76,14 +76,19 @@ def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **opt
     from proxfield.cli.progress import Display
     from proxfield.cli.shared import check_distinct, check_target, show_summary
     from proxfield.cli.signals import INTERRUPTED, begin_work, interrupted
+    from proxfield.errors import InputError
 
     output = options["output"]
     check_target(output, "-o")
     check_distinct({"--mask": options["mask"], "-o": output, "--test": options["test"]})
-    labels, hidden = read_images(images, options["mask"], output)
+    given = options["n_labels"]
+    labels, hidden = read_images(images, options["mask"], output, given)
     test = None
-    if options["test"] is not None:
-        test = read_images((options["test"],), options["mask"], output)
+    if options["test"] is not None:  # checked before the fit, which takes long
+        count = given or max(2, 1 + max(int(x.max()) for x in labels))
+        test = read_images((options["test"],), options["mask"], output, count)
+        if not any(h.any() for h in test[1]):
+            raise InputError("no pixel is hidden in any image, expected holes", path="--test")
     from proxfield.learn.decision_tree_field import DecisionTreeField
 
     same = ("method", "unary_leaves", "pair_leaves", "features", "reach", "n_labels", "l2")
@@ -118,9 +123,11 @@ def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **opt
         ctx.exit(INTERRUPTED)
 
 
-def read_images(images: tuple[str, ...], mask: str, output: str) -> tuple[list[Any], list[Any]]:
-    """Images and masks of files, checked against the output."""
-    from proxfield.cli.inpaint import find_masks, read_holed
+def read_images(
+    images: tuple[str, ...], mask: str, output: str, n_labels: int | None
+) -> tuple[list[Any], list[Any]]:
+    """Images and masks of files, checked, also against the output."""
+    from proxfield.cli.inpaint import check_labels, find_masks, read_holed
     from proxfield.cli.refine_files import find_images
     from proxfield.cli.shared import check_distinct
 
@@ -129,4 +136,7 @@ def read_images(images: tuple[str, ...], mask: str, output: str) -> tuple[list[A
     for path in (*found, *masks):
         check_distinct({"an input": str(path), "-o": output})
     pairs = [read_holed(*both) for both in zip(found, masks, strict=True)]
-    return [labels for labels, _, _ in pairs], [hidden for _, hidden, _ in pairs]
+    labels, hidden = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    for path, image, mask_of_it in zip(found, labels, hidden, strict=True):
+        check_labels(path, image, mask_of_it, n_labels, known=True)
+    return labels, hidden

@@ -108,6 +108,8 @@ def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **opt
     if options["sheet"] is not None:
         import_pillow()
     model = DecisionTreeField.load(options["model"])
+    for hole in holes:  # before anything is written
+        check_hole(hole, model, options["truth"])
     start = time.perf_counter()
     begin_work()
     records: list[Record] = []
@@ -182,24 +184,38 @@ def read_holed(image: Path, mask: Path) -> tuple[NDArray[Any], NDArray[Any], lis
     return labels, hidden, palette
 
 
+def check_hole(hole: Hole, model: DecisionTreeField, truth: bool) -> None:
+    """Refuse an image that the model can't complete."""
+    labels, hidden, _ = read_holed(hole.image, hole.mask)
+    check_labels(hole.image, labels, hidden, model.n_labels_, known=truth)
+
+
+def check_labels(
+    path: Path, labels: NDArray[Any], hidden: NDArray[Any], n_labels: int | None, *, known: bool
+) -> None:
+    """As `check_images` for one image, with its file in errors."""
+    from proxfield.errors import InputError
+    from proxfield.io.files import display_name
+    from proxfield.learn.holes import check_images
+
+    try:
+        check_images([labels], [hidden], n_labels, known=known)
+    except InputError as error:
+        text = error.message.removeprefix("image 0 ")
+        raise InputError(text, path=display_name(path)) from None
+
+
 def fill(hole: Hole, model: DecisionTreeField, truth: bool, run: Record) -> Record:
     """Complete one image and write it."""
     import numpy as np
 
-    from proxfield.errors import InputError
-    from proxfield.io.files import atomic_write, display_name
+    from proxfield.io.files import atomic_write
     from proxfield.io.images import import_pillow, png_bytes, write_labels
 
     labels, hidden, palette = read_holed(hole.image, hole.mask)
-    try:
-        if truth and int(labels.max(initial=0)) >= model.n_labels_:
-            raise InputError(f"has the label {labels.max()}, expected 0 to {model.n_labels_ - 1}")
-        result = model.infer(labels, hidden, **run)
-        if result.status.name == "INTERRUPTED":
-            raise KeyboardInterrupt
-    except InputError as error:
-        text = error.message.removeprefix("image 0 ")
-        raise InputError(text, path=display_name(hole.image)) from None
+    result = model.infer(labels, hidden, **run)
+    if result.status.name == "INTERRUPTED":
+        raise KeyboardInterrupt
     q = result.q.reshape(*labels.shape, model.n_labels_)
     found = np.where(hidden, q.argmax(axis=2), labels)
     picture = None

@@ -23,6 +23,7 @@ from proxfield.learn.forest import PAIRS, UNARY, Forest, grow_forest
 from proxfield.learn.holes import (
     MAX_LABELS,
     HoledImage,
+    as_arrays,
     check_images,
     feature_offsets,
     pair_offsets,
@@ -341,7 +342,7 @@ class DecisionTreeField(Estimator):
         self.check_fitted()
         count = self.n_labels_
         if masks is None:
-            masks = [np.asarray(image) < 0 for image in images]
+            masks = [image < 0 for image in as_arrays(images, "images")]
         labels, hidden = check_images(images, masks, count, known=False)
         return [
             self.forest_.holed(np.where(h, 0, x), h) for x, h in zip(labels, hidden, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -69,12 +70,13 @@ class HoledImage:
         """Pixels whose pair with the pixel at an offset has a hidden one.  # rows, columns"""
         down, right = offset
         height, width = self.hidden.shape
-        here = self.hidden[max(0, -down) : height - max(0, down),
-                           max(0, -right) : width - max(0, right)]  # fmt: skip
-        there = self.hidden[max(0, down) : height - max(0, -down),
-                            max(0, right) : width - max(0, -right)]  # fmt: skip
-        rows, columns = np.nonzero(here | there)
-        return rows + max(0, -down), columns + max(0, -right)
+        rows, columns = max(0, height - abs(down)), max(0, width - abs(right))  # of such pairs
+        top, left = max(0, -down), max(0, -right)
+        here = self.hidden[top : top + rows, left : left + columns]
+        top, left = max(0, down), max(0, right)
+        there = self.hidden[top : top + rows, left : left + columns]
+        found = np.nonzero(here | there)
+        return found[0] + max(0, -down), found[1] + max(0, -right)
 
 
 def feature_offsets(count: int = 256, reach: int = 18) -> Ints:
@@ -143,11 +145,12 @@ def check_images(
     Raises:
         InputError: What is wrong, and with which image.
     """
-    pictures = [np.asarray(image) for image in images]  # type: ignore[union-attr]
+    pictures = as_arrays(images, "images")
     if not pictures:
         raise InputError("no images, expected at least one")
     given = np.asarray(masks) if not isinstance(masks, (list, tuple)) else None
-    covers = [given] * len(pictures) if given is not None and given.ndim == 2 else list(masks)  # type: ignore[arg-type]
+    one = given is not None and given.ndim == 2
+    covers = [given] * len(pictures) if one else as_arrays(masks, "masks")
     if len(covers) != len(pictures):
         raise InputError(f"{len(covers)} masks for {len(pictures)} images, expected one each")
     labels, hidden = [], []
@@ -172,3 +175,18 @@ def check_images(
         labels.append(values)
         hidden.append(cover)
     return labels, hidden
+
+
+def as_arrays(values: Any, what: str) -> list[NDArray[Any]]:
+    """A sequence of arrays, one for each image."""
+    if isinstance(values, (str, bytes)) or not np.iterable(values):
+        kind = type(values).__name__
+        raise InputError(f"{what} are a {kind}, expected an array (n, height, width) or a list")
+    return [_as_array(value, f"{what}: number {k}") for k, value in enumerate(values)]
+
+
+def _as_array(value: Any, where: str) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InputError(f"{where} has rows of different lengths, expected equal ones") from None
