@@ -21,6 +21,7 @@ from proxfield.bench.inpainting_models import (
     given_instances,
     read_model,
 )
+from proxfield.bench.inpainting_report import inpainting_table
 from proxfield.bench.inpainting_table import inpainting_block, make_inpainting_tables
 from proxfield.bench.inpainting_work import count_correct, log_truth
 from proxfield.errors import InputError
@@ -142,6 +143,7 @@ def test_tables_are_means_over_fields() -> None:
     assert header[:4] == ["rule", "0.3 s", "%", ""]
     assert rows[1][:4] == ["adam", "-6.50", "70.00", "*"]
     assert rows[1][-2:] == ["-49544.58", "67.12"]
+    assert "Mean F over 2 fields" in inpainting_table(table)
 
 
 def test_a_missing_run_leaves_its_cell_empty() -> None:

@@ -90,7 +90,8 @@ def inpainting_table(table: InpaintingTable) -> str:
         paper = rule_style(rule, place).paper_name
         small = f"<small>{escape(paper or 'not in the paper')}</small>"
         body += f'<tr><th scope="row">{swatch(rule, place)}{escape(rule)}{small}</th>{cells}</tr>'
-    caption = f"{escape(table.quantity.capitalize())} over {table.size}, lower is better"
+    quantity = table.quantity[:1].upper() + table.quantity[1:]  # "mean F" keeps its F
+    caption = f"{escape(quantity)} over {table.size}, lower is better"
     caption += "; underneath, small: hidden pixels that are right" * accuracy
     html = (
         f"<table><caption>{caption}. ★ is the lowest F of its column.</caption><thead><tr>"

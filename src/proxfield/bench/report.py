@@ -12,7 +12,7 @@ from proxfield.bench.inpainting_report import InpaintingResults, inpainting_sect
 from proxfield.bench.panels import make_panels, panels_section
 from proxfield.bench.people_report import People, people_section
 from proxfield.bench.published import ABOUT, FULL_NAMES
-from proxfield.bench.report_tables import effort_table, gap_table, headlines, main_table
+from proxfield.bench.report_tables import effort_table, gap_table, headlines, joined, main_table
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.store import Record
 from proxfield.bench.table import Table, budget_name
@@ -159,7 +159,7 @@ def _table_section(data: ReportData, table: Table) -> str:
     out += headlines(table, data.papers_own)
     foreign = [s for s in table.suites if not data.papers_own.get(s)]
     if foreign:
-        which = " and ".join(foreign)
+        which = joined(foreign)
         out += (
             f'<p class="warn">{escape(which)}: these are not the paper’s own instances but others '
             "of the same kind and size, so the published numbers show only the order of magnitude "
