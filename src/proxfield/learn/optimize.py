@@ -38,6 +38,10 @@ class FitProgress:
     seconds: float
 
 
+EVALUATIONS = 1.5
+"""Evaluations of the objective per iteration, at most, on average: where marginals jump, line
+searches make several for little."""
+
 Callback = Callable[[FitProgress], object]
 """Called after each iteration; returning something true ends the fit."""
 
@@ -191,7 +195,10 @@ def minimize(
     with stoppable():
         scipy_minimize(
             value, start, jac=True, method="L-BFGS-B", callback=lambda _: watch.tell(),
-            options={"maxiter": max_iters, "maxfun": 2 * max_iters + 20, "ftol": tol, "gtol": 1e-8},
+            options={
+                "maxiter": max_iters, "maxfun": int(EVALUATIONS * max_iters) + 10, "ftol": tol,
+                "gtol": 1e-8,
+            },
         )  # fmt: skip
     return packing.unpack(start if watch.x is None else watch.x)
 
