@@ -54,14 +54,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def fit(self: DecisionTreeField, *args: Any, **options: Any) -> Any:
         trained.append(self.method)
-        self.set_params(features=24, reach=4, unary_leaves=4, pair_leaves=2, max_iters=3)
         return original(self, *args, **options)
+
+    def untrained(method: str) -> DecisionTreeField:
+        return DecisionTreeField(
+            features=24, reach=4, unary_leaves=4, pair_leaves=2, max_iters=3, method=method
+        )
 
     def make(train: int, test: int, **_: Any) -> CharacterSets:
         return CharacterSets(draw(train), draw(test), None)
 
     original = DecisionTreeField.fit
     monkeypatch.setattr(DecisionTreeField, "fit", fit)
+    monkeypatch.setattr(inpainting_models, "untrained", untrained)
     monkeypatch.setattr(characters, "make_characters", make)
     return trained
 
@@ -227,8 +232,12 @@ def test_a_model_that_is_kept_is_used(small: list[str], tmp_path: Path) -> None:
     path = training.path(str(tmp_path), "marginals")
     sets = CharacterSets(draw(4), draw(1), None)
     inpainting_models.load_or_fit(path, "marginals", sets, lambda _: None)
-    inpainting_models.load_or_fit(path, "marginals", sets, lambda _: None)
+    model = inpainting_models.load_or_fit(path, "marginals", sets, lambda _: None)
     assert small == ["marginals"]
+    model.set_params(l2=7.0).save(path)
+    told: list[str] = []
+    inpainting_models.load_or_fit(path, "marginals", sets, told.append)
+    assert small == ["marginals"] * 2 and "other settings" in told[0]
 
 
 def test_all_experiments_share_a_folder(

@@ -127,14 +127,23 @@ def _maker(model: DecisionTreeField, image: Ints, mask: Any) -> Callable[[], Inp
     return make
 
 
+def untrained(method: str) -> DecisionTreeField:
+    """A model before it is trained."""
+    from proxfield.learn.decision_tree_field import DecisionTreeField
+
+    return DecisionTreeField(method=method)
+
+
 def load_or_fit(
     path: Path, method: str, sets: CharacterSets, tell: Callable[[str], None]
 ) -> DecisionTreeField:
-    """The model of a file; without the file, it is trained and written."""
-    from proxfield.learn.decision_tree_field import DecisionTreeField
-
+    """The model of a file; without the file or with other settings, it is trained and written."""
+    wanted = untrained(method)
     if path.exists():
-        return DecisionTreeField.load(path)
+        model = type(wanted).load(path)
+        if model.get_params() == wanted.get_params():
+            return model
+        tell(f"{path} was trained with other settings")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -143,9 +152,8 @@ def load_or_fit(
             path=display_name(path.parent),
         ) from None
     tell(f"training by {method} on {len(sets.train)} characters (once; kept in {path})")
-    model = DecisionTreeField(method=method).fit(sets.train.images, sets.train.masks)
-    model.save(path)
-    return model
+    wanted.fit(sets.train.images, sets.train.masks).save(path)
+    return wanted
 
 
 # ---- models in files ----
