@@ -57,8 +57,9 @@ def step(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
     elif isinstance(p, PlaneTensors):
         planes.plane_step[(p.n_blocks,)](
             slot.buffers, batch.stride, p.n, slot.board, slot.parts, p.unary, u, v, slot.step,
-            slot.safe, p.start, p.length, p.to, p.weight, slot.parameters,
-            HARD=p.hard, DEGREE=p.degree, LABELS=p.labels, L=p.lanes, BLOCK=BLOCK,
+            slot.safe, p.start, p.length, p.to, p.weight, p.table_start, p.table_length,
+            p.table_to, p.table, slot.parameters, HARD=p.hard, DEGREE=p.degree, GROUPS=p.groups,
+            T_DEGREE=p.table_degree, DOT=p.dot, LABELS=p.labels, L=p.lanes, BLOCK=BLOCK,
             num_warps=BLOCK // 32, num_stages=1, **flags.words,
         )  # fmt: skip
     elif p.form == "diagonals":
