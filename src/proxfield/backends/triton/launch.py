@@ -58,7 +58,7 @@ def step(batch: BatchProgram, slot: Slot, flags: Flags) -> None:
         planes.plane_step[(p.n_blocks,)](
             slot.buffers, batch.stride, p.n, slot.board, slot.parts, p.unary, u, v, slot.step,
             slot.safe, p.start, p.length, p.to, p.weight, p.table_start, p.table_length,
-            p.table_to, p.table, slot.parameters, HARD=p.hard, DEGREE=p.degree, GROUPS=p.groups,
+            p.table_to, p.table, p.scales, slot.parameters, HARD=p.hard, DEGREE=p.degree, GROUPS=p.groups,
             T_DEGREE=p.table_degree, DOT=p.dot, LABELS=p.labels, L=p.lanes, BLOCK=BLOCK,
             num_warps=BLOCK // 32, num_stages=1, **flags.words,
         )  # fmt: skip

@@ -34,6 +34,10 @@ MAX_TABLE_ENERGY = 1e30
 """Energies in tables up to which nothing overflows in float32."""
 MIN_DOT_LABELS = 16
 """Labels, rounded up to a power of two, from which on the units for products take them."""
+MAX_DOT_ENERGY = 1e5
+"""Energies in tables up to which products of float16 are as exact as float32: to 2e-6 or better."""
+MAX_HALF = 2.0**14
+"""What marginals and tables are scaled to, so that float16 has small ones too."""
 MIN_LOCALITY = 0.75
 """Share of the edges, at least, that run beside one of the next variable's edges."""
 
@@ -105,21 +109,30 @@ def locality(edges: Ints) -> float:
     return float(found.mean())
 
 
-def in_parts(tables: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each table as two whose sum it is, of numbers with 11 bits.  # (T, a, b) -> (T, 2, a, b)
+def in_parts(tables: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Tables times a power of two, each as two of float16 whose sum it is to 22 bits.
+
+    Returns:
+        Both parts of each (T, 2, a, b), and the power of two.
 
     Example:
-        >>> in_parts(np.array([[[1.0 + 2.0**-12]]])).ravel().tolist()
+        >>> parts, scale = in_parts(np.array([[[1.0 + 2.0**-12]]]))
+        >>> (parts / scale).ravel().tolist()
         [1.0, 0.000244140625]
     """
-    high = rounded(tables)
-    return np.stack([high, rounded(tables - high)], axis=1)
+    scale = power_below(MAX_HALF / max(float(np.abs(tables).max(initial=0.0)), 1e-30))
+    high = (tables * scale).astype(np.float16).astype(np.float64)
+    return np.stack([high, tables * scale - high], axis=1), scale
 
 
-def rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """To 11 bits, half to even."""
-    fraction, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.round(fraction * 2048.0), exponent - 11))
+def power_below(value: float) -> float:
+    """The largest power of two up to a positive number.
+
+    Example:
+        >>> power_below(9.0), power_below(0.3)
+        (8.0, 0.25)
+    """
+    return float(2.0 ** np.floor(np.log2(value)))
 
 
 def slots(blocks: Blocks, here: Ints, degree: int) -> tuple[Ints, Ints, Ints, Ints, int]:
@@ -198,15 +211,24 @@ class PlaneTensors:
             to.append(first)
             used += room
         t = self.tensors
-        self.dot = t.name == "float32" and self.lanes >= MIN_DOT_LABELS
-        """Whether the units for products take those with tables."""
         padded = np.zeros((self.groups, self.lanes, self.lanes))
         if self.groups:
             padded[:, : self.labels, : self.labels] = tables
-        padded = in_parts(padded) if self.dot else padded
         self.table_start = t.ints(np.concatenate(starts))
         self.table_length = t.ints(np.concatenate(lengths))
-        self.table_to, self.table = t.ints(np.concatenate(to)), t.floats(padded)
+        self.table_to = t.ints(np.concatenate(to))
+        largest = float(np.abs(padded).max(initial=0.0))
+        self.dot = (
+            t.name == "float32" and self.lanes >= MIN_DOT_LABELS and largest <= MAX_DOT_ENERGY
+        )
+        """Whether products with tables are those of float16."""
+        scale = power_below(MAX_HALF / max(1, counts.max(initial=0)))
+        if self.dot:
+            parts, back = in_parts(padded)
+            self.table = Tensors("float16", t.device).floats(parts)
+        else:
+            self.table, back = t.floats(padded), 1.0
+        self.scales = t.floats(np.array([scale, 1.0 / (scale * back)]))
 
     def first_entry(self, variables: Ints) -> Ints:
         """Where the first label of variables is."""

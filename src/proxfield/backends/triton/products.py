@@ -117,8 +117,8 @@ def plane_product(
         g += w * fetch_marginals(source + j + label * BLOCK, inside, True)
     if GROUPS > 0:
         g = shared_tables(
-            g, source, block, tl.num_programs(0), t_start, t_length, t_to, table, place, label,
-            label * BLOCK, inside, GROUPS, T_DEGREE, LABELS, L, BLOCK, True, False,
+            g, source, block, tl.num_programs(0), t_start, t_length, t_to, table, table,
+            place, label, label * BLOCK, inside, GROUPS, T_DEGREE, LABELS, L, BLOCK, True, False,
         )  # fmt: skip
     tl.store(out + at, g, mask=inside)
 

@@ -78,8 +78,25 @@ def pinned(s):
 
 
 @jit
+def products_added(total, s, scale, table, across, L: constexpr):
+    """Adds s·T times a power of two, by the units for products of float16.
+
+    Of two parts of each number (see `planes_pack.in_parts`), without the product of the smaller
+    ones: 22 bits.
+    """
+    s = pinned(s) * scale
+    high = s.to(tl.float16)
+    low = (s - high.to(tl.float32)).to(tl.float16)
+    t_high = tl.load(table + across)
+    t_low = tl.load(table + L * L + across)
+    total = tl.dot(low, t_high, total)
+    total = tl.dot(high, t_low, total)
+    return tl.dot(high, t_high, total)
+
+
+@jit
 def shared_tables(
-    g, source, block, blocks, start, length, to, table, place, label, offset, inside,
+    g, source, block, blocks, start, length, to, table, scales, place, label, offset, inside,
     GROUPS: constexpr, DEGREE: constexpr, LABELS: constexpr, L: constexpr, BLOCK: constexpr,
     LINEAR: constexpr, DOT: constexpr,
 ):  # fmt: skip
@@ -87,13 +104,14 @@ def shared_tables(
 
     Rows of ``table`` are labels of the neighbors, L of them like the columns; see
     `planes_pack.in_parts`. DEGREE: as many neighbors in each group of each variable, or 0 where
-    blocks differ. DOT: products by the units for them, which take numbers of 11 bits: of two such
-    parts of each number, products are as exact as in float32. Otherwise one label of the neighbors
-    after another.
+    blocks differ. DOT: see `products_added`; ``scales`` are what marginals are multiplied with, and
+    what takes this and the scale of the tables back. Otherwise one label of the neighbors after
+    another.
     """
     total = tl.zeros_like(g)
     across = tl.arange(0, L)[:, None] * L + label
     if DOT:
+        scale = tl.load(scales)
         for k in tl.static_range(GROUPS):
             first = tl.load(start + k * blocks + block)
             degree = tl.load(length + k * blocks + block)
@@ -101,15 +119,9 @@ def shared_tables(
                 tl.zeros_like(g), source, to, first, degree, place, offset, inside,
                 DEGREE, BLOCK, LINEAR,
             )  # fmt: skip
-            s = pinned(s)
-            high = ((s.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-            t_high = tl.load(table + 2 * k * (L * L) + across)
-            t_low = tl.load(table + (2 * k + 1) * (L * L) + across)
-            total = tl.dot(s - high, t_high, total, input_precision="tf32")
-            total = tl.dot(high, t_low, total, input_precision="tf32")
-            total = tl.dot(high, t_high, total, input_precision="tf32")
+            total = products_added(total, s, scale, table + 2 * k * (L * L), across, L)
         # turned twice, else what follows would be computed in the layout of products
-        total = tl.trans(pinned(tl.trans(total)))
+        total = tl.trans(pinned(tl.trans(total))) * tl.load(scales + 1)
     else:
         everywhere = (place >= 0)[:, None]
         for k in range(GROUPS):
@@ -130,7 +142,7 @@ def shared_tables(
 )  # fmt: skip
 def plane_step(
     buffers, stride, n, board, parts, unary, u, v, step, safe, start, length, to, weight,
-    t_start, t_length, t_to, table, parameters,
+    t_start, t_length, t_to, table, scales, parameters,
     KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, HARD: constexpr,
     DEGREE: constexpr, GROUPS: constexpr, T_DEGREE: constexpr, DOT: constexpr,
     LABELS: constexpr, L: constexpr, BLOCK: constexpr,
@@ -158,8 +170,8 @@ def plane_step(
         g = tl.zeros((BLOCK, L), buffers.dtype.element_ty)
         if GROUPS > 0:
             g = shared_tables(
-                g, source, block, tl.num_programs(0), t_start, t_length, t_to, table, place, label,
-                offset, inside, GROUPS, T_DEGREE, LABELS, L, BLOCK, False, DOT,
+                g, source, block, tl.num_programs(0), t_start, t_length, t_to, table, scales,
+                place, label, offset, inside, GROUPS, T_DEGREE, LABELS, L, BLOCK, False, DOT,
             )  # fmt: skip
         if DEGREE > 0:
             for k in tl.static_range(DEGREE):
