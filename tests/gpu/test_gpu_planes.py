@@ -51,7 +51,7 @@ def table_grid(
         unary[3, 1] = unary[5, :-1] = np.inf
     field = pf.Field(n, n_labels=n_labels, terms=[pf.Unary(unary)])
     if potts:
-        beside = grid_edges(*shape)[::2] + [0, 1]
+        beside = grid_edges(*shape)[::2] + np.array([0, 1])
         beside = beside[beside.max(1) < n]
         field.add(pf.Potts(beside[beside[:, 0] != beside[:, 1]], 0.3))
     index = rng.integers(count, size=len(edges))
@@ -130,7 +130,9 @@ def test_errors_are_those_of_float32(scale: float) -> None:
 def test_degrees_that_differ() -> None:
     """A hub with more neighbors than all blocks look at."""
     edges = np.array([[0, k] for k in range(1, 140)] + [[k, k + 1] for k in range(1, 139)])
-    field = pf.Field(140, n_labels=5, terms=[pf.Unary(np.random.default_rng(0).normal(size=(140, 5)))])
+    field = pf.Field(
+        140, n_labels=5, terms=[pf.Unary(np.random.default_rng(0).normal(size=(140, 5)))]
+    )
     tables = 0.1 * random_tables(5, 2, False)
     lowered = field.add(pf.Pairwise(edges, tables, np.arange(len(edges)) % 2)).lower()
     assert pack_of(lowered).table_degree == 0
@@ -142,7 +144,9 @@ def test_degrees_that_differ() -> None:
 def test_grids_without_edges_are_the_same_field() -> None:
     """`GridPairwise` and `Pairwise` share groups: of a table and its transpose there are two."""
     table = random_tables(6, 1, False)[0]
-    field = pf.Field(143, n_labels=6, terms=[pf.Unary(np.random.default_rng(1).normal(size=(143, 6)))])
+    field = pf.Field(
+        143, n_labels=6, terms=[pf.Unary(np.random.default_rng(1).normal(size=(143, 6)))]
+    )
     field.add(pf.GridPairwise((13, 11), (1, 0), table))
     field.add(pf.GridPairwise((13, 11), (0, 1), table.T))
     lowered = field.lower()

@@ -9,8 +9,8 @@ thread is idle whatever their number, sums over labels need no exchange between 
 neighboring threads read neighboring numbers, of the neighbors too where these lie side by side as
 on a grid. The distance between labels is a constant: one address serves all labels.
 
-Edges that share a table are a *group* of directed edges: Σ_j T q_j = T Σ_j q_j, so that marginals are
-added up first and each variable has one product with the table of each group.
+Directed edges that share a table are a *group*: Σ_j T q_j = T Σ_j q_j, so marginals are added up
+first, and each variable has one product with the table of each group.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def shared_tables(
         scale = tl.load(scales)
         for k in tl.static_range(GROUPS):
             first = tl.load(start + k * blocks + block)
-            degree = tl.load(length + k * blocks + block)
+            degree = 0
+            if DEGREE == 0:
+                degree = tl.load(length + k * blocks + block)
             s = group_marginals(
                 tl.zeros_like(g), source, to, first, degree, place, offset, inside,
                 DEGREE, BLOCK, LINEAR,
@@ -126,7 +128,9 @@ def shared_tables(
         everywhere = (place >= 0)[:, None]
         for k in range(GROUPS):
             first = tl.load(start + k * blocks + block)
-            degree = tl.load(length + k * blocks + block)
+            degree = 0
+            if DEGREE == 0:
+                degree = tl.load(length + k * blocks + block)
             for m in range(LABELS):
                 q = group_marginals(
                     tl.zeros((BLOCK, 1), g.dtype), source, to, first, degree, place, m * BLOCK,
