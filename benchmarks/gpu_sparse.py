@@ -315,7 +315,7 @@ def shared(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
         kind_of = "symmetric" if symmetric else "any"
         print(f"grid {side}×{side}, {n_labels} labels, tables: {count} ({kind_of}), {form}")
         for rule in KINDS if count == 1 and form == "planes" else ("fixed",):
-            # as of a Potts field; of each neighbor its number, its table and a weight
+            # as of a Potts field; 12 bytes for each neighbor, as tiles read them (planes: 4)
             each = 12 + (8 if rule != "fixed" else 0) + (8 if rule == "adam" else 0)
             edges = len(lowered.factors[0].scopes)
             moved = side * side * (each * n_labels + 4) + 2 * edges * 12

@@ -51,9 +51,9 @@ def table_grid(
         unary[3, 1] = unary[5, :-1] = np.inf
     field = pf.Field(n, n_labels=n_labels, terms=[pf.Unary(unary)])
     if potts:
-        beside = grid_edges(*shape)[::2] + np.array([0, 1])
-        beside = beside[beside.max(1) < n]
-        field.add(pf.Potts(beside[beside[:, 0] != beside[:, 1]], 0.3))
+        number = np.arange(n).reshape(shape)
+        beside = np.stack([number[:-1, :-1].ravel(), number[1:, 1:].ravel()], axis=1)
+        field.add(pf.Potts(beside, rng.normal(size=len(beside))))
     index = rng.integers(count, size=len(edges))
     return field.add(pf.Pairwise(edges, random_tables(n_labels, count, symmetric), index)).lower()
 
