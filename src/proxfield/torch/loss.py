@@ -155,8 +155,9 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         places = places_of(pixels, like)
 
         def scaled(values: Tensor, name: str, of: str) -> Tensor:
-            sigma = getattr(self, name)
-            widths(sigma, values.shape[-1], name, of)
+            sigma, count = getattr(self, name), values.shape[-1]
+            if _count(sigma) not in (1, count):
+                raise InputError(f"{name} has {len(sigma)} numbers, expected {count}, one per {of}")
             return values / like.new_tensor(sigma)
 
         if self.spatial_weight != 0:
