@@ -145,6 +145,13 @@ def fit_chains(
     Returns:
         The mean of the parameters over the second half of the iterations; after Ctrl-C over those
         that were made.
+
+    Example:
+        >>> from proxfield.learn import Block
+        >>> chain = Block("smooth", [[0, 1], [1, 2], [2, 3]], index=[0, 0, 0], form="potts")
+        >>> instance = TiedField([2, 2, 2, 2], [chain], labels=[0, 0, 1, 1])
+        >>> fit_chains([instance], {"smooth": np.zeros(1)})["smooth"] > 0
+        array([ True])
     """
     structure, start = checked(instances, parameters)
     check_limits(l2, max_iters)

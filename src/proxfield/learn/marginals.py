@@ -111,6 +111,13 @@ def fit_marginals(
 
     Returns:
         The best parameters; Ctrl-C returns the best so far.
+
+    Example:
+        >>> from proxfield.learn import Block
+        >>> bias = Block("bias", [0, 1, 2, 3], index=[0, 0, 0, 0])
+        >>> instance = TiedField([2, 2, 2, 2], [bias], labels=[0, 0, 0, 1])
+        >>> fit_marginals([instance], {"bias": np.zeros((1, 2))})["bias"] < 0
+        array([[ True, False]])
     """
     structure, start = checked(instances, parameters)
     chosen = find_loss(loss)
