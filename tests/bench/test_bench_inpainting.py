@@ -108,6 +108,14 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
         given_instances(str(tmp_path / "none"))
 
 
+def test_best_known_energies_of_another_form_are_refused(tmp_path: Path) -> None:
+    write_mat(tmp_path)
+    for name in ("DTF-names.mat", "DTF-OPT.mat"):
+        scipy.io.savemat(tmp_path / name, {"other": np.zeros(3)})
+    with pytest.raises(InputError, match=r"DTF-names\.mat: no best-known energies"):
+        best_known(tmp_path / "TST_test_0001_2_3.mat")
+
+
 @pytest.mark.skipif(not MODELS.is_dir(), reason="the published model isn't here")
 def test_the_published_model() -> None:
     (instance,) = given_instances(str(MODELS))
@@ -240,6 +248,21 @@ def test_a_model_that_is_kept_is_used(small: list[str], tmp_path: Path) -> None:
     assert small == ["marginals"] * 2 and "other settings" in told[0]
 
 
+def test_a_model_whose_training_is_interrupted_is_not_kept(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "marginals.npz"
+    monkeypatch.setattr("proxfield.learn.optimize.Watch.tell", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        inpainting_models.load_or_fit(
+            path, "marginals", CharacterSets(draw(4), draw(1), None), lambda _: None
+        )
+    assert not path.exists()
+
+
 def test_all_experiments_share_a_folder(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +273,11 @@ def test_all_experiments_share_a_folder(
     seen: list[dict[str, Any]] = []
     for command in (people, inpainting, paper):
         monkeypatch.setattr(command, "callback", lambda **options: seen.append(options))
+    for option in ("--data", "--inpainting-data"):
+        result = bench("all", "out", option, "d")
+        assert result.exit_code == 2 and "d: no such folder" in result.stderr
+    assert not seen and not Path("out").exists()
+    Path("d").mkdir()
     result = bench("all", "out", "--threads", "1", "--count", "3", "--frames", "4", "--data", "d")
     assert result.exit_code == 0, result.stderr
     first, second, last = seen

@@ -77,12 +77,14 @@ def stages() -> Iterator[Callable[[], bool]]:
         ...     interrupted()
         True
     """
-    seen: list[bool] = []
+    outer, seen = _interrupts.get(), list[bool]()
     token = _interrupts.set(seen)
     try:
         yield lambda: bool(seen)
     finally:
         _interrupts.reset(token)
+        if outer is not None:
+            outer.extend(seen)
 
 
 def check_limits(l2: float, max_iters: int) -> None:
@@ -187,8 +189,10 @@ def minimize(
         f, g = objective(packing.unpack(x))
         flat = packing.pack(g) + l2 * x
         f += 0.5 * l2 * float(x @ x)
-        if not np.isfinite(f):  # a step too far: the line search comes back
-            return np.inf, np.zeros_like(x)
+        if not np.isfinite(f):
+            if watch.x is None:
+                raise InputError(f"the objective of {method!r} is {f} at the start, not finite")
+            return np.inf, np.zeros_like(x)  # a step too far: the line search comes back
         watch.see(x, f, flat)
         return f, flat
 
