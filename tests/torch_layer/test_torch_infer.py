@@ -355,3 +355,13 @@ def test_program_with_terms_it_does_not_know(device: str, monkeypatch: Any) -> N
     assert mine.field.unknown
     np.testing.assert_allclose(mine.gradient(q), ReferenceProgram(lowered).gradient(q), atol=1e-6)
     assert mine.free_energy(mine.start(q)) == pytest.approx(field.free_energy(q), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_iters": -1}, {"tol": float("nan")}, {"adjoint_tol": -1.0}, {"adjoint_max_iters": 0}],
+)
+def test_limits_that_make_no_sense(limits: dict[str, float]) -> None:
+    field = pf.Field(2, n_labels=2, terms=[pf.Ising([[0, 1]], 1.0)])
+    with pytest.raises(InputError, match=next(iter(limits))):
+        pt.infer(field, torch.zeros(2, 2), **limits)

@@ -9,13 +9,15 @@ import numpy as np
 
 from proxfield.backends.torch.energy import Energy
 from proxfield.backends.torch.moves import moved, softmax
+from proxfield.common.checks import is_real, whole_number
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
 from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
-from proxfield.errors import InputError, UnsupportedError
+from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.inference.curvature import Curvature
+from proxfield.inference.request import check_limits
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Custom, Order, Plan, Update
@@ -98,6 +100,10 @@ def infer(
     chosen = make_rule(rule, params)
     if type(chosen).solve is not Rule.solve:
         raise UnsupportedError(f"{chosen.name} runs other rules; torch.infer needs one that moves")
+    check_limits(max_iters, tol, None, None)
+    if adjoint_tol is not None and not (is_real(adjoint_tol) and adjoint_tol >= 0):
+        raise InputError(f"adjoint_tol={shown(adjoint_tol)}, expected a number, 0 or more")
+    whole_number(adjoint_max_iters, "adjoint_max_iters", 1)
     several = [tables] if isinstance(tables, torch.Tensor) else list(tables or [])
     given = next((x for x in (unary, weights, *several) if x is not None), None)
     device = torch.device("cpu" if device is None else device) if given is None else given.device
