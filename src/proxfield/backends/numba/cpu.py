@@ -34,7 +34,7 @@ from proxfield.rules.plan import (
     Search,
     Update,
 )
-from proxfield.terms.base import Floats, Term
+from proxfield.terms.base import Floats, Ints, Term
 
 
 class CpuProgram(Program, Generic[PackT, ArraysT]):
@@ -49,6 +49,8 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     n_blocks: int
     work: int
     cuts_sweeps = True
+    version: int = 0
+    """How often unary energies were replaced."""
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         self.lowered = lowered
@@ -141,15 +143,31 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
                 total += term.evaluate(self.layout, q, s.arrays.g)
         return total
 
-    def free_energy(self, state: State) -> float:
+    def set_unary(self, energies: Floats, at: Ints | None = None) -> None:
+        self.version += 1
+        self._pack_unary(energies, at)
+
+    @abstractmethod
+    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
+        """Replace unary energies in the packs, and the constant."""
+
+    def _present(self, state: State) -> CpuState[ArraysT]:
+        """The state's arrays, without numbers that belong to other unary energies."""
         s: CpuState[ArraysT] = state.arrays
+        if s.version != self.version:
+            s.known_f = s.cached_f = s.order_f = None
+            s.version = self.version
+        return s
+
+    def free_energy(self, state: State) -> float:
+        s = self._present(state)
         if s.known_f is not None:  # a rule that looks at F has just evaluated it
             return s.known_f
         with thread_count(self.threads):
             return self._evaluate(s)
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
-        s: CpuState[ArraysT] = state.arrays
+        s = self._present(state)
         if s.pending and n > 1:  # the first update clears impossible labels; F exists from then on
             first = self.advance(state, plan, 1, tol, trace)
             rest = self.advance(state, plan, n - 1, tol, trace)

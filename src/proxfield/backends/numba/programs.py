@@ -33,7 +33,7 @@ from proxfield.backends.reference import TINY
 from proxfield.lowering.forests import Graph, graph_of, make_forests
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains
-from proxfield.terms.base import Floats, Term
+from proxfield.terms.base import Floats, Ints, Term
 
 COUPLING_SCALE = 2.0**40
 """Vectors to multiply with are scaled by a power of 2, which is exact: beyond ±½ no entropy is
@@ -107,6 +107,40 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
             out[self.pack.clamped, 1] = self.pack.clamp < 0
             out[self.pack.clamped, 0] = self.pack.clamp > 0
         return out.ravel()
+
+    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+        s: BinaryState = state.arrays
+        variable, label = np.divmod(entries, 2)
+        if s.natural:  # as in `marginals`: the smaller of the two first
+            a = s.arrays.a[variable].astype(np.float64)
+            e = np.exp(-np.abs(a))
+            small = e / (1.0 + e)
+            out = np.where((a > 0) == (label == 1), small, 1.0 - small)
+        else:
+            one = s.arrays.v[s.phase][self.pack.pad + variable].astype(np.float64) + 0.5
+            out = np.where(label == 1, one, 1.0 - one)
+        if not s.pending and len(self.pack.clamped):
+            where = np.searchsorted(self.pack.clamped, variable)
+            where = np.minimum(where, len(self.pack.clamped) - 1)
+            held = self.pack.clamped[where] == variable
+            out = np.where(held, (self.pack.clamp[where] < 0) == (label == 1), out)
+        return out
+
+    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
+        entries = np.arange(2 * self.n) if at is None else at
+        variable = np.unique(entries // 2)
+        both = np.stack([2 * variable, 2 * variable + 1], axis=1)
+        before = self.lowered.unary[both].astype(np.float64)
+        self._write_unary(energies, at)
+        after = self.lowered.unary[both].astype(np.float64)
+        free = np.isfinite(after).all(axis=1)
+        old, new = (
+            0.5 * x[free].sum() + x[~free].min(axis=1, initial=np.inf).sum()
+            for x in (before, after)
+        )
+        self.constant += float(new - old)
+        for pack in (self.pack, vars(self).get("sweep_pack", self.pack)):
+            pack.bias[variable[free]] = after[free, 1] - after[free, 0]
 
     def _buffer(self, s: BinaryState) -> Floats:
         buffer: Floats = s.arrays.v[s.phase]
@@ -223,6 +257,7 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
         super().__init__(lowered, dtype, threads)
         self.pack, self.constant = pack_general(lowered, self.dtype)
         self.sweep_pack = self.pack
+        self._own_unary: Floats = np.zeros(0, dtype=self.dtype)
         self.n_blocks = len(self.pack.block) - 1
         ends = len(self.pack.agree_column) + len(self.pack.table_column)
         self.work = (
@@ -243,6 +278,17 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
 
     def marginals(self, state: State) -> NDArray[np.float64]:
         return np.array(self._buffer(state.arrays), dtype=np.float64)
+
+    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+        return self._buffer(state.arrays)[entries].astype(np.float64)
+
+    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
+        self._write_unary(energies, at)
+        if self.pack.unary is not self._own_unary:  # it may be the array of the field
+            self._own_unary = self.lowered.unary.astype(self.dtype)
+            self.pack = self.sweep_pack = self.pack._replace(unary=self._own_unary)
+        self._own_unary[slice(None) if at is None else at] = energies
+        vars(self).pop("_energies", None)
 
     def _buffer(self, s: GeneralState) -> Floats:
         buffer: Floats = s.arrays.q[s.phase]

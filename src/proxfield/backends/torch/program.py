@@ -25,7 +25,7 @@ from proxfield.rules.plan import (
     Search,
     Update,
 )
-from proxfield.terms.base import Floats
+from proxfield.terms.base import Floats, Ints
 
 
 class TorchState:
@@ -104,6 +104,10 @@ class TorchProgram(Program):
 
     def marginals(self, state: State) -> NDArray[np.float64]:
         return self._host(state.arrays.q)
+
+    def set_unary(self, energies: Floats, at: Ints | None = None) -> None:
+        self._write_unary(energies, at)
+        self.unary = self.padding.pad(self.field.tensor(self.lowered.unary)[None], np.inf)
 
     # ---- energies ----
 

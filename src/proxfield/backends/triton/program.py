@@ -27,7 +27,7 @@ from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.triton.plans import DeviceFilter
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
-from proxfield.terms.base import Floats, Term
+from proxfield.terms.base import Floats, Ints, Term
 
 if TYPE_CHECKING:
     from proxfield.backends.triton.products import DeviceProducts
@@ -135,6 +135,16 @@ class GpuProgram(Program):
             *(numbers_in(bucket) for bucket in getattr(pack, "buckets", ())),
             *(type(t) for t in self.batch.terms), *((f.kind, f.features.shape) for f in filters),
         )  # fmt: skip
+
+    def set_unary(self, energies: Floats, at: Ints | None = None) -> None:
+        self._write_unary(energies, at)
+        batch, new = self.batch, from_numpy(np.ascontiguousarray(energies))
+        if at is None:
+            batch.set_unary(new)
+            return
+        unary = batch.unary.clone()
+        unary[from_numpy(np.ascontiguousarray(at)).to(batch.device)] = new.to(unary)
+        batch.set_unary(unary)
 
     # ---- states ----
 

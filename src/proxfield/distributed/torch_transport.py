@@ -1,0 +1,86 @@
+"""Ranks connected by torch.distributed: gloo on hosts, nccl between NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from proxfield.common.arrays import Floats
+from proxfield.distributed.transport import TIMEOUT, Transport
+
+T = TypeVar("T")
+
+
+class TorchTransport(Transport):
+    """See `Transport`. A process group that exists already is used, else one is made.
+
+    Args:
+        backend: "gloo" or "nccl".
+        rank: The number of this rank.
+        size: Number of ranks.
+        timeout: Seconds to wait for others.
+    """
+
+    def __init__(self, backend: str, rank: int, size: int, timeout: float = TIMEOUT) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.made = not dist.is_initialized()
+        if self.made:
+            limit = timedelta(seconds=timeout)
+            self._try(
+                lambda: dist.init_process_group(backend, rank=rank, world_size=size, timeout=limit),
+                "the ranks didn't meet",
+            )
+        self.device = torch.device("cpu")
+        if dist.get_backend() == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def _try(self, function: Callable[[], T], what: str) -> T:
+        try:
+            return function()
+        except (RuntimeError, ValueError, OSError) as error:
+            raise self.lost(what, error) from None
+
+    def exchange(
+        self, messages: Mapping[int, Floats], lengths: Mapping[int, int]
+    ) -> dict[int, Floats]:
+        if not messages:
+            return {}
+        kind = torch.from_numpy(next(iter(messages.values()))[:0]).dtype
+        out = {r: torch.empty(n, dtype=kind, device=self.device) for r, n in lengths.items()}
+        work = []
+        for r in sorted(messages):
+            sent = torch.from_numpy(np.ascontiguousarray(messages[r])).to(self.device)
+            self.bytes_sent += messages[r].nbytes
+            if len(sent):
+                work.append(dist.P2POp(dist.isend, sent, r))
+            if lengths[r]:
+                work.append(dist.P2POp(dist.irecv, out[r], r))
+
+        def wait() -> None:
+            for request in dist.batch_isend_irecv(work) if work else []:
+                request.wait(timedelta(seconds=self.timeout))
+
+        self._try(wait, f"the exchange with ranks {sorted(messages)} failed")
+        return {r: values.cpu().numpy() for r, values in out.items()}
+
+    def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
+        tensor = torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
+        op = dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM
+        self._try(lambda: dist.all_reduce(tensor, op), "a reduction failed")
+        return np.asarray(tensor.cpu().numpy())
+
+    def broadcast(self, values: Floats) -> NDArray[np.float64]:
+        tensor = torch.from_numpy(np.array(values, dtype=np.float64)).to(self.device)
+        self._try(lambda: dist.broadcast(tensor, 0), "a broadcast failed")
+        return np.asarray(tensor.cpu().numpy())
+
+    def close(self) -> None:
+        if self.made and dist.is_initialized():
+            dist.destroy_process_group()
+            self.made = False
