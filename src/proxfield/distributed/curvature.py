@@ -118,9 +118,24 @@ class SpreadCurvature(Curvature):
         total[self.part.cut.border] += self.part.cut.local_curvature()
         return total
 
-    @cached_property
-    def lipschitz(self) -> float:
+    # not cached_property: before Python 3.12 that locks, and ranks may be threads
+
+    @property
+    def largest(self) -> float:  # type: ignore[override]
+        return self._kept("largest", +1)
+
+    @property
+    def smallest(self) -> float:  # type: ignore[override]
+        return self._kept("smallest", -1)
+
+    @property
+    def lipschitz(self) -> float:  # type: ignore[override]
         return max(self.largest, self.smallest)
+
+    def _kept(self, name: str, sign: int) -> float:
+        if name not in vars(self):
+            vars(self)[name] = self._end(sign)
+        return float(vars(self)[name])
 
     def _highest(self, values: Floats) -> float:
         own = float(np.max(values, initial=0.0))

@@ -23,7 +23,7 @@ from proxfield.distributed.checkpoint import Checkpoints
 from proxfield.distributed.coloring import shared_colors
 from proxfield.distributed.curvature import curvature_of
 from proxfield.distributed.partition import Partition
-from proxfield.distributed.program import PartProgram, Seconds
+from proxfield.distributed.program import LARGE_SIZE, PartProgram, Seconds
 from proxfield.distributed.transport import agree
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.inference.history import Callback, History, Progress
@@ -184,6 +184,7 @@ def infer(
         int(reduce_every), checkpoint is None, callback is None, checkpoint_seconds,
     ]  # fmt: skip
     agree(partition.transport, f"{name} {digest(asked)}", "arguments of infer")
+    partition.reset()
     run = Inference(partition, request, 1 if keep == "best" else int(reduce_every))
     if checkpoint is not None:
         key = [name, asked[1], start, request.seed, request.dtype, request.kernels, keep]
@@ -237,7 +238,8 @@ class Inference:
         state = program.start(q)
         if self.checkpoints is not None:
             self._resume(state)
-        program.program.warm_up(warm_plan(plan), state, True)
+        if part.lowered.layout.size < LARGE_SIZE:  # it takes a second state
+            program.program.warm_up(warm_plan(plan), state, True)
         self.clock_begun = self.now() - self.elapsed
         self.saved = self.elapsed
         setup = self.clock_begun + self.elapsed - begun
@@ -417,7 +419,7 @@ class Inference:
         history.append(0, [seconds], [Rows(f, change)], last, True)
         if status in (Status.MAX_ITERS, Status.BUDGET) and not request.rule.never_rises:
             status = name_oscillation(history, status)
-        q = program.program.marginals(state)
+        q = program.marginals(state)
         if self.best_q is not None and self.best_f < last:
             q, last = self.best_q, self.best_f
             status = Status.OVERSHOT if status is Status.CONVERGED else status

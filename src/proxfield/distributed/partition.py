@@ -57,7 +57,14 @@ class Partition:
 
     def __post_init__(self) -> None:
         agree(self.transport, __version__, "versions of proxfield")
+        self.base = np.array(self.lowered.unary[self.border_entries], dtype=np.float64)
+        self.n_vars = int(self.transport.reduce(np.array([float(self.field.n_vars)]))[0])
+        """Variables of the whole field."""
         self._join()
+
+    def reset(self) -> None:
+        """Take the terms across the cut out of the border's unary energies again."""
+        self.lowered.unary[self.border_entries] = self.base
 
     @property
     def rank(self) -> int:
@@ -68,11 +75,6 @@ class Partition:
     def size(self) -> int:
         """How many ranks share the field."""
         return self.transport.size
-
-    @cached_property
-    def n_vars(self) -> int:
-        """Variables of the whole field."""
-        return int(self.transport.reduce(np.array([float(self.field.n_vars)]))[0])
 
     @cached_property
     def border_entries(self) -> Ints:
@@ -105,16 +107,16 @@ class Partition:
         }
         asked = transport.exchange(wanted, {r: int(meets[r, self.rank]) for r in wanted})
         offsets, start = cut.layout.offsets, len(cut.border)
-        inside = np.full(self.lowered.layout.n_vars, -1, dtype=np.int64)
-        inside[cut.border] = np.arange(start)
+        order = np.argsort(cut.border)
+        ordered = cut.border[order]
         small = Layout(cut.layout.cardinalities[:start])
         for r, numbers in asked.items():
             found = numbers.astype(np.int64)
-            good = (found >= 0) & (found < len(inside))
-            if not good.all() or (inside[found] < 0).any():
+            at = np.minimum(np.searchsorted(ordered, found), max(0, start - 1))
+            if start == 0 or (ordered[at] != found).any():
                 problem = f"rank {r} wants variables that share no term with it here"
                 continue
-            self.sends[r] = entries_of(small, inside[found])
+            self.sends[r] = entries_of(small, order[at])
         fail_together(transport, problem)
         for r, a, b in zip(neighbors.tolist(), first, ends, strict=True):
             at = offsets[[start + a, start + b]] - self.cut.width

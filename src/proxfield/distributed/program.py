@@ -20,6 +20,11 @@ from proxfield.errors import UnsupportedError
 from proxfield.rules.plan import Order, Plan, Update
 from proxfield.terms.base import Floats
 
+LARGE_SIZE = 1 << 24
+"""Entries of a rank from which on temporary arrays of all of them are avoided."""
+CHUNK = 1 << 20
+"""Entries worked on at a time."""
+
 
 @dataclass
 class Seconds:
@@ -50,9 +55,10 @@ class PartProgram:
     ) -> None:
         self.partition, self.transport = partition, partition.transport
         self.border = partition.border_entries
-        lowered = partition.lowered
-        self.base = np.array(lowered.unary[self.border], dtype=np.float64)
-        self.program: Program = compile_program(lowered, kernels, dtype, threads)
+        partition.reset()
+        self.base = partition.base
+        self.program: Program = compile_program(partition.lowered, kernels, dtype, threads)
+        self.program.owns_unary = True  # the partition's own array, which `reset` puts back
         self.dtype = self.program.dtype
         self.seconds, self.cpu_seconds = Seconds(), Seconds()
         self.shared_f: tuple[State, float] | None = None
@@ -67,6 +73,18 @@ class PartProgram:
     def start(self, q: Floats) -> State:
         """A state at this rank's marginals."""
         return self.program.start(q)
+
+    def marginals(self, state: State) -> NDArray[np.floating]:
+        """This rank's marginals; of a large part in float32, in that type."""
+        program, size = self.program, self.partition.lowered.layout.size
+        if self.dtype == np.float64 or size < LARGE_SIZE:
+            return program.marginals(state)
+        vars(program).pop("kept_motion", None)
+        out = np.empty(size, dtype=np.float32)
+        for i in range(0, size, CHUNK):
+            entries = np.arange(i, min(size, i + CHUNK))
+            out[i : i + CHUNK] = program.marginals_at(state, entries)
+        return out
 
     def exchange(self, state: State) -> float:
         """Take the neighbors' marginals into the unary energies.
@@ -149,9 +167,9 @@ class PartProgram:
         if plan.starts is None or plan.shuffle is not None:
             raise UnsupportedError("over several ranks, variables move by color or all at once")
         before, change = 0.0, 0.0
-        for color in range(colors):
+        for color in range(max(1, colors)):  # without variables there is F all the same
             correction = self.exchange(state)
-            some = plan.variables[plan.starts[color] : plan.starts[color + 1]]
+            some = plan.variables[plan.starts[color] : plan.starts[color + 1]] if colors else []
             if color == 0:
                 before = self.program.free_energy(state) + correction
             if len(some):

@@ -18,6 +18,7 @@ from proxfield.backends.base import Program, Rows, State, residual_of, rounding_
 from proxfield.backends.numba.binary_chains import BinaryForests
 from proxfield.backends.numba.general_chains import GeneralForests
 from proxfield.backends.numba.kinds import Motion
+from proxfield.backends.numba.pack import CHUNK
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
 from proxfield.backends.numba.visits import VisitingSweeps
@@ -196,7 +197,16 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             s.entropy = s.known_f = s.order_f = None
         return rows
 
+    kept_motion: tuple[Update, bool, Motion] | None = None
+    """The last plan's numbers: a program may be asked for one update after another."""
+
     def _motion(self, plan: Update, trace: bool) -> Motion:
+        kept = self.kept_motion
+        if kept is None or kept[0] is not plan or kept[1] != trace:
+            kept = self.kept_motion = plan, trace, self._make_motion(plan, trace)
+        return kept[2]
+
+    def _make_motion(self, plan: Update, trace: bool) -> Motion:
         step = plan.step.astype(self.dtype)
         equal = len(step) > 0 and bool((plan.step == plan.step[0]).all())
         whole = equal and plan.step[0] == 1.0  # then its inverse is the same array
@@ -206,7 +216,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             mean=plan.kind.averages_marginals,
             centered=plan.kind.centered,
             step=step,
-            inverse=step if whole else (1.0 / plan.step).astype(self.dtype),
+            inverse=step if whole else inverse_of(plan.step, self.dtype),
             fallback=step if plan.fallback is None else plan.fallback.astype(self.dtype),
             flat=float(plan.step[0]) if equal else 0.0,
             gamma1=plan.gamma1,
@@ -528,3 +538,11 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             True, 0.0, rows, rows.copy(),
         )  # fmt: skip
         return self.marginals(state)
+
+
+def inverse_of(step: NDArray[np.float64], dtype: np.dtype[np.floating]) -> Floats:
+    """1 / step in a type, without a temporary array of all variables."""
+    out = np.empty(len(step), dtype=dtype)
+    for i in range(0, len(step), CHUNK):
+        out[i : i + CHUNK] = 1.0 / step[i : i + CHUNK]
+    return out

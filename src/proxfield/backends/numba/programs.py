@@ -26,7 +26,13 @@ from proxfield.backends.numba.general_chains import (
 )
 from proxfield.backends.numba.general_moves import Energies, energies_of
 from proxfield.backends.numba.kinds import Motion
-from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
+from proxfield.backends.numba.pack import (
+    CHUNK,
+    binary_constant,
+    is_binary,
+    pack_binary,
+    pack_general,
+)
 from proxfield.backends.numba.state import CpuState
 from proxfield.backends.numba.terms import BinaryCpuTerm, CpuTerm
 from proxfield.backends.reference import TINY
@@ -66,7 +72,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         self.n = self.layout.n_vars
         self.n_blocks = -(-self.n // binary.BLOCK)
         self._coupling: tuple[BinaryPack, BinaryState] | None = None
-        edges = 0 if lowered.ising is None else len(lowered.ising.edges)
+        edges = 0 if lowered.ising is None else lowered.ising.n_edges
         self.work = self.n + 2 * edges
 
     @cached_property
@@ -78,13 +84,16 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
 
     def start(self, q: Floats) -> State:
         v = np.zeros((2, self.n + 2 * self.pack.pad), dtype=self.dtype)
-        v[:, self._inside] = q[1::2] - 0.5
-        a = (np.log(np.maximum(q[::2], TINY)) - np.log(np.maximum(q[1::2], TINY))).astype(
-            self.dtype
-        )
+        inside, a = v[:, self._inside], np.empty(self.n, dtype=self.dtype)
+        pending = False
+        for i in range(0, self.n, CHUNK):  # no temporary arrays of all variables
+            some, here = q[2 * i : 2 * (i + CHUNK)], slice(i, i + CHUNK)
+            inside[:, here] = some[1::2] - 0.5
+            a[here] = np.log(np.maximum(some[::2], TINY)) - np.log(np.maximum(some[1::2], TINY))
+            gone = np.isinf(self.lowered.unary[2 * i : 2 * (i + CHUNK)])
+            pending |= bool((some[gone] > TINY).any())
         spare = [np.zeros(self.n, dtype=self.dtype) for _ in range(5)]
-        gone = np.isinf(self.lowered.unary)
-        return State(CpuState(BinaryArrays(v, a, *spare), pending=bool((q[gone] > TINY).any())))
+        return State(CpuState(BinaryArrays(v, a, *spare), pending=pending))
 
     @property
     def _inside(self) -> slice:
@@ -94,15 +103,17 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     def marginals(self, state: State) -> NDArray[np.float64]:
         s: BinaryState = state.arrays
         out = np.empty((self.n, 2))
-        if s.natural:  # v + ½ would round a small probability to 0
-            a = s.arrays.a.astype(np.float64)
-            e = np.exp(-np.abs(a))
-            small = e / (1.0 + e)
-            out[:, 1] = np.where(a > 0, small, 1.0 - small)
-            out[:, 0] = np.where(a > 0, 1.0 - small, small)
-        else:
-            out[:, 1] = self._buffer(s)[self._inside].astype(np.float64) + 0.5
-            out[:, 0] = 1.0 - out[:, 1]
+        for i in range(0, self.n, CHUNK):
+            here = slice(i, i + CHUNK)
+            if s.natural:  # v + ½ would round a small probability to 0
+                a = s.arrays.a[here].astype(np.float64)
+                e = np.exp(-np.abs(a))
+                small = e / (1.0 + e)
+                out[here, 1] = np.where(a > 0, small, 1.0 - small)
+                out[here, 0] = np.where(a > 0, 1.0 - small, small)
+            else:
+                out[here, 1] = self._buffer(s)[self._inside][here].astype(np.float64) + 0.5
+                out[here, 0] = 1.0 - out[here, 1]
         if not s.pending:
             out[self.pack.clamped, 1] = self.pack.clamp < 0
             out[self.pack.clamped, 0] = self.pack.clamp > 0
