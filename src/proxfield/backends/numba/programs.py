@@ -137,21 +137,35 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
             out = np.where(held, (self.pack.clamp[where] < 0) == (label == 1), out)
         return out
 
+    _replaced: tuple[Ints, Ints, Ints, NDArray[np.bool_] | slice, float] | None = None
+    """What follows from the last ``at`` of `set_unary`: variables, their entries, which of them have
+    two possible labels, and what they add to the constant."""
+
     def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
-        entries = np.arange(2 * self.n) if at is None else at
-        variable = np.unique(entries // 2)
-        both = np.stack([2 * variable, 2 * variable + 1], axis=1)
-        before = self.lowered.unary[both].astype(np.float64)
+        if at is None:
+            at = np.arange(2 * self.n)
+        kept = self._replaced
+        if kept is None or kept[0] is not at:
+            variable = np.unique(at // 2)
+            both = np.stack([2 * variable, 2 * variable + 1], axis=1)
+            before = self.lowered.unary[both].astype(np.float64)
+            free = np.isfinite(before).all(axis=1)
+            some = slice(None) if free.all() else free
+            kept = at, variable[some], both, some, shared_constant(before, free)
+        _, variable, both, some, old = kept
         self._write_unary(energies, at)
         after = self.lowered.unary[both].astype(np.float64)
-        free = np.isfinite(after).all(axis=1)
-        old, new = (
-            0.5 * x[free].sum() + x[~free].min(axis=1, initial=np.inf).sum()
-            for x in (before, after)
-        )
-        self.constant += float(new - old)
-        for pack in (self.pack, vars(self).get("sweep_pack", self.pack)):
-            pack.bias[variable[free]] = after[free, 1] - after[free, 0]
+        if isinstance(some, slice):
+            new, pairs = 0.5 * float(after.sum()), after
+        else:
+            new, pairs = shared_constant(after, some), after[some]
+        self.constant += new - old
+        self._replaced = at, variable, both, some, new
+        bias = pairs[:, 1] - pairs[:, 0]
+        self.pack.bias[variable] = bias
+        sweeps = vars(self).get("sweep_pack", self.pack)
+        if sweeps.bias is not self.pack.bias:
+            sweeps.bias[variable] = bias
 
     def _buffer(self, s: BinaryState) -> Floats:
         buffer: Floats = s.arrays.v[s.phase]
@@ -255,6 +269,12 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
 
     def _fused(self, s: BinaryState, motion: Motion, parts: NDArray[np.float64]) -> None:
         binary.fused_parallel(self.pack, s.arrays, motion, s.phase, parts)
+
+
+def shared_constant(pairs: NDArray[np.float64], free: NDArray[np.bool_]) -> float:
+    """What binary variables add to the constant; see `binary_constant`."""
+    held = pairs[~free].min(axis=1).sum() if not free.all() else 0.0
+    return float(0.5 * pairs[free].sum() + held)
 
 
 class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
