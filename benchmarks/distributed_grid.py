@@ -99,8 +99,10 @@ def main() -> None:
         cpu = sum(r["cpu"][name] for r in records)
         wall = sum(r["wall"][name] for r in records) / len(records)
         print(f"{name:12} {1e9 * cpu / updates:8.2f} CPU ns per variable and update, {wall:.2f} s")
-    print(f"F            {records[0]['free_energy']:.10g}, {n:,} variables, "
-          f"{records[0]['seconds']:.1f} s, {records[0]['bytes_sent']:,} bytes sent by rank 0")
+    print(
+        f"F            {records[0]['free_energy']:.10g}, {n:,} variables, "
+        f"{records[0]['seconds']:.1f} s, {records[0]['bytes_sent']:,} bytes sent by rank 0"
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def suitable(field: pf.Field) -> bool:
     return not (lowered.hard or lowered.infeasible)
 
 
-SEEDS = [s for s in range(60) if suitable(random_field(s, scale=1.0).field)]
+SEEDS = [s for s in range(40) if suitable(random_field(s, scale=1.0).field)]
 
 
 def both(field, owner, size, rule, **settings):
@@ -70,7 +70,12 @@ def test_random_fields_are_as_on_one_process(rule):
         field, size = random_field(seed, scale=1.0).field, 2 + seed % 3
         owner = np.random.default_rng(seed).integers(0, size, field.n_vars)
         try:
-            settings = {"max_iters": 7, "tol": 0.0, "seed": seed, "init": ["uniform", "random"][seed % 2]}
+            settings = {
+                "max_iters": 7,
+                "tol": 0.0,
+                "seed": seed,
+                "init": ["uniform", "random"][seed % 2],
+            }
             one, several = both(field, owner, size, rule, **settings)
         except pf.UnsupportedError:
             continue  # a rule that this field doesn't allow
@@ -148,7 +153,11 @@ def grid_field(shape, energies, weights):
     field = pf.Field(n, energies.shape[-1]).add(pf.Unary(energies.reshape(n, -1)))
     for offset, w in weights.items():
         here = tuple(slice(max(0, -o), min(s, s - o)) for o, s in zip(offset, shape, strict=True))
-        distance = int(np.ravel_multi_index([o % s for o, s in zip(offset, shape, strict=True)], shape)) if min(offset) >= 0 else None
+        distance = (
+            int(np.ravel_multi_index([o % s for o, s in zip(offset, shape, strict=True)], shape))
+            if min(offset) >= 0
+            else None
+        )
         first = number[here].ravel()
         if distance is None:
             distance = 0
@@ -236,9 +245,7 @@ def test_tables_of_three_variables_across_the_cut_from_parts():
         return infer(part, "fixed", step=0.5, max_iters=9, tol=0.0)
 
     several = run_threads(3, work)
-    np.testing.assert_allclose(
-        np.concatenate([r.q for r in several]), one.q, rtol=0, atol=1e-12
-    )
+    np.testing.assert_allclose(np.concatenate([r.q for r in several]), one.q, rtol=0, atol=1e-12)
     assert several[0].free_energy == pytest.approx(one.free_energy, rel=1e-13)
 
 

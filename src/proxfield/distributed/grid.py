@@ -99,9 +99,7 @@ class Plan:
     rank: int
 
     @classmethod
-    def make(
-        cls, transport: Transport, shape: Sequence[int], parts: Sequence[int] | None
-    ) -> Plan:
+    def make(cls, transport: Transport, shape: Sequence[int], parts: Sequence[int] | None) -> Plan:
         """A plan, checked."""
         sizes = tuple(as_indices(shape, "a grid's shape", 1).tolist())
         if not sizes or min(sizes) < 1:
@@ -237,7 +235,8 @@ def lower_box(
     found: list[tuple[int, tuple[int, ...], Box]] = []
     for offset in weights:
         first = tuple(
-            slice(s.start + max(0, -o), s.stop - max(0, o)) for s, o in zip(box, offset, strict=True)
+            slice(s.start + max(0, -o), s.stop - max(0, o))
+            for s, o in zip(box, offset, strict=True)
         )
         if 0 not in extent(first):
             found.append((int(strides @ np.array(offset)), offset, first))

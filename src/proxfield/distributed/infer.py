@@ -339,9 +339,7 @@ class Inference:
         if kept is not None and rows.free_energy[0] < self.best_f:
             self.best_f, self.best_q = float(rows.free_energy[0]), kept
 
-    def _asked_to_stop(
-        self, program: PartProgram, state: State, rows: Rows, limit: int
-    ) -> bool:
+    def _asked_to_stop(self, program: PartProgram, state: State, rows: Rows, limit: int) -> bool:
         callback = self.request.callback
         assert callback is not None
         reduction = self.partition.lowered.reduction
@@ -498,5 +496,3 @@ def noted_interrupt() -> Iterator[threading.Event]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-

@@ -121,7 +121,9 @@ class Partition:
         for r, a, b in zip(neighbors.tolist(), first, ends, strict=True):
             at = offsets[[start + a, start + b]] - self.cut.width
             self.receives[r] = slice(int(at[0]), int(at[1]))
-        widths = np.array([[len(self.sends[r]), s.stop - s.start] for r, s in self.receives.items()])
+        widths = np.array(
+            [[len(self.sends[r]), s.stop - s.start] for r, s in self.receives.items()]
+        )
         mine = {r: widths[k, :1].astype(np.float64) for k, r in enumerate(self.receives)}
         theirs = transport.exchange(mine, dict.fromkeys(mine, 1))
         for k, r in enumerate(self.receives):
@@ -257,10 +259,8 @@ def entries_of(layout: Layout, variables: Ints) -> Ints:
     counts = layout.cardinalities[variables]
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
-    if layout.common is not None:  # without the offsets of all variables
-        starts = variables * layout.common
-    else:
-        starts = layout.offsets[variables]
+    common = layout.common  # without the offsets of all variables, where that is possible
+    starts = layout.offsets[variables] if common is None else variables * common
     return np.repeat(starts - (ends - counts), counts) + np.arange(total)
 
 
@@ -321,7 +321,10 @@ def lower_parts(
     )
     low = lower_untouched(small.layout, [t for t in small.terms if not t.omitted], False)
     owners = np.concatenate(
-        [np.zeros(0, dtype=np.int64), *(np.full(len(o), r) for r, o in zip(ranks, outer, strict=True))]
+        [
+            np.zeros(0, dtype=np.int64),
+            *(np.full(len(o), r) for r, o in zip(ranks, outer, strict=True)),
+        ]
     )
     found = Cut(
         layout=small.layout,
@@ -374,5 +377,3 @@ def cut_constant(cut: Field, lowered: Lowered, found: Cut) -> float:
     g, correction = found.gradient(q[:width], q[width:])
     lowest = float(q[:width] @ g) + correction  # what a program and the correction count
     return share - lowest - float(q[:width] @ lowered.unary[:width])
-
-

@@ -50,9 +50,7 @@ class PartProgram:
         threads: Maximum number of threads.
     """
 
-    def __init__(
-        self, partition: Partition, kernels: str, dtype: str, threads: int | None
-    ) -> None:
+    def __init__(self, partition: Partition, kernels: str, dtype: str, threads: int | None) -> None:
         self.partition, self.transport = partition, partition.transport
         self.border = partition.border_entries
         partition.reset()

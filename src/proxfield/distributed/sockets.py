@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,14 +70,14 @@ class Sockets(Transport):
                 for _ in range(self.size - 1):
                     who, its_port, address = self._accept(listener)
                     places[who] = address, its_port
-                for other in self.peers.values():
-                    send_json(other, {"places": places})
+                for peer in self.peers.values():
+                    send_json(peer, {"places": places})
                 return
             first = self._call(host, port, listener.getsockname()[1])
             self.peers[0] = first
             places = read_json(first)["places"]
             for other in range(1, self.rank):
-                self.peers[other] = self._call(*places[other], 0)
+                self.peers[other] = self._call(places[other][0], places[other][1], 0)
             for _ in range(self.rank + 1, self.size):
                 self._accept(listener)
 
@@ -116,8 +117,8 @@ class Sockets(Transport):
             return {}
         kind = next(iter(messages.values())).dtype
         out: dict[int, Floats] = {r: np.empty(n, dtype=kind) for r, n in lengths.items()}
-        to_send = {r: memoryview(np.ascontiguousarray(m)).cast("B") for r, m in messages.items()}
-        to_fill = {r: memoryview(a).cast("B") if a.size else None for r, a in out.items()}
+        to_send = {r: np.ascontiguousarray(m).data.cast("B") for r, m in messages.items()}
+        to_fill = {r: a.data.cast("B") if a.size else None for r, a in out.items()}
         self.bytes_sent += sum(len(part) for part in to_send.values())
         sending = {r: part for r, part in to_send.items() if len(part)}
         filling = {r: part for r, part in to_fill.items() if part is not None}
@@ -175,7 +176,7 @@ class Sockets(Transport):
         out = np.empty(length)
         try:
             if length:
-                read_into(self.peers[r], memoryview(out).cast("B"))
+                read_into(self.peers[r], out.data.cast("B"))
         except OSError as error:
             raise self.lost(f"lost rank {r}", error) from None
         return out
@@ -213,7 +214,7 @@ def send_json(peer: socket.socket, value: object) -> None:
     peer.sendall(HEADER.pack(len(data)) + data)
 
 
-def read_json(peer: socket.socket) -> dict[str, object] | dict[str, list[tuple[str, int]]]:
+def read_json(peer: socket.socket) -> dict[str, Any]:
     """The other way."""
     head = bytearray(HEADER.size)
     read_into(peer, memoryview(head))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Floats
+from proxfield.devices.cuda import torch
 from proxfield.distributed.transport import TIMEOUT, Transport
+
+dist: Any = import_module("torch.distributed")
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Floats
+from proxfield.common.arrays import Doubles, Floats
 from proxfield.errors import DistributedError, InputError, MissingDependencyError, shown
 
 TIMEOUT = 300.0
@@ -138,14 +138,14 @@ class Threads(Transport):
             self.bytes_sent += values.nbytes
             self.hub.queues[self.rank, other].put(np.array(values))
         out: dict[int, Floats] = {}
-        for other in lengths:
-            try:
+        try:
+            for other in lengths:
                 out[other] = self.hub.queues[other, self.rank].get(timeout=self.timeout)
-            except Empty:
-                raise self.lost(f"no answer from rank {other}") from None
+        except Empty:
+            raise self.lost(f"no answer from rank {other}") from None
         return out
 
-    def _all(self, values: Floats) -> list[NDArray[np.float64]]:
+    def _all(self, values: Floats) -> list[Doubles]:
         self.hub.slots[self.rank] = np.array(values, dtype=np.float64)
         self._wait()
         found = list(self.hub.slots)
@@ -153,15 +153,15 @@ class Threads(Transport):
         return found
 
     def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
-        return combined(self._all(values), how)
+        return np.asarray(combined(self._all(values), how))
 
     def broadcast(self, values: Floats) -> NDArray[np.float64]:
-        return self._all(values)[0].copy()
+        return np.array(self._all(values)[0])
 
 
-def combined(values: list[NDArray[np.float64]], how: str) -> NDArray[np.float64]:
+def combined(values: list[Doubles], how: str) -> Doubles:
     """Sum or maximum of arrays, in their order."""
-    out = values[0].copy()
+    out = np.array(values[0])
     for other in values[1:]:
         if how == "max":
             np.maximum(out, other, out=out)
@@ -170,9 +170,7 @@ def combined(values: list[NDArray[np.float64]], how: str) -> NDArray[np.float64]
     return out
 
 
-def run_threads(
-    size: int, function: Callable[[Transport], T], timeout: float = TIMEOUT
-) -> list[T]:
+def run_threads(size: int, function: Callable[[Transport], T], timeout: float = TIMEOUT) -> list[T]:
     """Run a function on so many ranks, which are threads of this process.
 
     Args:

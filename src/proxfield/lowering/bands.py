@@ -1,4 +1,4 @@
-"""Ising couplings of a grid as diagonals, without a list of edges: 4 bytes per offset and variable."""
+"""Ising couplings of a grid as diagonals: one number per offset and variable, no list of edges."""
 
 from __future__ import annotations
 
