@@ -1,4 +1,4 @@
-"""A binary grid over several processes of this machine: seconds, bytes per variable, shares of time.
+"""A binary grid over several processes of this machine: bytes per variable, shares of time.
 
     python benchmarks/distributed_grid.py --side 10000 --ranks 2 --updates 5
 

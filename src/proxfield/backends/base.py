@@ -210,7 +210,7 @@ class Program(Batch[Plan, State]):
     owns_unary: bool = False
     """Whether ``lowered.unary`` belongs to this program, which may then write to it."""
 
-    def set_unary(self, energies: Floats, at: Ints | None = None) -> None:
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         """Replace unary energies; states at hand see the new ones too.
 
         The field that was given stays as it is. Labels that were impossible (+inf) stay so, and no
@@ -222,7 +222,7 @@ class Program(Batch[Plan, State]):
         """
         raise UnsupportedError(f"{type(self).__name__} can't replace unary energies")
 
-    def _write_unary(self, energies: Floats, at: Ints | None) -> None:
+    def _write_unary(self, energies: Array, at: Ints | None) -> None:
         """Replace energies in ``lowered.unary``, in a copy of the program's own."""
         if not self.owns_unary:
             self.lowered = replace(self.lowered, unary=self.lowered.unary.copy())

@@ -61,7 +61,7 @@ class ReferenceProgram(Program):
             term.add_gradient(self.layout, q, g)
         return g
 
-    def set_unary(self, energies: Floats, at: Ints | None = None) -> None:
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         self._write_unary(energies, at)
 
     def _energy(self, q: Floats) -> float:

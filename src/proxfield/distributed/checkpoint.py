@@ -1,4 +1,4 @@
-"""Checkpoints: every rank's state in a file of its own, and one file that says which belong together.
+"""Checkpoints: every rank's state in a file of its own, and files that say which belong together.
 
 A set of files is complete before it is named, so that a run which is killed at any moment finds the
 last complete one.
@@ -41,7 +41,7 @@ def arrays_of(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def restore(state: State, arrays: dict[str, Any], values: dict[str, Any]) -> None:
     """Put a saved state into one of the same program."""
-    own, rest = arrays_of(state)
+    own, _ = arrays_of(state)
     packed = getattr(state.arrays, "arrays", None)
     names = packed._fields if hasattr(packed, "_fields") else ()
     for name, array in arrays.items():
@@ -144,7 +144,7 @@ class Checkpoints:
         if number == 0:
             return None
         try:
-            with np.load(self.path(number), allow_pickle=False) as file:
+            with self.path(number).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 head = json.loads(str(file["head"]))
                 if head["format"] != FORMAT or head["key"] != self.key:
                     raise InputError("is of another run")

@@ -48,7 +48,7 @@ def grid_partition(
     Args:
         transport: Connects the ranks.
         shape: Pixels along each axis, the same on every rank.
-        unary: Unary energies: an array, of which each rank reads its box (a `numpy.memmap`, say), or
+        unary: Unary energies: an array, of which each rank reads its box (`numpy.memmap`, say), or
             a function of a box (slices in coordinates of the whole grid).  # (*box, n_labels)
         weights: What it costs that labels at both ends differ: one number for all neighbors along
             the axes, or by offset (8 neighbors, say) a number or a function of the box of the
@@ -277,7 +277,7 @@ def numbers_in(inner: Box, box: Box, shape: tuple[int, ...]) -> Ints:
 
 
 def leaving(box: Box, offset: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Box]:
-    """Pixels p of a box with p + offset outside of it, but in the grid: as boxes that don't overlap."""
+    """Pixels p of a box with p + offset in the grid but outside of the box, as disjoint boxes."""
     inside = list(box)
     for axis, (part, o) in enumerate(zip(box, offset, strict=True)):
         if o == 0:

@@ -44,8 +44,8 @@ RULES = ("fixed", "adaptive", "full-parallel", "adhoc", "momentum", "adam", "bac
 class PartResult(Result):
     """One rank's result: marginals of its own variables, and figures of the whole field.
 
-    ``free_energy``, ``status``, ``iterations``, ``trace`` and ``log_z_bound`` are of the whole field
-    and the same on every rank; ``q`` and ``labels`` are of this rank's variables.
+    ``free_energy``, ``status``, ``iterations``, ``trace`` and ``log_z_bound`` are of the whole
+    field and the same on every rank; ``q`` and ``labels`` are of this rank's variables.
 
     Attributes:
         partition: The partition.

@@ -22,6 +22,7 @@ from proxfield.backends.numba.pack import CHUNK
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
 from proxfield.backends.numba.visits import VisitingSweeps
+from proxfield.common.arrays import Array
 from proxfield.compiled.jit import PARALLEL_WORK, ParallelKernel, max_threads, thread_count
 from proxfield.lowering.forests import FORESTS
 from proxfield.lowering.lowered import Lowered
@@ -144,7 +145,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
                 total += term.evaluate(self.layout, q, s.arrays.g)
         return total
 
-    def set_unary(self, energies: Floats, at: Ints | None = None) -> None:
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
         self.version += 1
         self._pack_unary(energies, at)
 

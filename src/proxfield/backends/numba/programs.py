@@ -138,8 +138,8 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         return out
 
     _replaced: tuple[Ints, Ints, Ints, NDArray[np.bool_] | slice, float] | None = None
-    """What follows from the last ``at`` of `set_unary`: variables, their entries, which of them have
-    two possible labels, and what they add to the constant."""
+    """What follows from the last ``at`` of `set_unary`: variables, their entries, which of them
+    have two possible labels, and what they add to the constant."""
 
     def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
         if at is None:

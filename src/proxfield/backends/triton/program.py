@@ -22,6 +22,7 @@ from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.batch import BatchProgram
 from proxfield.backends.triton.device_pack import from_numpy
 from proxfield.backends.triton.state import BatchState, default_device
+from proxfield.common.arrays import Array
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.triton.plans import DeviceFilter
@@ -136,16 +137,6 @@ class GpuProgram(Program):
             *(type(t) for t in self.batch.terms), *((f.kind, f.features.shape) for f in filters),
         )  # fmt: skip
 
-    def set_unary(self, energies: Floats, at: Ints | None = None) -> None:
-        self._write_unary(energies, at)
-        batch, new = self.batch, from_numpy(np.ascontiguousarray(energies))
-        if at is None:
-            batch.set_unary(new)
-            return
-        unary = batch.unary.clone()
-        unary[from_numpy(np.ascontiguousarray(at)).to(batch.device)] = new.to(unary)
-        batch.set_unary(unary)
-
     # ---- states ----
 
     def start(self, q: Floats) -> State:
@@ -162,15 +153,21 @@ class GpuProgram(Program):
     def marginals(self, state: State) -> NDArray[np.float64]:
         return self.batch.marginals_each(state.arrays)[0]
 
-    def set_unary(self, unary: Tensor) -> None:
-        """Replace the unary energies, without packing the rest again.
-
-        ``lowered`` keeps those that it came with.
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        """As in `Program`, without packing the rest again; ``lowered`` keeps those it came with.
 
         Args:
-            unary: A tensor, on any device.  # (size,)
+            energies: An array of numpy, or a tensor on any device.  # (size,) or (m,)
+            at: Of which entries; all by default.  # (m,)
         """
-        self.batch.set_unary(unary)
+        new = energies
+        if isinstance(energies, np.ndarray):
+            new = from_numpy(np.ascontiguousarray(energies))
+        if at is not None:
+            every = self.batch.unary.clone()
+            every[from_numpy(np.ascontiguousarray(at)).to(every.device)] = new.to(every)
+            new = every
+        self.batch.set_unary(new)
         if "_sweeper" in self.__dict__:
             self._sweeper.set_unary(self.batch.unary.to(self.batch.tensors.dtype))
 
