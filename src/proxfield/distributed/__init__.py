@@ -1,7 +1,8 @@
 """One field over several processes: partitions, transports and `infer`. See docs/distributed.md."""
 
 from proxfield.distributed.grid import grid_partition
-from proxfield.distributed.infer import PartResult, infer
+from proxfield.distributed.infer import infer
+from proxfield.distributed.part_result import PartResult
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.transport import Alone, Transport, connect, run_threads
 

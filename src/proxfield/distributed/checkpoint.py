@@ -42,8 +42,8 @@ def arrays_of(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
 def restore(state: State, arrays: dict[str, Any], values: dict[str, Any]) -> None:
     """Put a saved state into one of the same program."""
     own, _ = arrays_of(state)
-    packed = getattr(state.arrays, "arrays", None)
-    names = packed._fields if hasattr(packed, "_fields") else ()
+    packed: Any = getattr(state.arrays, "arrays", None)
+    names = getattr(packed, "_fields", ())
     for name, array in arrays.items():
         if name in names:
             own[name][:] = array

@@ -121,15 +121,15 @@ class SpreadCurvature(Curvature):
     # not cached_property: before Python 3.12 that locks, and ranks may be threads
 
     @property
-    def largest(self) -> float:  # type: ignore[override]
+    def largest(self) -> float:
         return self._kept("largest", +1)
 
     @property
-    def smallest(self) -> float:  # type: ignore[override]
+    def smallest(self) -> float:
         return self._kept("smallest", -1)
 
     @property
-    def lipschitz(self) -> float:  # type: ignore[override]
+    def lipschitz(self) -> float:
         return max(self.largest, self.smallest)
 
     def _kept(self, name: str, sign: int) -> float:
@@ -159,7 +159,8 @@ class SpreadCurvature(Curvature):
         total = int(transport.reduce(np.array([float(layout.size)]))[0])
         small = total <= MAX_DENSE_SIZE
         apply = self._operator()
-        start = layout.center(np.random.default_rng([0, transport.rank]).normal(size=layout.size))
+        noise = np.random.default_rng([0, transport.rank]).normal(size=layout.size)
+        start = np.asarray(layout.center(noise), dtype=np.float64)
         tol = EXACT_TOLERANCE if small else LANCZOS_MARGIN / 2
         lanczos = SpreadLanczos(
             transport, lambda v: sign * apply(v), layout.size, start, tol, total
@@ -178,10 +179,10 @@ class SpreadCurvature(Curvature):
         apply, at = pairwise_operator(self.lowered, self.kernels), part.border_entries
 
         def product(v: Doubles) -> Doubles:
-            centered = layout.center(v)
+            centered = np.asarray(layout.center(v), dtype=np.float64)
             out = np.array(apply(centered))
             out[at] += part.cut.matrix @ part.ghost_values(centered[at])
-            return layout.center(out)
+            return np.asarray(layout.center(out), dtype=np.float64)
 
         return product
 

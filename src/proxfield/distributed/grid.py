@@ -272,8 +272,10 @@ def lower_box(
 
 def numbers_in(inner: Box, box: Box, shape: tuple[int, ...]) -> Ints:
     """Numbers of the pixels of a smaller box within a rank's box."""
-    at = [np.arange(i.start - b.start, i.stop - b.start) for i, b in zip(inner, box, strict=True)]
-    return np.ravel_multi_index(np.ix_(*at), shape).ravel()
+    along = [
+        np.arange(i.start - b.start, i.stop - b.start) for i, b in zip(inner, box, strict=True)
+    ]
+    return np.asarray(np.ravel_multi_index(np.ix_(*along), shape), dtype=np.int64).ravel()
 
 
 def leaving(box: Box, offset: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Box]:

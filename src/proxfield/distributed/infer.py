@@ -9,8 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,94 +21,22 @@ from proxfield.common.checks import is_real, is_whole
 from proxfield.distributed.checkpoint import Checkpoints
 from proxfield.distributed.coloring import shared_colors
 from proxfield.distributed.curvature import curvature_of
+from proxfield.distributed.part_result import PartResult
 from proxfield.distributed.partition import Partition
-from proxfield.distributed.program import LARGE_SIZE, PartProgram, Seconds
+from proxfield.distributed.program import LARGE_SIZE, PartProgram
 from proxfield.distributed.transport import agree
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.inference.history import Callback, History, Progress
 from proxfield.inference.request import Request
 from proxfield.inference.session import name_oscillation
 from proxfield.inference.starts import Start, starting_point
-from proxfield.result import Result, Status
+from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Order, Plan, Update
 from proxfield.rules.session import Problem
-from proxfield.terms.base import Ints
 
 RULES = ("fixed", "adaptive", "full-parallel", "adhoc", "momentum", "adam", "backtracking")
 """Rules that move all variables at once; `colored` moves them by color."""
-
-
-@dataclass(eq=False)
-class PartResult(Result):
-    """One rank's result: marginals of its own variables, and figures of the whole field.
-
-    ``free_energy``, ``status``, ``iterations``, ``trace`` and ``log_z_bound`` are of the whole
-    field and the same on every rank; ``q`` and ``labels`` are of this rank's variables.
-
-    Attributes:
-        partition: The partition.
-        wall_seconds: Where this rank's time went.
-        cpu_seconds: The same in CPU time of its main thread.
-        bytes_sent: Bytes that this rank sent to neighbors.
-    """
-
-    partition: Partition | None = None
-    wall_seconds: Seconds = field(default_factory=Seconds)
-    cpu_seconds: Seconds = field(default_factory=Seconds)
-    bytes_sent: int = 0
-
-    @property
-    def log_z_bound(self) -> float:
-        bound = self.partition is None or self.partition.bounds_log_z
-        return -self.free_energy if bound else -np.inf
-
-    @cached_property
-    def map_labels(self) -> Ints:
-        """The most probable label of each variable by itself: there is no rounding over ranks."""
-        return self._most_probable()
-
-    @property
-    def map_energy(self) -> float:  # type: ignore[override]
-        """Not known: it takes terms of other ranks."""
-        raise UnsupportedError("map_energy needs the whole field; gather the labels first")
-
-    @property
-    def expected_energy(self) -> float:  # type: ignore[override]
-        """Not known: it takes terms of other ranks."""
-        raise UnsupportedError("expected_energy needs the whole field; gather the marginals first")
-
-    def summary(self) -> dict[str, Any]:
-        """The figures of the whole field as a plain dictionary."""
-        assert self.partition is not None
-        return {
-            "n_vars": self.partition.n_vars,
-            "ranks": self.partition.size,
-            "rule": self.rule,
-            "params": {k: v for k, v in self.params.items() if not callable(v)},
-            "status": self.status.label,
-            "message": self.message,
-            "iterations": self.iterations,
-            "seconds": self.seconds,
-            "setup_seconds": self.setup_seconds,
-            "free_energy": self.free_energy,
-            "log_z_bound": self.log_z_bound,
-        }
-
-    def gather(self) -> NDArray[np.float64] | None:
-        """Marginals of the whole field on rank 0, None on the others. Collective.
-
-        For partitions of a field that every rank held.
-        """
-        part = self.partition
-        assert part is not None
-        if part.owner is None or part.variables is None or part.whole is None:
-            raise UnsupportedError("gather needs a partition made by Partition.from_field")
-        full = part.whole.reduction.full
-        out = np.zeros(full.size)
-        out[(part.owner == part.rank)[full.owner]] = self.q
-        out = part.transport.reduce(out)
-        return out if part.rank == 0 else None
 
 
 def infer(
@@ -188,7 +115,7 @@ def infer(
     run = Inference(partition, request, 1 if keep == "best" else int(reduce_every))
     if checkpoint is not None:
         key = [name, asked[1], start, request.seed, request.dtype, request.kernels, keep]
-        own = hashlib.sha256(np.ascontiguousarray(partition.lowered.unary)).hexdigest()[:16]
+        own = hashlib.sha256(np.ascontiguousarray(partition.lowered.unary).data).hexdigest()[:16]
         key_text = digest([*key, partition.field.n_vars, own])
         run.checkpoints = Checkpoints(Path(checkpoint), partition.transport, key_text)
         run.checkpoint_seconds = float(checkpoint_seconds)
@@ -459,8 +386,6 @@ class Inference:
 
 def restricted(plan: Plan, part: Partition) -> Plan:
     """A plan of the whole field, for one rank's variables."""
-    from dataclasses import replace
-
     if not isinstance(plan, Update):
         return plan
     assert part.whole is not None and part.owner is not None
@@ -471,8 +396,6 @@ def restricted(plan: Plan, part: Partition) -> Plan:
 
 def warm_plan(plan: Plan) -> Plan:
     """The plan that the rank's own program will execute."""
-    from dataclasses import replace
-
     if isinstance(plan, Update) and plan.watches:
         return replace(plan, adaptive=False, fallback=None, search=None)
     return plan

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as field_of
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -50,9 +51,9 @@ class Partition:
     """The rank of each of the user's variables, where the whole field was given."""
     bounds_log_z: bool = True
     """Whether −F is a bound on log Z."""
-    sends: dict[int, Ints] = field(default_factory=dict)
+    sends: dict[int, Ints] = field_of(default_factory=dict)
     """Entries of the border (positions in it) that each neighbor wants."""
-    receives: dict[int, slice] = field(default_factory=dict)
+    receives: dict[int, slice] = field_of(default_factory=dict)
     """Where each neighbor's marginals are among those of the ghosts."""
 
     def __post_init__(self) -> None:
@@ -334,7 +335,7 @@ def lower_parts(
         owners=owners.astype(np.int64),
         numbers=np.concatenate([np.zeros(0, dtype=np.int64), *outer]),
     )
-    unary = np.array(lowered.unary)
+    unary = np.array(lowered.unary, dtype=np.float64)
     add_evidence(field, unary)
     at = entries_of(field.layout, inner)
     unary[at] += low.unary[: found.width]
@@ -344,7 +345,11 @@ def lower_parts(
 
 def across(term: Term, width: int) -> Term:
     """A pairwise term, checked to have one end at the border."""
-    edges = term.scopes if isinstance(term, Factor) else term.neighbors(Layout(np.zeros(0)))
+    edges = (
+        term.scopes
+        if isinstance(term, Factor)
+        else term.neighbors(Layout(np.zeros(0, dtype=np.int64)))
+    )
     if len(edges) and ((edges < width).sum(axis=1) != 1).any():
         raise InputError("an edge of the cut joins two ghosts, or two variables of this rank")
     return term

@@ -167,7 +167,8 @@ class PartProgram:
         before, change = 0.0, 0.0
         for color in range(max(1, colors)):  # without variables there is F all the same
             correction = self.exchange(state)
-            some = plan.variables[plan.starts[color] : plan.starts[color + 1]] if colors else []
+            ends = plan.starts[color : color + 2].tolist() if colors else (0, 0)
+            some = plan.variables[ends[0] : ends[1]]
             if color == 0:
                 before = self.program.free_energy(state) + correction
             if len(some):

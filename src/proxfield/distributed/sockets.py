@@ -88,7 +88,8 @@ class Sockets(Transport):
             peer.settimeout(self._left())
             hello = read_json(peer)
             who = hello.get("rank")
-            known = isinstance(who, int) and 0 <= who < self.size and who not in self.peers
+            who = who if isinstance(who, int) else -1
+            known = 0 <= who < self.size and who not in self.peers
             if hello.get("hello") != HELLO or hello.get("size") != self.size or not known:
                 peer.close()  # somebody else
                 continue

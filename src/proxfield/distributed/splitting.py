@@ -48,8 +48,8 @@ def split(lowered: Lowered, user_owner: Ints, rank: int) -> tuple[Lowered, Cut]:
     for factor in lowered.factors:
         part_factor(factor, own, found)
     extras = Crossing()
-    for term in lowered.extras:
-        part_extra(term, layout, own, extras)
+    for extra in lowered.extras:
+        part_extra(extra, layout, own, extras)
     touched = np.concatenate([np.zeros(0, dtype=np.int64), *found.touched, *extras.touched])
     touched = np.unique(touched)
     border, ghosts = touched[own[touched]], touched[~own[touched]]

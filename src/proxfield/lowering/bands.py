@@ -61,12 +61,12 @@ class BandedIsing(Ising):
         return edges, 0.25 * self.couplings[which, first].astype(np.float64)
 
     @property
-    def edges(self) -> Ints:  # type: ignore[override]
+    def edges(self) -> Ints:
         """The edges.  # (m, 2)"""
         return self._listed[0]
 
     @property
-    def weights(self) -> NDArray[np.float64]:  # type: ignore[override]
+    def weights(self) -> NDArray[np.float64]:
         """J of each edge.  # (m,)"""
         return self._listed[1]
 

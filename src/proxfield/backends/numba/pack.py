@@ -52,11 +52,12 @@ def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bo
     unary = lowered.unary.reshape(n, 2)
     none = np.zeros((0, 2), dtype=np.int64)
     bands = lowered.ising if isinstance(lowered.ising, BandedIsing) else None
+    weights: Floats = np.zeros(0)
     if bands is not None and not rows_only:  # packed already
-        edges, weights, distance = none, np.zeros(0), bands.distances
+        edges, distance = none, bands.distances
     else:
         edges = none if lowered.ising is None else lowered.ising.edges
-        weights = np.zeros(0) if lowered.ising is None else lowered.ising.weights
+        weights = weights if lowered.ising is None else lowered.ising.weights
         distance = grid_distances(edges, n) if bands is None else bands.distances
     pad = int(distance.max(initial=0))
     if bands is not None and not rows_only:

@@ -149,9 +149,9 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
             variable = np.unique(at // 2)
             both = np.stack([2 * variable, 2 * variable + 1], axis=1)
             before = self.lowered.unary[both].astype(np.float64)
-            free = np.isfinite(before).all(axis=1)
-            some = slice(None) if free.all() else free
-            kept = at, variable[some], both, some, shared_constant(before, free)
+            free = np.asarray(np.isfinite(before).all(axis=1))
+            which: NDArray[np.bool_] | slice = slice(None) if free.all() else free
+            kept = at, variable[which], both, which, shared_constant(before, free)
         _, variable, both, some, old = kept
         self._write_unary(energies, at)
         after = self.lowered.unary[both].astype(np.float64)
