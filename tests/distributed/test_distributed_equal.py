@@ -153,16 +153,9 @@ def grid_field(shape, energies, weights):
     field = pf.Field(n, energies.shape[-1]).add(pf.Unary(energies.reshape(n, -1)))
     for offset, w in weights.items():
         here = tuple(slice(max(0, -o), min(s, s - o)) for o, s in zip(offset, shape, strict=True))
-        distance = (
-            int(np.ravel_multi_index([o % s for o, s in zip(offset, shape, strict=True)], shape))
-            if min(offset) >= 0
-            else None
-        )
-        first = number[here].ravel()
-        if distance is None:
-            distance = 0
-            for o, s in zip(offset, shape, strict=True):
-                distance = distance * s + o
+        first, distance = number[here].ravel(), 0
+        for o, s in zip(offset, shape, strict=True):
+            distance = distance * s + o
         field.add(pf.Potts(np.stack([first, first + distance], axis=1), w[here].ravel()))
     return field
 

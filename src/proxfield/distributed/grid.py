@@ -313,8 +313,8 @@ def cut_of(plan: Plan, weights: dict[tuple[int, ...], Source], n_labels: int) ->
                     first = tuple(
                         slice(s.start + o, s.stop + o) for s, o in zip(some, way, strict=True)
                     )
-                at = np.meshgrid(*(np.arange(s.start, s.stop) for s in some), indexing="ij")
-                there = [a.ravel() + o for a, o in zip(at, way, strict=True)]
+                maps = np.meshgrid(*(np.arange(s.start, s.stop) for s in some), indexing="ij")
+                there = [a.ravel() + o for a, o in zip(maps, way, strict=True)]
                 its_rank, its_number = plan.find(there)
                 own.append(numbers_in(some, box, shape))
                 rank.append(its_rank)

@@ -29,7 +29,7 @@ from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.inference.history import Callback, History, Progress
 from proxfield.inference.request import Request
 from proxfield.inference.session import name_oscillation
-from proxfield.inference.starts import Start, starting_point
+from proxfield.inference.starts import Start, observed, starting_point
 from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Order, Plan, Update
@@ -204,17 +204,16 @@ class Inference:
     def _start(self) -> NDArray[np.float64]:
         """This rank's marginals to start from."""
         part, init, seed = self.partition, self.request.init, self.request.seed
+        layout = part.lowered.layout
         if init == "random" and part.whole is not None and part.owner is not None:
             whole = part.whole  # the same start as on one process
             noise = np.random.default_rng(seed).exponential(size=whole.layout.size)
             owner = part.owner[whole.reduction.free]
             own = owner[whole.layout.owner] == part.rank
-            return part.lowered.layout.normalize(noise[own])
+            return observed(part.field, layout, layout.normalize(noise[own]))
         if init == "random":
-            noise = np.random.default_rng([seed, part.rank]).exponential(
-                size=part.lowered.layout.size
-            )
-            return part.lowered.layout.normalize(noise)
+            noise = np.random.default_rng([seed, part.rank]).exponential(size=layout.size)
+            return observed(part.field, layout, layout.normalize(noise))
         if init == "uniform" and part.lowered.layout.common and (part.field.evidence < 0).all():
             common = part.lowered.layout.common
             return np.broadcast_to(1.0 / common, part.lowered.layout.size)

@@ -7,7 +7,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,8 @@ from proxfield.distributed.transport import TIMEOUT, Transport, combined
 HEADER = struct.Struct("!q")
 RETRY_SECONDS = 0.05
 HELLO = "proxfield"
+SMALL_MESSAGE = 1 << 15
+"""Bytes that fit into the buffer of any connection."""
 
 
 class Sockets(Transport):
@@ -121,6 +123,13 @@ class Sockets(Transport):
         to_send = {r: np.ascontiguousarray(m).data.cast("B") for r, m in messages.items()}
         to_fill = {r: a.data.cast("B") if a.size else None for r, a in out.items()}
         self.bytes_sent += sum(len(part) for part in to_send.values())
+        if max(map(len, to_send.values())) <= SMALL_MESSAGE:  # these never wait for the receiver
+            for r, part in to_send.items():
+                self._whole(r, lambda peer, part=part: peer.sendall(part))
+            for r, room in to_fill.items():
+                if room is not None:
+                    self._whole(r, lambda peer, room=room: read_into(peer, room))
+            return out
         sending = {r: part for r, part in to_send.items() if len(part)}
         filling = {r: part for r, part in to_fill.items() if part is not None}
         deadline = time.monotonic() + self.timeout
@@ -167,19 +176,21 @@ class Sockets(Transport):
         except OSError as error:
             raise self.lost(f"lost rank {r}", error) from None
 
-    def _send(self, r: int, values: Floats) -> None:
+    def _whole(self, r: int, action: Callable[[socket.socket], None]) -> None:
+        """Do something with the connection to a rank."""
         try:
-            self.peers[r].sendall(np.ascontiguousarray(values, dtype=np.float64).tobytes())
+            action(self.peers[r])
         except OSError as error:
             raise self.lost(f"lost rank {r}", error) from None
 
+    def _send(self, r: int, values: Floats) -> None:
+        data = np.ascontiguousarray(values, dtype=np.float64).tobytes()
+        self._whole(r, lambda peer: peer.sendall(data))
+
     def _receive(self, r: int, length: int) -> NDArray[np.float64]:
         out = np.empty(length)
-        try:
-            if length:
-                read_into(self.peers[r], out.data.cast("B"))
-        except OSError as error:
-            raise self.lost(f"lost rank {r}", error) from None
+        if length:
+            self._whole(r, lambda peer: read_into(peer, out.data.cast("B")))
         return out
 
     def reduce(self, values: Floats, how: str = "sum") -> NDArray[np.float64]:
