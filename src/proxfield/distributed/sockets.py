@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,10 +126,10 @@ class Sockets(Transport):
         self.bytes_sent += sum(len(part) for part in to_send.values())
         if max(map(len, to_send.values())) <= SMALL_MESSAGE:  # these never wait for the receiver
             for r, part in to_send.items():
-                self._whole(r, lambda peer, part=part: peer.sendall(part))
+                self._whole(r, partial(send_all, data=part))
             for r, room in to_fill.items():
                 if room is not None:
-                    self._whole(r, lambda peer, room=room: read_into(peer, room))
+                    self._whole(r, partial(read_into, view=room))
             return out
         sending = {r: part for r, part in to_send.items() if len(part)}
         filling = {r: part for r, part in to_fill.items() if part is not None}
@@ -218,6 +219,11 @@ class Sockets(Transport):
 def wishes(r: int, sending: Mapping[int, object], filling: Mapping[int, object]) -> int:
     """Events of a connection that are still of interest."""
     return selectors.EVENT_WRITE * (r in sending) | selectors.EVENT_READ * (r in filling)
+
+
+def send_all(peer: socket.socket, data: memoryview) -> None:
+    """Send a buffer."""
+    peer.sendall(data)
 
 
 def send_json(peer: socket.socket, value: object) -> None:
