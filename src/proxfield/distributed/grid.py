@@ -325,8 +325,8 @@ def cut_of(plan: Plan, weights: dict[tuple[int, ...], Source], n_labels: int) ->
     w = np.concatenate([np.zeros(0), *value])
     border, here = np.unique(mine, return_inverse=True)
     largest = int(numbers.max(initial=0)) + 1
-    keys, there = np.unique(ranks * largest + numbers, return_inverse=True)
-    edges = np.stack([here.ravel(), len(border) + there.ravel()], axis=1).astype(np.int64)
+    keys, place = np.unique(ranks * largest + numbers, return_inverse=True)
+    edges = np.stack([here.ravel(), len(border) + place.ravel()], axis=1).astype(np.int64)
     binary = n_labels == 2
     pairs: tuple[Term, ...] = ()
     if len(edges):
