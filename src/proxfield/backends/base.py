@@ -238,16 +238,7 @@ class Program(Batch[Plan, State]):
 
     def tangent(self, state: State) -> Tangent:
         """The state as the second-order test uses it."""
-        layout = self.lowered.layout
-
-        def sums(flat: Floats) -> NDArray[np.float64]:
-            total = layout.sum_by_variable(flat)
-            if layout.common is not None:
-                return np.repeat(total, layout.common)
-            return total[layout.owner]
-
-        q = np.asarray(self.marginals(state), dtype=np.float64)
-        return Tangent(q, self.gradient, sums, np.where, np.asarray, np.asarray)
+        return host_tangent(self.lowered.layout, self.marginals(state), self.gradient)
 
     def copy(self, state: State) -> State:
         """A state that moves on its own from here."""
@@ -357,6 +348,21 @@ class Program(Batch[Plan, State]):
     def parallel(self) -> bool:
         """Whether one iteration uses several threads."""
         return False
+
+
+def host_tangent(
+    layout: Layout, q: Floats, gradient: Callable[[Doubles], NDArray[np.float64]]
+) -> Tangent:
+    """A `Tangent` whose arrays are numpy's."""
+
+    def sums(flat: Floats) -> NDArray[np.float64]:
+        total = layout.sum_by_variable(flat)
+        if layout.common is not None:
+            return np.repeat(total, layout.common)
+        return total[layout.owner]
+
+    double = np.asarray(q, dtype=np.float64)
+    return Tangent(double, gradient, sums, np.where, np.asarray, np.asarray)
 
 
 def softmax(layout_owner: Ints, offsets: Ints, theta: Floats) -> NDArray[np.float64]:

@@ -187,6 +187,6 @@ class SpreadCurvature(Curvature):
         return product
 
 
-def curvature_of(partition: Partition, kernels: str) -> Curvature:
+def curvature_of(partition: Partition, kernels: str) -> SpreadCurvature:
     """The curvature of a field over several ranks."""
     return SpreadCurvature(partition.lowered, None, kernels, partition=partition)

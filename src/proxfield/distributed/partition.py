@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as field_of
 from functools import cached_property
@@ -140,6 +140,22 @@ class Partition:
         for r, values in found.items():
             out[self.receives[r]] = values
         return out
+
+    def random(
+        self, draw: Callable[[np.random.Generator, int], NDArray[np.float64]], *seed: int
+    ) -> NDArray[np.float64]:
+        """Random numbers for this rank's entries; those of one process, if it held the field.
+
+        Args:
+            draw: Draws so many numbers.
+            seed: The seed.
+        """
+        if self.whole is None or self.owner is None:
+            size = self.lowered.layout.size
+            return draw(np.random.default_rng([*seed, self.rank]), size)
+        layout = self.whole.layout
+        own = self.owner[self.whole.reduction.free][layout.owner] == self.rank
+        return draw(np.random.default_rng(seed), layout.size)[own]
 
     # ---- ways to make one ----
 

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends import compile_program
-from proxfield.backends.base import Program, Rows, State, slack
+from proxfield.backends.base import Program, Rows, State, Tangent, host_tangent, slack
 from proxfield.backends.reference import searched
 from proxfield.distributed.partition import Partition
 from proxfield.errors import UnsupportedError
+from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Order, Plan, Update
 from proxfield.terms.base import Floats
 
@@ -91,7 +92,10 @@ class PartProgram:
             What makes F of this rank's program its part of the whole F.
         """
         since = time.perf_counter(), time.thread_time()
-        own = self.program.marginals_at(state, self.border)
+        return self._meet(self.program.marginals_at(state, self.border), since)
+
+    def _meet(self, own: NDArray[np.float64], since: tuple[float, float]) -> float:
+        """Exchange the border's marginals for the ghosts', and take these in."""
         ghosts = self.partition.ghost_values(own)
         since = self._timed("exchange", since)
         g, correction = self.partition.cut.gradient(own, ghosts)
@@ -112,7 +116,31 @@ class PartProgram:
         since = time.perf_counter(), time.thread_time()
         own = self.program.free_energy(state)
         self._timed("kernel", since)
-        return float(self._reduce(np.array([own + correction]), "sum")[0])
+        return self.total(own + correction)
+
+    @property
+    def lowered(self) -> Lowered:
+        """This rank's variables, and the terms inside."""
+        return self.partition.lowered
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        """dE/dq of this rank's variables.  # (layout.size,)"""
+        double = np.asarray(q, dtype=np.float64)
+        self._meet(double[self.border], (time.perf_counter(), time.thread_time()))
+        return self.program.gradient(double)
+
+    def tangent(self, state: State) -> Tangent:
+        """The state as the second-order test uses it."""
+        return host_tangent(self.lowered.layout, self.program.marginals(state), self.gradient)
+
+    def total(self, value: float) -> float:
+        """The sum over all ranks."""
+        return float(self._reduce(np.array([value]), "sum")[0])
+
+    def maximum(self, value: float) -> float:
+        """The largest value of a rank; NaN counts as infinite."""
+        found = np.inf if np.isnan(value) else value
+        return float(self._reduce(np.array([found]), "max")[0])
 
     def residual(self, state: State) -> tuple[float, float]:
         """max |softmax(−g(q)) − q| of the whole field, and what rounding may cause of it."""
