@@ -1,4 +1,4 @@
-"""One call of `infer` on one rank: updates, levels of temperature, saddles, checkpoints, the end."""
+"""One call of `infer` on one rank: updates, temperatures, saddles, checkpoints, the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray

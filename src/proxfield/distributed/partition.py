@@ -51,7 +51,7 @@ class Partition:
     """The rank of each of the user's variables, where the whole field was given."""
     bounds_log_z: bool = True
     """Whether −F is a bound on log Z."""
-    sends: dict[int, Ints] = field_of(default_factory=dict)
+    sends: dict[int, Ints | slice] = field_of(default_factory=dict)
     """Entries of the border (positions in it) that each neighbor wants."""
     receives: dict[int, slice] = field_of(default_factory=dict)
     """Where each neighbor's marginals are among those of the ghosts."""
@@ -117,26 +117,28 @@ class Partition:
             if start == 0 or (ordered[at] != found).any():
                 problem = f"rank {r} wants variables that share no term with it here"
                 continue
-            self.sends[r] = entries_of(small, order[at])
+            self.sends[r] = consecutive(entries_of(small, order[at]))
         fail_together(transport, problem)
         for r, a, b in zip(neighbors.tolist(), first, ends, strict=True):
             at = offsets[[start + a, start + b]] - self.cut.width
             self.receives[r] = slice(int(at[0]), int(at[1]))
-        widths = np.array(
-            [[len(self.sends[r]), s.stop - s.start] for r, s in self.receives.items()]
-        )
-        mine = {r: widths[k, :1].astype(np.float64) for k, r in enumerate(self.receives)}
+        self.widths = {r: at.stop - at.start for r, at in self.receives.items()}
+        every = np.arange(self.cut.width)
+        mine = {r: np.array([float(len(every[self.sends[r]]))]) for r in self.receives}
         theirs = transport.exchange(mine, dict.fromkeys(mine, 1))
-        for k, r in enumerate(self.receives):
-            if int(theirs[r][0]) != widths[k, 1]:
+        for r, width in self.widths.items():
+            if int(theirs[r][0]) != width:
                 problem = f"numbers of labels differ between ranks {self.rank} and {r}"
         fail_together(transport, problem)
 
     def ghost_values(self, border: NDArray[np.float64]) -> NDArray[np.float64]:
         """Exchange numbers of the border's entries for those of the ghosts. Collective."""
+        found = self.transport.exchange(
+            {r: border[at] for r, at in self.sends.items()}, self.widths
+        )
+        if len(found) == 1:  # all ghosts are one rank's
+            return found.popitem()[1]
         out = np.empty(self.cut.layout.size - self.cut.width)
-        lengths = {r: at.stop - at.start for r, at in self.receives.items()}
-        found = self.transport.exchange({r: border[at] for r, at in self.sends.items()}, lengths)
         for r, values in found.items():
             out[self.receives[r]] = values
         return out
@@ -155,7 +157,7 @@ class Partition:
             return draw(np.random.default_rng([*seed, self.rank]), size)
         layout = self.whole.layout
         own = self.owner[self.whole.reduction.free][layout.owner] == self.rank
-        return draw(np.random.default_rng(seed), layout.size)[own]
+        return np.asarray(draw(np.random.default_rng(seed), layout.size)[own])
 
     # ---- ways to make one ----
 
@@ -279,6 +281,18 @@ def entries_of(layout: Layout, variables: Ints) -> Ints:
     common = layout.common  # without the offsets of all variables, where that is possible
     starts = layout.offsets[variables] if common is None else variables * common
     return np.repeat(starts - (ends - counts), counts) + np.arange(total)
+
+
+def consecutive(entries: Ints) -> Ints | slice:
+    """Entries as a slice, if they follow one another.
+
+    Example:
+        >>> consecutive(np.array([3, 4, 5])), consecutive(np.array([3, 5]))
+        (slice(3, 6, None), array([3, 5]))
+    """
+    if len(entries) and (np.diff(entries) == 1).all():
+        return slice(int(entries[0]), int(entries[-1]) + 1)
+    return entries
 
 
 def read_owner(field: Field, owner: ArrayLike | str | None, size: int) -> Ints:

@@ -16,6 +16,7 @@ from proxfield.backends import compile_program
 from proxfield.backends.base import Program, Rows, State, Tangent, host_tangent, slack
 from proxfield.backends.reference import searched
 from proxfield.distributed.partition import Partition
+from proxfield.distributed.spins import SpinCut, spins_of
 from proxfield.errors import UnsupportedError
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Order, Plan, Update
@@ -59,6 +60,8 @@ class PartProgram:
         self.program: Program = compile_program(partition.lowered, kernels, dtype, threads)
         self.program.owns_unary = True  # the partition's own array, which `reset` puts back
         self.dtype = self.program.dtype
+        self.spins = spins_of(partition, self.program)
+        """Of binary fields on the CPU: the exchange with one number per variable."""
         self.seconds, self.cpu_seconds = Seconds(), Seconds()
         self.shared_f: tuple[State, float] | None = None
         """A state whose F is known, which rules that look at F leave behind."""
@@ -92,7 +95,17 @@ class PartProgram:
             What makes F of this rank's program its part of the whole F.
         """
         since = time.perf_counter(), time.thread_time()
+        if self.spins is not None:
+            return self._meet_spins(self.spins, self.spins.own(state), since)
         return self._meet(self.program.marginals_at(state, self.border), since)
+
+    def _meet_spins(self, spins: SpinCut, own: Floats, since: tuple[float, float]) -> float:
+        """The same with one number per binary variable."""
+        ghosts = spins.ghosts(own)
+        since = self._timed("exchange", since)
+        correction = spins.take(own, ghosts)
+        self._timed("cut", since)
+        return correction
 
     def _meet(self, own: NDArray[np.float64], since: tuple[float, float]) -> float:
         """Exchange the border's marginals for the ghosts', and take these in."""
@@ -126,7 +139,11 @@ class PartProgram:
     def gradient(self, q: Floats) -> NDArray[np.float64]:
         """dE/dq of this rank's variables.  # (layout.size,)"""
         double = np.asarray(q, dtype=np.float64)
-        self._meet(double[self.border], (time.perf_counter(), time.thread_time()))
+        since = time.perf_counter(), time.thread_time()
+        if self.spins is not None:
+            self._meet_spins(self.spins, self.spins.own_of(double), since)
+        else:
+            self._meet(double[self.border], since)
         return self.program.gradient(double)
 
     def tangent(self, state: State) -> Tangent:

@@ -121,21 +121,54 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
 
     def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
         s: BinaryState = state.arrays
-        variable, label = np.divmod(entries, 2)
+        variable, second, held, value = self._entries(entries)
         if s.natural:  # as in `marginals`: the smaller of the two first
             a = s.arrays.a[variable].astype(np.float64)
             e = np.exp(-np.abs(a))
             small = e / (1.0 + e)
-            out = np.where((a > 0) == (label == 1), small, 1.0 - small)
+            out = np.where((a > 0) == second, small, 1.0 - small)
         else:
             one = s.arrays.v[s.phase][self.pack.pad + variable].astype(np.float64) + 0.5
-            out = np.where(label == 1, one, 1.0 - one)
-        if not s.pending and len(self.pack.clamped):
-            where = np.searchsorted(self.pack.clamped, variable)
-            where = np.minimum(where, len(self.pack.clamped) - 1)
-            held = self.pack.clamped[where] == variable
-            out = np.where(held, (self.pack.clamp[where] < 0) == (label == 1), out)
+            out = np.where(second, one, 1.0 - one)
+        if not s.pending and len(held):
+            out[held] = value
         return out
+
+    def spins_at(self, state: State, variables: Ints | slice) -> Floats:
+        """v = q(1) − ½ of some variables.  # (m,)"""
+        s: BinaryState = state.arrays
+        found: Floats = s.arrays.v[s.phase][self._inside][variables]
+        return found
+
+    def set_bias(self, bias: Floats, variables: Ints | slice) -> None:
+        """Replace the energies of label 1 less those of label 0, which keep their mean.
+
+        Args:
+            bias: The differences.  # (m,)
+            variables: Of which variables, with two possible labels each.  # (m,)
+        """
+        self.version += 1
+        self.pack.bias[variables] = bias
+        sweeps = vars(self).get("sweep_pack", self.pack)
+        if sweeps.bias is not self.pack.bias:
+            sweeps.bias[variables] = bias
+
+    _located: tuple[Ints, tuple[Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]] | None = None
+    """What follows from the last argument of `marginals_at`."""
+
+    def _entries(self, entries: Ints) -> tuple[Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]:
+        """Variables of some entries, whether each is the second label, and which are known."""
+        kept = self._located
+        if kept is None or kept[0] is not entries:
+            variable, second = entries // 2, entries % 2 == 1
+            where = np.searchsorted(self.pack.clamped, variable)
+            where = np.minimum(where, max(0, len(self.pack.clamped) - 1))
+            held = np.zeros(0, dtype=np.int64)
+            if len(self.pack.clamped):
+                held = np.flatnonzero(self.pack.clamped[where] == variable)
+            value = ((self.pack.clamp[where[held]] < 0) == second[held]).astype(np.float64)
+            kept = self._located = entries, (variable, second, held, value)
+        return kept[1]
 
     _replaced: tuple[Ints, Ints, Ints, NDArray[np.bool_] | slice, float] | None = None
     """What follows from the last ``at`` of `set_unary`: variables, their entries, which of them
