@@ -21,6 +21,7 @@ RULES = {
     "full-parallel": 1e-12,
     "backtracking": 1e-12,
     "colored": 1e-12,
+    "anneal": 1e-12,
     "adam": 1e-9,
 }
 ONE_THREAD = {"threads": 1}
@@ -35,11 +36,12 @@ def suitable(field: pf.Field) -> bool:
 
 
 SEEDS = [s for s in range(40) if suitable(random_field(s, scale=1.0).field)]
+EVERY_KIND = (9, 22, 24, 25, 31)
+"""Seeds that have terms of every kind between them: tried on 2, 3 and 4 ranks."""
 
 
-def both(field, owner, size, rule, **settings):
-    """Results of one process and of several ranks, whose first has all marginals."""
-    one = pf.infer(field, rule, **ONE_THREAD, **settings)
+def ranks(field, owner, size, rule, **settings):
+    """What ranks find, of which the first has all marginals."""
 
     def work(transport: Transport):
         result = infer(
@@ -48,12 +50,19 @@ def both(field, owner, size, rule, **settings):
         )  # fmt: skip
         return result.gather(), result
 
-    return one, run_threads(size, work)
+    return run_threads(size, work)
 
 
-def test_the_seeds_hold_every_kind_of_term_zeros_and_evidence():
+def both(field, owner, size, rule, **settings):
+    """Results of one process and of several ranks."""
+    one = pf.infer(field, rule, **ONE_THREAD, **settings)
+    return one, ranks(field, owner, size, rule, **settings)
+
+
+@pytest.mark.parametrize("seeds", [SEEDS, EVERY_KIND], ids=["all", "every kind"])
+def test_the_seeds_hold_every_kind_of_term_zeros_and_evidence(seeds):
     names, evidence, zeros = set(), False, False
-    for seed in SEEDS:
+    for seed in seeds:
         field = random_field(seed, scale=1.0).field
         names |= {t.name for t in field.terms}
         evidence |= bool((field.evidence >= 0).any())
@@ -67,29 +76,35 @@ def test_the_seeds_hold_every_kind_of_term_zeros_and_evidence():
 def test_random_fields_are_as_on_one_process(rule):
     tried = 0
     for seed in SEEDS:
-        field, size = random_field(seed, scale=1.0).field, 2 + seed % 3
-        owner = np.random.default_rng(seed).integers(0, size, field.n_vars)
+        field = random_field(seed, scale=1.0).field
+        settings = {
+            "max_iters": 7,
+            "tol": 0.0,
+            "seed": seed,
+            "init": ["uniform", "random"][seed % 2],
+        }
         try:
-            settings = {
-                "max_iters": 7,
-                "tol": 0.0,
-                "seed": seed,
-                "init": ["uniform", "random"][seed % 2],
-            }
-            one, several = both(field, owner, size, rule, **settings)
+            one = pf.infer(field, rule, **ONE_THREAD, **settings)
         except pf.UnsupportedError:
             continue  # a rule that this field doesn't allow
-        tried += 1
-        q, result = several[0]
-        np.testing.assert_allclose(q, one.q, rtol=0, atol=RULES[rule], err_msg=str(seed))
-        if rule != "adam":  # its q differ by more
-            np.testing.assert_allclose(
-                result.trace.free_energy, one.trace.free_energy, rtol=1e-13, atol=1e-13,
-                err_msg=str(seed),
-            )  # fmt: skip
-        assert result.iterations == one.iterations
-        assert all(r.free_energy == result.free_energy for _, r in several)
-    assert tried > 5
+        for size in (2, 3, 4) if seed in EVERY_KIND else (2 + seed % 3,):
+            owner = np.random.default_rng(seed).integers(0, size, field.n_vars)
+            several = ranks(field, owner, size, rule, **settings)
+            compare(one, several, rule, f"seed {seed} on {size} ranks")
+            tried += 1
+    assert tried > 8
+
+
+def compare(one, several, rule, name):
+    """One process and several ranks."""
+    q, result = several[0]
+    np.testing.assert_allclose(q, one.q, rtol=0, atol=RULES[rule], err_msg=name)
+    if rule != "adam":  # its q differ by more
+        np.testing.assert_allclose(
+            result.trace.free_energy, one.trace.free_energy, rtol=1e-13, atol=1e-13, err_msg=name
+        )
+    assert result.iterations == one.iterations, name
+    assert all(r.free_energy == result.free_energy for _, r in several), name
 
 
 def test_stops_where_one_process_stops():
@@ -99,6 +114,74 @@ def test_stops_where_one_process_stops():
         assert result.status is one.status is pf.Status.CONVERGED
         assert result.iterations == one.iterations
     np.testing.assert_allclose(several[0][0], one.q, rtol=0, atol=1e-12)
+
+
+RING = [[i, (i + 1) % 12] for i in range(12)]
+
+
+@pytest.mark.parametrize("rule", ["fixed", "momentum", "colored"])
+@pytest.mark.parametrize("n_labels", [2, 3])
+def test_a_symmetric_field_ends_on_a_saddle_as_on_one_process(rule, n_labels):
+    field = pf.Field(12, n_labels).add(pf.Potts(RING, 3.0))
+    one, several = both(field, None, 3, rule)
+    assert one.status is pf.Status.SADDLE
+    assert all(r.status is one.status and r.iterations == one.iterations for _, r in several)
+    np.testing.assert_allclose(several[0][0], one.q, rtol=0, atol=1e-12)
+
+
+def test_a_symmetric_grid_made_in_parts_ends_on_a_saddle():
+    def work(transport):
+        part = grid_partition(transport, (5, 6), lambda box: np.zeros((*sizes(box), 2)), 2.0)
+        return infer(part, "fixed").status
+
+    assert run_threads(3, work) == [pf.Status.SADDLE] * 3
+
+
+def sizes(box):
+    return tuple(s.stop - s.start for s in box)
+
+
+@pytest.mark.parametrize("inner", ["fixed", "colored", "momentum"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_annealing_is_as_on_one_process(inner, size):
+    field = pf.generate.grid(6, 7, strength=2.0, seed=3, n_labels=2 + size % 2)
+    one, several = both(field, None, size, "anneal", inner=inner, levels=20, max_iters=150)
+    compare(one, several, "anneal", inner)
+    assert all(r.status is one.status for _, r in several)
+
+
+def test_annealing_leaves_saddles_as_on_one_process():
+    field = pf.Field(12, 2).add(pf.Potts(RING, 3.0))
+    one, several = both(field, None, 3, "anneal", max_iters=200, levels=10)
+    compare(one, several, "anneal", "ring")
+    assert one.free_energy < 4.5  # at the saddle, 9.7
+
+
+def test_annealing_a_grid_made_in_parts():
+    rng = np.random.default_rng(4)
+    energies, weights = rng.normal(size=(6, 7, 2)), {o: rng.normal(size=(6, 7)) for o in FOUR}
+    field = grid_field((6, 7), energies, weights)
+    settings = {"hot": 3.0, "levels": 20, "max_iters": 100}
+    one = pf.infer(field, "anneal", **settings)
+
+    def work(transport):
+        by_box = {o: (lambda box, w=w: w[box]) for o, w in weights.items()}
+        part = grid_partition(transport, (6, 7), energies, by_box)
+        return infer(part, "anneal", **settings)
+
+    for result in run_threads(4, work):  # λ is found by another method
+        assert result.free_energy == pytest.approx(one.free_energy, rel=1e-6)
+
+
+def test_annealing_within_a_budget_ends_on_all_ranks_alike():
+    field = pf.generate.grid(6, 6, strength=2.0, seed=1)
+
+    def work(transport):
+        result = infer(Partition.from_field(transport, field), "anneal", budget=0.1, tol=0.0)
+        return result.iterations, result.free_energy, result.status
+
+    found = run_threads(3, work)
+    assert len(set(found)) == 1 and found[0][1] < 0
 
 
 def test_reductions_every_few_updates_stop_at_most_that_much_later():

@@ -2,66 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
-import subprocess
 import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
+from ranks import backends, start
 
 import proxfield as pf
 from proxfield.distributed import Partition, connect, infer, run_threads
-from proxfield.distributed import checkpoint as checkpoints
 from proxfield.distributed import partition as partitions
-from proxfield.errors import DistributedError
-
-LIMIT = 8.0
-"""Seconds that ranks wait for each other here."""
-
-
-def start(size, body, *, absent=(), backend="sockets"):
-    """Processes that run the same code, each as one rank: exit status and stderr of each."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    head = f"""
-        import os, signal, sys, threading
-        import numpy as np
-        import proxfield as pf
-        from proxfield.distributed import Partition, connect, infer
-        rank = int(os.environ["RANK"])
-        field = pf.generate.grid(6, 6, seed=1)
-        try:
-            transport = connect({backend!r}, timeout={LIMIT})
-    """
-    tail = """
-        except pf.ProxfieldError as error:
-            sys.stderr.write(f"{type(error).__name__}: {error}\\n")
-            sys.stderr.flush()
-            os._exit(5)
-        sys.stderr.flush()
-        os._exit(0)
-    """
-    inner = textwrap.indent(textwrap.dedent(body), " " * 4)
-    code = textwrap.dedent(head) + inner + textwrap.dedent(tail)
-    common = {**os.environ, "WORLD_SIZE": str(size), "MASTER_PORT": str(port),
-              "MASTER_ADDR": "127.0.0.1", "PROXFIELD_QUIET": "1"}  # fmt: skip
-    started = {
-        r: subprocess.Popen(
-            [sys.executable, "-c", code], env={**common, "RANK": str(r)},
-            stderr=subprocess.PIPE, text=True,
-        )
-        for r in range(size) if r not in absent
-    }  # fmt: skip
-    try:
-        return {r: (p.communicate(timeout=240)[1], p.returncode) for r, p in started.items()}
-    finally:
-        for process in started.values():
-            process.kill()
-
+from proxfield.errors import DistributedError, MissingDependencyError
 
 KILLED = """
     def callback(progress):
@@ -70,16 +20,6 @@ KILLED = """
     part = Partition.from_field(transport, field)
     infer(part, "momentum", tol=0.0, max_iters=10**9, callback=callback, threads=1)
 """
-
-
-def backends():
-    """Of processes: without torch, and with it where it is installed."""
-    found = ["sockets"]
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return found
-    return [*found, "gloo"]
 
 
 @pytest.mark.parametrize("backend", backends())
@@ -97,23 +37,6 @@ def test_a_rank_that_never_starts_is_an_error_on_the_others(backend):
     for r, (text, status) in start(3, "pass", absent=[1], backend=backend).items():
         assert status == 5, text
         assert f"DistributedError: rank {r} of 3: " in text and "within 8 s" in text
-
-
-@pytest.mark.parametrize("backend", backends())
-def test_processes_give_what_one_process_gives(backend, tmp_path):
-    body = f"""
-        result = infer(Partition.from_field(transport, field), "momentum", max_iters=20, tol=0.0)
-        q = result.gather()
-        if rank == 0:
-            np.savez({str(tmp_path / "out.npz")!r}, q=q, f=result.free_energy)
-        transport.close()
-    """
-    for text, status in start(2, textwrap.dedent(body), backend=backend).values():
-        assert status == 0, text
-    one = pf.infer(pf.generate.grid(6, 6, seed=1), "momentum", max_iters=20, tol=0.0)
-    with np.load(tmp_path / "out.npz") as found:
-        np.testing.assert_allclose(found["q"], one.q, rtol=0, atol=1e-12)
-        assert float(found["f"]) == pytest.approx(one.free_energy, rel=1e-13)
 
 
 def test_different_versions_are_named_on_every_rank(monkeypatch):
@@ -166,94 +89,12 @@ def test_forbidden_configurations_and_other_rules_are_refused():
     def work(transport):
         with pytest.raises(pf.UnsupportedError, match="forbidden configurations"):
             Partition.from_field(transport, field)
-        with pytest.raises(pf.UnsupportedError, match="rule 'auto' isn't available"):
+        with pytest.raises(pf.UnsupportedError, match=r"'auto' isn't available.*use anneal"):
             infer(Partition.from_field(transport, grid), "auto")
+        with pytest.raises(pf.UnsupportedError, match=r"'sweep' isn't available.*use colored"):
+            infer(Partition.from_field(transport, grid), "anneal", inner="sweep")
 
     run_threads(2, work)
-
-
-# ---- checkpoints ----
-
-RULES = ["fixed", "momentum", "adam", "adaptive", "backtracking", "adhoc", "colored"]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_resumed_run_ends_with_the_same_bits(rule, tmp_path):
-    field = pf.generate.grid(6, 7, strength=2.0, seed=4, n_labels=2 + (rule == "adam"))
-    settings = {"init": "random", "tol": 1e-9, "max_iters": 60, "threads": 1, "reduce_every": 3}
-
-    class Killed(Exception):
-        pass
-
-    def straight(transport):
-        return infer(Partition.from_field(transport, field), rule, **settings)
-
-    def cut_off(transport):
-        def callback(progress):
-            if progress.iteration > 25:
-                raise Killed
-
-        part = Partition.from_field(transport, field)
-        infer(part, rule, checkpoint=tmp_path, checkpoint_seconds=0, callback=callback, **settings)
-
-    def resumed(transport):
-        seen = []
-        part = Partition.from_field(transport, field)
-        result = infer(
-            part, rule, checkpoint=tmp_path, checkpoint_seconds=0,
-            callback=lambda progress: seen.append(progress.iteration), **settings,
-        )  # fmt: skip
-        assert not seen or seen[0] > 20  # it didn't begin again
-        return result
-
-    whole = run_threads(2, straight)
-    with pytest.raises((Killed, DistributedError)):
-        run_threads(2, cut_off)
-    again = run_threads(2, resumed)
-    for a, b in zip(whole, again, strict=True):
-        assert (a.q == b.q).all()
-        assert a.free_energy == b.free_energy
-        assert (a.iterations, a.status) == (b.iterations, b.status)
-        assert np.array_equal(a.trace.free_energy, b.trace.free_energy)
-        assert np.array_equal(a.trace.change, b.trace.change, equal_nan=True)
-
-
-def test_a_full_disk_is_an_error_on_every_rank(tmp_path, monkeypatch):
-    field = pf.generate.grid(4, 4)
-    savez = np.savez
-
-    def full(out, **arrays):
-        if "rank-1" in out.name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        savez(out, **arrays)
-
-    monkeypatch.setattr(checkpoints.np, "savez", full)
-
-    def work(transport):
-        part = Partition.from_field(transport, field)
-        with pytest.raises(DistributedError, match=r"rank 1: can't write a checkpoint.*No space"):
-            infer(part, "momentum", tol=0.0, checkpoint=tmp_path, checkpoint_seconds=0)
-
-    run_threads(2, work)
-    assert not list(Path(tmp_path).glob("*.tmp"))
-
-
-def test_a_checkpoint_of_another_run_or_damaged_is_refused(tmp_path):
-    field = pf.generate.grid(4, 4)
-
-    def run(transport, rule="momentum", size_field=field):
-        part = Partition.from_field(transport, size_field)
-        return infer(part, rule, tol=0.0, max_iters=12, checkpoint=tmp_path, checkpoint_seconds=0)
-
-    run_threads(2, run)
-    with pytest.raises(DistributedError, match="another field, rule or dtype"):
-        run_threads(2, lambda t: run(t, "adam"))
-    with pytest.raises(DistributedError, match="of 2 ranks, not 3"):
-        run_threads(3, run)
-    for path in tmp_path.glob("state-*-rank-1.npz"):
-        path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DistributedError, match="rank 1: can't read state-"):
-        run_threads(2, run)
 
 
 def test_environment_and_arguments_are_checked(monkeypatch):
@@ -266,3 +107,49 @@ def test_environment_and_arguments_are_checked(monkeypatch):
         connect("sockets")
     with pytest.raises(pf.InputError, match="expected gloo, nccl, sockets or mpi"):
         connect("carrier pigeon")
+
+
+def test_without_torch_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "proxfield.distributed.torch_transport", None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(MissingDependencyError, match=r"needs torch: pip install.*use sockets"):
+        connect("gloo")
+
+
+WITHOUT_TORCH = """
+    import os, sys
+    if os.environ["RANK"] == "1":
+        sys.modules["torch"] = None
+"""
+
+
+@pytest.mark.skipif("gloo" not in backends(), reason="needs torch")
+def test_a_rank_without_torch_is_an_error_on_every_rank():
+    found = start(2, "pass", backend="gloo", before=WITHOUT_TORCH, limit=3.0)
+    assert found[1][1] == 5 and "needs torch" in found[1][0]
+    assert found[0][1] == 5 and "DistributedError: rank 0 of 2" in found[0][0]
+
+
+def test_a_rule_that_a_term_of_one_rank_refuses_is_an_error_on_every_rank():
+    field = pf.Field(6, 2).add(pf.Potts([[0, 1], [1, 2], [2, 3], [3, 4], [4, 5]], 1.0))
+    field.add(pf.Consistency([[0, 1]], 1.0))
+
+    def work(transport):
+        part = Partition.from_field(transport, field, [0, 0, 1, 1, 2, 2])
+        with pytest.raises(pf.UnsupportedError, match="colored needs every term"):
+            infer(part, "colored")
+        return float(transport.reduce(np.ones(1))[0])  # all are where they were
+
+    assert run_threads(3, work) == [3.0] * 3
+
+
+def test_versions_of_processes_are_compared():
+    other = """
+        import os
+        import proxfield._version as version
+        if os.environ["RANK"] == "1":
+            version.__version__ += ".dev1"
+    """
+    for text, status in start(2, "Partition.from_field(transport, field)", before=other).values():
+        assert status == 5 and "different versions of proxfield" in text and ".dev1" in text

@@ -10,6 +10,7 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +24,87 @@ FORMAT = 1
 INDEX = "checkpoint.json"
 
 
+SLOT = ("buffers", "spins", "board", "numbers", "u", "v")
+"""Tensors of a state of the kernel set cuda that say where it is."""
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a tensor of torch, which needn't be installed."""
+    return hasattr(value, "detach")
+
+
+def on_host(value: Any) -> Any:
+    """An array of numpy."""
+    return value.detach().cpu().numpy() if is_tensor(value) else value
+
+
+def parts_of(state: State) -> dict[str, Any]:
+    """Everything that a state holds, by name."""
+    held = state.arrays
+    values = dict(vars(held)) if hasattr(held, "__dict__") else {}
+    slot, packed = values.pop("slot", None), values.pop("arrays", None)
+    if slot is not None:  # cuda
+        values = {"pending": held.pending}
+        values.update({name: getattr(slot, name) for name in SLOT})
+        values.update({f"extra {k}": v for k, v in held.extra.items()})
+    if hasattr(packed, "_asdict"):  # cpu
+        values.update(packed._asdict())
+    if isinstance(values.get("sizes"), list):  # torch
+        values["sizes"] = values["sizes"][0]
+    return values
+
+
 def arrays_of(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays of a state, and its other values, by name."""
-    held = state.arrays
     if state.memory and not set(state.memory) <= {"size"}:
         raise UnsupportedError("checkpoints can't hold what a custom rule remembers")
-    values = dict(vars(held)) if hasattr(held, "__dict__") else {}
-    packed = values.pop("arrays", None)
-    arrays = dict(packed._asdict()) if hasattr(packed, "_asdict") else {}
-    arrays.update({k: v for k, v in values.items() if isinstance(v, np.ndarray)})
-    rest = {k: v for k, v in values.items() if not isinstance(v, np.ndarray)}
+    found = {k: on_host(v) for k, v in parts_of(state).items()}
+    arrays = {k: v for k, v in found.items() if isinstance(v, np.ndarray)}
+    rest = {k: v for k, v in found.items() if not isinstance(v, np.ndarray)}
     plain = (type(None), bool, int, float)
     if not arrays or not all(isinstance(v, plain) for v in rest.values()):
-        raise UnsupportedError("checkpoints need the kernels cpu or reference")
+        raise UnsupportedError(f"checkpoints can't hold a {type(state.arrays).__name__}")
     return arrays, {**rest, **{f"memory {k}": v for k, v in state.memory.items()}}
 
 
 def restore(state: State, arrays: dict[str, Any], values: dict[str, Any]) -> None:
     """Put a saved state into one of the same program."""
-    own, _ = arrays_of(state)
-    packed: Any = getattr(state.arrays, "arrays", None)
-    names = getattr(packed, "_fields", ())
-    for name, array in arrays.items():
-        if name in names:
-            own[name][:] = array
+    parts, held = parts_of(state), state.arrays
+    slot, packed = getattr(held, "slot", None), getattr(held, "arrays", None)
+    rest = {k: v for k, v in values.items() if not k.startswith("memory ")}
+    rest.pop("version", None)  # of unary energies, which are set again
+    for name, value in {**rest, **arrays}.items():
+        if slot is not None:
+            restore_slot(held, name, value)
+        elif name in getattr(packed, "_fields", ()):
+            parts[name][:] = value
+        elif name == "sizes":
+            held.sizes = [value] * len(held.sizes)
+        elif is_tensor(parts.get(name)):
+            setattr(held, name, parts[name].new_tensor(value))
         else:
-            setattr(state.arrays, name, array)
-    for name in own.keys() - arrays.keys():
-        setattr(state.arrays, name, None)
+            setattr(held, name, value)
     for name, value in values.items():
         if name.startswith("memory "):
             state.memory[name.removeprefix("memory ")] = value
-        elif name != "version":  # of unary energies, which are set again
-            setattr(state.arrays, name, value)
+
+
+def restore_slot(held: Any, name: str, value: Any) -> None:
+    """Put a saved value into a state of the kernel set cuda."""
+    torch: Any = import_module("torch")
+    if isinstance(value, np.ndarray) and name != "pending":
+        value = torch.from_numpy(value).to(held.slot.buffers.device)
+    own = getattr(held.slot, name, None)
+    if name == "pending":
+        held.pending[:] = value
+    elif name.startswith("extra "):
+        held.extra[name.removeprefix("extra ")] = value
+    elif own is None:
+        setattr(held.slot, name, value)
+    elif value is None:  # a moment that the rule doesn't keep
+        own.zero_()
+    else:
+        own.copy_(value)
 
 
 @dataclass

@@ -88,6 +88,8 @@ class Inference:
     """The update at which it ends; 0 before it has begun."""
     escapes: int = 0
     """Saddles left so far."""
+    saddles: dict[int, float] = field(default_factory=dict)
+    """F there, by the number of updates: the next one begins elsewhere."""
     curvature: SpreadCurvature | None = None
     best_f: float = np.inf
     best_q: NDArray[np.float64] | None = None
@@ -146,7 +148,7 @@ class Inference:
         """The plan of this rank's variables, the number of colors, and the limit on updates."""
         part, request = self.partition, self.request
         if self.moves.name == "colored":
-            if part.cut.extras or part.transport.reduce(np.array([len(part.cut.extras)]))[0]:
+            if part.transport.reduce(np.array([float(len(part.cut.extras))]))[0]:
                 raise UnsupportedError("colored needs every term lowered to tables")
             order, starts = shared_colors(part)
             plan: Plan = Order(order, starts)
@@ -222,6 +224,7 @@ class Inference:
             if spent is not None or self.escapes >= MAX_ESCAPES:
                 run.restart(found.lower)
                 return spent or self._limit
+            self.saddles[self.iterations] = run.program.free_energy(run.state)
             run.restart(nudged_part(part, found.lower, seed + self.escapes))
             self.escapes += 1
 
@@ -375,8 +378,11 @@ class Inference:
         self,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]:
         none = np.zeros(0)
+        f = np.concatenate([none, *(r.free_energy for r in self.rows)])
+        for at, value in self.saddles.items():
+            f[at : at + 1] = value
         return (
-            np.concatenate([none, *(r.free_energy for r in self.rows)]),
+            f,
             np.concatenate([none, *(r.change for r in self.rows)]),
             np.concatenate([none, *self.moments]),
             self.rows[-1].period2 if self.rows else np.inf,

@@ -54,7 +54,7 @@ class SpinCut:
         for term in cut.pairs:
             assert isinstance(term, Ising)
             ends.append(np.sort(term.edges, axis=1))  # the ghosts come after the border
-            weights.append(4.0 * term.weights)
+            weights.append(np.asarray(4.0 * term.weights, dtype=np.float64))
         edges = np.concatenate(ends)
         self.n_ghosts = cut.layout.n_vars - width
         self.multiply = product_of(
@@ -127,7 +127,7 @@ def product_of(
         parts.append((np.where(k < counts, matrix.data[at], 0.0), consecutive(matrix.indices[at])))
 
     def multiply(v: Floats) -> NDArray[np.float64]:
-        out = parts[0][0] * v[parts[0][1]]
+        out: NDArray[np.float64] = parts[0][0] * v[parts[0][1]]
         for values, columns in parts[1:]:
             out += values * v[columns]
         return out

@@ -1,0 +1,79 @@
+"""Ranks that are processes, connected by TCP or torch.distributed, give what one process gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from ranks import backends, free_port, start
+
+import proxfield as pf
+from proxfield.testing import random_field
+
+TOLERANCE = {"fixed": 1e-12, "momentum": 1e-12, "colored": 1e-12, "anneal": 1e-12, "adam": 1e-9}
+SEEDS = (22, 24, 25, 31)
+"""Fields with zeros, evidence, tables of three variables, segments and occupancy between them."""
+BODY = """
+    from proxfield.testing import random_field
+    found = {{}}
+    for seed in {seeds!r}:
+        field = random_field(seed, scale=1.0).field
+        owner = np.random.default_rng(seed).integers(0, transport.size, field.n_vars)
+        for rule in {rules!r}:
+            try:
+                part = Partition.from_field(transport, field, owner)
+                result = infer(part, rule, max_iters=7, tol=0.0, threads=1, reduce_every=3)
+            except pf.UnsupportedError:
+                continue
+            q = result.gather()
+            if rank == 0:
+                found[f"{{seed}} {{rule}} q"] = q
+                found[f"{{seed}} {{rule}} f"] = result.trace.free_energy
+    if rank == 0:
+        np.savez({path!r}, **found)
+    transport.close()
+"""
+
+
+@pytest.mark.parametrize(("backend", "size"), [("sockets", 2), ("sockets", 4), ("gloo", 3)])
+def test_processes_give_what_one_process_gives(backend, size, tmp_path):
+    if backend not in backends():
+        pytest.skip("needs torch")
+    path = str(tmp_path / "found.npz")
+    body = BODY.format(seeds=SEEDS, rules=list(TOLERANCE), path=path)
+    for text, status in start(size, body, backend=backend, limit=60.0).values():
+        assert status == 0, text
+    compared = 0
+    with np.load(path) as found:
+        for seed in SEEDS:
+            field = random_field(seed, scale=1.0).field
+            for rule, tolerance in TOLERANCE.items():
+                if f"{seed} {rule} q" not in found:
+                    continue
+                one = pf.infer(field, rule, max_iters=7, tol=0.0, threads=1)
+                q, f = found[f"{seed} {rule} q"], found[f"{seed} {rule} f"]
+                np.testing.assert_allclose(q, one.q, rtol=0, atol=tolerance)
+                if rule != "adam":
+                    np.testing.assert_allclose(f, one.trace.free_energy, rtol=1e-13, atol=1e-13)
+                compared += 1
+    assert compared >= 15
+
+
+@pytest.mark.skipif("gloo" not in backends(), reason="needs torch")
+def test_torchrun_solves_a_model(tmp_path):
+    field = pf.generate.grid(6, 7, seed=2)
+    pf.write_uai(field, tmp_path / "grid.uai")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
+        str(free_port()), "-m", "proxfield", "solve", str(tmp_path / "grid.uai"), "--distributed",
+        "--rule", "momentum", "--max-iters", "20", "--tol", "0", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    one = pf.infer(field, "momentum", max_iters=20, tol=0.0)
+    assert (found["ranks"], found["iterations"]) == (2, 20)
+    assert found["free_energy"] == pytest.approx(one.free_energy, rel=1e-13)
