@@ -47,7 +47,8 @@ def work(args: argparse.Namespace) -> None:
         parts = (transport.size, 1)
         part = grid_partition(transport, shape, energies, 0.4, parts=parts, dtype=args.dtype)
         built, build = peak_bytes(), clock() - begun
-        settings = {"max_iters": args.updates, "tol": 0.0, "threads": 1, "dtype": args.dtype}
+        settings = {"max_iters": args.updates, "tol": 0.0, "threads": 1, "dtype": args.dtype,
+                    "device": args.device}  # fmt: skip
         if args.rule == "fixed":
             settings["step"] = 0.5
         if args.warm:  # compiles, and is not counted
@@ -57,7 +58,7 @@ def work(args: argparse.Namespace) -> None:
         record = {
             "rank": transport.rank, "variables": part.field.n_vars, "start_bytes": base,
             "built_bytes": built, "peak_bytes": peak_bytes(), "build_cpu": build,
-            "infer_cpu": clock() - before, "seconds": result.seconds,
+            "process_cpu": clock() - before, "seconds": result.seconds,
             "free_energy": result.free_energy, "bytes_sent": result.bytes_sent,
             "cpu": vars(result.cpu_seconds), "wall": vars(result.wall_seconds),
         }  # fmt: skip
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--rule", default="fixed")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--backend", default="sockets")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--warm", action="store_true")
     args = parser.parse_args()
     if "RANK" in os.environ:
@@ -94,11 +96,16 @@ def main() -> None:
     for name in ("start_bytes", "built_bytes", "peak_bytes"):
         print(f"{name:12} {sum(r[name] for r in records) / n:8.1f} per variable")
     updates = args.updates * n
+    kernel = sum(r["cpu"]["kernel"] for r in records)
+    share = sum(r["cpu"][name] for r in records for name in ("cut", "exchange")) / kernel
     print(f"build        {1e9 * sum(r['build_cpu'] for r in records) / n:8.1f} CPU ns per variable")
     for name in ("kernel", "cut", "exchange", "reduce"):
         cpu = sum(r["cpu"][name] for r in records)
         wall = sum(r["wall"][name] for r in records) / len(records)
         print(f"{name:12} {1e9 * cpu / updates:8.2f} CPU ns per variable and update, {wall:.2f} s")
+    others = sum(r["process_cpu"] for r in records) - kernel
+    print(f"exchange and cut {100 * share:.1f} % of the kernel's CPU time; all that isn't kernel, "
+          f"start, end and other threads included, {100 * others / kernel:.1f} %")  # fmt: skip
     print(
         f"F            {records[0]['free_energy']:.10g}, {n:,} variables, "
         f"{records[0]['seconds']:.1f} s, {records[0]['bytes_sent']:,} bytes sent by rank 0"

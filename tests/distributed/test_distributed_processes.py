@@ -13,7 +13,14 @@ from ranks import backends, free_port, start
 import proxfield as pf
 from proxfield.testing import random_field
 
-TOLERANCE = {"fixed": 1e-12, "momentum": 1e-12, "colored": 1e-12, "anneal": 1e-12, "adam": 1e-9}
+TOLERANCE = {
+    "fixed": 1e-12,
+    "momentum": 1e-12,
+    "adaptive": 1e-12,
+    "colored": 1e-12,
+    "anneal": 1e-12,
+    "adam": 1e-9,
+}
 SEEDS = (22, 24, 25, 31)
 """Fields with zeros, evidence, tables of three variables, segments and occupancy between them."""
 BODY = """
@@ -25,7 +32,8 @@ BODY = """
         for rule in {rules!r}:
             try:
                 part = Partition.from_field(transport, field, owner)
-                result = infer(part, rule, max_iters=7, tol=0.0, threads=1, reduce_every=3)
+                result = infer(part, rule, max_iters=7, tol=0.0, threads=1, reduce_every=3,
+                               device={device!r}, dtype="float64")
             except pf.UnsupportedError:
                 continue
             q = result.gather()
@@ -38,13 +46,29 @@ BODY = """
 """
 
 
-@pytest.mark.parametrize(("backend", "size"), [("sockets", 2), ("sockets", 4), ("gloo", 3)])
-def test_processes_give_what_one_process_gives(backend, size, tmp_path):
-    if backend not in backends():
+def cards():
+    """How many GPUs there are."""
+    if "gloo" not in backends():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+RUNS = [("sockets", 2, "cpu"), ("sockets", 4, "cpu"), ("gloo", 3, "cpu"), ("nccl", 1, "cuda"),
+        ("gloo", 2, "cuda")]  # fmt: skip
+"""Backends, numbers of ranks and devices; two ranks share a GPU."""
+
+
+@pytest.mark.parametrize(("backend", "size", "device"), RUNS)
+def test_processes_give_what_one_process_gives(backend, size, device, tmp_path):
+    if device == "cuda" and not cards():
+        pytest.skip("no CUDA device here")
+    if backend not in (*backends(), "nccl"):
         pytest.skip("needs torch")
     path = str(tmp_path / "found.npz")
-    body = BODY.format(seeds=SEEDS, rules=list(TOLERANCE), path=path)
-    for text, status in start(size, body, backend=backend, limit=60.0).values():
+    body = BODY.format(seeds=SEEDS, rules=list(TOLERANCE), path=path, device=device)
+    for text, status in start(size, body, backend=backend, limit=90.0).values():
         assert status == 0, text
     compared = 0
     with np.load(path) as found:
@@ -53,7 +77,9 @@ def test_processes_give_what_one_process_gives(backend, size, tmp_path):
             for rule, tolerance in TOLERANCE.items():
                 if f"{seed} {rule} q" not in found:
                     continue
-                one = pf.infer(field, rule, max_iters=7, tol=0.0, threads=1)
+                one = pf.infer(
+                    field, rule, max_iters=7, tol=0.0, threads=1, device=device, dtype="float64"
+                )
                 q, f = found[f"{seed} {rule} q"], found[f"{seed} {rule} f"]
                 np.testing.assert_allclose(q, one.q, rtol=0, atol=tolerance)
                 if rule != "adam":
@@ -77,3 +103,36 @@ def test_torchrun_solves_a_model(tmp_path):
     one = pf.infer(field, "momentum", max_iters=20, tol=0.0)
     assert (found["ranks"], found["iterations"]) == (2, 20)
     assert found["free_energy"] == pytest.approx(one.free_energy, rel=1e-13)
+
+
+ON_GPU = """
+    import tempfile
+    energies = np.random.default_rng(0).normal(size=(40, 30, 2))
+    part = grid_partition(transport, (40, 30), energies, 0.4)
+    for rule in ("fixed", "momentum", "adam", "colored", "anneal"):
+        settings = dict(max_iters=30, tol=0.0, reduce_every=3)
+        host = infer(part, rule, **settings)
+        device = infer(part, rule, device="cuda", dtype="float64", **settings)
+        assert abs(host.q - device.q).max() < 1e-8, (rule, abs(host.q - device.q).max())
+        assert abs(host.free_energy - device.free_energy) < 1e-9 * abs(host.free_energy), rule
+        folder = f"{folder}/{{rule}}"
+        single = infer(part, rule, device="cuda", dtype="float32", **settings)
+        resumed = dict(device="cuda", dtype="float32", checkpoint=folder, checkpoint_seconds=0)
+        stop = lambda progress: progress.iteration > 12
+        before = infer(part, rule, callback=stop, **resumed, **settings)
+        seen = []
+        watch = lambda progress: seen.append(progress.iteration)
+        again = infer(part, rule, callback=watch, **resumed, **settings)
+        assert before.iterations == 15 and seen[0] > 12, (before.iterations, seen)
+        assert (again.q == single.q).all(), (rule, abs(again.q - single.q).max())
+        assert again.free_energy == single.free_energy, rule
+    transport.close()
+"""
+
+
+@pytest.mark.skipif(not cards(), reason="no CUDA device here")
+@pytest.mark.parametrize(("backend", "size"), [("nccl", 1), ("gloo", 2)])
+def test_grids_and_checkpoints_on_a_gpu(backend, size, tmp_path):
+    body = ON_GPU.format(folder=tmp_path)
+    for text, status in start(size, body, backend=backend, limit=90.0).values():
+        assert status == 0, text

@@ -99,6 +99,8 @@ def infer(
     run = Inference(partition, request, 1 if keep == "best" else int(reduce_every))
     if checkpoint is not None:
         key = [name, asked[1], start, request.seed, request.dtype, request.kernels, keep]
+        if isinstance(request.rule, Anneal):  # its temperatures follow from the limits
+            key += [request.max_iters, request.budget]
         own = hashlib.sha256(np.ascontiguousarray(partition.lowered.unary).data).hexdigest()[:16]
         key_text = digest([*key, partition.field.n_vars, own])
         run.checkpoints = Checkpoints(Path(checkpoint), partition.transport, key_text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib import import_module
@@ -31,6 +32,9 @@ class TorchTransport(Transport):
 
     def __init__(self, backend: str, rank: int, size: int, timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
+        cards = torch.cuda.device_count()
+        if cards > 1 and "LOCAL_RANK" in os.environ:  # each process of a machine takes its own
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % cards)
         self.made = not dist.is_initialized()
         if self.made:
             limit = timedelta(seconds=timeout)
