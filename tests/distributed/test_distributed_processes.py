@@ -83,7 +83,10 @@ def test_processes_give_what_one_process_gives(backend, size, device, tmp_path):
                 q, f = found[f"{seed} {rule} q"], found[f"{seed} {rule} f"]
                 np.testing.assert_allclose(q, one.q, rtol=0, atol=tolerance)
                 if rule != "adam":
-                    np.testing.assert_allclose(f, one.trace.free_energy, rtol=1e-13, atol=1e-13)
+                    # ranks compute terms that aren't lowered on the host, one process on the GPU
+                    same = device == "cpu" or not field.lower().extras
+                    limit = 1e-13 if same else 1e-9
+                    np.testing.assert_allclose(f, one.trace.free_energy, rtol=limit, atol=limit)
                 compared += 1
     assert compared >= 15
 
