@@ -16,7 +16,17 @@ from proxfield.distributed import Partition, infer, run_threads
 from proxfield.distributed import checkpoint as checkpoints
 from proxfield.errors import DistributedError
 
-RULES = ["fixed", "momentum", "adam", "adaptive", "backtracking", "adhoc", "colored", "anneal"]
+RULES = [
+    "fixed",
+    "momentum",
+    "adam",
+    "adaptive",
+    "backtracking",
+    "adhoc",
+    "colored",
+    "anneal",
+    "auto",
+]
 
 
 @pytest.mark.parametrize("rule", RULES)

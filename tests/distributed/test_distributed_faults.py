@@ -89,8 +89,8 @@ def test_forbidden_configurations_and_other_rules_are_refused():
     def work(transport):
         with pytest.raises(pf.UnsupportedError, match="forbidden configurations"):
             Partition.from_field(transport, field)
-        with pytest.raises(pf.UnsupportedError, match=r"'auto' isn't available.*use anneal"):
-            infer(Partition.from_field(transport, grid), "auto")
+        with pytest.raises(pf.UnsupportedError, match=r"'restarts' isn't available.*use auto"):
+            infer(Partition.from_field(transport, grid), "restarts")
         with pytest.raises(pf.UnsupportedError, match=r"'sweep' isn't available.*use colored"):
             infer(Partition.from_field(transport, grid), "anneal", inner="sweep")
 
@@ -137,8 +137,10 @@ def test_a_rule_that_a_term_of_one_rank_refuses_is_an_error_on_every_rank():
 
     def work(transport):
         part = Partition.from_field(transport, field, [0, 0, 1, 1, 2, 2])
-        with pytest.raises(pf.UnsupportedError, match="colored needs every term"):
+        with pytest.raises(pf.UnsupportedError, match="colored over several ranks needs"):
             infer(part, "colored")
+        with pytest.raises(pf.UnsupportedError, match=r"auto .* needs every term .* use anneal"):
+            infer(part, "auto")
         return float(transport.reduce(np.ones(1))[0])  # all are where they were
 
     assert run_threads(3, work) == [3.0] * 3

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Rows, State
+from proxfield.distributed.chains import SAMPLING, sample, seed_of, temperatures
 from proxfield.distributed.checkpoint import Checkpoints
 from proxfield.distributed.coloring import shared_colors
 from proxfield.distributed.curvature import SpreadCurvature, curvature_of
@@ -33,7 +34,9 @@ from proxfield.inference.starts import observed, starting_point
 from proxfield.inference.stationarity import MAX_PRODUCTS
 from proxfield.result import Status
 from proxfield.rules.anneal import COOLING, Anneal, at_temperature
+from proxfield.rules.auto import Auto
 from proxfield.rules.base import Rule
+from proxfield.rules.parallel import Fixed
 from proxfield.rules.plan import Order, Plan, Update
 from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Judgement, Problem, Verdict
@@ -120,7 +123,11 @@ class Inference:
         setup = self.clock_begun + self.elapsed - begun
         with noted_interrupt() as interrupted:
             run = Moving(program, plan, colors, state, limit, interrupted)
-            status = self._cool(run) if isinstance(request.rule, Anneal) else None
+            status = None
+            if isinstance(request.rule, Anneal):
+                status = self._cool(run)
+            elif isinstance(request.rule, Auto):
+                status = self._sample(run)
             status = self._settle(run) if status is None else status
         last = program.free_energy(state) if status is not Status.DIVERGED else np.nan
         if status is Status.DIVERGED:
@@ -132,6 +139,8 @@ class Inference:
     def moves(self) -> Rule:
         """The rule that moves the state."""
         rule = self.request.rule
+        if isinstance(rule, Auto):
+            return Fixed(step="certified-local")
         return make_rule(rule.inner) if isinstance(rule, Anneal) else rule
 
     @property
@@ -147,15 +156,19 @@ class Inference:
     def _plan(self) -> tuple[Plan, int, int]:
         """The plan of this rank's variables, the number of colors, and the limit on updates."""
         part, request = self.partition, self.request
+        extras = part.transport.reduce(np.array([float(len(part.cut.extras))]))[0]
+        if extras and (self.moves.name == "colored" or isinstance(request.rule, Auto)):
+            raise UnsupportedError(
+                f"{request.rule.name} over several ranks needs every term lowered to tables; "
+                "use anneal"
+            )
         if self.moves.name == "colored":
-            if part.transport.reduce(np.array([float(len(part.cut.extras))]))[0]:
-                raise UnsupportedError("colored needs every term lowered to tables")
             order, starts = shared_colors(part)
             plan: Plan = Order(order, starts)
             limit, colors = 1000, len(starts) - 1
         else:
             plan = restricted(self.moves.plan(self.problem), part)
-            limit, colors = request.rule.default_iterations(self.problem), 0
+            limit, colors = self.moves.default_iterations(self.problem), 0
         if request.max_iters is not None:
             return plan, colors, request.max_iters
         return plan, colors, 2**62 if request.budget is not None else limit
@@ -172,7 +185,14 @@ class Inference:
             return np.broadcast_to(1.0 / common, part.lowered.layout.size)
         return starting_point(part.field, part.lowered, init, seed)
 
-    # ---- annealing, and saddles ----
+    # ---- annealing, chains, and saddles ----
+
+    def _own_bounds(self) -> NDArray[np.float64]:
+        """λ_i of this rank's variables.  # (n_vars,)"""
+        part, local = self.partition, self.problem.curvature.local
+        if part.whole is None or part.owner is None:
+            return local
+        return np.asarray(local[part.owner[part.whole.reduction.free] == part.rank])
 
     def _cool(self, run: Moving) -> Status | None:
         """Lower the temperature to 1; returns why the run has to end, if it does."""
@@ -201,9 +221,39 @@ class Inference:
         run.restart(run.program.program.marginals(run.state))
         return None
 
+    def _sample(self, run: Moving) -> Status | None:
+        """A cooling chain, from which the descent starts; returns why the run has to end, if so."""
+        part, request, budget = self.partition, self.request, self.request.budget
+        ends = temperatures(run.program, self._own_bounds())
+        if self.level < 0 or ends is None:
+            return None
+        sweeps = max(1, int(SAMPLING * run.limit))
+        while self.level < sweeps:
+            done = self.level / sweeps
+            if budget is not None:
+                done = max(done, self.elapsed / (SAMPLING * max(budget, 1e-9)))
+            if done >= 1.0:
+                break
+            f = run.program.free_energy(run.state)  # exchanges the ghosts too
+            temperature = ends[0] * (ends[1] / ends[0]) ** done
+            seed = seed_of(part, request.seed, self.level)
+            run.restart(sample(run.program, run.state, temperature, seed))
+            stop = run.program.maximum(float(run.interrupted.is_set())) > 0
+            before, self.elapsed = self.elapsed, self.now() - self.clock_begun
+            rows = Rows(np.array([f]), np.array([1.0]))
+            self._take(rows, before, None)
+            self.level += 1
+            if stop:
+                return Status.INTERRUPTED
+            if request.callback is not None and self._asked_to_stop(run, rows):
+                return Status.STOPPED
+            self._checkpoint(run.state)
+        self.level = -1
+        return None
+
     def _settle(self, run: Moving) -> Status:
         """Iterate to a fixed point, and test whether it is a saddle; annealing leaves those."""
-        thorough = isinstance(self.request.rule, Anneal)
+        thorough = isinstance(self.request.rule, (Anneal, Auto))
         part, seed = self.partition, self.request.seed
         while True:
             budget = np.inf if self.request.budget is None else self.request.budget

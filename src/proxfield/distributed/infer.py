@@ -21,6 +21,7 @@ from proxfield.inference.history import Callback
 from proxfield.inference.request import Request
 from proxfield.inference.starts import Start
 from proxfield.rules.anneal import Anneal
+from proxfield.rules.auto import Auto
 from proxfield.rules.base import Rule
 
 RULES = ("fixed", "adaptive", "full-parallel", "adhoc", "momentum", "adam", "backtracking")
@@ -99,7 +100,7 @@ def infer(
     run = Inference(partition, request, 1 if keep == "best" else int(reduce_every))
     if checkpoint is not None:
         key = [name, asked[1], start, request.seed, request.dtype, request.kernels, keep]
-        if isinstance(request.rule, Anneal):  # its temperatures follow from the limits
+        if isinstance(request.rule, (Anneal, Auto)):  # its temperatures follow from the limits
             key += [request.max_iters, request.budget]
         own = hashlib.sha256(np.ascontiguousarray(partition.lowered.unary).data).hexdigest()[:16]
         key_text = digest([*key, partition.field.n_vars, own])
@@ -114,14 +115,14 @@ def refuse(rule: Rule) -> None:
     if isinstance(rule, Anneal):
         name = rule.inner
         reason = " to be annealed"
-    if name in (*RULES, "colored", "custom", "anneal"):
+    if name in (*RULES, "colored", "custom") or isinstance(rule, Auto):
         return
     if name == "sweep":
         why = "a rank would wait for all variables of the ranks before it: use colored"
     elif name == "original":
         why = "it needs the images of all locations in one process: use fixed"
     else:
-        why = "it searches with sweeps and parts of the whole field: use anneal"
+        why = "it runs others on the whole field: use auto or anneal"
     raise UnsupportedError(f"rule {name!r} isn't available over several ranks{reason}: {why}")
 
 

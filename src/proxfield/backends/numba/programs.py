@@ -80,7 +80,8 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         """The field with all edges in rows, under the same padding as ``pack``."""
         if len(self.pack.distance) == 0:
             return self.pack
-        return pack_binary(self.lowered, self.dtype, rows_only=True)
+        rows = pack_binary(self.lowered, self.dtype, rows_only=True)
+        return rows._replace(bias=self.pack.bias)  # which `set_bias` may have written to
 
     def start(self, q: Floats) -> State:
         v = np.zeros((2, self.n + 2 * self.pack.pad), dtype=self.dtype)
@@ -149,9 +150,6 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         """
         self.version += 1
         self.pack.bias[variables] = bias
-        sweeps = vars(self).get("sweep_pack", self.pack)
-        if sweeps.bias is not self.pack.bias:
-            sweeps.bias[variables] = bias
 
     _located: tuple[Ints, tuple[Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]] | None = None
     """What follows from the last argument of `marginals_at`."""
@@ -196,9 +194,6 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         self._replaced = at, variable, both, some, new
         bias = pairs[:, 1] - pairs[:, 0]
         self.pack.bias[variable] = bias
-        sweeps = vars(self).get("sweep_pack", self.pack)
-        if sweeps.bias is not self.pack.bias:
-            sweeps.bias[variable] = bias
 
     def _buffer(self, s: BinaryState) -> Floats:
         buffer: Floats = s.arrays.v[s.phase]
