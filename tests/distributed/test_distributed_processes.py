@@ -126,7 +126,7 @@ ON_GPU = """
         seen = []
         watch = lambda progress: seen.append(progress.iteration)
         again = infer(part, rule, callback=watch, **resumed, **settings)
-        assert before.iterations == 15 and seen[0] > 12, (before.iterations, seen)
+        assert 12 < before.iterations <= 15 and seen[0] > 12, (before.iterations, seen)
         assert (again.q == single.q).all(), (rule, abs(again.q - single.q).max())
         assert again.free_energy == single.free_energy, rule
     transport.close()

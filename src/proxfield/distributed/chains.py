@@ -16,8 +16,9 @@ from proxfield.rules.plan import Chains
 from proxfield.rules.search import COLD_SHARE, HOT_SHARE
 from proxfield.terms.base import Doubles
 
-SAMPLING = 0.8
-"""Share of the updates or of the budget that goes into sampling; the rest descends."""
+PLAIN_SHARE, SAMPLING = 0.2, 0.6
+"""Shares of the updates or of the budget: a descent from the start, and sampling. The rest descends
+from the chain's labelling, and the better of the two ends is the result."""
 CONVEX = 2.0
 """Largest λ_i up to which F has one minimum, and nothing is sampled."""
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from proxfield.common.checks import is_real, is_whole
 from proxfield.distributed.checkpoint import Checkpoints
-from proxfield.distributed.driver import Inference
 from proxfield.distributed.part_result import PartResult
 from proxfield.distributed.partition import Partition
+from proxfield.distributed.stages import Inference
 from proxfield.distributed.transport import agree
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.inference.history import Callback
