@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from ranks import backends, start
@@ -11,6 +9,7 @@ from ranks import backends, start
 import proxfield as pf
 from proxfield.distributed import Partition, connect, infer, run_threads
 from proxfield.distributed import partition as partitions
+from proxfield.distributed import torch_transport
 from proxfield.errors import DistributedError, MissingDependencyError
 
 KILLED = """
@@ -110,7 +109,7 @@ def test_environment_and_arguments_are_checked(monkeypatch):
 
 
 def test_without_torch_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "proxfield.distributed.torch_transport", None)
+    monkeypatch.setattr(torch_transport, "torch", None)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(MissingDependencyError, match=r"needs torch: pip install.*use sockets"):

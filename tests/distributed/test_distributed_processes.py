@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from ranks import backends, free_port, start
 
 import proxfield as pf
+from proxfield.distributed import Partition, run_threads
 from proxfield.testing import random_field
 
 TOLERANCE = {
@@ -106,6 +108,45 @@ def test_torchrun_solves_a_model(tmp_path):
     one = pf.infer(field, "momentum", max_iters=20, tol=0.0)
     assert (found["ranks"], found["iterations"]) == (2, 20)
     assert found["free_energy"] == pytest.approx(one.free_energy, rel=1e-13)
+
+
+def test_metis_gives_small_borders():
+    pytest.importorskip("pymetis")
+    field = pf.generate.grid(12, 12, seed=1)
+    shuffled = np.random.default_rng(0).integers(0, 3, 144)
+
+    def work(transport):
+        by_metis = Partition.from_field(transport, field, "metis")
+        at_random = Partition.from_field(transport, field, shuffled)
+        return len(by_metis.cut.border), len(at_random.cut.border), by_metis.field.n_vars
+
+    for border, other, count in run_threads(3, work):
+        assert 0 < border < other / 2 and 40 <= count <= 56
+
+
+MPI = Path(sys.executable).parent / "mpiexec"
+
+
+@pytest.mark.skipif(not MPI.exists(), reason="needs MPI")
+def test_ranks_of_mpi_give_what_one_process_gives(tmp_path):
+    code = f"""
+import numpy as np
+import proxfield as pf
+from proxfield.distributed import Partition, connect, infer
+with connect("mpi") as transport:
+    part = Partition.from_field(transport, pf.generate.grid(6, 7, seed=2))
+    result = infer(part, "momentum", max_iters=20, tol=0.0)
+    q = result.gather()
+    if transport.rank == 0:
+        np.savez({str(tmp_path / "found.npz")!r}, q=q, f=result.free_energy)
+"""
+    command = [str(MPI), "-n", "3", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    one = pf.infer(pf.generate.grid(6, 7, seed=2), "momentum", max_iters=20, tol=0.0)
+    with np.load(tmp_path / "found.npz") as found:
+        np.testing.assert_allclose(found["q"], one.q, rtol=0, atol=1e-12)
+        assert float(found["f"]) == pytest.approx(one.free_energy, rel=1e-13)
 
 
 ON_GPU = """

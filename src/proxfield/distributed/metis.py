@@ -32,7 +32,12 @@ def metis_parts(layout: Layout, edges: Ints, size: int) -> Ints:
         return np.zeros(layout.n_vars, dtype=np.int64)
     edges = np.unique(np.sort(edges, axis=1), axis=0)
     row, column, _ = compressed_rows(layout.n_vars, edges, [])
-    _, parts = pymetis.part_graph(
-        size, xadj=row.tolist(), adjncy=column.tolist(), vweights=layout.cardinalities.tolist()
-    )
+    weights = layout.cardinalities.tolist()
+    if hasattr(pymetis, "CSRAdjacency"):
+        graph = pymetis.CSRAdjacency(row.tolist(), column.tolist())
+        _, parts = pymetis.part_graph(size, graph, vweights=weights)
+    else:  # before 2025
+        _, parts = pymetis.part_graph(
+            size, xadj=row.tolist(), adjncy=column.tolist(), vweights=weights
+        )
     return np.asarray(parts, dtype=np.int64)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from proxfield.common.arrays import Floats
 from proxfield.devices.cuda import torch
 from proxfield.distributed.transport import TIMEOUT, Transport
+from proxfield.errors import MissingDependencyError
 
-dist: Any = import_module("torch.distributed")
+dist: Any = None if torch is None else import_module("torch.distributed")
 
 T = TypeVar("T")
 
@@ -31,6 +32,11 @@ class TorchTransport(Transport):
     """
 
     def __init__(self, backend: str, rank: int, size: int, timeout: float = TIMEOUT) -> None:
+        if torch is None:
+            raise MissingDependencyError(
+                f"backend {backend!r} needs torch: pip install 'proxfield[distributed]', "
+                "or use sockets"
+            )
         self.rank, self.size, self.timeout = rank, size, timeout
         cards = torch.cuda.device_count()
         if cards > 1 and "LOCAL_RANK" in os.environ:  # each process of a machine takes its own

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Doubles, Floats
-from proxfield.errors import DistributedError, InputError, MissingDependencyError, shown
+from proxfield.errors import DistributedError, InputError, shown
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
@@ -276,12 +276,8 @@ def connect(backend: str | None = None, *, timeout: float = TIMEOUT) -> Transpor
 
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         return Sockets(rank, size, host, variable("MASTER_PORT"), timeout)
-    try:
-        from proxfield.distributed.torch_transport import TorchTransport
-    except ImportError:
-        raise MissingDependencyError(
-            f"backend {backend!r} needs torch: pip install 'proxfield[gpu]', or use sockets"
-        ) from None
+    from proxfield.distributed.torch_transport import TorchTransport
+
     return TorchTransport(backend, rank, size, timeout)
 
 
