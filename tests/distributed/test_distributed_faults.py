@@ -7,9 +7,8 @@ import pytest
 from ranks import backends, start
 
 import proxfield as pf
-from proxfield.distributed import Partition, connect, infer, run_threads
+from proxfield.distributed import Partition, connect, infer, run_threads, torch_transport
 from proxfield.distributed import partition as partitions
-from proxfield.distributed import torch_transport
 from proxfield.errors import DistributedError, MissingDependencyError
 
 KILLED = """
