@@ -1,8 +1,12 @@
-"""Ranks connected by torch.distributed: gloo on hosts, nccl between NVIDIA GPUs."""
+"""Ranks connected by torch.distributed: gloo on hosts, nccl between NVIDIA GPUs.
+
+Under gloo, ranks meet and reduce by it, and exchange borders through connections of their own.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib import import_module
@@ -13,6 +17,7 @@ from numpy.typing import NDArray
 
 from proxfield.common.arrays import Floats
 from proxfield.devices.cuda import torch
+from proxfield.distributed.sockets import Sockets
 from proxfield.distributed.transport import TIMEOUT, Transport
 from proxfield.errors import MissingDependencyError
 
@@ -51,6 +56,21 @@ class TorchTransport(Transport):
         self.device = torch.device("cpu")
         if dist.get_backend() == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
+        self.lines = self._connect()
+        """Of gloo: connections for the exchange, which takes gloo three times the CPU time."""
+
+    def _connect(self) -> Sockets | None:
+        """Connections between all ranks, where rank 0's address is known to all of them."""
+        host = os.environ.get("MASTER_ADDR")
+        known = self.reduce(np.array([float(host is None or self.device.type != "cpu")]), "max")
+        if self.size == 1 or known[0] or host is None:
+            return None
+        port = 0
+        if self.rank == 0:
+            with socket.create_server((host, 0)) as free:
+                port = int(free.getsockname()[1])
+        port = int(self.broadcast(np.array([float(port)]))[0])
+        return Sockets(self.rank, self.size, host, port, self.timeout)
 
     def _try(self, function: Callable[[], T], what: str) -> T:
         try:
@@ -61,6 +81,10 @@ class TorchTransport(Transport):
     def exchange(
         self, messages: Mapping[int, Floats], lengths: Mapping[int, int]
     ) -> dict[int, Floats]:
+        if self.lines is not None:
+            found = self.lines.exchange(messages, lengths)
+            self.bytes_sent = self.lines.bytes_sent
+            return found
         if not messages:
             return {}
         kind = torch.from_numpy(next(iter(messages.values()))[:0]).dtype
@@ -103,6 +127,8 @@ class TorchTransport(Transport):
         return np.asarray(tensor.cpu().numpy())
 
     def close(self) -> None:
+        if self.lines is not None:
+            self.lines.close()
         if self.made and dist.is_initialized():
             dist.destroy_process_group()
             self.made = False
