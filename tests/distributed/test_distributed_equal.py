@@ -188,17 +188,17 @@ def test_annealing_within_a_budget_ends_on_all_ranks_alike():
 def test_chains_over_ranks_end_in_a_better_minimum_than_a_descent(n_labels):
     def work(transport):
         part = Partition.from_field(transport, field)
-        found = [infer(part, r, max_iters=400, **ONE_THREAD) for r in ("fixed", "auto", "auto")]
+        found = [infer(part, r, max_iters=300, **ONE_THREAD) for r in ("fixed", "auto", "auto")]
         assert (found[1].q == found[2].q).all()  # a seed gives the same bits
         return found[0].free_energy, found[1].free_energy
 
     gained = []
-    for seed in range(3):
+    for seed in range(2):
         field = pf.generate.grid(10, 10, strength=3.0, seed=seed, n_labels=n_labels)
         found = run_threads(3, work)
         assert len(set(found)) == 1
         gained.append(found[0][0] - found[0][1])
-    assert min(gained) > -0.1 and (n_labels == 3 or sum(gained) > 10.0)
+    assert min(gained) > -0.1 and (n_labels == 3 or sum(gained) > 5.0)
 
 
 def test_the_descent_after_a_chain_lowers_f():
