@@ -214,7 +214,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in ("generate", "learn", "torch"):  # PyTorch itself is imported when its layer is used
+    # PyTorch itself is imported when its layer is used
+    if name in ("distributed", "generate", "learn", "torch"):
         return import_module(f"proxfield.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'proxfield' has no attribute {name!r}")

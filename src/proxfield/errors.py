@@ -128,6 +128,10 @@ class MissingDependencyError(ProxfieldError, ImportError):
     """An optional package is needed; the message says how to install it."""
 
 
+class DistributedError(ProxfieldError, RuntimeError):
+    """Processes that share a field can't go on: one was lost, is late, or disagrees."""
+
+
 class GradientWarning(RuntimeWarning):
     """A gradient was not computed in the requested way; the message says how it was."""
 

@@ -107,6 +107,21 @@ class Field:
         for term in terms:
             self.add(term)
 
+    @classmethod
+    def bare(cls, layout: Layout) -> Self:
+        """A field without terms over variables laid out like this, unchecked.
+
+        Nothing is allocated: for the part of a large field that one process holds.
+
+        Example:
+            >>> Field.bare(Layout(np.array([2, 3])))
+            Field(2 variables, 5 entries, terms: none)
+        """
+        out = object.__new__(cls)
+        out.layout, out.terms, out._kept = layout, [], _Kept()
+        out.evidence = np.broadcast_to(np.int64(-1), layout.n_vars)
+        return out
+
     def add(self, term: Term) -> Field:
         """Append a term, after checking that it fits; returns the field, for chaining."""
         if not isinstance(term, Term):

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -199,9 +199,35 @@ class Program(Batch[Plan, State]):
     def marginals(self, state: State) -> NDArray[np.float64]:
         """A copy of the state's marginals.  # (layout.size,)"""
 
+    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+        """The state's marginals at some entries.  # (m,)"""
+        return self.marginals(state)[entries]
+
     @abstractmethod
     def gradient(self, q: Floats) -> NDArray[np.float64]:
         """dE/dq.  # (layout.size,)"""
+
+    owns_unary: bool = False
+    """Whether ``lowered.unary`` belongs to this program, which may then write to it."""
+
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        """Replace unary energies; states at hand see the new ones too.
+
+        The field that was given stays as it is. Labels that were impossible (+inf) stay so, and no
+        others become it.
+
+        Args:
+            energies: New energies.  # (layout.size,) or (m,)
+            at: Of which entries, each once; all by default.  # (m,)
+        """
+        raise UnsupportedError(f"{type(self).__name__} can't replace unary energies")
+
+    def _write_unary(self, energies: Array, at: Ints | None) -> None:
+        """Replace energies in ``lowered.unary``, in a copy of the program's own."""
+        if not self.owns_unary:
+            self.lowered = replace(self.lowered, unary=self.lowered.unary.copy())
+            self.owns_unary = True
+        self.lowered.unary[slice(None) if at is None else at] = energies
 
     def residual(self, state: State) -> tuple[float, float]:
         """max |softmax(−g(q)) − q|, and how much of it rounding alone may cause."""
@@ -212,16 +238,7 @@ class Program(Batch[Plan, State]):
 
     def tangent(self, state: State) -> Tangent:
         """The state as the second-order test uses it."""
-        layout = self.lowered.layout
-
-        def sums(flat: Floats) -> NDArray[np.float64]:
-            total = layout.sum_by_variable(flat)
-            if layout.common is not None:
-                return np.repeat(total, layout.common)
-            return total[layout.owner]
-
-        q = np.asarray(self.marginals(state), dtype=np.float64)
-        return Tangent(q, self.gradient, sums, np.where, np.asarray, np.asarray)
+        return host_tangent(self.lowered.layout, self.marginals(state), self.gradient)
 
     def copy(self, state: State) -> State:
         """A state that moves on its own from here."""
@@ -331,6 +348,21 @@ class Program(Batch[Plan, State]):
     def parallel(self) -> bool:
         """Whether one iteration uses several threads."""
         return False
+
+
+def host_tangent(
+    layout: Layout, q: Floats, gradient: Callable[[Doubles], NDArray[np.float64]]
+) -> Tangent:
+    """A `Tangent` whose arrays are numpy's."""
+
+    def sums(flat: Floats) -> NDArray[np.float64]:
+        total = layout.sum_by_variable(flat)
+        if layout.common is not None:
+            return np.repeat(total, layout.common)
+        return total[layout.owner]
+
+    double = np.asarray(q, dtype=np.float64)
+    return Tangent(double, gradient, sums, np.where, np.asarray, np.asarray)
 
 
 def softmax(layout_owner: Ints, offsets: Ints, theta: Floats) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ from proxfield.rules.plan import (
     Search,
     Update,
 )
-from proxfield.terms.base import Floats, expectation
+from proxfield.terms.base import Floats, Ints, expectation
 
 TINY = 1e-30
 """A marginal of 0 in a start would stay 0 under damping; it counts as this instead."""
@@ -60,6 +60,9 @@ class ReferenceProgram(Program):
         for term in self.lowered.terms:
             term.add_gradient(self.layout, q, g)
         return g
+
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        self._write_unary(energies, at)
 
     def _energy(self, q: Floats) -> float:
         e = self.lowered.constant + expectation(q, self.lowered.unary)

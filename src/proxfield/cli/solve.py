@@ -18,6 +18,7 @@ from proxfield.cli.options import (
     settings_option,
     stack,
 )
+from proxfield.cli.solve_distributed import distributed_options, refuse_alone
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ output_options = stack(
 @limit_options
 @engine_options
 @output_options
+@distributed_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -102,6 +104,9 @@ def command(
     trace: str | None,
     as_json: bool,
     strict: bool,
+    distributed: bool,
+    coupling: float | None,
+    checkpoint: str | None,
     **options: Any,
 ) -> None:
     """Infer marginals, a labelling and a certified lower bound on log Z.
@@ -130,11 +135,27 @@ def command(
     output = None if output == "-" else output
     check_outputs(task, output, trace, as_json)
     check_distinct({"MODEL": model, "--evidence": evidence, "-o": output, "--trace": trace})
-    chosen = prepare_rule(rule, parse_settings(settings))
+    chosen = prepare_rule(
+        "fixed" if distributed and rule is None else rule, parse_settings(settings)
+    )
     check_modes(modes, chosen)
     budget = check_limits(max_iters, tol, budget, threads)
     check_device(options)
     limits = {"max_iters": max_iters, "tol": tol, "budget": budget, "threads": threads}
+    if distributed:
+        from proxfield.cli.solve_distributed import report, solve_distributed
+
+        shared, first, text = solve_distributed(
+            model, evidence, evidence_base, chosen, coupling, checkpoint, task, limits, options
+        )
+        if first:
+            write_texts(shared, text, output, trace)
+            if as_json or task is None:
+                report(shared, as_json)
+        if strict and not shared.converged:
+            ctx.exit(NOT_CONVERGED)
+        return
+    refuse_alone(coupling, checkpoint)
     with Display() as display:
         display.phase(f"reading {model}")
         loaded = load(model, evidence, evidence_base)
@@ -172,19 +193,24 @@ def write_outputs(
 ) -> None:
     """The trace, and what a task asks for."""
     from proxfield.cli.shared import status_line
+
+    write_texts(result, None if task is None else task_text(result, task), output, trace)
+    if task is None:
+        return
+    if not as_json and not result.converged:  # no summary says so
+        click.echo(f"proxfield: note: {status_line(result.status)}", err=True)
+
+
+def write_texts(result: Result, text: str | None, output: str | None, trace: str | None) -> None:
+    """The trace, and the text of a task."""
     from proxfield.io.files import atomic_write
 
     if trace is not None:
         atomic_write(trace, result.trace.to_csv())
-    if task is None:
-        return
-    text = task_text(result, task)
-    if output is None:
+    if text is not None and output is None:
         click.echo(text, nl=False)
-    else:
+    elif text is not None and output is not None:
         atomic_write(output, text)
-    if not as_json and not result.converged:  # no summary says so
-        click.echo(f"proxfield: note: {status_line(result.status)}", err=True)
 
 
 def task_text(result: Result, task: str) -> str:

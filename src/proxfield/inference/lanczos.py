@@ -148,6 +148,10 @@ class Lanczos:
             if residual <= BREAKDOWN or full or k + 1 == products:
                 self._look(residual, full)
 
+    def _onto(self, basis: Array, vector: Array) -> Array:
+        """Scalar products with some vectors, or with one.  # (k, size), (size,) -> (k,)"""
+        return basis @ vector
+
     def _extend(self) -> float:
         """One product: the basis grows by a vector; returns the length of what is left."""
         j = self._used
@@ -159,15 +163,15 @@ class Lanczos:
             self._overflowed = True
             return np.inf
         if j == self._kept:  # after a restart, H couples it to every vector that was kept
-            onto = known @ new
+            onto = self._onto(known, new)
             new -= onto @ known
             part = get(onto)
         else:
             part = np.zeros(j + 1)
-            part[j - 1], part[j] = self._length, float(new @ self._next)
+            part[j - 1], part[j] = self._length, float(self._onto(self._next, new))
             new -= self._length * known[j - 1]
             new -= part[j] * known[j]
-        again = known @ new  # once more: the basis stays orthogonal to rounding
+        again = self._onto(known, new)  # once more: the basis stays orthogonal to rounding
         new -= again @ known
         part = part + get(again)
         self._projected[: j + 1, j] = self._projected[j, : j + 1] = part

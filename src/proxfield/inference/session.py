@@ -14,7 +14,7 @@ from proxfield.backends import compile_program
 from proxfield.backends.base import Program, State, slack
 from proxfield.backends.cache import program_for
 from proxfield.common.logs import log
-from proxfield.inference.history import Seen
+from proxfield.inference.history import History, Seen
 from proxfield.inference.loop import Loop
 from proxfield.inference.pace import SHORT_EVALUATION
 from proxfield.inference.stationarity import MAX_PRODUCTS, judge, nudged
@@ -337,7 +337,7 @@ def conclude(
     return Outcome(q, f, status)
 
 
-def name_oscillation(loop: Loop, status: Status) -> Status:
+def name_oscillation(loop: History, status: Status) -> Status:
     """Call it oscillating when q repeats itself, or F goes up and down and gets nowhere."""
     trace = loop.make_trace()
     if len(trace) < 3:

@@ -28,6 +28,11 @@ def starting_point(
     q = named_start(layout, lowered, init, seed) if isinstance(init, str) else None
     if q is None:
         q = lowered.reduction.restrict(given_start(field, init))
+    return observed(field, layout, q)
+
+
+def observed(field: Field, layout: Layout, q: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Marginals with observed variables at their labels, where they weren't taken out."""
     seen = np.flatnonzero(field.evidence >= 0)
     if layout.size == field.layout.size and len(seen):  # nothing was taken out
         q = np.array(q, dtype=np.float64)

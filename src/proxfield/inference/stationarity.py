@@ -13,7 +13,7 @@ products with H are differences of gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ RELATIVE_STEP = 0.5
 EIGENVALUE_MARGIN = {"float64": 1e-7, "float32": 1e-2}
 MIN_MARGINAL = {"float64": 1e-10, "float32": 1e-4}
 """Marginals below this are left out of the second-order test."""
+DIRECTION, OFFSET = 0x5ADD1E, 0x0FF5E7
+"""Parts of seeds: of the first direction of the test, and of the noise that breaks symmetries."""
 NOISE_SCALE = 1e-2
 """Standard deviation of the noise on θ that breaks what symmetries are left."""
 
@@ -75,33 +77,91 @@ def judge(
     Returns:
         A saddle is only called so if a point of lower F was found.
     """
-    if program.lowered.layout.size == 0 or not any(True for _ in program.lowered.terms):
+    lowered = program.lowered
+    if lowered.layout.size == 0 or not any(True for _ in lowered.terms):
         return Judgement(Verdict.MINIMUM)
-    kind = program.dtype.name
-    space = Scaled(program.tangent(state), program.lowered, MIN_MARGINAL[kind])
+    quadratic = not lowered.hard and all(t.degree == 2 for t in lowered.terms)
+    space = Scaled(program.tangent(state), quadratic, MIN_MARGINAL[program.dtype.name])
+    return judge_in(space, program, state, seed, (min_products, max_products), late)
+
+
+class Evaluates(Protocol):
+    """What a fixed point is left with: F of any marginals."""
+
+    dtype: np.dtype[np.floating]
+
+    @property
+    def lowered(self) -> Lowered:
+        """The field."""
+
+    def start(self, q: Floats) -> State:
+        """A state at some marginals."""
+
+    def marginals(self, state: State) -> NDArray[np.floating]:
+        """A copy of a state's marginals."""
+
+    def free_energy(self, state: State) -> float:
+        """F of a state."""
+
+
+def judge_in(
+    space: Scaled,
+    program: Evaluates,
+    state: State,
+    seed: int,
+    products: tuple[int, int],
+    late: Callable[[], bool],
+) -> Judgement:
+    """`judge`, given the scaled Hessian."""
     if not space.free:
         return Judgement(Verdict.MINIMUM)
-    verdict, direction = lowest_curvature(
-        space, seed, EIGENVALUE_MARGIN[kind], (min_products, max_products), late
-    )
+    margin = EIGENVALUE_MARGIN[program.dtype.name]
+    verdict, direction = lowest_curvature(space, seed, margin, products, late)
     if direction is None:
         return Judgement(verdict)
-    relative = space.tangent.to_host(space.relative(direction))
-    return descend_along(program, state, relative)
+    relative = space.relative(direction)
+    unit = space.tangent.to_host(relative / space.largest(relative))
+    return descend_along(program, state, unit)
 
 
 class Scaled:
-    """Rᵀ H R at a fixed point; see the module's text."""
+    """Rᵀ H R at a fixed point; see the module's text.
 
-    def __init__(self, tangent: Tangent, lowered: Lowered, negligible: float) -> None:
+    Args:
+        tangent: The fixed point.
+        quadratic: Whether all terms are pairwise, so that the gradient is affine.
+        negligible: Marginals below this are left out.
+    """
+
+    def __init__(self, tangent: Tangent, quadratic: bool, negligible: float) -> None:
         self.tangent = tangent
         q = tangent.q
         self.kept = q > negligible
         self.q = q * self.kept
         self.root = self.q**0.5
-        self.quadratic = not lowered.hard and all(t.degree == 2 for t in lowered.terms)
-        self.free = bool((self.q * (1.0 - self.q)).max() > negligible)
-        self.g = tangent.gradient(q) if self.quadratic else None
+        self.free = self.largest(self.q * (1.0 - self.q)) > negligible
+        self.g = tangent.gradient(q) if quadratic else None
+
+    @property
+    def entries(self) -> int:
+        """Length of a vector."""
+        return int(self.q.shape[0])
+
+    def noise(self, seed: int) -> NDArray[np.float64]:
+        """A random vector, on the host."""
+        return np.random.default_rng([seed, DIRECTION]).normal(size=self.entries)
+
+    def dot(self, a: Array, b: Array) -> float:
+        """⟨a, b⟩."""
+        return float((a * b).sum())
+
+    def norm(self, a: Array) -> float:
+        """‖a‖₂."""
+        return float(self.dot(a, a) ** 0.5)
+
+    def largest(self, a: Array) -> float:
+        """The largest absolute value of an entry."""
+        return float(abs(a).max())
 
     def project(self, v: Array) -> Array:
         """Take out what R maps to 0: each variable's multiple of √q."""
@@ -115,7 +175,7 @@ class Scaled:
     def apply(self, v: Array) -> Array:
         """Rᵀ H R v."""
         q, w = self.tangent.q, self.relative(v)
-        largest = float(abs(w).max())
+        largest = self.largest(w)
         if largest == 0.0:
             return 0.0 * v
         eps = RELATIVE_STEP / largest
@@ -146,10 +206,9 @@ def lowest_curvature(
         MINIMUM or UNDECIDED and None, or SADDLE and the direction.
     """
     min_products, max_products = products
-    size = space.q.shape[0]
-    least = MIN_PRODUCTS + int(0.5 * np.log2(max(2, size)))
-    noise = np.random.default_rng([seed, 0x5ADD1E]).normal(size=size)
-    x = space.project(space.tangent.from_host(noise))
+    dot, norm = space.dot, space.norm
+    least = MIN_PRODUCTS + int(0.5 * np.log2(max(2, space.entries)))
+    x = space.project(space.tangent.from_host(space.noise(seed)))
     if not norm(x) > 0.0:  # no direction is left
         return Verdict.MINIMUM, None
     x = x / norm(x)
@@ -196,23 +255,18 @@ def lowest_curvature(
     return Verdict.UNDECIDED, None
 
 
-def dot(a: Array, b: Array) -> float:
-    """⟨a, b⟩ of arrays on any device."""
-    return float((a * b).sum())
+def descend_along(program: Evaluates, state: State, unit: NDArray[np.float64]) -> Judgement:
+    """Follow a direction of negative curvature, both ways, as long as F falls.
 
-
-def norm(a: Array) -> float:
-    """‖a‖₂ of an array on any device."""
-    return float(dot(a, a) ** 0.5)
-
-
-def descend_along(program: Program, state: State, relative: NDArray[np.float64]) -> Judgement:
-    """Follow a direction of negative curvature, both ways, as long as F falls."""
+    Args:
+        program: Gives F.
+        state: Where to begin.
+        unit: Relative changes of marginals, at most 1.  # (layout.size,)
+    """
     layout = program.lowered.layout
     q = program.marginals(state).astype(np.float64)
     f = program.free_energy(state)
     slack = 1e-12 * (1.0 + abs(f))
-    unit = relative / np.abs(relative).max()
 
     def at(t: float) -> tuple[float, NDArray[np.float64]]:
         moved = layout.normalize(q * np.exp(np.clip(t * unit, -50.0, 50.0)))
@@ -237,7 +291,10 @@ def descend_along(program: Program, state: State, relative: NDArray[np.float64])
 
 def nudged(layout: Layout, q: Floats, seed: int, noise: float = NOISE_SCALE) -> NDArray[np.float64]:
     """Marginals with θ shifted by a little seeded noise, so that no symmetry is left."""
-    rng = np.random.default_rng([seed, 0x0FF5E7])
-    return layout.normalize(
-        np.asarray(q, dtype=np.float64) * np.exp(noise * rng.normal(size=len(q)))
-    )
+    rng = np.random.default_rng([seed, OFFSET])
+    return shifted(layout, q, noise * rng.normal(size=len(q)))
+
+
+def shifted(layout: Layout, q: Floats, by: Floats) -> NDArray[np.float64]:
+    """Marginals with θ lowered by so much."""
+    return layout.normalize(np.asarray(q, dtype=np.float64) * np.exp(by))

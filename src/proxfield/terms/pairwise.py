@@ -82,8 +82,13 @@ class _Weighted(Term):
         object.__setattr__(out, "weights", weights)
         return out
 
+    @property
+    def n_edges(self) -> int:
+        """Number of edges."""
+        return len(self.edges)
+
     def workspace(self, layout: Layout) -> int:
-        return EDGE_BYTES * len(self.edges)
+        return EDGE_BYTES * self.n_edges
 
     def neighbors(self, layout: Layout) -> Ints:
         return self.edges

@@ -18,9 +18,11 @@ from proxfield.backends.base import Program, Rows, State, residual_of, rounding_
 from proxfield.backends.numba.binary_chains import BinaryForests
 from proxfield.backends.numba.general_chains import GeneralForests
 from proxfield.backends.numba.kinds import Motion
+from proxfield.backends.numba.pack import CHUNK
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
 from proxfield.backends.numba.visits import VisitingSweeps
+from proxfield.common.arrays import Array
 from proxfield.compiled.jit import PARALLEL_WORK, ParallelKernel, max_threads, thread_count
 from proxfield.lowering.forests import FORESTS
 from proxfield.lowering.lowered import Lowered
@@ -34,7 +36,7 @@ from proxfield.rules.plan import (
     Search,
     Update,
 )
-from proxfield.terms.base import Floats, Term
+from proxfield.terms.base import Floats, Ints, Term
 
 
 class CpuProgram(Program, Generic[PackT, ArraysT]):
@@ -49,6 +51,8 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     n_blocks: int
     work: int
     cuts_sweeps = True
+    version: int = 0
+    """How often unary energies were replaced."""
 
     def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
         self.lowered = lowered
@@ -141,15 +145,31 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
                 total += term.evaluate(self.layout, q, s.arrays.g)
         return total
 
-    def free_energy(self, state: State) -> float:
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        self.version += 1
+        self._pack_unary(energies, at)
+
+    @abstractmethod
+    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
+        """Replace unary energies in the packs, and the constant."""
+
+    def _present(self, state: State) -> CpuState[ArraysT]:
+        """The state's arrays, without numbers that belong to other unary energies."""
         s: CpuState[ArraysT] = state.arrays
+        if s.version != self.version:
+            s.known_f = s.cached_f = s.order_f = None
+            s.version = self.version
+        return s
+
+    def free_energy(self, state: State) -> float:
+        s = self._present(state)
         if s.known_f is not None:  # a rule that looks at F has just evaluated it
             return s.known_f
         with thread_count(self.threads):
             return self._evaluate(s)
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
-        s: CpuState[ArraysT] = state.arrays
+        s = self._present(state)
         if s.pending and n > 1:  # the first update clears impossible labels; F exists from then on
             first = self.advance(state, plan, 1, tol, trace)
             rest = self.advance(state, plan, n - 1, tol, trace)
@@ -178,7 +198,16 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             s.entropy = s.known_f = s.order_f = None
         return rows
 
+    kept_motion: tuple[Update, bool, Motion] | None = None
+    """The last plan's numbers: a program may be asked for one update after another."""
+
     def _motion(self, plan: Update, trace: bool) -> Motion:
+        kept = self.kept_motion
+        if kept is None or kept[0] is not plan or kept[1] != trace:
+            kept = self.kept_motion = plan, trace, self._make_motion(plan, trace)
+        return kept[2]
+
+    def _make_motion(self, plan: Update, trace: bool) -> Motion:
         step = plan.step.astype(self.dtype)
         equal = len(step) > 0 and bool((plan.step == plan.step[0]).all())
         whole = equal and plan.step[0] == 1.0  # then its inverse is the same array
@@ -188,7 +217,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             mean=plan.kind.averages_marginals,
             centered=plan.kind.centered,
             step=step,
-            inverse=step if whole else (1.0 / plan.step).astype(self.dtype),
+            inverse=step if whole else inverse_of(plan.step, self.dtype),
             fallback=step if plan.fallback is None else plan.fallback.astype(self.dtype),
             flat=float(plan.step[0]) if equal else 0.0,
             gamma1=plan.gamma1,
@@ -510,3 +539,11 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             True, 0.0, rows, rows.copy(),
         )  # fmt: skip
         return self.marginals(state)
+
+
+def inverse_of(step: NDArray[np.float64], dtype: np.dtype[np.floating]) -> Floats:
+    """1 / step in a type, without a temporary array of all variables."""
+    out = np.empty(len(step), dtype=dtype)
+    for i in range(0, len(step), CHUNK):
+        out[i : i + CHUNK] = 1.0 / step[i : i + CHUNK]
+    return out

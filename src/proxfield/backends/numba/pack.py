@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from proxfield.backends.numba.binary import CLAMP, BinaryPack
 from proxfield.backends.numba.general import GeneralPack
+from proxfield.lowering.bands import BandedIsing
 from proxfield.lowering.lowered import Lowered
 from proxfield.lowering.merging import compressed_rows, group_positions
 from proxfield.terms.base import Floats, Ints
@@ -49,11 +50,20 @@ def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bo
     """
     n = lowered.layout.n_vars
     unary = lowered.unary.reshape(n, 2)
-    edges = np.zeros((0, 2), dtype=np.int64) if lowered.ising is None else lowered.ising.edges
-    weights = np.zeros(0) if lowered.ising is None else lowered.ising.weights
-    distance = grid_distances(edges, n)
+    none = np.zeros((0, 2), dtype=np.int64)
+    bands = lowered.ising if isinstance(lowered.ising, BandedIsing) else None
+    weights: Floats = np.zeros(0)
+    if bands is not None and not rows_only:  # packed already
+        edges, distance = none, bands.distances
+    else:
+        edges = none if lowered.ising is None else lowered.ising.edges
+        weights = weights if lowered.ising is None else lowered.ising.weights
+        distance = grid_distances(edges, n) if bands is None else bands.distances
     pad = int(distance.max(initial=0))
-    if len(distance) == 0 or rows_only:
+    if bands is not None and not rows_only:
+        diagonal = bands.padded.astype(dtype, copy=False)
+        row, column, (weight,) = compressed_rows(n, edges, [np.zeros(0, dtype=dtype)])
+    elif len(distance) == 0 or rows_only:
         distance = distance[:0]
         diagonal = np.zeros((0, n + 2 * pad), dtype=dtype)
         rest = (4.0 * weights).astype(dtype)
@@ -88,7 +98,7 @@ def binary_constant(lowered: Lowered) -> float:
     """
     unary = lowered.unary.reshape(-1, 2)
     if not lowered.forbids:
-        return lowered.constant + float(0.5 * unary.sum())
+        return lowered.constant + float(0.5 * unary.sum(dtype=np.float64))
     free = np.isfinite(unary).all(axis=1)
     return lowered.constant + float(0.5 * unary[free].sum() + unary[~free].min(axis=1).sum())
 

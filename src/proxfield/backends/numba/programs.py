@@ -26,14 +26,20 @@ from proxfield.backends.numba.general_chains import (
 )
 from proxfield.backends.numba.general_moves import Energies, energies_of
 from proxfield.backends.numba.kinds import Motion
-from proxfield.backends.numba.pack import binary_constant, is_binary, pack_binary, pack_general
+from proxfield.backends.numba.pack import (
+    CHUNK,
+    binary_constant,
+    is_binary,
+    pack_binary,
+    pack_general,
+)
 from proxfield.backends.numba.state import CpuState
 from proxfield.backends.numba.terms import BinaryCpuTerm, CpuTerm
 from proxfield.backends.reference import TINY
 from proxfield.lowering.forests import Graph, graph_of, make_forests
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains
-from proxfield.terms.base import Floats, Term
+from proxfield.terms.base import Floats, Ints, Term
 
 COUPLING_SCALE = 2.0**40
 """Vectors to multiply with are scaled by a power of 2, which is exact: beyond ±½ no entropy is
@@ -66,7 +72,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         self.n = self.layout.n_vars
         self.n_blocks = -(-self.n // binary.BLOCK)
         self._coupling: tuple[BinaryPack, BinaryState] | None = None
-        edges = 0 if lowered.ising is None else len(lowered.ising.edges)
+        edges = 0 if lowered.ising is None else lowered.ising.n_edges
         self.work = self.n + 2 * edges
 
     @cached_property
@@ -74,17 +80,21 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         """The field with all edges in rows, under the same padding as ``pack``."""
         if len(self.pack.distance) == 0:
             return self.pack
-        return pack_binary(self.lowered, self.dtype, rows_only=True)
+        rows = pack_binary(self.lowered, self.dtype, rows_only=True)
+        return rows._replace(bias=self.pack.bias)  # which `set_bias` may have written to
 
     def start(self, q: Floats) -> State:
         v = np.zeros((2, self.n + 2 * self.pack.pad), dtype=self.dtype)
-        v[:, self._inside] = q[1::2] - 0.5
-        a = (np.log(np.maximum(q[::2], TINY)) - np.log(np.maximum(q[1::2], TINY))).astype(
-            self.dtype
-        )
+        inside, a = v[:, self._inside], np.empty(self.n, dtype=self.dtype)
+        pending = False
+        for i in range(0, self.n, CHUNK):  # no temporary arrays of all variables
+            some, here = q[2 * i : 2 * (i + CHUNK)], slice(i, i + CHUNK)
+            inside[:, here] = some[1::2] - 0.5
+            a[here] = np.log(np.maximum(some[::2], TINY)) - np.log(np.maximum(some[1::2], TINY))
+            gone = np.isinf(self.lowered.unary[2 * i : 2 * (i + CHUNK)])
+            pending |= bool((some[gone] > TINY).any())
         spare = [np.zeros(self.n, dtype=self.dtype) for _ in range(5)]
-        gone = np.isinf(self.lowered.unary)
-        return State(CpuState(BinaryArrays(v, a, *spare), pending=bool((q[gone] > TINY).any())))
+        return State(CpuState(BinaryArrays(v, a, *spare), pending=pending))
 
     @property
     def _inside(self) -> slice:
@@ -94,19 +104,96 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     def marginals(self, state: State) -> NDArray[np.float64]:
         s: BinaryState = state.arrays
         out = np.empty((self.n, 2))
-        if s.natural:  # v + ½ would round a small probability to 0
-            a = s.arrays.a.astype(np.float64)
-            e = np.exp(-np.abs(a))
-            small = e / (1.0 + e)
-            out[:, 1] = np.where(a > 0, small, 1.0 - small)
-            out[:, 0] = np.where(a > 0, 1.0 - small, small)
-        else:
-            out[:, 1] = self._buffer(s)[self._inside].astype(np.float64) + 0.5
-            out[:, 0] = 1.0 - out[:, 1]
+        for i in range(0, self.n, CHUNK):
+            here = slice(i, i + CHUNK)
+            if s.natural:  # v + ½ would round a small probability to 0
+                a = s.arrays.a[here].astype(np.float64)
+                e = np.exp(-np.abs(a))
+                small = e / (1.0 + e)
+                out[here, 1] = np.where(a > 0, small, 1.0 - small)
+                out[here, 0] = np.where(a > 0, 1.0 - small, small)
+            else:
+                out[here, 1] = self._buffer(s)[self._inside][here].astype(np.float64) + 0.5
+                out[here, 0] = 1.0 - out[here, 1]
         if not s.pending:
             out[self.pack.clamped, 1] = self.pack.clamp < 0
             out[self.pack.clamped, 0] = self.pack.clamp > 0
         return out.ravel()
+
+    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+        s: BinaryState = state.arrays
+        variable, second, held, value = self._entries(entries)
+        if s.natural:  # as in `marginals`: the smaller of the two first
+            a = s.arrays.a[variable].astype(np.float64)
+            e = np.exp(-np.abs(a))
+            small = e / (1.0 + e)
+            out = np.where((a > 0) == second, small, 1.0 - small)
+        else:
+            one = s.arrays.v[s.phase][self.pack.pad + variable].astype(np.float64) + 0.5
+            out = np.where(second, one, 1.0 - one)
+        if not s.pending and len(held):
+            out[held] = value
+        return out
+
+    def spins_at(self, state: State, variables: Ints | slice) -> Floats:
+        """v = q(1) − ½ of some variables.  # (m,)"""
+        s: BinaryState = state.arrays
+        found: Floats = s.arrays.v[s.phase][self._inside][variables]
+        return found
+
+    def set_bias(self, bias: Floats, variables: Ints | slice) -> None:
+        """Replace the energies of label 1 less those of label 0, which keep their mean.
+
+        Args:
+            bias: The differences.  # (m,)
+            variables: Of which variables, with two possible labels each.  # (m,)
+        """
+        self.version += 1
+        self.pack.bias[variables] = bias
+
+    _located: tuple[Ints, tuple[Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]] | None = None
+    """What follows from the last argument of `marginals_at`."""
+
+    def _entries(self, entries: Ints) -> tuple[Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]:
+        """Variables of some entries, whether each is the second label, and which are known."""
+        kept = self._located
+        if kept is None or kept[0] is not entries:
+            variable, second = entries // 2, entries % 2 == 1
+            where = np.searchsorted(self.pack.clamped, variable)
+            where = np.minimum(where, max(0, len(self.pack.clamped) - 1))
+            held = np.zeros(0, dtype=np.int64)
+            if len(self.pack.clamped):
+                held = np.flatnonzero(self.pack.clamped[where] == variable)
+            value = ((self.pack.clamp[where[held]] < 0) == second[held]).astype(np.float64)
+            kept = self._located = entries, (variable, second, held, value)
+        return kept[1]
+
+    _replaced: tuple[Ints, Ints, Ints, NDArray[np.bool_] | slice, float] | None = None
+    """What follows from the last ``at`` of `set_unary`: variables, their entries, which of them
+    have two possible labels, and what they add to the constant."""
+
+    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
+        if at is None:
+            at = np.arange(2 * self.n)
+        kept = self._replaced
+        if kept is None or kept[0] is not at:
+            variable = np.unique(at // 2)
+            both = np.stack([2 * variable, 2 * variable + 1], axis=1)
+            before = self.lowered.unary[both].astype(np.float64)
+            free = np.asarray(np.isfinite(before).all(axis=1))
+            which: NDArray[np.bool_] | slice = slice(None) if free.all() else free
+            kept = at, variable[which], both, which, shared_constant(before, free)
+        _, variable, both, some, old = kept
+        self._write_unary(energies, at)
+        after = self.lowered.unary[both].astype(np.float64)
+        if isinstance(some, slice):
+            new, pairs = 0.5 * float(after.sum()), after
+        else:
+            new, pairs = shared_constant(after, some), after[some]
+        self.constant += new - old
+        self._replaced = at, variable, both, some, new
+        bias = pairs[:, 1] - pairs[:, 0]
+        self.pack.bias[variable] = bias
 
     def _buffer(self, s: BinaryState) -> Floats:
         buffer: Floats = s.arrays.v[s.phase]
@@ -213,6 +300,12 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         binary.fused_parallel(self.pack, s.arrays, motion, s.phase, parts)
 
 
+def shared_constant(pairs: NDArray[np.float64], free: NDArray[np.bool_]) -> float:
+    """What binary variables add to the constant; see `binary_constant`."""
+    held = pairs[~free].min(axis=1).sum() if not free.all() else 0.0
+    return float(0.5 * pairs[free].sum() + held)
+
+
 class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     """Any field."""
 
@@ -224,6 +317,7 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
         super().__init__(lowered, dtype, threads)
         self.pack, self.constant = pack_general(lowered, self.dtype)
         self.sweep_pack = self.pack
+        self._own_unary: Floats = np.zeros(0, dtype=self.dtype)
         self.n_blocks = len(self.pack.block) - 1
         ends = len(self.pack.agree_column) + len(self.pack.table_column)
         self.work = (
@@ -244,6 +338,17 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
 
     def marginals(self, state: State) -> NDArray[np.float64]:
         return np.array(self._buffer(state.arrays), dtype=np.float64)
+
+    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+        return self._buffer(state.arrays)[entries].astype(np.float64)
+
+    def _pack_unary(self, energies: Floats, at: Ints | None) -> None:
+        self._write_unary(energies, at)
+        if self.pack.unary is not self._own_unary:  # it may be the array of the field
+            self._own_unary = self.lowered.unary.astype(self.dtype)
+            self.pack = self.sweep_pack = self.pack._replace(unary=self._own_unary)
+        self._own_unary[slice(None) if at is None else at] = energies
+        vars(self).pop("_energies", None)
 
     def _buffer(self, s: GeneralState) -> Floats:
         buffer: Floats = s.arrays.q[s.phase]

@@ -76,4 +76,5 @@ class CpuState(Generic[ArraysT]):
     order_f: float | None = None  # F as sweeps have carried it on
     natural: bool = False  # do the natural parameters say all about the marginals?
     size: float | None = None  # the next step of a `Search`
+    version: int = 0  # of the unary energies that the numbers above belong to
     pending: bool = False  # do impossible labels still have weight (so that F is +inf)?

@@ -11,6 +11,7 @@ from proxfield.backends.base import Program, Rows, State, slack
 from proxfield.backends.reference import TINY, ReferenceProgram, moved
 from proxfield.backends.torch.energy import Energy
 from proxfield.backends.torch.moves import softmax
+from proxfield.common.arrays import Array
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
 from proxfield.devices.tensors import Tensor, TorchDevice
@@ -25,7 +26,7 @@ from proxfield.rules.plan import (
     Search,
     Update,
 )
-from proxfield.terms.base import Floats
+from proxfield.terms.base import Floats, Ints
 
 
 class TorchState:
@@ -104,6 +105,10 @@ class TorchProgram(Program):
 
     def marginals(self, state: State) -> NDArray[np.float64]:
         return self._host(state.arrays.q)
+
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        self._write_unary(energies, at)
+        self.unary = self.padding.pad(self.field.tensor(self.lowered.unary)[None], np.inf)
 
     # ---- energies ----
 

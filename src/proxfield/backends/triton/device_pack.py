@@ -317,7 +317,7 @@ class BinaryTensors:
         uniform = torch.where(clamped, pairs.amin(1), pairs.mean(1))
         bounds = self.joined.bounds.tolist()
         sums = [uniform[a:b].sum() for a, b in pairwise(bounds)]
-        own = torch.as_tensor([low.constant for low in self.joined.lowereds])
+        own = torch.as_tensor([low.constant for low in self.joined.lowereds], dtype=torch.float64)
         self.constants = own.to(unary) + torch.stack(sums)
         bias = bias.to(self.tensors.dtype)
         if self.inside is not None:

@@ -22,12 +22,13 @@ from proxfield.backends.triton.attach import attach
 from proxfield.backends.triton.batch import BatchProgram
 from proxfield.backends.triton.device_pack import from_numpy
 from proxfield.backends.triton.state import BatchState, default_device
+from proxfield.common.arrays import Array
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters.triton.plans import DeviceFilter
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
-from proxfield.terms.base import Floats, Term
+from proxfield.terms.base import Floats, Ints, Term
 
 if TYPE_CHECKING:
     from proxfield.backends.triton.products import DeviceProducts
@@ -152,15 +153,30 @@ class GpuProgram(Program):
     def marginals(self, state: State) -> NDArray[np.float64]:
         return self.batch.marginals_each(state.arrays)[0]
 
-    def set_unary(self, unary: Tensor) -> None:
-        """Replace the unary energies, without packing the rest again.
+    _located: tuple[Ints, Tensor] | None = None
+    """The last argument of `marginals_at`, and the same on the device."""
 
-        ``lowered`` keeps those that it came with.
+    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+        if self._located is None or self._located[0] is not entries:
+            self._located = entries, from_numpy(np.ascontiguousarray(entries)).to(self.device)
+        q = self.batch.tensor(state.arrays, torch.float64)
+        return np.asarray(q[self._located[1]].cpu().numpy())
+
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        """As in `Program`, without packing the rest again; ``lowered`` keeps those it came with.
 
         Args:
-            unary: A tensor, on any device.  # (size,)
+            energies: An array of numpy, or a tensor on any device.  # (size,) or (m,)
+            at: Of which entries; all by default.  # (m,)
         """
-        self.batch.set_unary(unary)
+        new = energies
+        if isinstance(energies, np.ndarray):
+            new = from_numpy(np.ascontiguousarray(energies))
+        if at is not None:
+            every = self.batch.unary.clone()
+            every[from_numpy(np.ascontiguousarray(at)).to(every.device)] = new.to(every)
+            new = every
+        self.batch.set_unary(new)
         if "_sweeper" in self.__dict__:
             self._sweeper.set_unary(self.batch.unary.to(self.batch.tensors.dtype))
 

@@ -1,0 +1,18 @@
+"""One field over several processes: partitions, transports and `infer`. See docs/distributed.md."""
+
+from proxfield.distributed.grid import grid_partition
+from proxfield.distributed.infer import infer
+from proxfield.distributed.part_result import PartResult
+from proxfield.distributed.partition import Partition
+from proxfield.distributed.transport import Alone, Transport, connect, run_threads
+
+__all__ = [
+    "Alone",
+    "PartResult",
+    "Partition",
+    "Transport",
+    "connect",
+    "grid_partition",
+    "infer",
+    "run_threads",
+]

@@ -1,0 +1,270 @@
+"""One rank's program: its own kernels, with ghosts exchanged before each update.
+
+F and changes are those of the whole field, the same bits on every rank: ranks decide by them, and
+all decide alike.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.backends import compile_program
+from proxfield.backends.base import Program, Rows, State, Tangent, host_tangent, slack
+from proxfield.backends.reference import searched
+from proxfield.distributed.partition import Partition
+from proxfield.distributed.spins import SpinCut, spins_of
+from proxfield.errors import UnsupportedError
+from proxfield.lowering.lowered import Lowered
+from proxfield.rules.plan import Order, Plan, Update
+from proxfield.terms.base import Floats
+
+LARGE_SIZE = 1 << 24
+"""Entries of a rank from which on temporary arrays of all of them are avoided."""
+CHUNK = 1 << 20
+"""Entries worked on at a time."""
+
+
+@dataclass
+class Seconds:
+    """Where the time of a rank went."""
+
+    exchange: float = 0.0
+    """Waiting for neighbors' marginals, and sending."""
+    cut: float = 0.0
+    """Terms across the cut, and replacing unary energies."""
+    kernel: float = 0.0
+    """The rank's own updates."""
+    reduce: float = 0.0
+    """Sums and maxima over all ranks."""
+
+
+class PartProgram:
+    """Advances one rank's part of a field. Every method is collective.
+
+    Args:
+        partition: The part.
+        kernels: As for `compile_program`.
+        dtype: "float64" or "float32".
+        threads: Maximum number of threads.
+    """
+
+    def __init__(self, partition: Partition, kernels: str, dtype: str, threads: int | None) -> None:
+        self.partition, self.transport = partition, partition.transport
+        self.border = partition.border_entries
+        partition.reset()
+        self.base = partition.base
+        self.program: Program = compile_program(partition.lowered, kernels, dtype, threads)
+        self.program.owns_unary = True  # the partition's own array, which `reset` puts back
+        self.dtype = self.program.dtype
+        self.spins = spins_of(partition, self.program)
+        """Of binary fields on the CPU: the exchange with one number per variable."""
+        self.seconds, self.cpu_seconds = Seconds(), Seconds()
+        self.shared_f: tuple[State, float] | None = None
+        """A state whose F is known, which rules that look at F leave behind."""
+
+    def _timed(self, name: str, since: tuple[float, float]) -> tuple[float, float]:
+        now = time.perf_counter(), time.thread_time()
+        for into, new, old in zip((self.seconds, self.cpu_seconds), now, since, strict=True):
+            setattr(into, name, getattr(into, name) + new - old)
+        return now
+
+    def start(self, q: Floats) -> State:
+        """A state at this rank's marginals."""
+        return self.program.start(q)
+
+    def marginals(self, state: State) -> NDArray[np.floating]:
+        """This rank's marginals; of a large part in float32, in that type."""
+        program, size = self.program, self.partition.lowered.layout.size
+        if self.dtype == np.float64 or size < LARGE_SIZE:
+            return program.marginals(state)
+        vars(program).pop("kept_motion", None)
+        out = np.empty(size, dtype=np.float32)
+        for i in range(0, size, CHUNK):
+            entries = np.arange(i, min(size, i + CHUNK))
+            out[i : i + CHUNK] = program.marginals_at(state, entries)
+        return out
+
+    def exchange(self, state: State) -> float:
+        """Take the neighbors' marginals into the unary energies.
+
+        Returns:
+            What makes F of this rank's program its part of the whole F.
+        """
+        since = time.perf_counter(), time.thread_time()
+        if self.spins is not None:
+            return self._meet_spins(self.spins, self.spins.own(state), since)
+        return self._meet(self.program.marginals_at(state, self.border), since)
+
+    def _meet_spins(self, spins: SpinCut, own: Floats, since: tuple[float, float]) -> float:
+        """The same with one number per binary variable."""
+        ghosts = spins.ghosts(own)
+        since = self._timed("exchange", since)
+        correction = spins.take(own, ghosts)
+        self._timed("cut", since)
+        return correction
+
+    def _meet(self, own: NDArray[np.float64], since: tuple[float, float]) -> float:
+        """Exchange the border's marginals for the ghosts', and take these in."""
+        ghosts = self.partition.ghost_values(own)
+        since = self._timed("exchange", since)
+        g, correction = self.partition.cut.gradient(own, ghosts)
+        if len(g):
+            self.program.set_unary(self.base + g, self.border)
+        self._timed("cut", since)
+        return correction
+
+    def _reduce(self, values: Floats, how: str) -> NDArray[np.float64]:
+        since = time.perf_counter(), time.thread_time()
+        found = self.transport.reduce(values, how)
+        self._timed("reduce", since)
+        return found
+
+    def free_energy(self, state: State) -> float:
+        """F of the whole field."""
+        correction = self.exchange(state)
+        since = time.perf_counter(), time.thread_time()
+        own = self.program.free_energy(state)
+        self._timed("kernel", since)
+        return self.total(own + correction)
+
+    @property
+    def lowered(self) -> Lowered:
+        """This rank's variables, and the terms inside."""
+        return self.partition.lowered
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        """dE/dq of this rank's variables.  # (layout.size,)"""
+        double = np.asarray(q, dtype=np.float64)
+        since = time.perf_counter(), time.thread_time()
+        if self.spins is not None:
+            self._meet_spins(self.spins, self.spins.own_of(double), since)
+        else:
+            self._meet(double[self.border], since)
+        return self.program.gradient(double)
+
+    def tangent(self, state: State) -> Tangent:
+        """The state as the second-order test uses it."""
+        return host_tangent(self.lowered.layout, self.program.marginals(state), self.gradient)
+
+    def total(self, value: float) -> float:
+        """The sum over all ranks."""
+        return float(self._reduce(np.array([value]), "sum")[0])
+
+    def maximum(self, value: float) -> float:
+        """The largest value of a rank; NaN counts as infinite."""
+        found = np.inf if np.isnan(value) else value
+        return float(self._reduce(np.array([found]), "max")[0])
+
+    def residual(self, state: State) -> tuple[float, float]:
+        """max |softmax(−g(q)) − q| of the whole field, and what rounding may cause of it."""
+        self.exchange(state)
+        found = np.array(self.program.residual(state))
+        lost = np.isnan(found)
+        found = self._reduce(np.where(lost, np.inf, found), "max")
+        return float(found[0]), float(found[1])
+
+    def advance(
+        self, state: State, plan: Plan, n: int, colors: int = 0, asked: bool = False
+    ) -> tuple[Rows, bool]:
+        """So many updates, and whether a rank asked to stop.
+
+        Args:
+            state: This rank's state; changed in place.
+            plan: How it moves.
+            n: Number of updates.
+            colors: Of an `Order`, the number of colors of the whole field.
+            asked: Does this rank ask to stop?
+        """
+        f, change = np.full(n, np.nan), np.full(n, np.nan)
+        twice = np.inf
+        for k in range(n):
+            if isinstance(plan, Update) and plan.watches:
+                f[k], change[k], twice = self._watched(state, plan)
+            elif isinstance(plan, Order):
+                f[k], change[k] = self._sweep(state, plan, colors)
+            else:
+                f[k], change[k], twice = self._plain(state, plan)
+        if isinstance(plan, Update) and plan.watches:  # F is of the whole field already
+            f = f / self.transport.size
+        lost = np.isnan(change)
+        ends = np.where(lost, np.inf, change)
+        reduced = self._reduce(np.append(ends, [min(twice, 1e300), float(asked)]), "max")
+        change = np.where(np.isinf(reduced[:n]), np.nan, reduced[:n])
+        f = self._reduce(f, "sum")
+        return Rows(f, change, float(reduced[n])), bool(reduced[n + 1])
+
+    def _plain(self, state: State, plan: Plan) -> tuple[float, float, float]:
+        """One update: this rank's part of F before it, its change, and difference."""
+        correction = self.exchange(state)
+        since = time.perf_counter(), time.thread_time()
+        rows = self.program.advance(state, plan, 1, -1.0, True)
+        self._timed("kernel", since)
+        return float(rows.free_energy[0]) + correction, float(rows.change[0]), rows.period2
+
+    def _sweep(self, state: State, plan: Order, colors: int) -> tuple[float, float]:
+        """Color by color, with an exchange before each."""
+        if plan.starts is None or plan.shuffle is not None:
+            raise UnsupportedError("over several ranks, variables move by color or all at once")
+        before, change = 0.0, 0.0
+        for color in range(max(1, colors)):  # without variables there is F all the same
+            correction = self.exchange(state)
+            ends = plan.starts[color : color + 2].tolist() if colors else (0, 0)
+            some = plan.variables[ends[0] : ends[1]]
+            if color == 0:
+                before = self.program.free_energy(state) + correction
+            if len(some):
+                part = replace(plan, variables=some, starts=np.array([0, len(some)]))
+                rows = self.program.advance(state, part, 1, -1.0, True)
+                change = max(change, float(rows.change[0]))
+        return before, change
+
+    # ---- rules that look at F ----
+
+    def _watched(self, state: State, plan: Update) -> tuple[float, float, float]:
+        """One update that is made again if F of the whole field rises; returns that F before."""
+        if self.shared_f is not None and self.shared_f[0] is state:
+            f = self.shared_f[1]
+        else:
+            f = self.free_energy(state)
+        kept = self.program.copy(state)
+        found = [np.nan, np.inf]
+
+        def moved(step: NDArray[np.float64]) -> float:
+            """F after an update with these steps."""
+            state.arrays = self.program.copy(kept).arrays
+            self.exchange(state)
+            bare = replace(plan, adaptive=False, fallback=None, search=None, step=step)
+            rows = self.program.advance(state, bare, 1, -1.0, True)
+            found[:] = [float(rows.change[0]), rows.period2]
+            return self.free_energy(state)
+
+        if plan.search is not None:
+            last = np.nan
+
+            def tried(size: float) -> float:
+                nonlocal last
+                last = moved(np.full(len(plan.step), size))
+                return last
+
+            size = state.memory.get("size")
+            _, state.memory["size"] = searched(plan.search, size, f, tried, self.dtype)
+            new = last
+        else:
+            new = moved(self._adapted(kept, plan.step))
+            if new > f + slack(f, self.dtype):
+                new = moved(plan.step if plan.fallback is None else plan.fallback)
+        self.shared_f = state, new
+        return f, found[0], found[1]
+
+    def _adapted(self, state: State, step: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Steps with less damping where marginals are close to 0 or 1."""
+        layout = self.partition.lowered.layout
+        if layout.n_vars == 0:
+            return step
+        q = self.program.marginals(state)
+        spread = np.maximum.reduceat(4 * q * (1 - q), layout.offsets[:-1])
+        return np.asarray(1 / (1 + (1 / step - 1) * spread))
