@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from proxfield.cli.options import (
     Decorator,
     device_option,
     init_option,
+    jobs_on,
     jobs_options,
     json_option,
     parse_settings,
@@ -35,14 +34,13 @@ from proxfield.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
 
     from proxfield.cli.refine_one import Work
+    from proxfield.io.remote import AnyPath
+    from proxfield.jobs.parts import Part
 
-FAILED = 1
 BUILD = (
     *("spatial_sigma", "spatial_weight", "bilateral_sigma", "bilateral_color"),
     *("bilateral_weight", "spacing", "filter"),
@@ -182,7 +180,7 @@ run_options = stack(
         "--budget", metavar="SECONDS", type=float, help="Time budget in seconds per image."
     ),
     seed_option(),
-    jobs_options("image", "; fewer if memory is short"),
+    jobs_options("image", "; fewer if memory is short", parts=True),
 )
 
 
@@ -201,7 +199,9 @@ def command(
     overlay: str | None,
     output_kind: str,
     force: bool,
-    jobs: int,
+    jobs: int | None,
+    part: Part | None,
+    cluster: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -221,14 +221,19 @@ def command(
       proxfield refine photos/ --labels maps/ --n-labels 21 -o refined/
       proxfield refine head.nii.gz --logits head.npy --bilateral-color 40 -o refined/
       proxfield refine photos/ --probs probs/ -o refined/ --config crf.toml
+      proxfield refine s3://b/photos --probs s3://b/probs -o s3://b/out --cluster tcp://host:8786
+      proxfield refine photos/ --probs probs/ -o refined/ --part $SLURM_ARRAY_TASK_ID/8
     """
     from proxfield.cli import refine_files as files
     from proxfield.cli.progress import Counter
     from proxfield.cli.refine_record import is_finished, parameters
+    from proxfield.cli.refine_report import finish, report_all
     from proxfield.cli.refine_run import affordable_jobs, check_packages, run_all
     from proxfield.cli.signals import begin_work, interrupted
     from proxfield.common.interrupts import raised_again
-    from proxfield.common.pool import LostWorkerError
+    from proxfield.jobs import ClusterError, LostWorkerError
+    from proxfield.jobs.cluster import connected
+    from proxfield.jobs.running import share_of
 
     spacing_given = ctx.get_parameter_source("spacing") is not ParameterSource.DEFAULT
     try:
@@ -237,10 +242,12 @@ def command(
         raise InputError(in_options(error.message), path=error.path) from None
     found = files.find_images(images)
     partners = files.find_partners(found, given, option)
-    strokes: list[Path | None] = []
+    strokes: list[AnyPath | None] = []
     if options["scribbles"] is not None:
         strokes = files.find_partners(found, options["scribbles"], "--scribbles", optional=True)
     pairs = files.make_pairs(found, partners, output, overlay, output_kind, strokes)
+    pairs = pairs if part is None else part.of(pairs)
+    jobs = jobs_on(cluster, jobs)
     check_packages(pairs, jobs)
     wanted = parameters(work)
     always = force or files.is_file_name(output)
@@ -253,10 +260,12 @@ def command(
         for path, name in ((output, "-o"), (overlay, "--overlay")):
             if path is not None and todo and not files.is_file_name(path):
                 files.make_folder(path, name)
-        jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
-        if jobs > 1 and work.run["threads"] is None:
-            work.run["threads"] = max(1, (os.cpu_count() or 1) // jobs)
-        with raised_again(), Counter(len(todo), "images") as display:
+        why = ""
+        if jobs is not None:
+            jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
+        if jobs != 1 and work.run["threads"] is None:
+            work.run["threads"] = 1 if jobs is None else share_of(jobs)
+        with raised_again(), connected(cluster), Counter(len(todo), "images") as display:
             if why:
                 display.note(f"proxfield: note: {why}")
             for record in run_all(todo, work, jobs, display):
@@ -266,8 +275,8 @@ def command(
                     display.note(f"proxfield: error: {record['error']}")
     except KeyboardInterrupt:
         ending = "interrupted"
-    except LostWorkerError:
-        ending = "a job was ended from outside, for lack of memory perhaps; try fewer --jobs"
+    except (LostWorkerError, ClusterError) as error:
+        ending = str(error)
     except Exception:
         if not interrupted():
             raise
@@ -280,6 +289,7 @@ def command(
         "failed": len(failed),
         "output": output,
         "jobs": jobs,
+        "cluster": cluster,
         "seconds": time.perf_counter() - start,
     }
     report_all(summary, records, as_json)
@@ -346,56 +356,3 @@ def read_compatibility(given: str) -> str | NDArray[np.float64]:
     from proxfield.io.images import read_array
 
     return read_array(given, "a vector or a matrix of compatibilities")
-
-
-def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
-    """What was done, on stdout."""
-    from proxfield.cli.main import report
-    from proxfield.cli.shared import print_json, print_pairs
-
-    for first, count in alike([note for record in records for note in record["notes"]]):
-        more = f" (and {count - 1} more notes like this)" if count > 1 else ""
-        report(f"{first}{more}", kind="note: ")
-    if as_json:
-        print_json({**summary, "files": records})
-        return
-    seconds = f"{summary['seconds']:.3g} s"
-    rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
-    if summary["skipped"]:
-        rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
-    if summary["failed"]:
-        rows.append(("failed", str(summary["failed"])))
-    print_pairs([*rows, ("results", summary["output"])])
-
-
-def alike(notes: list[str]) -> list[tuple[str, int]]:
-    """The first of all notes that say the same of different files, and how many there are.
-
-    Example:
-        >>> alike(["a.png: 3 of 4", "b.png: 1 of 2", "b.png: turned"])
-        [('a.png: 3 of 4', 2), ('b.png: turned', 1)]
-    """
-    found: dict[str, tuple[str, int]] = {}
-    for note in notes:
-        key = re.sub(r"[\d.]+", "", note.partition(": ")[2])
-        first, count = found.get(key, (note, 0))
-        found[key] = first, count + 1
-    return list(found.values())
-
-
-def finish(ctx: click.Context, summary: Record, failed: list[Record], ending: str) -> None:
-    """Leave with the right code, and the list of what failed."""
-    from proxfield.cli.main import report
-    from proxfield.cli.refine_files import some
-    from proxfield.cli.signals import INTERRUPTED
-
-    if ending:
-        left = summary["images"] - summary["refined"] - summary["skipped"] - summary["failed"]
-        report(f"{ending}; {left} images are left, run the same again to go on", kind="")
-    if failed:
-        names = some([record["image"] for record in failed])
-        report(f"{len(failed)} of {summary['images']} images failed: {names}")
-    if ending == "interrupted":
-        ctx.exit(INTERRUPTED)
-    if failed or ending:
-        ctx.exit(FAILED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import overload
 
 import click
@@ -14,6 +13,7 @@ from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES
 from proxfield.io.referenced import GEOTIFF, NIFTI, ending, has_rasterio, is_geotiff, stem
+from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
 
 IMAGES = (*PICTURES, *ARRAYS, *NIFTI)
 LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS, *NIFTI)
@@ -30,19 +30,19 @@ MAX_NAMED_FILES = 5
 class Pair:
     """One image, what is known about its pixels, and where the result goes."""
 
-    image: Path
-    unary: Path
-    targets: tuple[Path, ...]
+    image: AnyPath
+    unary: AnyPath
+    targets: tuple[AnyPath, ...]
     """Where the result goes: the first of these whose kind can hold it."""
-    overlay: Path | None = None
-    scribbles: Path | None = None
+    overlay: AnyPath | None = None
+    scribbles: AnyPath | None = None
 
 
-def find_images(given: Sequence[str]) -> list[Path]:
+def find_images(given: Sequence[str]) -> list[AnyPath]:
     """Files as named, and all images in folders as named."""
-    found: list[Path] = []
+    found: list[AnyPath] = []
     for text in given:
-        path = Path(text)
+        path = make_path(text)
         if path.is_dir():
             inside = list_folder(path, IMAGES)
             if not inside:
@@ -58,26 +58,26 @@ def find_images(given: Sequence[str]) -> list[Path]:
     return found
 
 
-def list_folder(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+def list_folder(folder: AnyPath, suffixes: Iterable[str]) -> list[AnyPath]:
     """Files with such suffixes, in order; hidden ones left out."""
     kinds = tuple(suffixes)
-    inside = sorted(folder.iterdir())
+    inside: list[AnyPath] = sorted(folder.iterdir(), key=lambda path: path.name)
     return [p for p in inside if ending(p) in kinds and not p.name.startswith(".")]
 
 
 @overload
-def find_partners(images: Sequence[Path], given: str, option: str) -> list[Path]: ...
+def find_partners(images: Sequence[AnyPath], given: str, option: str) -> list[AnyPath]: ...
 
 
 @overload
 def find_partners(
-    images: Sequence[Path], given: str, option: str, *, optional: bool
-) -> list[Path | None]: ...
+    images: Sequence[AnyPath], given: str, option: str, *, optional: bool
+) -> list[AnyPath | None]: ...
 
 
 def find_partners(
-    images: Sequence[Path], given: str, option: str, *, optional: bool = False
-) -> list[Path | None] | list[Path]:
+    images: Sequence[AnyPath], given: str, option: str, *, optional: bool = False
+) -> list[AnyPath | None] | list[AnyPath]:
     """For each image the file of the same stem in a folder; for one image also a file.
 
     Args:
@@ -86,7 +86,7 @@ def find_partners(
         option: The option that named it.
         optional: Images without a file get None instead of an error.
     """
-    place, name = Path(given), display_name(given)
+    place, name = make_path(given), display_name(given)
     what = {"--probs": "probabilities"}.get(option, option.lstrip("-"))
     if not place.is_dir():
         if len(images) > 1:
@@ -121,8 +121,8 @@ def find_partners(
     return [None if there is None else there[0] for there in found]
 
 
-def _by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+def _by_stem(folder: AnyPath, suffixes: Sequence[str]) -> dict[str, list[AnyPath]]:
+    found: dict[str, list[AnyPath]] = {}
     for path in list_folder(folder, suffixes):
         found.setdefault(stem(path), []).append(path)
     return found
@@ -141,21 +141,21 @@ def some(names: Sequence[str]) -> str:
 
 
 def make_pairs(
-    images: Sequence[Path],
-    unaries: Sequence[Path | None],
+    images: Sequence[AnyPath],
+    unaries: Sequence[AnyPath | None],
     output: str,
     overlay: str | None,
     kind: str,
-    scribbles: Sequence[Path | None] = (),
+    scribbles: Sequence[AnyPath | None] = (),
 ) -> list[Pair]:
     """Where everything goes; refuses what would overwrite an input or another result."""
     targets = place_outputs(images, output, "-o", kind)
-    pictures: Sequence[tuple[Path | None, ...]] = [(None,)] * len(images)
+    pictures: Sequence[tuple[AnyPath | None, ...]] = [(None,)] * len(images)
     if overlay is not None:
         pictures = place_outputs(images, overlay, "--overlay", "overlay")
     strokes = list(scribbles) or [None] * len(images)
     inputs = [path for path in (*images, *unaries, *strokes) if path is not None]
-    taken = {os.path.realpath(path): f"the input {path}" for path in inputs}
+    taken = {_identity(path): f"the input {path}" for path in inputs}
     pairs = []
     for image, unary, target, picture, stroke in zip(
         images, unaries, targets, pictures, strokes, strict=True
@@ -165,7 +165,7 @@ def make_pairs(
         for path in (*target, *picture):
             if path is None:
                 continue
-            real = os.path.realpath(path)
+            real = _identity(path)
             if real in taken:
                 raise click.UsageError(
                     f"the result {path} of {image} would overwrite {taken[real]}; "
@@ -175,12 +175,17 @@ def make_pairs(
     return pairs
 
 
+def _identity(path: AnyPath) -> str:
+    """What two names of the same file have in common."""
+    return str(path) if isinstance(path, RemotePath) else os.path.realpath(path)
+
+
 def is_file_name(given: str) -> bool:
     """Whether an output names a file and not a folder."""
-    return ending(given) in IMAGES and not Path(given).is_dir()
+    return ending(given) in IMAGES and not make_path(given).is_dir()
 
 
-def own_suffix(image: Path) -> str | None:
+def own_suffix(image: AnyPath) -> str | None:
     """The kind of file that keeps the place of an image; None if it has none, or can't be kept."""
     if ending(image) in NIFTI:
         return ".nii.gz"
@@ -188,8 +193,8 @@ def own_suffix(image: Path) -> str | None:
 
 
 def place_outputs(
-    images: Sequence[Path], given: str, option: str, kind: str
-) -> list[tuple[Path, ...]]:
+    images: Sequence[AnyPath], given: str, option: str, kind: str
+) -> list[tuple[AnyPath, ...]]:
     """Names for each image's result: in a folder, or the very file named for one image.
 
     Args:
@@ -200,7 +205,7 @@ def place_outputs(
     """
     from proxfield.cli.shared import check_target
 
-    place = Path(given)
+    place = make_path(given)
     own = [None if kind == "overlay" else own_suffix(image) for image in images]
     if is_file_name(given):
         if len(images) > 1:
@@ -212,7 +217,8 @@ def place_outputs(
                 f"{option} {given!r}, expected a folder or a name ending in "
                 f"{', '.join((*allowed, *placed))}"
             )
-        check_target(given, option)
+        if not is_remote(given):
+            check_target(given, option)
         return [(place,)]
     plain = (".png",) if kind == "overlay" else SUFFIXES[kind]
     return [
@@ -223,10 +229,10 @@ def place_outputs(
 
 def make_folder(given: str, option: str) -> None:
     """The folder of results, made if need be."""
-    path = Path(given)
+    path = make_path(given)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK | os.X_OK):
+        if not isinstance(path, RemotePath) and not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
         why = "a file is in the way" if isinstance(error, FileExistsError) else error.strerror

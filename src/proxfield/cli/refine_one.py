@@ -44,11 +44,10 @@ from proxfield.io.referenced import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from proxfield.common.arrays import Pixels
     from proxfield.images.densecrf import DenseCRF
     from proxfield.inference.history import Callback
+    from proxfield.io.remote import AnyPath
 
 DEEP = 16384
 """Values below it leave most of 16 bits unused: what a standard deviation of colors means then is
@@ -132,7 +131,7 @@ def read_one(pair: Pair, work: Work, notes: list[str]) -> Inputs:
     return Inputs(image, unary, palette, scribbles, reference, spacing, notes)
 
 
-def _read_image(path: Path, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
+def _read_image(path: AnyPath, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
     """The pixels of an image, where it is, and the size of a voxel."""
     if ending(path) in NIFTI:
         placed = read_nifti(path)
@@ -145,7 +144,7 @@ def _read_image(path: Path, notes: list[str]) -> tuple[Pixels, Any, tuple[float,
     return read_image(path, notes), None, None
 
 
-def _read_unary(path: Path, what: str) -> tuple[Pixels, list[int] | None, Any]:
+def _read_unary(path: AnyPath, what: str) -> tuple[Pixels, list[int] | None, Any]:
     """What is known about pixels, the palette of a label map, and where the file says it is."""
     name = display_name(path)
     placed = None

@@ -17,6 +17,7 @@ import numpy as np
 from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.io.remote import make_path
 
 NIFTI = (".nii", ".nii.gz")
 GEOTIFF = (".tif", ".tiff")
@@ -261,7 +262,7 @@ def has_deep_color(data: bytes) -> bool:
 def tiff_tags(path: Target) -> dict[int, tuple[int, ...]]:
     """The tags of the first page of a TIFF, with the values of whole numbers; else nothing."""
     try:
-        with Path(path).open("rb") as stream:
+        with make_path(path).open("rb") as stream:
             return _read_tags(stream)
     except OSError:
         return {}
