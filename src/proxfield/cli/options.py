@@ -127,25 +127,33 @@ def jobs_options(item: str, note: str = "", *, parts: bool = False) -> Decorator
         help=f"Process every N-th {item} only, from the K-th on: a task of a job array.",
     )
     return stack(
-        click.option(
-            "--jobs",
-            metavar="N",
-            type=click.IntRange(min=1),
-            default=1,
-            show_default=True,
-            help=f"Number of {item}s to process in parallel{note}.",
-        ),
+        jobs_option(item, note),
         threads_option(
             f"Maximum number of threads per {item}; by default the jobs share all cores."
         ),
-        click.option(
-            "--cluster",
-            metavar="tcp://HOST:PORT",
-            help="Do the work on a Dask cluster, by its scheduler's address (proxfield[cluster]); "
-            "--jobs then limits how much of it is used.",
-        ),
+        cluster_option,
         *([part] if parts else []),
     )
+
+
+def jobs_option(item: str, note: str = "") -> Decorator:
+    """``--jobs``, 1 by default."""
+    return click.option(
+        "--jobs",
+        metavar="N",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help=f"Number of {item}s to process in parallel{note}.",
+    )
+
+
+cluster_option = click.option(
+    "--cluster",
+    metavar="tcp://HOST:PORT",
+    help="Do the work on a Dask cluster, by its scheduler's address (proxfield[cluster]); "
+    "--jobs then limits how much of it is used.",
+)
 
 
 def jobs_on(cluster: str | None, jobs: int | None) -> int | None:
@@ -157,9 +165,7 @@ def jobs_on(cluster: str | None, jobs: int | None) -> int | None:
     if click.get_current_context().get_parameter_source("jobs") is ParameterSource.DEFAULT:
         return None
     if jobs == 1:
-        raise click.UsageError(
-            "--jobs 1 means this machine, expected more or no --cluster"
-        )
+        raise click.UsageError("--jobs 1 means this machine, expected more or no --cluster")
     return jobs
 
 
