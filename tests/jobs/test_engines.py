@@ -1,0 +1,51 @@
+"""The same bytes on Ray and Spark, where they are installed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import joblib
+import pytest
+from jobs_cases import square
+
+import proxfield as pf
+from proxfield.generate import grid
+from proxfield.jobs import run_jobs
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # their own
+
+
+@contextlib.contextmanager
+def ray_backend() -> Iterator[None]:
+    ray = pytest.importorskip("ray", reason="needs ray")
+    from ray.util.joblib import register_ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        register_ray()
+        with joblib.parallel_config("ray", n_jobs=2):
+            yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def spark_backend() -> Iterator[None]:
+    pytest.importorskip("pyspark", reason="needs pyspark")
+    joblibspark = pytest.importorskip("joblibspark", reason="needs joblibspark")
+    joblibspark.register_spark()
+    with joblib.parallel_config("spark", n_jobs=2):
+        yield
+
+
+@pytest.mark.parametrize("backend", [ray_backend, spark_backend])
+def test_the_same_bytes(backend: Any) -> None:
+    fields = [grid(5, 6, strength=s, seed=k) for k, s in enumerate((0.5, 1.0, 2.0))]
+    alone = pf.infer_many(fields, max_iters=30)
+    with backend():
+        assert sorted(run_jobs(square, range(12))) == [x * x for x in range(12)]
+        found = pf.infer_many(fields, max_iters=30)
+    for one, two in zip(alone, found, strict=True):
+        assert one.q.tobytes() == two.q.tobytes() and two.field == one.field
