@@ -63,6 +63,17 @@ def test_json_has_what_the_table_shows(invoke: Callable[..., Any], data: Path) -
         assert f" {show(cell['free_energy'])}" in text
 
 
+def test_jobs_give_the_same(invoke: Callable[..., Any], data: Path) -> None:
+    same = ("bench", "paper", "--data", data, "--suite", "GRID", *QUICK, "--json", "--threads", "1")
+    one, two = (
+        json.loads(invoke(*same, "-o", f"{jobs}.jsonl", "--jobs", jobs).stdout) for jobs in (1, 2)
+    )
+    assert two["failures"] == [] and len(one["cells"]) == len(two["cells"])
+    for a, b in zip(one["cells"], two["cells"], strict=True):
+        assert (a["rule"], b["instances"]) == (b["rule"], 3)
+        assert a["free_energy"] == pytest.approx(b["free_energy"], abs=1e-3)  # a time budget
+
+
 def test_published_values_stand_beside_ours(invoke: Callable[..., Any], data: Path) -> None:
     out = invoke(
         "bench", "paper", "--data", data, "--suite", "seg", "--budgets", "0.05", "--rules", "adam"
