@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import joblib
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from jobs_cases import contents, die_at_5, die_once, make_images, refuse_3, square, square_slowly
@@ -83,6 +84,22 @@ def test_infer_many(cluster: Any) -> None:
         assert one.q.tobytes() == two.q.tobytes() and two.field == one.field
 
 
+def test_tune(cluster: Any) -> None:
+    rng = np.random.default_rng(0)
+    truth = np.zeros((4, 12, 16), dtype=int)
+    truth[:, :, 8:] = 1
+    p = np.exp(np.eye(2)[truth] + rng.normal(0, 1.0, (*truth.shape, 2)))
+    given = (200 * truth.astype(np.uint8), p / p.sum(axis=-1, keepdims=True), truth)
+    alone = pf.tune(*given, folds=2, trials=3)
+    with joblib.parallel_config("dask", client=cluster):
+        found = pf.tune(*given, folds=2, trials=3)
+    assert (found.config, found.held_out, found.table) == (
+        alone.config,
+        alone.held_out,
+        alone.table,
+    )
+
+
 def test_refine_gives_the_same_bytes_everywhere(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,16 +124,19 @@ def test_refine_after_kill_9_in_the_middle(
     same = ("images", "--probs", "probs", "--max-iters", 150, "--tol", 0, "--threads", 1)
     assert refine(*same, "-o", "one").exit_code == 0
     pids = list(cluster.run(os.getpid).values())
+    done: list[int] = []
 
     def kill() -> None:
         while len(list(tmp_path.glob("two/*.png"))) < 4:
             time.sleep(0.01)
         os.kill(pids[0], signal.SIGKILL)
+        done.append(len(list(tmp_path.glob("two/*.json"))))
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     result = refine(*same, "-o", "two", "--cluster", cluster.scheduler.address, "--json")
     killer.join(60)
+    assert done[0] < 16
     assert result.exit_code == 0, result.output
     names = [record["image"] for record in json.loads(result.stdout)["files"]]
     assert len(names) == len(set(names)) == 16

@@ -206,6 +206,7 @@ def test_refine_after_kill_9_in_the_middle(tmp_path: Path) -> None:
         time.sleep(0.01)
     workers = children_of(run.pid)
     os.kill(min(workers), signal.SIGKILL)
+    assert len(list(tmp_path.glob("two/*.json"))) < 16
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
     names = [record["image"] for record in json.loads(out)["files"]]
