@@ -31,6 +31,7 @@ from proxfield.cli.refine_inputs import (
     input_options,
     input_settings,
 )
+from proxfield.cli.refine_tiles import tile_options
 from proxfield.common.records import Record
 from proxfield.errors import InputError
 
@@ -191,6 +192,7 @@ run_options = stack(
 @output_options
 @term_options
 @run_options
+@tile_options
 @json_option
 @click.pass_context
 def command(
@@ -208,11 +210,12 @@ def command(
     """Refine segmentations by a dense CRF: labels that follow the edges of the image.
 
     IMAGE is a picture (PNG, JPEG, TIFF), an array (.npy, .npz), a NIfTI volume (.nii, .nii.gz) or a
-    folder of these. For several images --probs and -o are folders, with files of the same names.
-    Beside each result a small JSON file says how it was made. Results that are there, made with the
-    same parameters, are not made again, so that a run that was stopped goes on where it was (one
-    file that -o names is always written). A broken image is reported and passed over; the exit
-    code is then 1.
+    folder of these; or a whole slide or a zarr array, which are refined in tiles like all images
+    that don't fit in memory. For several images --probs and -o are folders, with files of the same
+    names. Beside each result a small JSON file says how it was made. Results that are there, made
+    with the same parameters, are not made again, so that a run that was stopped goes on where it
+    was (one file that -o names is always written). A broken image is reported and passed over; the
+    exit code is then 1.
 
     \b
     Examples:
@@ -221,8 +224,10 @@ def command(
       proxfield refine photos/ --labels maps/ --n-labels 21 -o refined/
       proxfield refine head.nii.gz --logits head.npy --bilateral-color 40 -o refined/
       proxfield refine photos/ --probs probs/ -o refined/ --config crf.toml
+      proxfield refine slide.svs --probs probs.zarr -o labels.tif --jobs 2
     """
     from proxfield.cli import refine_files as files
+    from proxfield.cli import refine_tiles as tiles
     from proxfield.cli.progress import Counter
     from proxfield.cli.refine_record import is_finished, parameters
     from proxfield.cli.refine_run import affordable_jobs, check_packages, run_all
@@ -241,29 +246,37 @@ def command(
     if options["scribbles"] is not None:
         strokes = files.find_partners(found, options["scribbles"], "--scribbles", optional=True)
     pairs = files.make_pairs(found, partners, output, overlay, output_kind, strokes)
-    check_packages(pairs, jobs)
+    large = tiles.tiled_pairs(pairs, options, overlay)
+    check_packages([p for p in pairs if p not in large], jobs)
+    tiles.check_kinds([p for p in pairs if p in large])
     wanted = parameters(work)
     always = force or files.is_file_name(output)
-    todo = [p for p in pairs if always or not is_finished(p, wanted)]
+    todo = [p for p in pairs if p not in large and (always or not is_finished(p, wanted))]
+    in_tiles = [tiles.for_tiles(p, work, options) for p in pairs if p in large]
+    in_tiles = [(p, w) for p, w in in_tiles if always or not is_finished(p, parameters(w))]
     start = time.perf_counter()
     records: list[Record] = []
     ending = ""
     begin_work()
     try:  # from here on, an interrupted run says what is left of it
         for path, name in ((output, "-o"), (overlay, "--overlay")):
-            if path is not None and todo and not files.is_file_name(path):
+            if path is not None and (todo or in_tiles) and not files.is_file_name(path):
                 files.make_folder(path, name)
-        jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
+        wanted_jobs = jobs
+        jobs, why = affordable_jobs(jobs, todo, options["n_labels"]) if todo else (jobs, "")
         if jobs > 1 and work.run["threads"] is None:
             work.run["threads"] = max(1, (os.cpu_count() or 1) // jobs)
         with raised_again(), Counter(len(todo), "images") as display:
             if why:
                 display.note(f"proxfield: note: {why}")
-            for record in run_all(todo, work, jobs, display):
+            for record in run_all(todo, work, jobs, display) if todo else ():
                 records.append(record)
                 display.count()
                 if record["error"] is not None:
                     display.note(f"proxfield: error: {record['error']}")
+        with raised_again():
+            # one by one: an interrupted run keeps those that are there
+            records.extend(tiles.run_tiled(in_tiles, wanted_jobs, resume=not force))
     except KeyboardInterrupt:
         ending = "interrupted"
     except LostWorkerError:
@@ -276,7 +289,7 @@ def command(
     summary = {
         "images": len(pairs),
         "refined": len(records) - len(failed),
-        "skipped": len(pairs) - len(todo),
+        "skipped": len(pairs) - len(todo) - len(in_tiles),
         "failed": len(failed),
         "output": output,
         "jobs": jobs,

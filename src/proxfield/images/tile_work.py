@@ -33,7 +33,7 @@ from proxfield.terms.gaussian import Gaussian
 INPUTS = ("probabilities", "logits", "labels")
 NOT_PARAMETERS = ("threads", "callback", "progress")
 """Options that don't change a result."""
-SAMPLED_TILES = 64
+SAMPLED_TILES = 8
 """Tiles, spread over the image, that decide on the lattice's blur."""
 MAX_KEYS = 1 << 22
 """Vertices that are held to count them; the rest of the image is taken to be alike."""
@@ -185,19 +185,19 @@ class Tile:
         out: list[str | None] = []
         total = int(np.prod(self.pixels, dtype=np.int64))
         for sigma, colored in self._terms():
-            keys: Ints = np.zeros(0, dtype=np.int64)
+            found: list[Ints] = []
             seen, d = 0, len(self.pixels)
             for number in numbers:
-                points = self._sample(
-                    grid.part(int(number)).core, sigma, color if colored else None
-                )
+                core = grid.part(int(number)).core
+                points = self._sample(core, sigma, color if colored else None)
                 d = points.shape[1]
-                keys = np.union1d(keys, _touched(points))
+                found.append(_touched(points))
                 seen += len(points)
-                if len(keys) > MAX_KEYS:
+                if sum(map(len, found)) > MAX_KEYS:
                     break
             share = seen / max(1, -(-total // SAMPLE_STRIDE))
-            out.append(choose_blur(total, d, int(len(keys) / max(share, 1e-12))).name)
+            touched = len(np.unique(np.concatenate(found))) / share
+            out.append(choose_blur(total, d, int(touched)).name)
         return out
 
     def _sample(self, core: Window, sigma: Doubles, color: Doubles | None) -> Doubles:
