@@ -10,6 +10,7 @@ import numpy as np
 
 from proxfield.common.arrays import Doubles, Ints, Pixels
 from proxfield.common.records import Record
+from proxfield.compiled.threads import current_threads, thread_count
 from proxfield.errors import InputError, shown
 from proxfield.filters import choose
 from proxfield.filters.geometry import SAMPLE_STRIDE, STAR, choose_blur
@@ -258,6 +259,10 @@ class Tile:
         gaussians = [term for term in crf.terms if isinstance(term, Gaussian)]
         for term, blur in zip(gaussians, self.blurs, strict=False):
             term.blur = blur
+        if self.run.get("device", "cpu") == "cpu" and self.run.get("kernels") is None:
+            with thread_count(self.run.get("threads") or current_threads()):
+                for term in gaussians:  # features of one term at a time, none while iterating
+                    term.build(drop_features=True)
         result = crf.infer(**self.run)
         if result.status.name == "INTERRUPTED":  # never pass for finished
             raise KeyboardInterrupt
