@@ -22,6 +22,8 @@ import proxfield as pf
 
 SIDE = 20_000
 CHUNK = 1000
+NOISE = 3.0
+"""Levels of noise, as in a photograph; more noise makes more vertices, and these take memory."""
 
 
 def texture(rng: np.random.Generator) -> np.ndarray:
@@ -33,7 +35,7 @@ def texture(rng: np.random.Generator) -> np.ndarray:
     rows = coarse[first] * (1 - share) + coarse[first + 1] * share
     share = (weight - first)[None, :, None]
     smooth = rows[:, first] * (1 - share) + rows[:, first + 1] * share
-    values = 128 + 50 * smooth + rng.normal(scale=8, size=smooth.shape)
+    values = 128 + 50 * smooth + rng.normal(scale=NOISE, size=smooth.shape)
     return values.clip(0, 255).astype(np.uint8)
 
 

@@ -238,7 +238,7 @@ def affordable_tiles(jobs: int, work: Work) -> int:
     halo = USUAL_HALO if tiles["halo"] is None else tiles["halo"]
     pixels = (tiles["tile"] + 2 * halo) ** 2
     each = PROCESS_BYTES + pixels * (PIXEL_BYTES + ENTRY_BYTES * labels)
-    return max(1, min(jobs, int(SHARE * left) // each))
+    return max(1, min(jobs, int(SHARE * left / each)))
 
 
 def check_kinds(pairs: Sequence[Pair]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -245,6 +246,12 @@ class Tile:
 
     def refine(self, part: Part) -> tuple[Pixels, str]:
         """The results of a tile without its halo, and how inference ended."""
+        try:
+            return self._refine(part)
+        finally:
+            gc.collect()  # fields and programs refer to each other: the next tile needs the room
+
+    def _refine(self, part: Part) -> tuple[Pixels, str]:
         image = None if self.image is None else self.read_image(part.around)
         unary = self.read_unary(part.around)
         options = {**self.build, "channel_axis": self.axes.channels, "batch": False}
@@ -255,7 +262,8 @@ class Tile:
             options["labels_axis"] = self.axes.labels
             if self.mask and unary.ndim == len(self.pixels):
                 options["labels_axis"] = None
-            crf = DenseCRF(image, **{self.kind: unary}, **options)
+            options[self.kind] = unary
+            crf = DenseCRF(image, **options)
         gaussians = [term for term in crf.terms if isinstance(term, Gaussian)]
         for term, blur in zip(gaussians, self.blurs, strict=False):
             term.blur = blur

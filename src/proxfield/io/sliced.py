@@ -329,7 +329,7 @@ class Tiff(Sliced):
             raise _damaged(error, self.name) from None
         if self.samples == 1:
             return out[..., 0]
-        return out[(slice(None), slice(None), *window[2:])]
+        return out if len(window) < 3 else out[:, :, window[2]]
 
     def identity(self) -> str:
         return _stamp(self.path)
@@ -408,7 +408,8 @@ class Raster(Sliced):
             raise _damaged(error, self.name) from None
         if len(self.bands) == 1:
             return np.asarray(found[0])
-        return np.moveaxis(found, 0, -1)[(slice(None), slice(None), *window[2:])]
+        bands = np.moveaxis(np.asarray(found), 0, -1)
+        return bands if len(window) < 3 else bands[:, :, window[2]]
 
     def identity(self) -> str:
         return _stamp(self.path)
