@@ -244,15 +244,21 @@ def messages(densecrf: Any, image: np.ndarray, ask: dict[str, Any]) -> np.ndarra
 def exact(image: np.ndarray, place: float, color: float, sample: np.ndarray) -> list[np.ndarray]:
     """The same by the exact kernel, at some pixels."""
     height, width = image.shape[:2]
-    y, x = np.mgrid[:height, :width]
-    columns = [x / place, y / place] if place else []
-    columns += [image[..., k] / color for k in range(3)]
-    f = np.stack(columns, axis=-1).reshape(height * width, -1)
-    f = (f - f.mean(axis=0)).astype(np.float32)
+    f = features(image, place, color)
     root = 1 / np.sqrt(row_sums(f))
     a = kernel(f[sample], f) * root[sample, None] * root
     seen = [a @ q for q in signals(height, width).values()]
     return [s[:, 1:] - s[:, :1] for s in seen]
+
+
+def features(image: np.ndarray, place: float, color: float) -> np.ndarray:
+    """Of all pixels, in standard deviations around their means.  # (n, d)"""
+    height, width = image.shape[:2]
+    y, x = np.mgrid[:height, :width]
+    columns = [x / place, y / place] if place else []
+    columns += [image[..., k] / color for k in range(3)]
+    f = np.stack(columns, axis=-1).reshape(height * width, -1)
+    return (f - f.mean(axis=0)).astype(np.float32)
 
 
 def kernel(f: np.ndarray, g: np.ndarray) -> np.ndarray:
@@ -295,6 +301,8 @@ def accuracy(
     sides: dict[str, Side], photos: dict[str, Path], folder: Path, size: tuple[int, int]
 ) -> list[dict[str, Any]]:
     """Relative errors of both sides, on the central pixels."""
+    from proxfield.filters.lattice import suitable_blur
+
     rows = []
     for name, path in photos.items():
         image = np.load(path)
@@ -307,6 +315,7 @@ def accuracy(
         sample = np.random.default_rng(3).choice(n, SAMPLE, replace=False)
         for place, color in BANDWIDTHS:
             row: dict[str, Any] = {"photo": name, "bandwidth": label(place, color)}
+            row["blur"] = suitable_blur(features(crop, place, color)).name
             right = exact(crop, place, color, sample)
             for s in ("ours 1", "peer"):
                 sides[s].ask(image=str(part), place=place, color=color, signals=True, out=str(out))

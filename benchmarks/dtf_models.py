@@ -1,11 +1,6 @@
 """Decision tree fields that inpaint characters, read from MATLAB files (a module for others).
 
-A file ``TST_test_<number>_<height>_<width>.mat`` holds one binary field: ``D`` are the unary
-energies (variables, 2), ``E`` is a sparse matrix with an entry per edge, and ``W`` (edges, 2, 2)
-the tables of the edges in the column-major order of ``E``; rows of a table are the labels of
-the edge's row in ``E``. Pixels are numbered by columns.
-
-``DTF-OPT.mat`` beside it has the best-known MAP energies, in the order of ``DTF-names.mat``.
+`proxfield.bench.inpainting_models` reads them.
 
 Example::
 
@@ -20,16 +15,17 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import scipy.io
 
 import proxfield as pf
+from proxfield.bench.inpainting_models import best_known as best_known
+from proxfield.bench.inpainting_models import read_model
 
 
 def load(path: str | Path, *, distinct: bool = True, grid: bool = False) -> pf.Field:
     """Read one model.
 
     Args:
-        path: A ``.mat`` file as described above.
+        path: A ``.mat`` file.
         distinct: Store equal tables once, with an index (what a decision tree gives); else one
             table per edge, as in the file.
         grid: One `proxfield.GridPairwise` term per offset instead of a list of edges.
@@ -37,24 +33,17 @@ def load(path: str | Path, *, distinct: bool = True, grid: bool = False) -> pf.F
     Returns:
         A binary field, its variables numbered by columns of the image.
     """
-    data = scipy.io.loadmat(path)
-    edges = data["E"].tocsc()
-    edges.sort_indices()
-    columns = np.repeat(np.arange(edges.shape[1]), np.diff(edges.indptr))
-    scopes = np.stack([edges.indices.astype(np.int64), columns], axis=1)
-    tables, index = np.ascontiguousarray(data["W"], dtype=np.float64), None
-    if distinct:
-        flat, index = np.unique(tables.reshape(-1, 4), axis=0, return_inverse=True)
-        tables, index = flat.reshape(-1, 2, 2), index.ravel()
-    field = pf.Field(len(data["D"]), n_labels=2)
-    field.add(pf.Unary(np.ascontiguousarray(data["D"], dtype=np.float64)))
+    field = read_model(path, distinct=distinct)
     if not grid:
-        return field.add(pf.Factor(scopes, tables, index))
+        return field
+    unary, factor = field.terms
+    assert isinstance(factor, pf.Factor)
     shape = tuple(int(x) for x in reversed(Path(path).stem.split("_")[-2:]))  # (width, height)
-    index = np.arange(len(scopes)) if index is None else index
-    for term in grid_terms(shape, scopes, tables, index):
-        field.add(term)
-    return field
+    index = np.arange(len(factor.scopes)) if factor.index is None else factor.index
+    out = pf.Field(field.n_vars, n_labels=2).add(unary)
+    for term in grid_terms(shape, factor.scopes, factor.tables, index):
+        out.add(term)
+    return out
 
 
 def grid_terms(
@@ -72,18 +61,6 @@ def grid_terms(
         assert (term.shift.edges() == scopes[mine]).all()
         out.append(term)
     return out
-
-
-def best_known(path: str | Path) -> float | None:
-    """The best-known MAP energy of a model, by the tables beside it; None without these."""
-    path = Path(path)
-    try:
-        names = scipy.io.loadmat(path.with_name("DTF-names.mat"))["lP"].ravel()
-        energies = scipy.io.loadmat(path.with_name("DTF-OPT.mat"))["eng"].ravel()
-    except FileNotFoundError:
-        return None
-    stems = [Path(str(name["filename"].item())).stem for name in names]
-    return float(energies[stems.index(path.stem)]) if path.stem in stems else None
 
 
 def main() -> None:

@@ -73,6 +73,10 @@ WAYS: dict[str, dict[str, Defaults]] = {
         "fit_marginals": of_function(learn.fit_marginals),
         "fit_weights": of_function(learn.fit_weights),
     },
+    "Decision tree fields": {
+        "DecisionTreeField": of_function(learn.DecisionTreeField),
+        "fit": of_command("fit"),
+    },
 }
 NOT_DEFAULTS = {
     *("callback", "progress", "trace", "output", "evidence_base"),  # what comes out, and how

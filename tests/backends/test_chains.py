@@ -16,7 +16,12 @@ from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import Chains, Explored
 
 INF = np.inf
-both_moves = pytest.mark.parametrize("forests", [False, True], ids=["sites", "forests"])
+MOVES: dict[str, dict[str, bool]] = {
+    "heat bath": {},
+    "metropolis": {"metropolis": True},
+    "forests": {"forests": True},
+}
+all_moves = pytest.mark.parametrize("moves", MOVES.values(), ids=list(MOVES))
 
 
 def explore(lowered: Lowered, kernels: str = "cpu", **options: Any) -> Explored:
@@ -42,14 +47,15 @@ def check_equal(lowered: Lowered, seed: int) -> None:
         "seeds": rng.integers(2**63, size=8).astype(np.uint64) * np.uint64(2),
         "forests": np.arange(8) < 4,
     }
-    a, b = (explore(lowered, k, starts=starts, **options) for k in ("reference", "cpu"))
-    np.testing.assert_array_equal(a.q, b.q)
-    np.testing.assert_allclose(a.free_energy, b.free_energy, rtol=1e-9, atol=1e-9)
-    np.testing.assert_array_equal(b.sweeps, options["sweeps"])
-    assert set(np.unique(b.q)) <= {0.0, 1.0}
-    for q, f in zip(b.q, b.free_energy, strict=True):
-        energy = lowered.energy(lowered.layout.best_labels(q))
-        assert energy == pytest.approx(f, rel=1e-9, abs=1e-9)
+    for options["metropolis"] in (False, True):
+        a, b = (explore(lowered, k, starts=starts, **options) for k in ("reference", "cpu"))
+        np.testing.assert_array_equal(a.q, b.q)
+        np.testing.assert_allclose(a.free_energy, b.free_energy, rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(b.sweeps, options["sweeps"])
+        assert set(np.unique(b.q)) <= {0.0, 1.0}
+        for q, f in zip(b.q, b.free_energy, strict=True):
+            energy = lowered.energy(lowered.layout.best_labels(q))
+            assert energy == pytest.approx(f, rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -65,8 +71,8 @@ def test_chains_are_the_references_on_every_example(example: Example) -> None:
     check_equal(lowered, 1)
 
 
-@both_moves
-def test_what_is_kept_stays_right(forests: bool) -> None:
+@all_moves
+def test_what_is_kept_stays_right(moves: dict[str, bool]) -> None:
     """Long chains, hot enough for many changes: an error in one update would add up."""
     rng = np.random.default_rng(3)
     pairs = np.array(list(itertools.combinations(range(7), 2)))
@@ -77,14 +83,14 @@ def test_what_is_kept_stays_right(forests: bool) -> None:
     mixed.add(pf.Pairwise([[1, 3]], rng.normal(size=(3, 3))))
     for field in (tables, mixed, repulsive_grid(4, weight=1.0, bias=0.3)):
         lowered = field.lower()
-        options = {"hot": 3.0, "cold": 1.0, "sweeps": 150, "forests": forests}
+        options = {"hot": 3.0, "cold": 1.0, "sweeps": 150, **moves}
         options |= {"seeds": np.arange(8), "count": 8}
         a, b = (explore(lowered, kernels, **options) for kernels in ("reference", "cpu"))
         np.testing.assert_array_equal(a.q, b.q)
 
 
-@both_moves
-def test_groups_and_blocks_of_visits(forests: bool) -> None:
+@all_moves
+def test_groups_and_blocks_of_visits(moves: dict[str, bool]) -> None:
     """More variables than are looked at together, at most random numbers at a time, and a rest."""
     rng = np.random.default_rng(0)
     n = 1061
@@ -92,22 +98,22 @@ def test_groups_and_blocks_of_visits(forests: bool) -> None:
     field = pf.Field(n, n_labels=2, terms=[pf.Ising(edges, rng.normal(size=n - 1))])
     field.add(pf.Unary(rng.normal(size=(n, 2))))
     lowered = field.lower()
-    options = {"hot": 2.0, "cold": 1.0, "sweeps": 2, "seeds": 9, "forests": forests}
+    options = {"hot": 2.0, "cold": 1.0, "sweeps": 2, "seeds": 9, **moves}
     program = compile_program(lowered, "reference")
     a = program.explore(Chains.make(np.full((1, 2 * n), 0.5), drawn=True, polish=0, **options))
     np.testing.assert_array_equal(a.q, explore(lowered, **options).q)
 
 
-@both_moves
+@all_moves
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "general"])
-def test_threads_and_types_change_nothing(forests: bool, binary: bool) -> None:
+def test_threads_and_types_change_nothing(moves: dict[str, bool], binary: bool) -> None:
     field = repulsive_grid(6, weight=1.0, bias=0.3)
     if not binary:
         field.add(pf.Factor([0, 1, 2], np.arange(8.0).reshape(2, 2, 2)))
     lowered = field.lower()
     starts = np.full((5, lowered.layout.size), 0.5)
     chains = Chains.make(
-        starts, hot=3.0, sweeps=20, seeds=np.arange(5), drawn=True, forests=forests, polish=0
+        starts, hot=3.0, sweeps=20, seeds=np.arange(5), drawn=True, **moves, polish=0
     )
     one, two = (compile_program(lowered, threads=k).explore(chains) for k in (1, 2))
     np.testing.assert_array_equal(one.q, two.q)
@@ -169,14 +175,14 @@ def check_distribution(field: pf.Field, ended: Explored, heat: float) -> None:
     assert statistic < freedom + 4 * np.sqrt(2 * freedom), (statistic, freedom)  # fixed seeds
 
 
-@both_moves
+@all_moves
 @pytest.mark.parametrize("heat", [1.0, 2.5])
 @pytest.mark.parametrize("make", [binary_field, mixed_field, hard_field])
-def test_chains_sample_the_field(make: Any, heat: float, forests: bool) -> None:
+def test_chains_sample_the_field(make: Any, heat: float, moves: dict[str, bool]) -> None:
     field, count = make(), 6000
     ended = explore(
         field.lower(), count=count, hot=heat, cold=heat, sweeps=40, seeds=np.arange(count),
-        forests=forests,
+        **moves,
     )  # fmt: skip
     check_distribution(field, ended, heat)
 
@@ -202,21 +208,19 @@ def test_one_move_samples_a_tree_exactly(n_labels: int) -> None:
 # ---- temperatures and slices ----
 
 
-@both_moves
+@all_moves
 @pytest.mark.parametrize("seed", range(4))
-def test_cold_chains_find_the_lowest_energy(seed: int, forests: bool) -> None:
+def test_cold_chains_find_the_lowest_energy(seed: int, moves: dict[str, bool]) -> None:
     field = random_field(np.random.default_rng(seed), n_labels=(2, 3), n_vars=(4, 6))
     lowered = field.lower()
-    ended = explore(
-        lowered, count=8, hot=20.0, cold=1e-3, sweeps=200, seeds=np.arange(8), forests=forests
-    )
+    ended = explore(lowered, count=8, hot=20.0, cold=1e-3, sweeps=200, seeds=np.arange(8), **moves)
     lowest = min(lowered.energy(np.array(x)) for x in np.ndindex(*lowered.layout.cardinalities))
     assert ended.free_energy.min() == pytest.approx(lowest, abs=1e-9)
 
 
-@both_moves
+@all_moves
 @pytest.mark.parametrize("weight", [1e-8, 1e8])
-def test_energies_of_any_size(weight: float, forests: bool) -> None:
+def test_energies_of_any_size(weight: float, moves: dict[str, bool]) -> None:
     """Neither overflow nor underflow: a chain of labels follows its fixed end at T → 0."""
     edges = [[i, i + 1] for i in range(9)]
     for n_labels in (2, 3):
@@ -225,19 +229,29 @@ def test_energies_of_any_size(weight: float, forests: bool) -> None:
         lowered = pf.Field(10, n_labels=n_labels, terms=terms).lower()
         heat = 1e-3 * weight
         start = np.eye(n_labels)[np.arange(10) % n_labels].ravel()[None]
-        ended = explore(lowered, starts=start, hot=heat, cold=heat, sweeps=400, forests=forests)
-        if forests:
+        ended = explore(lowered, starts=start, hot=heat, cold=heat, sweeps=400, **moves)
+        if "forests" in moves:
             assert (lowered.layout.best_labels(ended.q[0]) == 0).all()
         assert np.isfinite(ended.free_energy).all()
 
 
-@both_moves
-def test_a_slice_starts_where_the_last_one_ended(forests: bool) -> None:
+@all_moves
+def test_a_slice_starts_where_the_last_one_ended(moves: dict[str, bool]) -> None:
     lowered = repulsive_grid(5, weight=1.0, bias=0.3).lower()
-    first = explore(lowered, count=3, hot=2.0, sweeps=9, seeds=np.arange(3), forests=forests)
-    again = explore(lowered, starts=first.q, sweeps=0, seeds=7, forests=forests)
+    first = explore(lowered, count=3, hot=2.0, sweeps=9, seeds=np.arange(3), **moves)
+    again = explore(lowered, starts=first.q, sweeps=0, seeds=7, **moves)
     np.testing.assert_array_equal(first.q, again.q)
     np.testing.assert_allclose(first.free_energy, again.free_energy)
+
+
+def test_metropolis_moves_leave_labels_more_often() -> None:
+    """With two labels of equal energy every visit moves; a heat bath stays half of the time."""
+    lowered = pf.Field(200, n_labels=2).lower()
+    start = np.tile([1.0, 0.0], 200)[None]
+    for kernels in ("reference", "cpu"):
+        once = explore(lowered, kernels, starts=start, sweeps=1, metropolis=True)
+        np.testing.assert_array_equal(once.q, 1 - start)
+        assert 60 < (explore(lowered, kernels, starts=start, sweeps=1).q == start).sum() / 2 < 140
 
 
 def test_cooled_marginals_end_at_cold() -> None:

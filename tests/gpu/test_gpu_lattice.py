@@ -17,7 +17,7 @@ from device_terms import (
 )
 
 from proxfield.errors import InputError
-from proxfield.filters.geometry import SEPARABLE, STAR, Blur
+from proxfield.filters.geometry import COARSE, SEPARABLE, STAR, Blur
 from proxfield.filters.reference import lattice_factors, lattice_matrix, suitable_blur
 from proxfield.filters.torch.lattice import DeviceLattice
 from proxfield.filters.triton import lattice_build, segments
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 FEW = 12 if INTERPRETED else 60
 """Points: each vertex is a program, and the interpreter takes its time for it."""
-BLUR = pytest.mark.parametrize("blur", [SEPARABLE, STAR], ids=lambda blur: blur.name)
+BLUR = pytest.mark.parametrize("blur", [SEPARABLE, COARSE, STAR], ids=lambda blur: blur.name)
 SIZES = pytest.mark.parametrize(
     "d, n", [(d, n) for d in ((1, 2, 5) if INTERPRETED else (1, 2, 3, 5, 8)) for n in (1, 7, FEW)]
 )
@@ -157,12 +157,13 @@ def test_bad_and_empty_input() -> None:
     assert none.nbytes == 0 < plan.nbytes
 
 
-@pytest.mark.parametrize("d, spread", [(5, 1.5), (5, 0.1), (2, 1.5)])
-def test_the_reference_chooses_the_same_blur(d: int, spread: float) -> None:
+@pytest.mark.parametrize(
+    "d, spread, kind", [(5, 3.0, STAR), (5, 1.5, COARSE), (5, 0.1, SEPARABLE), (2, 1.5, SEPARABLE)]
+)
+def test_the_reference_chooses_the_same_blur(d: int, spread: float, kind: Blur) -> None:
     features = cloud(40_000, d, spread)
     chosen = lattice_build.suitable_blur(torch.from_numpy(features).to(DEVICE))
-    assert chosen is suitable_blur(features)
-    assert (chosen is STAR) == (spread == 1.5 and d == 5)
+    assert chosen is suitable_blur(features) is kind
 
 
 @BLUR

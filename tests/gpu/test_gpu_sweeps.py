@@ -318,23 +318,24 @@ def test_uniforms_are_the_same_numbers() -> None:
         assert q[b].argmax(axis=1).tolist() == expected.tolist()
 
 
-def many_chains(lowered: Lowered, polish: int = 20) -> Chains:
+def many_chains(lowered: Lowered, polish: int = 20, metropolis: bool = False) -> Chains:
     starts = np.stack([start_of(lowered, seed) for seed in range(3)])
     seeds = np.array([1, 2**64 - 9, 3], dtype=np.uint64)
     return Chains.make(
         starts, hot=[3.0, 5.0, 2.0], sweeps=[3, 0, 2], seeds=seeds, drawn=[True, True, False],
-        polish=polish, tol=1e-3,
+        polish=polish, tol=1e-3, metropolis=metropolis,
     )  # fmt: skip
 
 
 @direct
+@pytest.mark.parametrize("metropolis", [False, True])
 @pytest.mark.parametrize("name", SOME)
-def test_chains_are_the_references(name: str) -> None:
+def test_chains_are_the_references(name: str, metropolis: bool) -> None:
     """In the same order, with the same numbers, the same chains."""
     from proxfield.backends.triton.sweeps.chains import explore
 
     lowered = lowered_of(name)
-    chains = many_chains(lowered, polish=6)
+    chains = many_chains(lowered, 6, metropolis)
     sweeper = sweeper_of(lowered)
     found = explore(sweeper, chains, one_by_one(sweeper))
     expected = ReferenceProgram(lowered).explore(chains)

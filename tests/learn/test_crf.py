@@ -253,10 +253,13 @@ BAD_LABELS = [
     (lambda y: y + 7, "labels: variable 0 has .*expected 0 to 1"),
     (lambda y: y - 2, r"labels: variable \d+ has -2"),
     (lambda y: y.astype(float), "labels must be integers"),
+    (lambda y: [[0, 1], [0]], "labels have rows of different lengths"),
     (lambda y: y[:5], "5 labels for 12 variables"),
 ]
 BAD_GRAPHS = [
     (Graph(np.ones((12, 5)), EDGES), "it has 5 node features"),
+    (Graph([[1.0, 2.0], [1.0]], EDGES), "nodes have rows of different lengths"),
+    (Graph(ONES, [[0, 1], [2]]), "edges have rows of different lengths"),
     (Graph(NAN, EDGES), "features of block 'unary' hold NaN"),
     (Graph(np.ones((0, 2))), "has no nodes"),
     (Graph(ONES, [[0, 12]]), ".*names variable 12"),
@@ -295,6 +298,7 @@ def test_bad_input(change: Any, message: str) -> None:
         ({"method": "magic"}, "method='magic', expected one of: pseudo, chains, marginals"),
         ({"rule": "magic"}, "magic"),
         ({"l2": -1.0}, "l2=-1.0, expected a number, 0 or more"),
+        ({"n_labels": "two"}, "n_labels='two', expected a whole number"),
         ({"step": 1.5}, "step=1.5, expected a number above 0, at most 1"),
         ({"n_updates": 0}, "n_updates=0"),
         ({"class_weight": [1.0]}, "class_weight"),
@@ -305,6 +309,13 @@ def test_bad_settings(params: dict[str, Any], message: str) -> None:
     X, y = make_data(3)
     with pytest.raises(InputError, match=message):
         CRF(**params).fit(X, y)
+
+
+def test_a_label_far_out_of_range_is_no_lack_of_memory_halfway() -> None:
+    X, y = make_data(3)
+    y[0][0] = 10**9
+    with pytest.raises(ProxfieldError, match="a field of 1000000001 labels would need about"):
+        CRF(pairwise="table").fit(X, y)
 
 
 def test_a_device_that_is_not_there() -> None:

@@ -252,8 +252,8 @@ FILTERS = [
     Mutant(
         "lattice-too-coarse",
         "filters/geometry.py",
-        "return 4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6",
-        "return 2 * self.share(d) + 1 / 6",
+        "(4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6)",
+        "(2 * self.share(d) + 1 / 6)",
         "filters/test_lattice.py::test_close_to_the_exact_filter_on_a_picture",
     ),
     Mutant(
@@ -281,8 +281,8 @@ FILTERS = [
     Mutant(
         "stars-for-all-points",
         "filters/geometry.py",
-        "return STAR if visits > max(",
-        "return STAR if visits < max(",
+        "if visits <= max(",
+        "if visits > max(",
         "filters/test_lattice.py::test_the_blur_depends_on_how_sparse_points_are",
     ),
     Mutant(

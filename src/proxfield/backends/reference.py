@@ -194,7 +194,8 @@ class ReferenceProgram(Program):
         hot, cold, sweeps = float(chains.hot[b]), float(chains.cold[b]), int(chains.sweeps[b])
         q = runner.possible(chains.starts[b])
         if chains.drawn[b]:
-            q = runner.drawn(q, hot, cold, sweeps, int(chains.seeds[b]), bool(chains.forests[b]))
+            seed, by_forests = int(chains.seeds[b]), bool(chains.forests[b])
+            q = runner.drawn(q, hot, cold, sweeps, seed, by_forests, chains.metropolis)
         else:
             for t in range(sweeps):
                 for i in range(n):

@@ -103,10 +103,24 @@ class ReferenceChains:
         p = np.exp((energy.min() - energy) / heat)
         return int(np.searchsorted(np.cumsum(p / p.sum()), u, "right"))
 
-    def visit_all(self, labels: Ints, heat: float, u: Doubles) -> None:
+    def move(self, energy: Doubles, heat: float, u: float, held: int) -> int:
+        """Another label l with probability w_l / (W − min(w_l, w_held)), w ∝ exp(−energy / T)."""
+        if np.isinf(energy).all():
+            return held
+        w = np.exp((energy.min() - energy) / heat)
+        other = (w > 0) & (np.arange(len(w)) != held)
+        moves = np.zeros(len(w))
+        moves[other] = w[other] / (w.sum() - np.minimum(w[other], w[held]))
+        new = int(np.searchsorted(np.cumsum(moves), u, "right"))
+        if new < len(w):
+            return new
+        return held if w[held] > 0 else int(np.flatnonzero(w)[-1])
+
+    def visit_all(self, labels: Ints, heat: float, u: Doubles, metropolis: bool) -> None:
         """One variable after another, given all others."""
+        take = self.move if metropolis else self.draw
         for i in range(self.layout.n_vars):
-            labels[i] = self.draw(self.local(labels, i), heat, u[i], labels[i])
+            labels[i] = take(self.local(labels, i), heat, u[i], labels[i])
 
     def sample_forest(self, which: int, labels: Ints, heat: float, u: Doubles) -> None:
         """All variables of a forest together, given the others."""
@@ -138,8 +152,9 @@ class ReferenceChains:
         return np.asarray(q / layout.sum_by_variable(q)[layout.owner])
 
     def drawn(
-        self, q: Doubles, hot: float, cold: float, sweeps: int, seed: int, by_forests: bool
-    ) -> Doubles:
+        self, q: Doubles, hot: float, cold: float, sweeps: int, seed: int, by_forests: bool,
+        metropolis: bool,
+    ) -> Doubles:  # fmt: skip
         """One chain of labellings; returns the last one as marginals.
 
         Args:
@@ -149,6 +164,7 @@ class ReferenceChains:
             sweeps: How many.
             seed: Random seed.
             by_forests: Forests in turn, or one variable after another?
+            metropolis: Are these Metropolis moves, or a heat bath?
         """
         n = self.layout.n_vars
         u = uniforms(seed, np.arange(n))
@@ -161,5 +177,5 @@ class ReferenceChains:
                 which = (seed + t) % 2**64 % (len(self.forests.start) - 1)
                 self.sample_forest(which, labels, heat, u)
             else:
-                self.visit_all(labels, heat, u)
+                self.visit_all(labels, heat, u, metropolis)
         return self.one_hot(labels)

@@ -84,7 +84,8 @@ def convergence_charts(curves: Curves) -> list[tuple[str, Chart]]:
             traces.append(trace)
         frame = layout(title, "F − lowest F seen")
         frame["yaxis"]["range"] = [math.log10(floor) - 0.15, math.log10(top) + 0.2]
-        out.append((f"convergence-{curves.suite}-{what}", {"data": traces, "layout": frame}))
+        name = f"convergence-{curves.suite.replace(' ', '-')}-{what}"
+        out.append((name, {"data": traces, "layout": frame}))
     return out
 
 

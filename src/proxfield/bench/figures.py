@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from proxfield.bench.charts import Curves, damping_marks, sensitivity_range
+from proxfield.bench.inpainting_report import InpaintingResults
+from proxfield.bench.panels import make_panels, panels_figure
 from proxfield.bench.people_report import People, people_figures
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.table import budget_name
@@ -32,6 +34,7 @@ def save_figures(
     curves: Sequence[Curves],
     sensitivity: Sensitivity | None,
     people: People | None = None,
+    inpainting: InpaintingResults | None = None,
 ) -> list[str]:
     """Draw everything into a folder, which is made if need be; returns the files' names.
 
@@ -41,12 +44,16 @@ def save_figures(
     """
     from proxfield.viz import save_figure
 
-    figures = {f"convergence-{c.suite}": convergence(c) for c in curves}
+    every = [*curves, *(inpainting.curves if inpainting else [])]
+    figures = {f"convergence-{c.suite.replace(' ', '-')}": convergence(c) for c in every}
     for suite in sensitivity.suites if sensitivity else ():
         assert sensitivity is not None
         figures[f"sensitivity-{suite}"] = sensitivity_figure(sensitivity, suite)
     if people is not None:
         figures |= people_figures(people)
+    panels = make_panels(curves, inpainting, people)
+    if len(panels) > 1:
+        figures["three-experiments"] = panels_figure(panels)
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -58,7 +65,8 @@ def save_figures(
     names = [f"{name}.{kind}" for name in figures for kind in FORMATS]
     for name in names:
         save_figure(figures[name.rpartition(".")[0]], target / name)
-    for name, _, png in people.pictures if people else ():
+    pictures = [*(people.pictures if people else []), *(inpainting.pictures if inpainting else [])]
+    for name, _, png in pictures:
         atomic_write(target / f"{name}.png", png)
         names.append(f"{name}.png")
     return names
@@ -120,6 +128,7 @@ def sensitivity_figure(figure: Sensitivity, suite: str) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(True, which="major", color="#E6E6E6", linewidth=0.6)
     panels[0].set_ylabel("mean F − lowest")
-    panels[-1].legend(frameon=False, fontsize=9, loc="lower left")
+    names = panels[0].get_legend_handles_labels()
+    drawn.legend(*names, frameon=False, fontsize=9, loc="outside right center")
     drawn.suptitle(f"{suite}: dependence on the damping", x=0.01, ha="left", fontweight="bold")
     return drawn

@@ -8,9 +8,11 @@ from html import escape
 
 from proxfield.bench.charts import Curves, convergence_charts, sensitivity_charts
 from proxfield.bench.exact import Gaps
+from proxfield.bench.inpainting_report import InpaintingResults, inpainting_section
+from proxfield.bench.panels import make_panels, panels_section
 from proxfield.bench.people_report import People, people_section
 from proxfield.bench.published import ABOUT, FULL_NAMES
-from proxfield.bench.report_tables import effort_table, gap_table, headlines, main_table
+from proxfield.bench.report_tables import effort_table, gap_table, headlines, joined, main_table
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.store import Record
 from proxfield.bench.table import Table, budget_name
@@ -34,6 +36,7 @@ class ReportData:
         curves: How F falls on one instance of each suite.
         sensitivity: Figure 2.
         gaps: Gaps to the exact log Z.
+        inpainting: Table 2.
         people: Table 3.
         figures: The folder and the names of the pictures saved beside the report.
         failures: What couldn't be run.
@@ -49,6 +52,7 @@ class ReportData:
     curves: list[Curves] = field(default_factory=list)
     sensitivity: Sensitivity | None = None
     gaps: Gaps | None = None
+    inpainting: InpaintingResults | None = None
     people: People | None = None
     figures: tuple[str, list[str]] | None = None
     failures: list[str] = field(default_factory=list)
@@ -71,14 +75,20 @@ def make_report(data: ReportData) -> str:
     sections = [_what(data)]
     if data.table is not None:
         sections.append(_table_section(data, data.table))
-    if data.curves:
-        sections.append(_convergence_section(data.curves, charts))
+    curves = [*data.curves, *(data.inpainting.curves if data.inpainting else [])]
+    if curves:
+        sections.append(_convergence_section(curves, charts))
     if data.sensitivity is not None:
         sections.append(_sensitivity_section(data.sensitivity, charts))
     if data.gaps is not None and data.gaps.cells:
         sections.append(_exact_section(data.gaps))
+    if data.inpainting is not None:
+        sections.append(inpainting_section(data.inpainting))
     if data.people is not None:
         sections.append(people_section(data.people, charts))
+    panels = make_panels(data.curves, data.inpainting, data.people)
+    if len(panels) > 1:
+        sections.append(panels_section(panels, charts))
     sections += [_rules_section(data), _origin_section(data)]
     latest = data.metas[-1] if data.metas else {}
     versions, machine = latest.get("versions", {}), latest.get("machine", {})
@@ -101,7 +111,7 @@ def make_report(data: ReportData) -> str:
         f"<main>\n{''.join(sections)}\n</main>\n"
         "<footer><p>The published numbers are those of Baqué, Bagautdinov, Fleuret and Fua, "
         "<cite>Principled Parallel Mean-Field Inference for Discrete Random Fields</cite> "
-        "(CVPR 2016), Tables 1 and 3. This file is complete in itself and loads nothing.</p>"
+        "(CVPR 2016), Tables 1 to 3. This file is complete in itself and loads nothing.</p>"
         "</footer>"
     )
     return whole_page(f"proxfield: {TITLE.lower()}", body, charts)
@@ -116,14 +126,10 @@ def _what(data: ReportData) -> str:
         "logarithm of the field’s normalizer, and one unit of F is a factor of e in the bound."
     )
     if data.table is None and not data.curves and data.sensitivity is None:
+        if data.inpainting is not None:
+            out += _budgets()
         return out + "</section>"
-    out += paragraphs(
-        "The rules below all go down in F, in different ways and at different speeds, and they "
-        "end in different local minima. So each rule starts from the same uniform marginals, gets "
-        "a fixed time, and is judged by F of the state it is in when the time is up. Finding a "
-        "certified step counts as time; reading the model, compiling and evaluating that last F "
-        "don’t.",
-    )
+    out += _budgets()
     suites = list(data.table.suites) if data.table else []
     suites = suites or [c.suite for c in data.curves]
     suites = suites or (data.sensitivity.suites if data.sensitivity else [])
@@ -137,12 +143,23 @@ def _what(data: ReportData) -> str:
     return out + "</section>"
 
 
+def _budgets() -> str:
+    """How rules are compared."""
+    return paragraphs(
+        "The rules below all go down in F, in different ways and at different speeds, and they "
+        "end in different local minima. So each rule starts from the same uniform marginals, gets "
+        "a fixed time, and is judged by F of the state it is in when the time is up. Finding a "
+        "certified step counts as time; reading the model, compiling and evaluating that last F "
+        "don’t.",
+    )
+
+
 def _table_section(data: ReportData, table: Table) -> str:
     out = '<section><h2 id="table">F when the time is up</h2>'
     out += headlines(table, data.papers_own)
     foreign = [s for s in table.suites if not data.papers_own.get(s)]
     if foreign:
-        which = " and ".join(foreign)
+        which = joined(foreign)
         out += (
             f'<p class="warn">{escape(which)}: these are not the paper’s own instances but others '
             "of the same kind and size, so the published numbers show only the order of magnitude "
@@ -237,8 +254,8 @@ def _rules_section(data: ReportData) -> str:
     from proxfield.rules.registry import RULES
 
     names = list(data.table.rules) if data.table else []
-    if data.people is not None:
-        names += [rule for table in data.people.tables for rule in table.rules]
+    parts = (data.inpainting, data.people)
+    names += [rule for part in parts if part for table in part.tables for rule in table.rules]
     names = list(dict.fromkeys(names)) or list(PARAMETER)
     rows = [(name, str(RULES[name].summary)) for name in names if name in RULES]
     return f"<section><h2>The rules</h2>{definitions(rows)}</section>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from proxfield.bench.exact import Gaps
@@ -57,7 +58,18 @@ def _head(table: Table, corner: str = "rule") -> str:
 
 def _size(table: Table, suite: str) -> str:
     count, models = table.counts[suite], table.models[suite]
-    return f"{count} instances" if count == models else f"{count} instances, {models} models"
+    text = "1 instance" if count == 1 else f"{count} instances"
+    return text if count == models else f"{text}, {models} models"
+
+
+def joined(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    Example:
+        >>> joined(["a", "b", "c"])
+        'a, b and c'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _first(first: bool) -> str:
@@ -108,7 +120,7 @@ def headlines(table: Table, papers_own: dict[str, bool]) -> str:
         ours, theirs = _bests(table, suite, budget)
         if not best or ours is None:
             continue
-        names = " and ".join(f"<strong>{escape(r)}</strong>" for r in best)
+        names = joined([f"<strong>{escape(r)}</strong>" for r in best])
         text = (
             f"{escape(suite)} ({escape(FULL_NAMES.get(suite, ''))}): {names} "
             f"{'is' if len(best) == 1 else 'are'} best after {budget_name(budget)}, "

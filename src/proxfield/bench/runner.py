@@ -268,9 +268,13 @@ def _do_run(task: Task, field: Field, settings: Settings) -> Record:
 def _do_trace(task: Task, field: Field, settings: Settings) -> Record:
     """F of every state, in a run of its own because that costs time."""
     result = _infer(task, field, settings, budget=task.budget, max_iters=UNLIMITED, trace=True)
+    return {"n_vars": field.n_vars, **trace_record(result)}
+
+
+def trace_record(result: Result) -> Record:
+    """What is stored of a run that noted F of every state."""
     rows = thin_out(result.trace)
     return {
-        "n_vars": field.n_vars,
         "status": result.status.label,
         "iteration": result.trace.iteration[rows],
         "trace_seconds": [float(f"{s:.4g}") for s in result.trace.seconds[rows]],

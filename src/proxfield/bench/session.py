@@ -14,9 +14,10 @@ from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
 
 if TYPE_CHECKING:
     from proxfield.bench.charts import Curves
+    from proxfield.bench.inpainting_report import InpaintingResults
     from proxfield.bench.people_report import People
     from proxfield.bench.report import ReportData
-    from proxfield.bench.runner import Failure, Settings, Task
+    from proxfield.bench.runner import Failure, Settings, Task, Work
     from proxfield.bench.sensitivity import Sensitivity
     from proxfield.bench.store import Store
     from proxfield.bench.suites import Instance
@@ -122,7 +123,7 @@ def trace_tasks(
     return [Task("trace", instance, rule, budget) for instance in chosen for rule in rules]
 
 
-def stored_curves(tasks: Sequence[Task], store: Store, settings: Settings) -> list[Curves]:
+def stored_curves(tasks: Sequence[Work], store: Store, settings: Settings) -> list[Curves]:
     """The curves of what was traced, by suite."""
     from proxfield.bench.charts import make_curves
 
@@ -159,9 +160,12 @@ def write_outputs(outputs: Outputs, data: ReportData) -> list[str]:
 
     notes = []
     try:
-        if outputs.pictures is not None and (data.curves or data.sensitivity or data.people):
+        drawn = data.curves or data.sensitivity or data.people or data.inpainting
+        if outputs.pictures is not None and drawn:
             try:
-                names = save_figures(outputs.pictures, data.curves, data.sensitivity, data.people)
+                names = save_figures(
+                    outputs.pictures, data.curves, data.sensitivity, data.people, data.inpainting
+                )
                 data.figures = (_relative(outputs.pictures, outputs.report), names)
                 notes.append(f"pictures: {outputs.pictures}")
             except MissingDependencyError as error:
@@ -215,3 +219,20 @@ def load_people(path: str) -> tuple[list[Record], People]:
     if not tables:
         raise InputError("no results of bench people in it", path=display_name(path))
     return metas, People(tables)
+
+
+def load_inpainting(path: str) -> tuple[list[Record], InpaintingResults]:
+    """Where the results of ``bench inpainting`` come from, its tables and its curves."""
+    from proxfield.bench.charts import make_curves
+    from proxfield.bench.inpainting_report import InpaintingResults
+    from proxfield.bench.inpainting_table import make_inpainting_tables
+    from proxfield.bench.store import read_records
+    from proxfield.io.files import display_name
+
+    metas, records = read_records(path)
+    tables = make_inpainting_tables(records)
+    if not tables:
+        raise InputError("no results of bench inpainting in it", path=display_name(path))
+    traces = [r for r in records if r["kind"] == "trace"]
+    found = [make_curves([r for r in traces if r["suite"] == table.suite]) for table in tables]
+    return metas, InpaintingResults(tables, [c for c in found if c is not None])

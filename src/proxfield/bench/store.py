@@ -42,6 +42,7 @@ NEEDED = {
     "exact": ("free_energy", "log_z"),
     "curvature": ("lipschitz", "certified"),
     "passes": ("passes", "trace_free_energy", "matches", "false_alarms", "people"),
+    "inpainting": ("free_energy", "iterations", "seconds", "pixels", "correct", "best_known"),
     "people": ("free_energy", "seconds", "matches", "false_alarms", "people"),
 }
 """Kinds of lines, and what each must hold beside its identity."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from proxfield.cli.bench_all import everything
+from proxfield.cli.bench_inpainting import inpainting
 from proxfield.cli.bench_people import people
 from proxfield.cli.bench_shared import (
     BenchCommand,
@@ -48,6 +50,8 @@ def command() -> None:
 
 
 command.add_command(people)
+command.add_command(inpainting)
+command.add_command(everything)
 
 
 @command.command(cls=BenchCommandWithRules)
@@ -87,6 +91,11 @@ command.add_command(people)
     metavar="FILE",
     help="Results file of bench people, to be included in the report.",
 )
+@click.option(
+    "--inpainting",
+    metavar="FILE",
+    help="Results file of bench inpainting, to be included in the report.",
+)
 @click.pass_context
 def paper(ctx: click.Context, /, **options: Any) -> None:
     """The paper's Table 1: mean F on three sets of models, at three budgets.
@@ -100,6 +109,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     """
     from proxfield.bench.session import (
         default_rules,
+        load_inpainting,
         load_people,
         load_sensitivity,
         parse_numbers,
@@ -114,13 +124,14 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     rules = [make_rule(name) for name in names]
     outputs = prepare_outputs(
         options,
-        {"--sensitivity": options["sensitivity"], "--people": options["people"]},
+        {f"--{name}": options[name] for name in ("sensitivity", "people", "inpainting")},
         {"--exact": options["exact"]},
     )
     settings = make_settings(options)
     suites = load_suites(options["data"], wanted_suites(options["suite"]))
     figure = None if options["sensitivity"] is None else load_sensitivity(options["sensitivity"])
     third = None if options["people"] is None else load_people(options["people"])
+    second = None if options["inpainting"] is None else load_inpainting(options["inpainting"])
 
     from proxfield.bench.exact import exact_tasks, make_gaps
     from proxfield.bench.report import ReportData
@@ -141,7 +152,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
             print_blocks(table)
         found = [store.find(t.identity(settings)) for t in exact]
         data = ReportData(
-            metas=merge_metas(store.metas, figure[0] if figure else [], third[0] if third else []),
+            metas=merge_metas(store.metas, *(part[0] for part in (figure, second, third) if part)),
             command=this_command(),
             tol=settings.tol,
             repeats=options["repeats"],
@@ -150,6 +161,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
             curves=stored_curves(traces, store, settings),
             sensitivity=figure[1] if figure else None,
             gaps=make_gaps(found, [r.name for r in rules]) if exact else None,
+            inpainting=second[1] if second else None,
             people=third[1] if third else None,
             failures=describe_failures(failures),
             overruns=overruns(runs, store, settings),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from proxfield.cli.make_characters import characters
 from proxfield.cli.options import Decorator, json_option, stack
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ seed_and_output = stack(
 @click.group(no_args_is_help=False)
 def command() -> None:
     """Make a seeded random model, scene or task: the same options always give the same files."""
+
+
+command.add_command(characters)
 
 
 def count(name: str, what: str, default: int) -> Decorator:
@@ -227,9 +231,10 @@ def people(
 ) -> None:
     """People in several cameras: masks, calibration, .pom scene and truth, in a new folder."""
     from proxfield.cli.shared import show_summary
+    from proxfield.io.folders import check_folder
     from proxfield.people.bodies import Noise
     from proxfield.people.simulate import simulate
-    from proxfield.people.simulated_files import check_folder, write_simulation
+    from proxfield.people.simulated_files import write_simulation
 
     check_folder(folder)
     made = simulate(

@@ -107,3 +107,29 @@ def induced_forest(
                     place[j] = last
                     last += 1
     return count
+
+
+@kernel
+def tree_levels(
+    node: Any, above: Any, place: Any, parent: Any, height: Any, depth: Any
+) -> None:  # fmt: skip
+    """Places of the parents in a forest (−1 at roots), heights and depths of its variables.
+
+    Args:
+        node: Variables, children before their parents.
+        above: Their parents; −1 at roots.
+        place: Room for a number per variable of the field.
+        parent: Out.
+        height: Out; 0 at leaves.
+        depth: Out; 0 at roots.
+    """
+    for k in range(len(node)):
+        place[node[k]] = k
+        height[k] = 0
+    for k in range(len(node)):
+        parent[k] = -1
+        if above[k] >= 0:
+            parent[k] = place[above[k]]
+            height[parent[k]] = max(height[parent[k]], height[k] + 1)
+    for k in range(len(node) - 1, -1, -1):
+        depth[k] = 0 if parent[k] < 0 else depth[parent[k]] + 1

@@ -29,7 +29,7 @@ import numpy as np
 from numba.core import event
 from numba.core.registry import CPUDispatcher
 
-from proxfield.compiled import notice, simd_choice
+from proxfield.compiled import collection, notice, simd_choice
 from proxfield.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
 from proxfield.compiled.threads import current_threads as current_threads
 from proxfield.compiled.threads import in_shares, run_shares, source_lines
@@ -50,6 +50,7 @@ OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrap
 
 
 notice.listen()
+collection.listen()
 
 
 def cache_root() -> Path:

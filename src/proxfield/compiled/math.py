@@ -125,13 +125,13 @@ def _exp_nonpositive(x: Any) -> Any:
 
 
 @exact
-def logit(u: Any) -> Any:
-    """log(u / (1 − u)) for u in (0, 1).
+def log_normal(x: Any) -> Any:
+    """log(x) for positive numbers that are neither subnormal nor infinite.
 
-    u / (1 − u) = 2^k·m with m in [√½, √2), and log m = 2·atanh(s), s = (m − 1) / (m + 1): s times
-    a polynomial in s² (fitted at Chebyshev points of [0, 0.0295], error below 1e-15).
+    x = 2^k·m with m in [√½, √2), and log m = 2·atanh(s), s = (m − 1) / (m + 1): s times a
+    polynomial in s² (fitted at Chebyshev points of [0, 0.0295], error below 1e-15).
     """
-    bits = np.float64(u / (1.0 - u)).view(np.int64)
+    bits = np.float64(x).view(np.int64)
     k = (bits - ROOT_HALF) >> 52
     m = from_bits(bits - (k << 52))
     s = (m - 1.0) / (m + 1.0)

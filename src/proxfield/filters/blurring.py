@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from proxfield.common.arrays import Floats, Ints
 from proxfield.compiled.simd import LANES
-from proxfield.filters.geometry import MIN_TOUCHED, SEPARABLE, STAR, Blur
+from proxfield.filters.geometry import MIN_TOUCHED, STAR, Blur
+from proxfield.filters.numba import bridges, star
 from proxfield.filters.numba import lattice as kernels
 from proxfield.filters.numba import lattice_build as building
-from proxfield.filters.numba import star
 from proxfield.filters.numba.lattice import CACHE_BYTES, Indices, Points
 
 
@@ -45,15 +45,20 @@ class Placed:
         """The keys that count."""
         return self.keys[: self.touched]
 
+    def renumber(self, number: Indices) -> None:
+        """Give vertices other numbers."""
+        for vertex in self.vertex:
+            vertex[:] = number[vertex]
+
     def forget_keys(self) -> None:
         """Free the memory of what is needed for finding neighbors only."""
         self.table, self.keys = self.table[:0].copy(), self.keys[:0].copy()
 
 
 def neighbors(placed: Placed, stride: Ints) -> NDArray[np.int32]:
-    """Neighbors back and forth along each axis, −1 for none.  # (axes, touched, 2)"""
-    near = np.full((len(stride), placed.touched, 2), -1, dtype=np.int32)
-    building.find_neighbors(placed.table, placed.touched_keys, stride, 0, near)
+    """Neighbors back and forth along each axis, −1 for none.  # (touched, axes, 2)"""
+    near = np.full((placed.touched, len(stride), 2), -1, dtype=np.int32)
+    building.find_neighbors(placed.table, placed.touched_keys, stride, near)
     return near
 
 
@@ -104,25 +109,22 @@ class Separable(Blurring):
     Args:
         placed: The vertices that points touch.
         stride: What a step along each axis adds to a key.  # (d + 1,)
+        blur: The kind of blur.
     """
 
-    def __init__(self, placed: Placed, stride: Ints) -> None:
+    def __init__(self, placed: Placed, stride: Ints, blur: Blur) -> None:
         near = neighbors(placed, stride)
-        added = building.bridges(placed.touched_keys, stride, near, MIN_TOUCHED)
-        numbers = np.empty(len(added), dtype=np.uint32)
-        table, keys, count = building.merge(
-            placed.table, placed.keys, placed.touched, added, numbers
-        )
-        next_to = np.full((len(stride), count, 2), -1, dtype=np.int32)
-        next_to[:, : placed.touched] = near
-        del near
+        placed.table = placed.table[:0].copy()
+        keys, added = bridges.find_bridges(placed.touched_keys, stride, near, MIN_TOUCHED)
         placed.forget_keys()
-        building.find_neighbors(table, keys[:count], stride, placed.touched, next_to)
-        self.next_to = next_to.view(np.uint32)
+        beside = np.full((len(stride), placed.touched + len(keys), 2), -1, dtype=np.int32)
+        bridges.link_touched(near, added, beside)
+        del near, added  # what isn't needed any more makes room for the rest
+        self.next_to = bridges.link_bridges(beside, keys, stride)
         """Neighbors along each axis; ``n_vertices`` stands for none.  # (d + 1, vertices, 2)"""
-        np.minimum(self.next_to, count, out=self.next_to)  # −1 is the largest
+        placed.renumber(bridges.renumber(self.next_to))
         self.n_vertices = self.next_to.shape[1]
-        self.share = SEPARABLE.share(len(stride) - 1)
+        self.share = blur.share(len(stride) - 1)
 
     @cached_property
     def there_and_back(self) -> NDArray[np.int64]:
@@ -164,16 +166,17 @@ class Star(Blurring):
     Args:
         placed: The vertices that points touch.
         stride: What a step along each axis adds to a key.  # (d + 1,)
+        blur: The kind of blur.
     """
 
-    def __init__(self, placed: Placed, stride: Ints) -> None:
+    def __init__(self, placed: Placed, stride: Ints, blur: Blur) -> None:
         near = neighbors(placed, stride)
         placed.forget_keys()
         self.start, self.member = star.vertex_lists(near)
         """What each vertex adds up: first of each list  # (n_vertices + 1,), and all lists."""
         self.n_vertices = placed.touched
-        self.share = STAR.share(len(stride) - 1)
-        self.middle = STAR.middle_share(len(stride) - 1)
+        self.share = blur.share(len(stride) - 1)
+        self.middle = blur.middle_share(len(stride) - 1)
         self.more = 0.5 - 2 * self.middle
         """What the blur in the middle keeps of a vertex besides two shares."""
         self._by_row: tuple[RowsByVertex, tuple[Ints, Indices]] | None = None
@@ -207,4 +210,6 @@ class Star(Blurring):
         )
 
 
-BLURRINGS: dict[Blur, type[Separable] | type[Star]] = {SEPARABLE: Separable, STAR: Star}
+def make_blurring(placed: Placed, stride: Ints, blur: Blur) -> Blurring:
+    """The blur over all vertices; arguments of `Separable`."""
+    return Star(placed, stride, blur) if blur is STAR else Separable(placed, stride, blur)

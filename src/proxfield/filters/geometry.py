@@ -16,8 +16,14 @@ SAMPLE_STRIDE = 5
 """Every so many points are looked at to choose a blur."""
 MAX_VISITS = 5.5
 """Vertices per point that separable blurs may visit, as estimated from the sample."""
-CHEAP_VISITS = 480_000
+CHEAP_VISITS = 360_000
 """Vertices that they may visit however few points there are."""
+COARSE_VISITS = 14.5
+"""The same for coarse blurs, counted as if they were separable: per point, …"""
+COARSE_CHEAP_VISITS = 550_000
+"""… however few points there are, …"""
+COARSE_MAX_VISITS = 1_150_000
+"""… and however many: then vertices are too many for caches."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Blur:
     - separable: B = C Cᵀ, where C blurs along one axis after another. Each vertex keeps
       1 − 2·share along an axis and gets ``share`` of both neighbors. Closest to the Gaussian
       where points are dense: the lattice is fine, and vertices between touched ones are added.
+    - coarse: the same with a smaller share over a coarser lattice, which has a third fewer
+      vertices.
     - star: B = T M T, where T and M blur along all axes at once. In T a vertex keeps two shares
       and gets one from each of the 2 (d + 1) neighbors. In M it keeps one half, and the neighbors'
       shares are the other half, so M has no negative eigenvalue. The lattice is coarser and three
@@ -37,52 +45,66 @@ class Blur:
       along paths do.
 
     Args:
-        name: "separable" or "star".
-        bridged: Whether vertices that no point touches are added between touched ones.
+        name: "separable", "coarse" or "star".
+        along: The share along one axis after another; None for stars.
+        fit: Part of the variance that counts: mass is lost at missing vertices, so a kernel that
+            is somewhat too wide comes closer.
     """
 
     name: str
-    bridged: bool
+    along: float | None
+    fit: float = 1.0
+
+    @property
+    def bridged(self) -> bool:
+        """Whether vertices that no point touches are added between touched ones."""
+        return self.along is not None
 
     def share(self, d: int) -> float:
         """Share that a vertex gives to each neighbor, in each of the two outer blurs."""
-        return 0.2 if self.name == "separable" else 1.0 / (2 * d + 4)
+        return 1.0 / (2 * d + 4) if self.along is None else self.along
 
     def middle_share(self, d: int) -> float:
         """The same in the blur between them; 0 if there is none."""
-        return 0.0 if self.name == "separable" else 1.0 / (4 * d + 4)
+        return 1.0 / (4 * d + 4) if self.along is None else 0.0
 
     def variance(self, d: int) -> float:
         """Variance of two points that are splatted, blurred and sliced, in squared spacings.
 
         Along each axis a blur has the variance 2·share, and splatting and slicing 1/12 each.
         """
-        return 4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6
+        return self.fit * (4 * self.share(d) + 2 * self.middle_share(d) + 1 / 6)
 
 
-SEPARABLE = Blur("separable", bridged=True)
-STAR = Blur("star", bridged=False)
-BLURS = {blur.name: blur for blur in (SEPARABLE, STAR)}
+SEPARABLE = Blur("separable", along=0.2)
+COARSE = Blur("coarse", along=0.15, fit=0.88)
+STAR = Blur("star", along=None)
+BLURS = {blur.name: blur for blur in (SEPARABLE, COARSE, STAR)}
 
 
 def choose_blur(points: int, d: int, touched: int) -> Blur:
     """The blur for points that are dense or sparse among the vertices.
 
     Separable blurs visit all vertices of a finer lattice once for each axis, there and back:
-    where points touch many vertices, that takes much longer than splatting and slicing.
+    where points touch many vertices, that takes much longer than splatting and slicing. How long
+    also depends on caches, so few visits are allowed however few points there are, and coarse
+    blurs aren't used where there are many.
 
     Args:
         points: Number of points.
         d: Number of features.
-        touched: Vertices of the coarser lattice that every `SAMPLE_STRIDE`-th point touches.
+        touched: Vertices of the coarsest lattice that every `SAMPLE_STRIDE`-th point touches.
 
     Example:
-        >>> choose_blur(100_000, 5, 5_000).name, choose_blur(100_000, 5, 30_000).name
-        ('separable', 'star')
+        >>> [choose_blur(70_000, 5, touched).name for touched in (5_000, 10_000, 30_000)]
+        ['separable', 'coarse', 'star']
     """
     finer = (SEPARABLE.variance(d) / STAR.variance(d)) ** (d / 2)
     visits = 2 * (d + 1) * finer * touched
-    return STAR if visits > max(MAX_VISITS * points, CHEAP_VISITS) else SEPARABLE
+    if visits <= max(MAX_VISITS * points, CHEAP_VISITS):
+        return SEPARABLE
+    few = max(COARSE_VISITS * points, COARSE_CHEAP_VISITS)
+    return COARSE if visits <= min(few, COARSE_MAX_VISITS) else STAR
 
 
 def axis_scales(d: int, blur: Blur) -> NDArray[np.float64]:

@@ -4,10 +4,10 @@ Points are splatted onto the corners of the simplex they lie in, the values at t
 vertices are blurred, and sliced back: K = S B Sᵀ. Blurs along different axes don't commute where
 vertices are missing, so blurring one way, as is usual, is not symmetric. Here B is an operator
 times its own transpose: symmetric to the last bit's rounding, and without negative eigenvalues,
-by construction. Two blurs instead of one allow a finer lattice. There are two kinds
+by construction. Two blurs instead of one allow a finer lattice. There are three kinds
 (`proxfield.filters.geometry.Blur`): separable blurs over a fine lattice where points are dense
-among the vertices, and stars over a coarser one, which take a fraction of the time, where they
-are sparse.
+among the vertices, stars over a coarse one, which take a fraction of the time, where they are
+sparse, and in between separable blurs over a coarser lattice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.common.arrays import Floats
 from proxfield.compiled.jit import max_threads, threads_for
 from proxfield.compiled.simd import padded
-from proxfield.filters.blurring import BLURRINGS, Placed, RowsByVertex
+from proxfield.filters.blurring import Placed, RowsByVertex, make_blurring
 from proxfield.filters.geometry import (
     SAMPLE_STRIDE,
     STAR,
@@ -157,9 +157,9 @@ class LatticeFilter(HostPlan):
         self.chunk = np.cumsum([0, *(len(v) for v in vertex)])
         """First row of each chunk.  # (chunks + 1,)"""
         self.touched = placed.touched
-        """Vertices that points touch; the others come after them."""
+        """How many vertices points touch."""
         _, stride = vertex_codes(features.shape[1])
-        self.blurring = BLURRINGS[self.kind](placed, stride)
+        self.blurring = make_blurring(placed, stride, self.kind)
         """The blur over all vertices."""
         self._sort_rows(np.concatenate([np.zeros(0, dtype=np.uint32), *vertex]))
 

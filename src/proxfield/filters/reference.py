@@ -1,9 +1,9 @@
 """The permutohedral lattice in plain numpy and scipy: slow, readable, the oracle of the kernels.
 
 K = (S C) M (S C)ᵀ: S holds the barycentric weights of each point at the corners of its simplex,
-and C and M blur over the vertices. For separable blurs C = B_d … B_0, one factor for each of the
-lattice's d + 1 axes, over the vertices that points touch and those between them, and M = 1. For
-stars C and M are blurs along all axes at once, over the vertices that points touch.
+and C and M blur over the vertices. For separable and coarse blurs C = B_d … B_0, one factor for
+each of the lattice's d + 1 axes, over the vertices that points touch and those between them, and
+M = 1. For stars C and M are blurs along all axes at once, over the vertices that points touch.
 """
 
 from __future__ import annotations

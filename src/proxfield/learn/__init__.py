@@ -1,8 +1,8 @@
 """Learning: fit the parameters of fields from examples.
 
-`CRF` is an estimator with scikit-learn's conventions, `fit_weights` learns the weights of the terms
-of any fields, and `TiedField` with `Block` describes any energy that is linear in shared
-parameters, which the methods in `METHODS` learn. Names are loaded when first used.
+`CRF` and `DecisionTreeField` are estimators with scikit-learn's conventions, `fit_weights` learns
+the weights of the terms of any fields, and `TiedField` with `Block` describes any energy that is
+linear in shared parameters, which the methods in `METHODS` learn. Names are loaded when first used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from proxfield.learn.blocks import Parameters as Parameters
     from proxfield.learn.chains import fit_chains as fit_chains
     from proxfield.learn.crf import CRF as CRF
+    from proxfield.learn.decision_tree_field import DecisionTreeField as DecisionTreeField
     from proxfield.learn.estimator import Estimator as Estimator
     from proxfield.learn.instances import Graph as Graph
     from proxfield.learn.losses import LOSSES as LOSSES
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Block": "blocks",
     "CRF": "crf",
+    "DecisionTreeField": "decision_tree_field",
     "Estimator": "estimator",
     "FitProgress": "optimize",
     "Graph": "instances",

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from proxfield.common.arrays import Ints
+from proxfield.common.checks import whole_number
+from proxfield.common.memory import check_memory
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
@@ -134,6 +136,9 @@ class CRF(Estimator):
         graphs = [_located(as_graph, k, x) for k, x in enumerate(X)]
         labels = [_located(_as_labels, k, value) for k, value in enumerate(y)]
         sizes = self._sizes(graphs, labels)
+        n_labels, n_features, n_edge_features, _ = sizes
+        tables = n_features + n_edge_features * (n_labels if self.pairwise == "table" else 1)
+        check_memory(8 * n_labels * tables, f"a field of {n_labels} labels")
         tied = (
             _located(self._tie, k, graph, sizes, value)
             for k, (graph, value) in enumerate(zip(graphs, labels, strict=True))
@@ -225,7 +230,7 @@ class CRF(Estimator):
                 max(_largest(value), _largest(g.observed))
                 for g, value in zip(graphs, labels, strict=True)
             )
-        n_labels = max(2, int(n_labels))
+        n_labels = max(2, whole_number(n_labels, "n_labels", 1))
         if self.unary == "table":
             n_features = 1 + max(_largest(g.nodes) for g in graphs)
         else:
@@ -281,7 +286,10 @@ def _located(function: Any, number: int, *args: Any) -> Any:
 
 
 def _as_labels(labels: ArrayLike) -> Ints:
-    out = np.asarray(labels).ravel()
+    try:
+        out = np.asarray(labels).ravel()
+    except ValueError:
+        raise InputError("labels have rows of different lengths, expected one array") from None
     if out.size and out.dtype.kind not in "iu":
         raise InputError(f"labels must be integers, not {out.dtype}")
     return out.astype(np.int64)

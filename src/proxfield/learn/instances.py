@@ -47,14 +47,26 @@ class Graph:
 
 def as_graph(instance: Any) -> Graph:
     """A `Graph`, also from a tuple (nodes, edges) or (nodes, edges, edge features)."""
-    if isinstance(instance, Graph):
-        return instance
     if isinstance(instance, tuple) and 1 <= len(instance) <= 3:
-        return Graph(*instance)
+        instance = Graph(*instance)
+    if isinstance(instance, Graph):
+        _check_rows(instance.nodes, "nodes")
+        _check_rows(instance.edges, "edges")
+        _check_rows(instance.edge_features, "edge features")
+        return instance
     raise InputError(
         f"it is a {type(instance).__name__}, expected a Graph or a tuple "
         "(nodes, edges[, edge_features])"
     )
+
+
+def _check_rows(values: Any, what: str) -> None:
+    """Refuse nested lists that are no array."""
+    if isinstance(values, (list, tuple)):
+        try:
+            np.shape(values)
+        except ValueError:
+            raise InputError(f"{what} have rows of different lengths, expected one array") from None
 
 
 def as_sequence(X: Any, what: str = "X") -> Sequence[Any]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from proxfield.common.checks import whole_number
-from proxfield.errors import InputError
-from proxfield.io.files import display_name
+from proxfield.io.folders import new_folder
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.pom import format_pom
 from proxfield.people.cameras import save_cameras
@@ -38,25 +35,6 @@ speckle, and each image has {blobs} blobs. Bodies have the shape "{shape}".
 """
 
 
-def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder to write, if it can be made or is empty.
-
-    Raises:
-        InputError: If there is something in it, or it can't be made.
-    """
-    path, name = Path(folder), display_name(folder)
-    parent = Path(os.path.realpath(path)).parent
-    if path.exists() and not path.is_dir():
-        raise InputError("can't write, is a file, expected a new folder", path=name)
-    if path.is_dir() and any(path.iterdir()):
-        raise InputError("can't write, isn't empty, expected a new or empty folder", path=name)
-    if not parent.is_dir():
-        raise InputError("can't write, the folder it is in doesn't exist (try mkdir -p)", path=name)
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError("can't write, permission denied", path=name)
-    return path
-
-
 def write_simulation(
     simulation: Simulation,
     folder: str | os.PathLike[str],
@@ -75,11 +53,8 @@ def write_simulation(
         InputError: If the folder can't be written.
     """
     count = whole_number(frames, "frames", 1)
-    path = check_folder(folder)
     pillow = import_pillow()
-    aside = Path(os.path.realpath(path)).parent / f".proxfield-{secrets.token_hex(8)}.tmp"
-    try:
-        aside.mkdir()
+    with new_folder(folder) as aside:
         pom = simulation.scene.to_pom(input_format=MASKS, process=((0, count),))
         _write(aside / "scene.pom", format_pom(pom))
         _write(aside / "locations.csv", format_locations(simulation.scene))
@@ -95,14 +70,6 @@ def write_simulation(
                 progress(frame + 1)
         _write(aside / "truth.csv", "\n".join(rows) + "\n")
         _write(aside / "README.txt", _describe(simulation, count))
-        if path.is_dir():
-            path.rmdir()
-        aside.rename(path)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"can't write ({reason})", path=display_name(folder)) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def format_locations(scene: Scene) -> str:

@@ -195,6 +195,7 @@ class Search:
             chains = Chains.make(
                 q, hot=first if count > 1 else last, cold=last, sweeps=count,
                 seeds=self.seeds(len(starts)), drawn=True, forests=self.forests, polish=0,
+                metropolis=True,
             )  # fmt: skip
             ended = self.session.explore(chains)
             q, energies = ended.q, ended.free_energy

@@ -226,6 +226,9 @@ class Chains:
         polish: Maximum number of sweeps at temperature 1 afterwards. Without any, a drawn chain
             ends at a labelling (one-hot marginals), whose F is its energy.
         tol: Polishing ends when no marginal changes by more than this.
+        metropolis: Do drawn chains that visit one variable after another leave their label as
+            often as detailed balance allows, or draw one whatever it was (heat bath)? Near
+            temperature 0 the former find lower energies.
     """
 
     starts: NDArray[np.float64]
@@ -237,6 +240,7 @@ class Chains:
     forests: NDArray[np.bool_]
     polish: int = 50
     tol: float = 1e-3
+    metropolis: bool = False
 
     @classmethod
     def make(
@@ -251,6 +255,7 @@ class Chains:
         forests: ArrayLike = False,
         polish: int = 50,
         tol: float = 1e-3,
+        metropolis: bool = False,
     ) -> Chains:
         """Chains from values for each, or one for all."""
         count = len(starts)
@@ -268,6 +273,7 @@ class Chains:
             each(forests, "?"),
             polish,
             tol,
+            metropolis,
         )
 
 

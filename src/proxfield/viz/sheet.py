@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,15 +12,9 @@ from proxfield.errors import InputError
 from proxfield.io.images import import_pillow
 from proxfield.people.scene import Scene
 from proxfield.viz.people import DRAWN, Picture, aspect, draw_people, ground_figure, to_rgb
+from proxfield.viz.tiles import BACKGROUND, INK, join_pictures, label_picture, pillow_font
 
-if TYPE_CHECKING:
-    from PIL.Image import Image as PillowImage
-    from PIL.ImageFont import FreeTypeFont
-    from PIL.ImageFont import ImageFont as BitmapFont
-
-BACKGROUND, INK, MISSING = "#FFFFFF", "#222222", "#DDDDDD"
-GAP = 8
-"""Pixels between pictures."""
+MISSING = "#DDDDDD"
 DENSITY = 120
 """Pixels per inch of the ground."""
 TALL = 1.2
@@ -68,14 +61,14 @@ def contact_sheet(
     for s, image, name in zip(scene.silhouettes, images, scene.names, strict=True):
         size = (width, max(1, round(width * s.height / s.width)))
         if image is None:
-            cell = _labelled(Image.new("RGB", size, MISSING), f"camera {name}: no image")
+            cell = label_picture(Image.new("RGB", size, MISSING), f"camera {name}: no image")
         else:
             base = np.array(Image.fromarray(to_rgb(image)).resize(size))
             drawn = draw_people(base, s, q, locations=locations, threshold=threshold)
-            cell = _labelled(Image.fromarray(drawn), f"camera {name}")
+            cell = label_picture(Image.fromarray(drawn), f"camera {name}")
         cells.append(cell)
-    rows = [_joined(cells[k : k + across], 0) for k in range(0, len(cells), across)]
-    sheet = _joined(rows, 1)
+    rows = [join_pictures(cells[k : k + across], 0) for k in range(0, len(cells), across)]
+    sheet = join_pictures(rows, 1)
     if scene.positions is not None:
         ratio = aspect(scene)
         if ratio > TALL:
@@ -89,45 +82,9 @@ def contact_sheet(
         )
         buffer = BytesIO()
         above.savefig(buffer, format="png", dpi=DENSITY)
-        sheet = _joined([sheet, Image.open(buffer).convert("RGB")], 0 if ratio > TALL else 1)
+        sheet = join_pictures([sheet, Image.open(buffer).convert("RGB")], 0 if ratio > TALL else 1)
     if title:
         head = Image.new("RGB", (sheet.width, 26), BACKGROUND)
-        ImageDraw.Draw(head).text((2, 4), title, fill=INK, font=_font(16))
-        sheet = _joined([head, sheet], 1)
+        ImageDraw.Draw(head).text((2, 4), title, fill=INK, font=pillow_font(16))
+        sheet = join_pictures([head, sheet], 1)
     return np.array(sheet)
-
-
-def _joined(pictures: Sequence[PillowImage], axis: int) -> PillowImage:
-    """Pictures beside each other (axis 0) or below each other (axis 1)."""
-    from PIL import Image
-
-    sizes = np.array([picture.size for picture in pictures])
-    total = sizes.max(axis=0)
-    total[axis] = sizes[:, axis].sum() + GAP * (len(pictures) - 1)
-    out = Image.new("RGB", (int(total[0]), int(total[1])), BACKGROUND)
-    at = [0, 0]
-    for picture in pictures:
-        out.paste(picture, (at[0], at[1]))
-        at[axis] += picture.size[axis] + GAP
-    return out
-
-
-def _labelled(picture: PillowImage, text: str) -> PillowImage:
-    """A picture with a name in its corner, legible on any image."""
-    from PIL import ImageDraw
-
-    draw, font = ImageDraw.Draw(picture), _font(13)
-    box = draw.textbbox((4, 3), text, font=font)
-    draw.rectangle((0, 0, box[2] + 4, box[3] + 3), fill=BACKGROUND)
-    draw.text((4, 3), text, fill=INK, font=font)
-    return picture
-
-
-def _font(size: int) -> FreeTypeFont | BitmapFont:
-    """Pillow's font; versions before 10.1 have it in one size."""
-    from PIL import ImageFont
-
-    try:
-        return ImageFont.load_default(size)
-    except TypeError:
-        return ImageFont.load_default()

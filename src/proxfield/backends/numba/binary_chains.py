@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.numba.binary import BinaryPack
-from proxfield.backends.numba.draws import BLOCK, logits, temperature_at
+from proxfield.backends.numba.draws import BLOCK, logits, logs, temperature_at
 from proxfield.compiled.jit import embedded, inlined, parallel_kernel
 from proxfield.compiled.math import softplus
 from proxfield.compiled.random import uniform
@@ -99,25 +99,32 @@ def visit_nodes(
             flip(row, column, weight, v, x, i)
 
 
+@inlined
+def changes(x: float, v: float, r: float, metropolis: bool) -> bool:
+    """Whether a variable with local field x and value v takes the other value.
+
+    That costs −2 x v. A Metropolis move is made if this is below the random threshold −r. In a
+    heat bath the value becomes −½ if x is above r, so it changes where (x − r) v > 0.
+    """
+    return 2.0 * x * v > (r if metropolis else 2.0 * r * v)
+
+
 @embedded
 def visit_block(
-    row: Ints, column: NDArray[np.int32], weight: Floats, begin: int, count: int, v: Doubles,
-    x: Doubles, r: Doubles,
+    row: Ints, column: NDArray[np.int32], weight: Floats, metropolis: bool, begin: int, count: int,
+    v: Doubles, x: Doubles, r: Doubles,
 ) -> None:  # fmt: skip
-    """Heat-bath moves of one variable after another.
-
-    v_i becomes −½ if x_i is above its random threshold: it changes where (x_i − r_i) v_i > 0.
-    """
+    """Moves of one variable after another."""
     for group in range(0, count, GROUP):
         last = min(group + GROUP, count)
         if last == group + GROUP:
-            changes = np.int32(0)
+            moves = np.int32(0)
             for k in range(group, group + GROUP):
-                changes += np.int32((x[begin + k] - r[k]) * v[begin + k] > 0.0)
-            if changes == 0:
+                moves += np.int32(changes(x[begin + k], v[begin + k], r[k], metropolis))
+            if moves == 0:
                 continue
         for k in range(group, last):
-            if (x[begin + k] - r[k]) * v[begin + k] > 0.0:
+            if changes(x[begin + k], v[begin + k], r[k], metropolis):
                 flip(row, column, weight, v, x, begin + k)
 
 
@@ -141,7 +148,7 @@ def begin_chain(pack: BinaryPack, q: Floats, seed: np.uint64, v: Doubles, x: Dou
 def draw_binary(
     pack: BinaryPack, forests: BinaryForests, q: Floats, hot: Doubles, cold: Doubles, sweeps: Ints,
     seeds: NDArray[np.uint64], drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_],
-    room: Doubles,
+    metropolis: bool, room: Doubles,
 ) -> None:  # fmt: skip
     """Run all chains that are drawn; ``q`` becomes their labelling.
 
@@ -165,13 +172,16 @@ def draw_binary(
                 for begin in range(0, visits, BLOCK):
                     count = min(BLOCK, visits - begin)
                     first = np.uint64(n) * np.uint64(t + 1) + np.uint64(begin)
-                    logits(seed, first, count, heat, r)
+                    if metropolis and not by_forests[b]:
+                        logs(seed, first, count, heat, r)
+                    else:
+                        logits(seed, first, count, heat, r)
                     if by_forests[b]:
                         size = end - start
                         visit_nodes(
                             row, column, weight, forests, end, size, begin, count, v, x, r, a
                         )
                     else:
-                        visit_block(row, column, weight, begin, count, v, x, r)
+                        visit_block(row, column, weight, metropolis, begin, count, v, x, r)
             for i in range(n):
                 q[b, pack.pad + i] = v[i]

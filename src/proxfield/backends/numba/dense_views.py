@@ -212,9 +212,10 @@ class Views:
         passes = [v.filter.n_vertices * (2 + 2 * v.filter.row.shape[1]) for v in self.separable]
         return lattice.share_tasks(np.repeat(passes, padded(self.labels) // LANES), self.threads)
 
-    @property
-    def _share(self) -> float:
-        return float(self.separable[0].filter.blurring.share)
+    @cached_property
+    def _share(self) -> NDArray[np.float64]:
+        """Of each separable lattice."""
+        return np.array([v.filter.blurring.share for v in self.separable])
 
     @cached_property
     def _weights(self) -> NDArray[Any]:

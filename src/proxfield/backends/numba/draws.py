@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from proxfield.compiled.jit import inlined
-from proxfield.compiled.math import logit
+from proxfield.compiled.math import log_normal
 from proxfield.compiled.random import uniform
 from proxfield.terms.base import Doubles
 
@@ -31,4 +31,13 @@ def logits(seed: np.uint64, first: np.uint64, count: int, scale: float, out: Dou
     ahead for many visits, the comparison is all that remains of a visit that changes nothing.
     """
     for k in range(count):
-        out[k] = scale * logit(uniform(seed, first + np.uint64(k)) + LEAST)
+        u = uniform(seed, first + np.uint64(k)) + LEAST
+        out[k] = scale * log_normal(u / (1.0 - u))
+
+
+@inlined
+def logs(seed: np.uint64, first: np.uint64, count: int, scale: float, out: Doubles) -> None:
+    """scale·log(u) of consecutive random numbers u: a change that costs a is made if it is
+    below −a."""
+    for k in range(count):
+        out[k] = scale * log_normal(uniform(seed, first + np.uint64(k)) + LEAST)

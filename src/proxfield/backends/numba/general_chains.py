@@ -18,7 +18,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.numba.draws import BLOCK, logits, temperature_at
+from proxfield.backends.numba.draws import BLOCK, logits, logs, temperature_at
 from proxfield.backends.numba.general import GeneralPack
 from proxfield.backends.numba.general_moves import (
     Agreements,
@@ -34,6 +34,7 @@ from proxfield.backends.numba.general_moves import (
     change_agreements,
     change_tables,
     draw_label,
+    move_label,
     soft_minimum,
     stays,
 )
@@ -163,8 +164,8 @@ def draw_general(
     offset: Ints, unary: Floats, agree: Agreements | None, tables: Tables | None,
     larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats,
     hot: Doubles, cold: Doubles, sweeps: Ints, seeds: NDArray[np.uint64],
-    drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_], labels: Labels, energies: Doubles,
-    room: Doubles,
+    drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_], metropolis: bool, labels: Labels,
+    energies: Doubles, room: Doubles,
 ) -> None:  # fmt: skip
     """Run all chains that are drawn; ``q`` becomes their labelling.
 
@@ -173,6 +174,8 @@ def draw_general(
 
     A label whose c − 1 rivals cost at least δ more has all of [ε, 1 − ε] in the cumulative
     distribution, ε = (c − 1) exp(−δ/T). So it stays if δ > T (|log(u / (1 − u))| + log 2(c − 1)).
+    A Metropolis move is made with probability ε at most: none if δ > T (|log u| + log(c − 1)), and
+    so with the same margin.
     """
     for b in numba.prange(len(hot)):
         if drawn[b]:
@@ -208,7 +211,10 @@ def draw_general(
                 for begin in range(0, visits, BLOCK):
                     count = min(BLOCK, visits - begin)
                     first = np.uint64(n) * np.uint64(t + 1) + np.uint64(begin)
-                    logits(seed, first, count, heat, r)
+                    if metropolis and not by:
+                        logs(seed, first, count, heat, r)
+                    else:
+                        logits(seed, first, count, heat, r)
                     for k in range(begin, begin + count):
                         i = k
                         if k < size:
@@ -241,7 +247,10 @@ def draw_general(
                         if stays(energy, old, abs(r[k - begin]) + heat * margin):
                             continue
                         u = uniform(seed, first + np.uint64(k - begin))
-                        new = draw_label(energy, heat, u, old)
+                        if metropolis and not by:
+                            new = move_label(energy, heat, u, old)
+                        else:
+                            new = draw_label(energy, heat, u, old)
                         label[i] = new
                         if new != old and not (by or hard):
                             if agree is not None:

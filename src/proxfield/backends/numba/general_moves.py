@@ -202,6 +202,39 @@ def draw_label(energy: Doubles, heat: float, u: float, held: int) -> int:
 
 
 @merged
+def move_label(energy: Doubles, heat: float, u: float, held: int) -> int:
+    """A Metropolis move: another label l with probability w_l / (W − min(w_l, w_held)).
+
+    w are weights ∝ exp(−energy / T), whose sum is W. Of all moves that keep their distribution,
+    these leave the label most often; with two labels, a change is made with probability
+    min(1, w_l / w_held). The label stays if all are impossible.
+
+    Args:
+        energy: Of each label; replaced by weights.
+        heat: T.
+        u: A random number in [0, 1).
+        held: The label so far.
+    """
+    low = np.inf
+    for l in range(len(energy)):
+        low = min(low, energy[l])
+    if low == np.inf:
+        return held
+    total = 0.0
+    for l in range(len(energy)):
+        energy[l] = exp_of((low - energy[l]) / heat)
+        total += energy[l]
+    own, rest, last = energy[held], u, held
+    for l in range(len(energy)):
+        if l != held and energy[l] > 0.0:
+            last = l
+            rest -= energy[l] / (total - min(own, energy[l]))
+            if rest < 0.0:
+                return last
+    return held if own > 0.0 else last
+
+
+@merged
 def soft_minimum(energy: Doubles, heat: float) -> float:
     """−T log Σ exp(−energy / T); +inf if all are."""
     low = np.inf

@@ -192,7 +192,8 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
     ) -> None:
         draw_binary(
             self.sweep_pack, forests, arrays, chains.hot, chains.cold, chains.sweeps, chains.seeds,
-            chains.drawn, chains.forests, np.empty((len(arrays), 4, max(self.n, BLOCK))),
+            chains.drawn, chains.forests, chains.metropolis,
+            np.empty((len(arrays), 4, max(self.n, BLOCK))),
         )  # fmt: skip
 
     def _in_forests(self) -> NDArray[np.bool_]:
@@ -293,7 +294,7 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
         widest = int(self.layout.cardinalities.max(initial=1))
         draw_general(
             *self._energies, self.pack.hard, forests, arrays, chains.hot, chains.cold,
-            chains.sweeps, chains.seeds, chains.drawn, chains.forests,
+            chains.sweeps, chains.seeds, chains.drawn, chains.forests, chains.metropolis,
             np.empty((count, n), dtype=np.int32), np.empty((count, size)),
             np.empty((count, 2, max(BLOCK, widest))),
         )  # fmt: skip

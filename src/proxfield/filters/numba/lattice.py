@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Floats, Ints
+from proxfield.common.arrays import Doubles, Floats, Ints
 from proxfield.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.compiled.simd import (
     LANES,
@@ -240,7 +240,7 @@ def share_tasks(costs: Ints, threads: int) -> Ints:
 @parallel_kernel
 def blur_apart(
     start: tuple[Ints, ...], member: tuple[Indices, ...], vertex: tuple[Indices, ...],
-    next_to: tuple[Indices, ...], order: tuple[Ints, ...], side: float, weight: Floats,
+    next_to: tuple[Indices, ...], order: tuple[Ints, ...], side: Doubles, weight: Floats,
     rows: tuple[Floats, ...], bounds: Ints, spare: Floats,
 ) -> None:  # fmt: skip
     """`collect`, `blur_planes` and `distribute` for several lattices at once.
@@ -257,7 +257,7 @@ def blur_apart(
         for task in range(bounds[thread], bounds[thread + 1]):
             t = task // groups
             blur_group(
-                start[t], member[t], vertex[t], next_to[t], order[t], side, weight[t],
+                start[t], member[t], vertex[t], next_to[t], order[t], side[t], weight[t],
                 rows[t].reshape(-1), rows[t].shape[1], task % groups * LANES, here, there,
             )  # fmt: skip
 
@@ -411,7 +411,7 @@ def blur_few(next_to: Indices, order: Ints, side: float, here: Floats, there: Fl
 @parallel_kernel
 def blur_apart_one(
     start: tuple[Ints, ...], member: tuple[Indices, ...], vertex: tuple[Indices, ...],
-    next_to: tuple[Indices, ...], order: tuple[Ints, ...], side: float, weight: Floats,
+    next_to: tuple[Indices, ...], order: tuple[Ints, ...], side: Doubles, weight: Floats,
     rows: tuple[Floats, ...], spare: Floats,
 ) -> None:  # fmt: skip
     """`blur_apart` for one channel, one thread a lattice.  # spare: (lattices, 2, vertices + 1)"""
@@ -420,7 +420,7 @@ def blur_apart_one(
         n = next_to[t].shape[1]
         spare[t, :, n] = 0.0  # what a missing neighbor holds
         collect_some(start[t], member[t], mine, here, 0, n)
-        blur_few(next_to[t], order[t], side, here, spare[t, 1])
+        blur_few(next_to[t], order[t], side[t], here, spare[t, 1])
         for r in range(len(named)):
             mine[r] = here[named[r]] * weight[t]
 

@@ -281,51 +281,19 @@ def merge(
 
 
 @parallel_kernel
-def find_neighbors(
-    table: Table, keys: Ints, stride: Ints, first: int, near: NDArray[np.int32]
-) -> None:
-    """Neighbors of the vertices from ``first`` on, among all; those before know each other.
+def find_neighbors(table: Table, keys: Ints, stride: Ints, near: NDArray[np.int32]) -> None:
+    """Neighbors of all vertices: all look forth, so nobody need look back.
 
-    near: The neighbor one step back and forth along each axis; −1 before.  # (axes, vertices, 2)
+    near: The neighbor one step back and forth along each axis; −1 before.  # (vertices, axes, 2)
     """
-    backward = 1 if first == 0 else 0  # if all look forth, nobody need look back
-    count = len(keys) - first
+    count = len(keys)
     for task in numba.prange((count + VERTICES - 1) // VERTICES):
-        end = min(len(keys), first + (task + 1) * VERTICES)
-        for i in range(first + task * VERTICES, end):
+        for i in range(task * VERTICES, min(count, (task + 1) * VERTICES)):
             for axis in range(len(stride)):
-                for side in range(backward, 2):
-                    key = keys[i] + (2 * side - 1) * stride[axis]
-                    other = table[find(key, table, keys)]
-                    if other != FREE:
-                        near[axis, i, side] = other
-                        near[axis, other, 1 - side] = i
-
-
-def bridges(keys: Ints, stride: Ints, near: NDArray[np.int32], least: int) -> Ints:
-    """Vertices that no point touches but that have at least ``least`` touched neighbors.
-
-    Mass that is blurred into a vertex that isn't there is lost; these pass it on.
-
-    Args:
-        keys: Of the touched vertices.
-        stride: What a step along each axis adds to a key.
-        near: Their neighbors among themselves, −1 for none.  # (axes, vertices, 2)
-        least: How often a vertex must be missed, at least 2.
-
-    Returns:
-        Keys, in order.
-    """
-    missed = [
-        keys[near[axis, :, side] < 0] + (2 * side - 1) * stride[axis]
-        for axis in range(len(stride))
-        for side in range(2)
-    ]
-    found = np.concatenate(missed)
-    found.sort()
-    often = found[least - 1 :][found[least - 1 :] == found[: len(found) - least + 1]]
-    out: Ints = often[np.append(True, often[1:] != often[:-1])[: len(often)]]
-    return out
+                other = table[find(keys[i] + stride[axis], table, keys)]
+                if other != FREE:
+                    near[i, axis, 1] = other
+                    near[other, axis, 0] = i
 
 
 @kernel

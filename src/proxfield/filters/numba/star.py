@@ -21,9 +21,9 @@ from proxfield.filters.numba.lattice import CHANNEL_VERTICES, VERTICES, Indices,
 def vertex_lists(near: NDArray[np.int32]) -> tuple[Ints, Indices]:
     """The list of each vertex: (first of each, members of all).
 
-    near: Neighbors back and forth along each axis, −1 for none.  # (axes, vertices, 2)
+    near: Neighbors back and forth along each axis, −1 for none.  # (vertices, axes, 2)
     """
-    first = np.zeros(near.shape[1] + 1, dtype=np.int64)
+    first = np.zeros(len(near) + 1, dtype=np.int64)
     fill_vertex_lists(near, first, np.empty(0, dtype=np.uint32))
     np.cumsum(first, out=first)
     out = np.empty(first[-1], dtype=np.uint32)
@@ -34,7 +34,7 @@ def vertex_lists(near: NDArray[np.int32]) -> tuple[Ints, Indices]:
 @parallel_kernel
 def fill_vertex_lists(near: NDArray[np.int32], first: Ints, out: Indices) -> None:
     """`vertex_lists`: the lengths into ``first`` if there is no room for members, else these."""
-    axes, n, _ = near.shape
+    n, axes, _ = near.shape
     for task in numba.prange((n + VERTICES - 1) // VERTICES):
         for v in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
             at = 2 if len(out) == 0 else first[v] + 2
@@ -43,7 +43,7 @@ def fill_vertex_lists(near: NDArray[np.int32], first: Ints, out: Indices) -> Non
                 out[at - 1] = v
             for axis in range(axes):
                 for side in range(2):
-                    other = near[axis, v, side]
+                    other = near[v, axis, side]
                     if other >= 0:
                         if len(out) > 0:
                             out[at] = other

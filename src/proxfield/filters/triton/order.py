@@ -208,10 +208,12 @@ class Near:
             (self.rows, self.sections, 2), dtype=torch.int64, device=points.device
         )
         """How many near and far ones there are in each section.  # (rows, sections, 2)"""
-        self.kinds = torch.empty((self.rows, self.columns), dtype=torch.int8, device=points.device)
+        self.classes = torch.empty(
+            (self.rows, self.columns), dtype=torch.int8, device=points.device
+        )
         """1 for near ones, 2 for far ones.  # (rows, columns)"""
         kernels.near_blocks[(self.rows, self.sections)](
-            *self.arguments, self.kinds, self.found, self.found, FILL=False, **self.options
+            *self.arguments, self.classes, self.found, self.found, FILL=False, **self.options
         )
 
     def counts(self) -> Ints:
@@ -228,5 +230,5 @@ class Near:
         at = self.found.cumsum(1) - self.found + start[:, None, None]
         at[:, :, 0] += self.found[:, :, 1].sum(1, keepdim=True)
         kernels.near_blocks[(self.rows, self.sections)](
-            *self.arguments, self.kinds, at, blocks, FILL=True, **self.options
+            *self.arguments, self.classes, at, blocks, FILL=True, **self.options
         )

@@ -140,21 +140,21 @@ def survey(
 
 @jit
 def near_blocks(
-    row_low, row_high, low, high, spread, boxes, columns, limits, widest, kinds, at, blocks,
+    row_low, row_high, low, high, spread, boxes, columns, limits, widest, classes, at, blocks,
     D: constexpr, BOXES: constexpr, WIDTH: constexpr, STEPS: constexpr, FILL: constexpr,
 ):  # fmt: skip
     """How many blocks of a section are near a row tile, and how many far but within reach.
 
     By the nearest of the tile's ``BOXES`` boxes, and ``limits``: square distances up to which
     blocks are near, and up to which they are within reach. Wide blocks within reach are near.
-    ``kinds`` takes 1 for near and 2 for far ones, ``at`` both counts. With FILL the former is
+    ``classes`` takes 1 for near and 2 for far ones, ``at`` both counts. With FILL the former is
     known, and the latter says where to write the blocks' numbers.
     """
     row = tl.program_id(0)
     mine = row * BOXES + tl.arange(0, BOXES)
     cell = at + 2 * (row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1))
     first = tl.program_id(1) * (WIDTH * STEPS)
-    own = kinds + row.to(tl.int64) * columns
+    own = classes + row.to(tl.int64) * columns
     near_limit = tl.load(limits + 2 * row)
     far_limit = tl.load(limits + 2 * row + 1)
     near_to = tl.zeros((), tl.int64)
@@ -166,7 +166,7 @@ def near_blocks(
         block = start + tl.arange(0, WIDTH)
         inside = block < columns
         if FILL:
-            kind = tl.load(own + block, mask=inside, other=0).to(tl.int32)
+            distance_class = tl.load(own + block, mask=inside, other=0).to(tl.int32)
         else:
             square = tl.zeros((BOXES, WIDTH), tl.float32)
             for k in tl.static_range(D):
@@ -178,11 +178,11 @@ def near_blocks(
                 square += gap * gap
             nearest = tl.min(square, 0)
             wide = tl.load(spread + block, mask=inside, other=0.0) > widest
-            kind = tl.where(wide | (nearest <= near_limit), 1, 2)
-            kind = tl.where(inside & (nearest <= far_limit), kind, 0)
-            tl.store(own + block, kind.to(tl.int8), mask=inside)
-        near = (kind == 1).to(tl.int32)
-        far = (kind == 2).to(tl.int32)
+            distance_class = tl.where(wide | (nearest <= near_limit), 1, 2)
+            distance_class = tl.where(inside & (nearest <= far_limit), distance_class, 0)
+            tl.store(own + block, distance_class.to(tl.int8), mask=inside)
+        near = (distance_class == 1).to(tl.int32)
+        far = (distance_class == 2).to(tl.int32)
         if FILL:
             tl.store(blocks + near_to + tl.cumsum(near, 0) - 1, block, mask=near != 0)
             tl.store(blocks + far_to + tl.cumsum(far, 0) - 1, block, mask=far != 0)

@@ -55,7 +55,7 @@ def explore(sweeper: Sweeper, chains: Chains, order: Visits | None = None) -> Ex
 def _some(chains: Chains, at: slice) -> Chains:
     return Chains(
         chains.starts[at], chains.hot[at], chains.sweeps[at], chains.seeds[at], chains.drawn[at],
-        chains.cold[at], chains.forests[at], chains.polish, chains.tol,
+        chains.cold[at], chains.forests[at], chains.polish, chains.tol, chains.metropolis,
     )  # fmt: skip
 
 
@@ -145,7 +145,9 @@ def _cool(
     parts = sweeper.room(visits, len(q))
 
     def step() -> None:
-        sweeper.visit(q, visits, betas, clock, parts, seeds=seeds, drawn=drawn)
+        sweeper.visit(
+            q, visits, betas, clock, parts, seeds=seeds, drawn=drawn, metropolis=chains.metropolis
+        )
         clock.add_(1)
 
     repeat(step, len(schedule), len(visits.parts), sweeper)

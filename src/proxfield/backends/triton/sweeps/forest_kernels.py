@@ -209,7 +209,7 @@ def forest_chains(
                 visit(
                     own, own, i, live, beta, u, True, offset, unary, agree_row, agree_first,
                     agree_count, agree_weight, table_edge_row, table_edge, table, slot_row, slot,
-                    other, False, True, False, False, AGREE, TABLES, LARGER, MIXED,
+                    other, False, True, False, False, False, AGREE, TABLES, LARGER, MIXED,
                     BV, L, E, M, R,
                 )  # fmt: skip
             tl.debug_barrier()

@@ -13,7 +13,7 @@ from proxfield.backends.numba.pack import pack_general
 from proxfield.backends.reference_chains import usable_in_forests
 from proxfield.backends.triton.sweeps.forest_kernels import forest_chains
 from proxfield.backends.triton.sweeps.sweep_levels import grouped, level_of
-from proxfield.compiled.jit import kernel
+from proxfield.compiled.forests import tree_levels
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor
 from proxfield.lowering.forests import FORESTS, graph_of, make_forests
@@ -24,33 +24,6 @@ if TYPE_CHECKING:
 
 THREADS = 256
 """Threads of a program, which has one chain."""
-
-
-@kernel
-def tree_levels(
-    node: NDArray[np.int32], above: NDArray[np.int32], place: Ints, parent: Ints, height: Ints,
-    depth: Ints,
-) -> None:  # fmt: skip
-    """Places of the parents in a forest (−1 at roots), heights and depths of its variables.
-
-    Args:
-        node: Variables, children before their parents.
-        above: Their parents; −1 at roots.
-        place: Room for a number per variable of the field.
-        parent: Out.
-        height: Out; 0 at leaves.
-        depth: Out; 0 at roots.
-    """
-    for k in range(len(node)):
-        place[node[k]] = k
-        height[k] = 0
-    for k in range(len(node)):
-        parent[k] = -1
-        if above[k] >= 0:
-            parent[k] = place[above[k]]
-            height[parent[k]] = max(height[parent[k]], height[k] + 1)
-    for k in range(len(node) - 1, -1, -1):
-        depth[k] = 0 if parent[k] < 0 else depth[parent[k]] + 1
 
 
 class DeviceForests:

@@ -186,6 +186,24 @@ def drawn_label(p, total, u, mine, L: constexpr):
 
 
 @jit
+def moved_label(p, total, u, held, mine, L: constexpr):
+    """A Metropolis move of each variable, as `general_moves.move_label` makes it.  # (BV,)
+
+    ``p`` are weights that add up to ``total``, ``held`` is true at the label so far.
+    """
+    label = tl.arange(0, L)[None, :]
+    own = tl.sum(tl.where(held, p, 0.0), 1)
+    other = mine & (p > 0.0) & ~held
+    left = total[:, None] - tl.minimum(p, own[:, None])
+    share = tl.where(other, p / tl.where(other, left, 1.0), 0.0)
+    passed = other & (tl.cumsum(share, 1) > u[:, None])
+    first = tl.min(tl.where(passed, label, L), 1)
+    last = tl.max(tl.where(other, label, -1), 1)
+    stay = tl.max(tl.where(held, label, -1), 1)
+    return tl.where(first < L, first, tl.where(own > 0.0, stay, last))
+
+
+@jit
 def plus_negative_entropy(x):
     """x log x, 0 at 0."""
     return x * tl.log(tl.where(x > 0.0, x, 1.0))
@@ -195,7 +213,7 @@ def plus_negative_entropy(x):
 def visit(
     q, theta, i, live, beta, u, draw, offset, unary, agree_row, agree_first, agree_count,
     agree_weight, table_row, table_edge, table, slot_row, slot, other,
-    GREEDY: constexpr, DRAW: constexpr, THETA: constexpr, DELTA: constexpr,
+    GREEDY: constexpr, DRAW: constexpr, METROPOLIS: constexpr, THETA: constexpr, DELTA: constexpr,
     AGREE: constexpr, TABLES: constexpr, LARGER: constexpr, MIXED: constexpr,
     BV: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
 ):  # fmt: skip
@@ -228,7 +246,10 @@ def visit(
         p = tl.exp(beta * (low - g))
         total = tl.sum(p, 1)
         if DRAW:
-            chosen = drawn_label(p, total, u, mine, L)
+            if METROPOLIS:
+                chosen = moved_label(p, total, u, mine & (old == 1.0), mine, L)
+            else:
+                chosen = drawn_label(p, total, u, mine, L)
         p = p / tl.where(total > 0.0, total, 1.0)[:, None]
         if DRAW:
             p = tl.where(draw, tl.where(label == chosen[:, None], 1.0, 0.0), p)
@@ -252,7 +273,7 @@ def visit_group(
     q, theta, members, first, count, betas, clock, seeds, drawn, parts, part, parts_in_row,
     chains, n, size, offset, unary, agree_row, agree_first, agree_count, agree_weight,
     table_row, table_edge, table, slot_row, slot, other,
-    GREEDY: constexpr, DRAW: constexpr, THETA: constexpr, DELTA: constexpr,
+    GREEDY: constexpr, DRAW: constexpr, METROPOLIS: constexpr, THETA: constexpr, DELTA: constexpr,
     AGREE: constexpr, TABLES: constexpr, LARGER: constexpr, MIXED: constexpr,
     BV: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
 ):  # fmt: skip
@@ -276,8 +297,8 @@ def visit_group(
         delta, moved = visit(
             q + chain * size, theta + chain * size, i, live, beta, u, draw, offset, unary,
             agree_row, agree_first, agree_count, agree_weight, table_row, table_edge, table,
-            slot_row, slot, other, GREEDY, DRAW, THETA, DELTA, AGREE, TABLES, LARGER, MIXED,
-            BV, L, E, M, R,
+            slot_row, slot, other, GREEDY, DRAW, METROPOLIS, THETA, DELTA, AGREE, TABLES, LARGER,
+            MIXED, BV, L, E, M, R,
         )  # fmt: skip
         to = parts + (chain * parts_in_row + part + block) * 2
         tl.store(to, delta)
@@ -302,7 +323,7 @@ def visit_in_turn(
         delta, moved = visit(
             q, theta, i, live, beta, tl.zeros((1,), tl.float64), False, offset, unary,
             agree_row, agree_first, agree_count, agree_weight, table_row, table_edge, table,
-            slot_row, slot, other, False, False, THETA, True, AGREE, TABLES, LARGER, MIXED,
+            slot_row, slot, other, False, False, False, THETA, True, AGREE, TABLES, LARGER, MIXED,
             1, L, E, M, R,
         )  # fmt: skip
         total += delta

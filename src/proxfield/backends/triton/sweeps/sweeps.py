@@ -293,7 +293,7 @@ class Sweeper:
     def visit(
         self, q: Tensor, visits: Visits, betas: Tensor, clock: Tensor, parts: Tensor, *,
         theta: Tensor | None = None, greedy: bool = False, delta: bool = False,
-        seeds: Tensor | None = None, drawn: Tensor | None = None,
+        seeds: Tensor | None = None, drawn: Tensor | None = None, metropolis: bool = False,
     ) -> None:  # fmt: skip
         """Visit group after group in each of some chains; only launches, nothing is allocated.
 
@@ -308,6 +308,7 @@ class Sweeper:
             delta: Are the changes of F wanted?
             seeds: One per chain, int64 with the bits of a uint64; None: nothing is drawn.
             drawn: Does a chain draw labels?  # (chains,) int8
+            metropolis: By Metropolis moves?
         """
         assert visits.starts is not None, "an order without groups"
         chains = betas.shape[1]
@@ -323,7 +324,7 @@ class Sweeper:
                     visits.starts[g + 1] - first, betas, clock, seeds if draws else unused,
                     drawn if draws else unused, parts, visits.parts[g], visits.parts[-1], chains,
                     self.n, self.size, *self.arrays, GREEDY=greedy, DRAW=draws,
-                    THETA=theta is not None, DELTA=delta, **self.flags,
+                    METROPOLIS=metropolis, THETA=theta is not None, DELTA=delta, **self.flags,
                     num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
 

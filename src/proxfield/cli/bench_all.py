@@ -1,0 +1,77 @@
+"""``proxfield bench all``: all experiments of the paper in one report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from proxfield.cli.bench_inpainting import inpainting
+from proxfield.cli.bench_people import people
+from proxfield.cli.bench_shared import BenchCommand, run_options
+from proxfield.cli.options import json_option
+
+REPORT = "report.html"
+
+
+@click.command(name="all", cls=BenchCommand)
+@click.argument("folder", metavar="OUT")
+@click.option("--data", metavar="DIR", help="As in bench paper: DBN, GRID and SEG.")
+@click.option("--inpainting-data", metavar="PATH", help="As --data in bench inpainting.")
+@click.option(
+    "--count",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=8,
+    show_default=True,
+    help="As in bench inpainting: number of characters; 0 leaves that experiment out.",
+)
+@click.option(
+    "--frames",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="As in bench people: number of frames of each simulation.",
+)
+@run_options
+@json_option
+@click.pass_context
+def everything(ctx: click.Context, /, **options: Any) -> None:
+    """Tables 1 to 3 and Figure 3 of the paper, in the folder OUT: one report of all experiments.
+
+    The same as bench people, bench inpainting and bench paper one after another, each with a
+    results file in OUT; the same command goes on where it was stopped. With --json, a line each.
+
+    \b
+    Examples:
+      proxfield bench all results
+      proxfield bench all results --data DIR --inpainting-data DIR --threads 1
+    """
+    from proxfield.cli.bench import paper
+    from proxfield.cli.refine_files import make_folder
+
+    out = Path(options["folder"])
+    make_folder(str(out), "OUT")
+    shared = {key: options[key] for key in ("threads", "tol", "as_json")}
+    files = {name: str(out / f"{name}.jsonl") for name in ("people", "inpainting", "paper")}
+    parts: list[tuple[click.Command, dict[str, Any]]] = [
+        (people, {"frames": options["frames"], "results": files["people"]})
+    ]
+    runs_inpainting = options["count"] > 0 or options["inpainting_data"] is not None
+    if runs_inpainting:
+        own = {"count": options["count"], "models": str(out / "models")}
+        own |= {"data": options["inpainting_data"], "results": files["inpainting"]}
+        parts.append((inpainting, own))
+    last = {
+        "data": options["data"],
+        "results": files["paper"],
+        "report": str(out / REPORT),
+        "people": files["people"],
+        "inpainting": files["inpainting"] if runs_inpainting else None,
+    }
+    for k, (command, given) in enumerate([*parts, (paper, last)]):
+        if k and not options["as_json"]:
+            click.echo()
+        ctx.invoke(command, **{**shared, **given})  # click adds the defaults

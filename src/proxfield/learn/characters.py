@@ -1,0 +1,224 @@
+"""Chinese characters with a hole in the middle, rendered from fonts: a data set for inpainting.
+
+The characters are those of GB 2312, in several fonts, with random affine and elastic warps and
+strokes of varying thickness. Train and test characters are disjoint, so that a model can't
+have seen what it is to complete. Needs Pillow and some fonts, see `fonts`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.common.checks import whole_number
+from proxfield.errors import InputError, shown
+from proxfield.learn.fonts import choose_fonts, has_character, open_font
+
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont
+
+SIDE = 72
+"""Height and width of an image."""
+HOLES = {"small": (22, 23), "large": (32, 37)}
+"""Height and width of the hole: 9.8 % and 22.8 % of the image."""
+SCALE = 2
+"""Glyphs are drawn so many times larger, and shrunk by the warp."""
+GLYPH = 0.86
+"""Height of a glyph as a share of the image."""
+THICKNESS = (0.0, 1.2)
+"""By how many pixels strokes grow on either side, at least and at most."""
+TRIES = 200
+"""Characters that are tried for one that the font has."""
+
+
+@dataclass(frozen=True)
+class Characters:
+    """Images of characters.
+
+    Attributes:
+        images: 1 is ink, 0 is white.  # (n, 72, 72)
+        masks: True where a pixel is hidden.  # (n, 72, 72)
+        text: The characters, one each.
+        fonts: The names of their fonts.
+    """
+
+    images: NDArray[np.int64]
+    masks: NDArray[np.bool_]
+    text: str
+    fonts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class CharacterSets:
+    """What a model is trained and tested on; no character is in two of the sets.
+
+    Attributes:
+        train: For training.
+        test: For testing, in the same fonts.
+        held_out: For testing, in a font that isn't in the others; None without one.
+    """
+
+    train: Characters
+    test: Characters
+    held_out: Characters | None
+
+
+def gb2312() -> str:
+    """The 6,763 characters of GB 2312, the frequent ones first.
+
+    Example:
+        >>> len(gb2312()), gb2312()[0]
+        (6763, '啊')
+    """
+    cells = ((row, column) for row in range(0xB0, 0xF8) for column in range(0xA1, 0xFF))
+    codes = (bytes(cell).decode("gb2312", "ignore") for cell in cells)
+    return "".join(codes)
+
+
+def hole_mask(hole: str = "small", side: int = SIDE) -> NDArray[np.bool_]:
+    """True in a rectangle in the middle.  # (side, side)
+
+    Example:
+        >>> [round(100 * float(hole_mask(name).mean()), 1) for name in ("small", "large")]
+        [9.8, 22.8]
+    """
+    if hole not in HOLES:
+        raise InputError(f"hole={shown(hole)}, expected one of: {', '.join(HOLES)}")
+    height, width = HOLES[hole]
+    top, left = (side - height) // 2, (side - width) // 2
+    out = np.zeros((side, side), dtype=bool)
+    out[top : top + height, left : left + width] = True
+    return out
+
+
+def make_characters(
+    train: int = 300,
+    test: int = 100,
+    *,
+    hole: str = "small",
+    fonts: Sequence[str] | None = None,
+    held_out: str | None = None,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> CharacterSets:
+    """Render characters for training and testing.
+
+    The same arguments give the same images, as long as fonts and FreeType are the same.
+
+    Args:
+        train: Number of training images.
+        test: Number of test images, and of those in the font that is held out.
+        hole: "small" (9.8 % of the image is hidden) or "large" (22.8 %).
+        fonts: Names of fonts; those of `fonts.FONTS` that are installed by default, mostly Kai.
+        held_out: The name of a font for a second test set; the other sets don't use it.
+        seed: Random seed.
+        progress: Called with the number of images that are done.
+
+    Returns:
+        The sets.
+
+    Raises:
+        InputError: If an argument is wrong or a font is missing.
+        MissingDependencyError: If Pillow isn't installed.
+    """
+    counts = [whole_number(train, "train", 1), whole_number(test, "test", 1)]
+    counts += [counts[1]] if held_out else []
+    mask = hole_mask(hole)
+    whole_number(seed, "seed", 0)
+    every = gb2312()
+    if sum(counts) > len(every) // 2:
+        raise InputError(f"{sum(counts)} characters, expected at most {len(every) // 2}")
+    chosen = choose_fonts(None if fonts is None else tuple(fonts), held_out)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(every))
+    sets, done = [], 0
+    # each set draws from characters of its own: some are passed over, where fonts lack them
+    bounds = np.rint(np.cumsum([0, *counts]) / sum(counts) * len(every)).astype(int)
+    for k, count in enumerate(counts):
+        characters = [every[c] for c in order[bounds[k] : bounds[k + 1]]]
+        weights = {str(held_out): 1} if k == 2 else chosen
+        sets.append(_draw_set(characters, count, weights, mask, [seed, k], done, progress))
+        done += count
+    return CharacterSets(sets[0], sets[1], sets[2] if held_out else None)
+
+
+def _draw_set(
+    characters: Sequence[str],
+    count: int,
+    weights: dict[str, int],
+    mask: NDArray[np.bool_],
+    seed: list[int],
+    done: int,
+    progress: Callable[[int], None] | None,
+) -> Characters:
+    """So many images, each with random numbers of its own: more images don't change the first."""
+    names = list(weights)
+    share = np.array([weights[name] for name in names]) / sum(weights.values())
+    left = iter(characters)
+    images, text, fonts = [], [], []
+    for k in range(count):
+        rng = np.random.default_rng([*seed, k])
+        name = names[int(rng.choice(len(names), p=share))]
+        font = open_font(name, round(GLYPH * SIDE * SCALE))
+        for _, character in zip(range(TRIES), left, strict=False):
+            if has_character(font, character):
+                break
+        else:
+            raise InputError(f"the font {name} lacks most characters of GB 2312, expected others")
+        images.append(render(character, font, rng))
+        text.append(character)
+        fonts.append(name)
+        if progress is not None:
+            progress(done + k + 1)
+    masks = np.repeat(mask[None], count, axis=0)
+    return Characters(np.array(images, dtype=np.int64), masks, "".join(text), tuple(fonts))
+
+
+def render(character: str, font: FreeTypeFont, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """A character, warped at random.  # (72, 72)
+
+    Pixels are looked up in the distance to the strokes, so that a threshold sets the thickness.
+    """
+    from scipy.ndimage import distance_transform_edt, map_coordinates
+
+    ink = draw_glyph(character, font)
+    distance = distance_transform_edt(~ink) - distance_transform_edt(ink)
+    where = _warp(rng) * SCALE + (len(ink) - 1) / 2
+    height = map_coordinates(distance, where, order=1, mode="nearest")
+    return np.asarray(height <= SCALE * rng.uniform(*THICKNESS))
+
+
+def draw_glyph(character: str, font: FreeTypeFont) -> NDArray[np.bool_]:
+    """A character in the middle of a square, at the scale of the font.  # (144, 144)"""
+    from PIL import Image, ImageDraw
+
+    side = SIDE * SCALE
+    picture = Image.new("L", (side, side))
+    left, top, right, bottom = font.getbbox(character)
+    at = ((side - right - left) / 2, (side - bottom - top) / 2)
+    ImageDraw.Draw(picture).text(at, character, fill=255, font=font)
+    return np.asarray(np.array(picture) >= 128)
+
+
+def _warp(rng: np.random.Generator) -> NDArray[np.float64]:
+    """Where each pixel comes from, relative to the center, in pixels.  # (2, 72, 72)"""
+    from scipy.ndimage import gaussian_filter
+
+    angle = rng.normal(0, math.radians(3))
+    shear = rng.normal(0, 0.05, size=2)
+    zoom = np.exp(rng.normal(0, 0.05, size=2))
+    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    matrix = turn @ (np.diag(zoom) + np.array([[0, shear[0]], [shear[1], 0]]))
+    shift = rng.normal(0, 1.0, size=(2, 1, 1))
+    grid = np.mgrid[0:SIDE, 0:SIDE] - (SIDE - 1) / 2
+    bend = np.stack([gaussian_filter(rng.normal(size=(SIDE, SIDE)), 8) for _ in range(2)])
+    bend *= rng.uniform(0, 1.2) / bend.std()
+    return np.asarray(np.tensordot(matrix, grid, axes=1) + shift + bend)
