@@ -30,6 +30,7 @@ from proxfield.cli.refine_inputs import (
     input_options,
     input_settings,
 )
+from proxfield.cli.refine_tiles import tile_options
 from proxfield.common.records import Record
 from proxfield.errors import InputError
 
@@ -189,6 +190,7 @@ run_options = stack(
 @output_options
 @term_options
 @run_options
+@tile_options
 @json_option
 @click.pass_context
 def command(
@@ -208,11 +210,12 @@ def command(
     """Refine segmentations by a dense CRF: labels that follow the edges of the image.
 
     IMAGE is a picture (PNG, JPEG, TIFF), an array (.npy, .npz), a NIfTI volume (.nii, .nii.gz) or a
-    folder of these. For several images --probs and -o are folders, with files of the same names.
-    Beside each result a small JSON file says how it was made. Results that are there, made with the
-    same parameters, are not made again, so that a run that was stopped goes on where it was (one
-    file that -o names is always written). A broken image is reported and passed over; the exit
-    code is then 1.
+    folder of these; or a whole slide or a zarr array, which are refined in tiles like all images
+    that don't fit in memory. For several images --probs and -o are folders, with files of the same
+    names. Beside each result a small JSON file says how it was made. Results that are there, made
+    with the same parameters, are not made again, so that a run that was stopped goes on where it
+    was (one file that -o names is always written). A broken image is reported and passed over; the
+    exit code is then 1.
 
     \b
     Examples:
@@ -223,8 +226,10 @@ def command(
       proxfield refine photos/ --probs probs/ -o refined/ --config crf.toml
       proxfield refine s3://b/photos --probs s3://b/probs -o s3://b/out --cluster tcp://host:8786
       proxfield refine photos/ --probs probs/ -o refined/ --part $SLURM_ARRAY_TASK_ID/8
+      proxfield refine slide.svs --probs probs.zarr -o labels.tif --jobs 2
     """
     from proxfield.cli import refine_files as files
+    from proxfield.cli import refine_tiles as tiles
     from proxfield.cli.progress import Counter
     from proxfield.cli.refine_record import is_finished, parameters
     from proxfield.cli.refine_report import finish, report_all
@@ -246,33 +251,41 @@ def command(
     if options["scribbles"] is not None:
         strokes = files.find_partners(found, options["scribbles"], "--scribbles", optional=True)
     pairs = files.make_pairs(found, partners, output, overlay, output_kind, strokes)
-    pairs = pairs if part is None else part.of(pairs)
     jobs = jobs_on(cluster, jobs)
-    check_packages(pairs, jobs)
+    shared = tiles.tiled_pairs(pairs, options, overlay)
+    own = [p for p in (pairs if part is None else part.of(pairs)) if p not in shared]
+    large = [*shared, *tiles.too_large(own, options, overlay)]
+    check_packages([p for p in own if p not in large], jobs)
+    tiles.check_kinds(large)
     wanted = parameters(work)
     always = force or files.is_file_name(output)
-    todo = [p for p in pairs if always or not is_finished(p, wanted)]
+    todo = [p for p in own if p not in large and (always or not is_finished(p, wanted))]
+    in_tiles = [tiles.for_tiles(p, work, options, part if p in shared else None) for p in large]
+    in_tiles = [t for t in in_tiles if t.is_due(always, force)]
     start = time.perf_counter()
     records: list[Record] = []
     ending = ""
     begin_work()
     try:  # from here on, an interrupted run says what is left of it
         for path, name in ((output, "-o"), (overlay, "--overlay")):
-            if path is not None and todo and not files.is_file_name(path):
+            if path is not None and (todo or in_tiles) and not files.is_file_name(path):
                 files.make_folder(path, name)
-        why = ""
-        if jobs is not None:
+        wanted_jobs, why = jobs, ""
+        if jobs is not None and todo:
             jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
         if jobs != 1 and work.run["threads"] is None:
             work.run["threads"] = 1 if jobs is None else share_of(jobs)
-        with raised_again(), connected(cluster), Counter(len(todo), "images") as display:
-            if why:
-                display.note(f"proxfield: note: {why}")
-            for record in run_all(todo, work, jobs, display):
-                records.append(record)
-                display.count()
-                if record["error"] is not None:
-                    display.note(f"proxfield: error: {record['error']}")
+        with raised_again(), connected(cluster):
+            with Counter(len(todo), "images") as display:
+                if why:
+                    display.note(f"proxfield: note: {why}")
+                for record in run_all(todo, work, jobs, display) if todo else ():
+                    records.append(record)
+                    display.count()
+                    if record["error"] is not None:
+                        display.note(f"proxfield: error: {record['error']}")
+            # one by one: an interrupted run keeps those that are there
+            records.extend(tiles.run_tiled(in_tiles, wanted_jobs, resume=not force))
     except KeyboardInterrupt:
         ending = "interrupted"
     except (LostWorkerError, ClusterError) as error:
@@ -282,11 +295,14 @@ def command(
             raise
         ending = "interrupted"  # what a library made of Ctrl-C
     failed = [r for r in records if r["error"] is not None]
+    partial = sum(r["error"] is None and r["output"] is None for r in records)
+    count = len(set(own) | set(large))
     summary = {
-        "images": len(pairs),
-        "refined": len(records) - len(failed),
-        "skipped": len(pairs) - len(todo),
+        "images": count,
+        "refined": len(records) - len(failed) - partial,
+        "skipped": count - len(todo) - len(in_tiles),
         "failed": len(failed),
+        "partial": partial,
         "output": output,
         "jobs": jobs,
         "cluster": cluster,

@@ -14,6 +14,7 @@ from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES
 from proxfield.io.referenced import GEOTIFF, NIFTI, ending, has_rasterio, is_geotiff, stem
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
+from proxfield.io.sliced import is_zarr
 
 IMAGES = (*PICTURES, *ARRAYS, *NIFTI)
 LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS, *NIFTI)
@@ -43,7 +44,7 @@ def find_images(given: Sequence[str]) -> list[AnyPath]:
     found: list[AnyPath] = []
     for text in given:
         path = make_path(text)
-        if path.is_dir():
+        if path.is_dir() and not is_zarr(path):
             inside = list_folder(path, IMAGES)
             if not inside:
                 raise InputError("holds no images, expected some", path=display_name(path))
@@ -88,7 +89,7 @@ def find_partners(
     """
     place, name = make_path(given), display_name(given)
     what = {"--probs": "probabilities"}.get(option, option.lstrip("-"))
-    if not place.is_dir():
+    if not place.is_dir() or is_zarr(place):
         if len(images) > 1:
             raise click.UsageError(
                 f"{option} {name} for {len(images)} images, expected a folder of files with "
@@ -182,6 +183,8 @@ def _identity(path: AnyPath) -> str:
 
 def is_file_name(given: str) -> bool:
     """Whether an output names a file and not a folder."""
+    if ending(given) == ".zarr":
+        return not make_path(given).is_dir() or is_zarr(given)
     return ending(given) in IMAGES and not make_path(given).is_dir()
 
 
@@ -212,12 +215,13 @@ def place_outputs(
             raise click.UsageError(f"{option} {given!r} for {len(images)} images is no folder")
         allowed = {"labels": (".png", *ARRAYS), "probabilities": ARRAYS, "overlay": (".png",)}[kind]
         placed = {".nii.gz": NIFTI, ".tif": GEOTIFF}.get(own[0] or "", ())
-        if ending(place) not in (*allowed, *placed):
+        windowed = () if kind == "overlay" else (".zarr", *GEOTIFF)
+        if ending(place) not in (*allowed, *placed, *windowed):
             raise click.UsageError(
                 f"{option} {given!r}, expected a folder or a name ending in "
                 f"{', '.join((*allowed, *placed))}"
             )
-        if not is_remote(given):
+        if not is_remote(given) and ending(place) != ".zarr":
             check_target(given, option)
         return [(place,)]
     plain = (".png",) if kind == "overlay" else SUFFIXES[kind]

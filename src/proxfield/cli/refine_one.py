@@ -70,6 +70,8 @@ class Work:
     names: tuple[str, ...] | None = None
     spacing_given: bool = False
     """Whether the user says how large a voxel is; otherwise the header of a NIfTI file does."""
+    tiles: Record | None = None
+    """Length and halo of tiles; None: images in one piece."""
 
 
 @dataclass

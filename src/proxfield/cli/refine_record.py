@@ -50,6 +50,7 @@ def parameters(work: Work) -> Record:
             "input": work.what,
             "dtype": work.dtype if work.kind == "probabilities" else None,
             "labels": work.from_labels,
+            **({} if work.tiles is None else {"tiles": work.tiles}),
             "terms": terms,
             "rule": None if rule is None else {"name": rule.name, **rule.params},
             **run,

@@ -26,6 +26,8 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
     if summary["skipped"]:
         rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
+    if summary["partial"]:
+        rows.append(("in parts", f"{summary['partial']}, with tiles that other parts have to do"))
     if summary["failed"]:
         rows.append(("failed", str(summary["failed"])))
     print_pairs([*rows, ("results", summary["output"])])
@@ -54,6 +56,7 @@ def finish(ctx: click.Context, summary: Record, failed: list[Record], ending: st
 
     if ending:
         left = summary["images"] - summary["refined"] - summary["skipped"] - summary["failed"]
+        left -= summary["partial"]
         report(f"{ending}; {left} images are left, run the same again to go on", kind="")
     if failed:
         names = some([record["image"] for record in failed])
