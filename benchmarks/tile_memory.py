@@ -1,6 +1,7 @@
 """Memory of `refine_tiles` over a zarr image of 20,000×20,000 pixels, of which a part is filled.
 
-    python benchmarks/tile_memory.py FOLDER [--tiles N] [--tile N] [--preset NAME] [--json FILE]
+    python benchmarks/tile_memory.py FOLDER [--tiles N] [--tile N] [--preset NAME]
+        [--max-iters N] [--json FILE]
 
 FOLDER gets the arrays (some tens of MB). Resident memory is read after each tile; the largest ever
 is that of the operating system, with Python and all libraries.
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--tiles", type=int, default=100)
     parser.add_argument("--tile", type=int, default=1024)
     parser.add_argument("--preset", default="gentle")
+    parser.add_argument("--max-iters", type=int, help="fewer take less time, not less memory")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -89,13 +91,13 @@ def main() -> None:
 
     def noted(done: int, _: int) -> None:
         rows.append([done, round(resident(), 1), round(peak(), 1)])
-        if done % 10 == 0 or options.tiles < 10:
+        if done % 10 == 0 or done < 10:
             print(f"{done} tiles: {rows[-1][1]} MiB, at most {rows[-1][2]}", flush=True)
 
     paths = [options.folder / name for name in ("image.zarr", "p.zarr", "out.zarr")]
     found = pf.refine_tiles(
         *paths, tile=options.tile, parts=range(options.tiles), preset=options.preset, threads=1,
-        callback=noted,
+        callback=noted, **({} if options.max_iters is None else {"max_iters": options.max_iters}),
     )  # fmt: skip
     seconds = time.process_time() - begun
     data = {
@@ -105,6 +107,7 @@ def main() -> None:
         "tile": options.tile,
         "halo": list(found.halo),
         "tiles": options.tiles,
+        "max_iters": options.max_iters,
         "before_mib": round(before, 1),
         "peak_mib": rows[-1][2],
         "peak_after_10_tiles_mib": rows[min(10, len(rows) - 1)][2],

@@ -3,7 +3,7 @@
 Photographs with a network's probabilities (CamVid, see camvid.py), enlarged; two tiles, the seam in
 the middle, at the settings 80/13 ("krahenbuehl") and 40/5 ("gentle").
 
-    python benchmarks/tile_seams.py --data FOLDER [--sigmas 1.6,5] [--enlarge 4] [--json FILE]
+    python benchmarks/tile_seams.py --data FOLDER [--sigmas 1.6,auto] [--enlarge 4] [--json FILE]
 
 FOLDER holds camvid_val/<stem>.png and camvid_unary/<stem>.npz.
 """
@@ -29,7 +29,7 @@ NEAR = 16
 """Pixels on either side of a seam that are compared."""
 
 
-def measure(data: Path, stem: str, enlarge: int, sigmas: list[float]) -> list[dict[str, Any]]:
+def measure(data: Path, stem: str, enlarge: int, sigmas: list[str]) -> list[dict[str, Any]]:
     """Agreement of one photograph at all settings and halos."""
     with Image.open(data / f"camvid_val/{stem}.png") as picture:
         size = (picture.width * enlarge, picture.height * enlarge)
@@ -42,10 +42,11 @@ def measure(data: Path, stem: str, enlarge: int, sigmas: list[float]) -> list[di
         whole = pf.DenseCRF(image, p, preset=preset).infer(threads=1).labels
         seconds = time.process_time() - begun
         for sigma in sigmas:
-            halo = round(sigma * pf.PRESETS[preset]["bilateral_sigma"])
+            width = pf.PRESETS[preset]["bilateral_sigma"]
+            halo = sigma if sigma == "auto" else round(float(sigma) * width)
             labels = np.zeros(image.shape[:2], dtype=np.uint8)
             begun = time.process_time()
-            pf.refine_tiles(
+            found = pf.refine_tiles(
                 image, p, labels, tile=(size[1], middle), halo=halo, preset=preset, threads=1
             )
             same = labels == whole
@@ -55,7 +56,7 @@ def measure(data: Path, stem: str, enlarge: int, sigmas: list[float]) -> list[di
                 "pixels": list(image.shape[:2]),
                 "settings": name,
                 "halo_sigmas": sigma,
-                "halo": halo,
+                "halo": found.halo[1],
                 "near_equal_percent": 100 * float(near.mean()),
                 "near_different": int((~near).sum()),
                 "near_pixels": near.size,
@@ -70,11 +71,11 @@ def measure(data: Path, stem: str, enlarge: int, sigmas: list[float]) -> list[di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--sigmas", default="1.6,2.4,3.2,4,5")
+    parser.add_argument("--sigmas", default="1.6,2.4,3.2,4,auto")
     parser.add_argument("--enlarge", type=int, default=4)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    sigmas = [float(x) for x in options.sigmas.split(",")]
+    sigmas = options.sigmas.split(",")
     rows = [row for s in STEMS for row in measure(options.data, s, options.enlarge, sigmas)]
     for name in SETTINGS.values():
         for sigma in sigmas:
@@ -82,7 +83,7 @@ def main() -> None:
             total = sum(r["near_pixels"] for r in of)
             equal = 100 * (1 - sum(r["near_different"] for r in of) / total)
             least = min(r["near_equal_percent"] for r in of)
-            print(f"{name}, halo {sigma:g} σ: {equal:.4f} % equal, least {least:.4f} %")
+            print(f"{name}, halo {sigma} σ: {equal:.4f} % equal, least {least:.4f} %")
     if options.json is not None:
         data = {"proxfield": pf.__version__, "python": platform.python_version(), "rows": rows}
         options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -52,16 +52,41 @@ def test_tiles_as_the_user_says(tmp_path: Path, files: tuple[Any, Any]) -> None:
     assert json.loads(other.stdout)["refined"] == 1
 
 
+@pytest.mark.parametrize("form", ["probs", "labels"])
 def test_an_image_that_does_not_fit_is_refined_in_tiles(
+    tmp_path: Path, files: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    from proxfield.cli import refine_tiles as module
+    from proxfield.io.images import read_labels, write_labels
+
+    given: tuple[object, ...] = (tmp_path / "image.npy", "--probs", tmp_path / "p.npy")
+    if form == "labels":  # pictures, which are decoded in one piece
+        pytest.importorskip("PIL", reason="needs proxfield[images]")
+        write_labels(tmp_path / "map.png", files[1].argmax(-1), 2)
+        given = (tmp_path / "image.npy", "--labels", tmp_path / "map.png", "--n-labels", 2)
+    whole = json.loads(refine(*given, "-o", tmp_path / "whole.png", "--json").stdout)
+    assert "tiles" not in whole["files"][0]
+    monkeypatch.setattr(module, "TILE", 40)
+    monkeypatch.setattr("proxfield.common.memory.available_memory", lambda: 200 * 2**20)
+    tiled = refine(*given, "-o", tmp_path / "tiled.png", "--json", "--halo", 90)
+    assert tiled.exit_code == 0, tiled.output
+    assert json.loads(tiled.stdout)["files"][0]["tiles"] == 6
+    labels = [read_labels(tmp_path / f"{name}.png")[0] for name in ("whole", "tiled")]
+    assert np.array_equal(*labels)
+    monkeypatch.setattr("proxfield.common.memory.available_memory", lambda: 2**34)
+    fits = json.loads(refine(*given, "-o", tmp_path / "fits.png", "--json").stdout)
+    assert "tiles" not in fits["files"][0]
+
+
+def test_what_looks_at_the_whole_image_is_never_tiled(
     tmp_path: Path, files: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = (tmp_path / "image.npy", "--probs", tmp_path / "p.npy", "-o", tmp_path / "out.npy")
-    whole = refine(*args, "--json")
-    assert "tiles" not in json.loads(whole.stdout)["files"][0]
     monkeypatch.setattr("proxfield.common.memory.available_memory", lambda: 200 * 2**20)
-    tiled = refine(*args, "--json")
-    assert tiled.exit_code == 0, tiled.output
-    assert json.loads(tiled.stdout)["files"][0]["tiles"] == 1
+    done = refine(
+        tmp_path / "image.npy", "--probs", tmp_path / "p.npy", "-o", tmp_path / "out.npy",
+        "--overlay", tmp_path / "pictures", "--json",
+    )  # fmt: skip
+    assert "tiles" not in json.loads(done.stdout)["files"][0]
 
 
 def test_zarr_and_tiff_in_and_out(tmp_path: Path, files: tuple[Any, Any]) -> None:

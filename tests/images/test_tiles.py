@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 
 import proxfield as pf
+from proxfield.filters.lattice import LatticeFilter
 from proxfield.filters.points import PixelPoints
 from proxfield.images import tiles
 from proxfield.images.tile_grid import make_grid
 from proxfield.io.sliced import open_sliced
+from proxfield.io.windows import NpyOutput
 
 OPTIONS: dict[str, Any] = {"bilateral_sigma": 6.0, "bilateral_color": 20.0, "spatial_sigma": 1.5}
 
@@ -177,12 +180,48 @@ def test_npy_files(tmp_path: Path) -> None:
     assert sorted(f.name for f in tmp_path.iterdir()) == ["image.npy", "labels.npy", "p.npy"]
 
 
+@pytest.mark.parametrize("shape", [(7,), (5, 6), (4, 5, 3), (3, 4, 5, 2)])
+def test_windows_of_a_npy_file_are_written_where_they_belong(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(0)
+    expected = np.zeros(shape, np.float32)
+    out = NpyOutput(tmp_path / "x.npy", tmp_path, shape, expected.dtype)
+    for _ in range(20):
+        ends = [np.sort(rng.choice(n + 1, 2, replace=False)) for n in shape]
+        window = tuple(slice(int(a), int(b)) for a, b in ends)
+        window = tuple(
+            slice(0, n) if rng.random() < 0.3 else w for w, n in zip(window, shape, strict=True)
+        )
+        values = rng.normal(size=expected[window].shape).astype(np.float32)
+        expected[window] = values
+        out.write(window, np.asfortranarray(values))
+    out.finish()
+    assert np.array_equal(np.load(tmp_path / "x.npy"), expected)
+
+
 def test_a_view_of_a_mapped_file_is_read_where_it_lies(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(60.0).reshape(6, 10))
     part = np.load(tmp_path / "x.npy", mmap_mode="r")[2:, 3:]
     assert np.array_equal(open_sliced(part).read((slice(0, 2), slice(1, 3))), part[:2, 1:3])
     whole_rows = np.load(tmp_path / "x.npy", mmap_mode="r")[2:]
     assert np.array_equal(open_sliced(whole_rows).read((slice(0, 2),)), whole_rows[:2])
+
+
+def test_zarr_in_an_object_store() -> None:
+    zarr = pytest.importorskip("zarr", reason="zarr isn't installed")
+    pytest.importorskip("fsspec", reason="needs proxfield[cluster]")
+    image, p = scene(40, 50)
+    array = zarr.open("memory://tiles/image.zarr", mode="w", shape=image.shape, dtype="u1")
+    array[:] = image
+    found, here = np.zeros((40, 50), np.uint8), np.zeros((40, 50), np.uint8)
+    pf.refine_tiles("memory://tiles/image.zarr", p, found, tile=25, **OPTIONS)
+    pf.refine_tiles(image, p, here, tile=25, **OPTIONS)
+    assert np.array_equal(found, here)
+    with pytest.raises(pf.InputError, match="expected a zarr array or a file of this machine"):
+        pf.refine_tiles("memory://tiles/image.npy", p, found)
+    with pytest.raises(pf.InputError, match="tiles can't be written there"):
+        pf.refine_tiles(image, p, "memory://tiles/out.npy")
 
 
 def test_zarr(tmp_path: Path) -> None:
@@ -295,6 +334,55 @@ def test_volumes() -> None:
     pf.refine_tiles(image, p, out, output="probabilities", tile=(12, 10, 10), halo=30, **OPTIONS)
     expected = pf.DenseCRF(image, p, batch=False, **OPTIONS).infer().probabilities
     assert np.array_equal(out, expected)
+
+
+# ---- memory ----
+
+
+def test_nothing_of_a_tile_stays_in_memory() -> None:
+    image, p = scene()
+    seen: list[int] = []
+
+    def count(*_: int) -> None:
+        seen.append(sum(isinstance(x, LatticeFilter) for x in gc.get_objects()))
+
+    pf.refine_tiles(image, p, np.zeros((90, 120), np.uint8), tile=50, callback=count, **OPTIONS)
+    assert seen == seen[:1] * 7
+
+
+def test_compact_operators_give_the_same() -> None:
+    points = np.random.default_rng(0).normal(size=(300, 3))
+    term = pf.Gaussian(points, 2.0, filter="lattice")
+    values = np.random.default_rng(1).normal(size=(300, 2))
+    sums, seen = term.row_sums.copy(), term.operator.apply(values)
+    small = pf.Gaussian(points, 2.0, filter="lattice")
+    small.operator.compact()
+    assert small.operator.mass is None
+    assert np.array_equal(small.row_sums, sums)
+    assert np.array_equal(small.operator.apply(values), seen)
+    assert small.operator.range() == term.operator.range()
+
+
+def test_freed_memory_is_returned_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    from proxfield.common import memory
+
+    calls: list[tuple[Any, ...]] = []
+
+    class Library:
+        def mallopt(self, *given: int) -> None:
+            calls.append(("mallopt", *given))
+
+        def malloc_trim(self, *given: int) -> None:
+            calls.append(("malloc_trim", *given))
+
+    monkeypatch.setattr(memory, "_C_LIBRARY", None)
+    monkeypatch.setattr(memory, "_open_glibc", Library)
+    memory.return_freed_arrays()
+    memory.return_freed_arrays()
+    assert calls == [("mallopt", -3, 2**20), ("malloc_trim", 0), ("malloc_trim", 0)]
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert memory._open_glibc() is False
 
 
 # ---- jobs, stopping and going on ----

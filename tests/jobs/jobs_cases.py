@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxfield.errors import InputError
 from proxfield.io.images import write_labels, write_probabilities
@@ -67,6 +69,31 @@ def make_images(folder: Path, count: int, size: tuple[int, int] = (24, 30)) -> N
         write_probabilities(folder / "probs" / f"i{k:02d}.npy", p / p.sum(-1, keepdims=True))
 
 
+def make_scene(size: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """An image, and probabilities of its three labels."""
+    rng = np.random.default_rng(0)
+    labels = np.indices(size).sum(axis=0) // 19 % 3
+    image = (80 * labels[..., None] + rng.normal(20, 9, (*size, 3))).clip(0, 255)
+    p = np.exp(1.5 * np.eye(3)[labels] + rng.normal(0, 0.7, (*size, 3)))
+    return image.astype(np.uint8), (p / p.sum(-1, keepdims=True)).astype(np.float32)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """All files of a folder."""
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def children_of(pid: int, command: str = "") -> set[int]:
+    """Processes that were started by a process, of any depth, with a word in their command."""
+    rows = subprocess.run(
+        ["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, text=True, check=True
+    )
+    parents, commands = {}, {}
+    for line in rows.stdout.splitlines()[1:]:
+        child, parent, args = line.split(None, 2)
+        if "resource_tracker" not in args:
+            parents[int(child)], commands[int(child)] = int(parent), args
+    found = {pid}
+    while more := {c for c, p in parents.items() if p in found} - found:
+        found |= more
+    return {x for x in found - {pid} if command in commands[x]}

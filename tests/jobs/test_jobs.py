@@ -18,6 +18,7 @@ import joblib
 import numpy as np
 import pytest
 from jobs_cases import (
+    children_of,
     contents,
     die_always,
     die_at_5,
@@ -172,24 +173,8 @@ def test_a_process_that_is_killed_while_idle() -> None:
         assert sorted(workers.run(square, range(12))) == SQUARES
 
 
-def children_of(pid: int) -> set[int]:
-    """Processes that were started by a process, of any depth."""
-    rows = subprocess.run(
-        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
-    )
-    parents = {}
-    for line in rows.stdout.splitlines()[1:]:
-        child, parent, args = line.split(None, 2)
-        if "resource_tracker" not in args:
-            parents[int(child)] = int(parent)
-    found = {pid}
-    while more := {c for c, p in parents.items() if p in found} - found:
-        found |= more
-    return found - {pid}
-
-
 @posix
-@pytest.mark.skipif(sys.platform != "linux", reason="needs ps with -eo")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs ps of Linux")
 def test_refine_after_kill_9_in_the_middle(tmp_path: Path) -> None:
     make_images(tmp_path, 16, (60, 80))
     base = [sys.executable, "-m", "proxfield", "refine", "images", "--probs", "probs"]
@@ -204,7 +189,7 @@ def test_refine_after_kill_9_in_the_middle(tmp_path: Path) -> None:
     )
     while run.poll() is None and len(list(tmp_path.glob("two/*.png"))) < 4:
         time.sleep(0.01)
-    workers = children_of(run.pid)
+    workers = children_of(run.pid, "popen_loky")
     os.kill(min(workers), signal.SIGKILL)
     assert len(list(tmp_path.glob("two/*.json"))) < 16
     out, err = run.communicate(timeout=300)

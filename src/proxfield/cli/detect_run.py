@@ -17,7 +17,7 @@ from proxfield.cli.progress import Counter
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
-from proxfield.jobs import open_workers
+from proxfield.jobs import ends_the_run, open_workers
 from proxfield.people.detect import Detector, OccupancyMap
 from proxfield.people.scene import Scene
 
@@ -63,6 +63,8 @@ def _attempt(task: Task, work: Work, before: Doubles | None) -> tuple[Record, Oc
     except Exception as error:
         if interrupted():  # what a library made of Ctrl-C
             raise KeyboardInterrupt from error
+        if ends_the_run(error):
+            raise
         record["error"] = _explain(error, task.frame)
         return record, None
     return record, found

@@ -42,6 +42,7 @@ from proxfield.io.referenced import (
     read_geotiff,
     read_nifti,
 )
+from proxfield.jobs import ends_the_run
 
 if TYPE_CHECKING:
     from proxfield.common.arrays import Pixels
@@ -267,6 +268,8 @@ def with_failures(pair: Pair, record: Record, step: Any) -> Any:
     except Exception as error:
         if interrupted():  # what a library made of Ctrl-C
             raise KeyboardInterrupt from error
+        if ends_the_run(error):
+            raise
         record["error"] = _explain(error, display_name(pair.image))
     return None
 

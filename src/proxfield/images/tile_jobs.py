@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -85,8 +86,11 @@ def _store(path: Path, values: Pixels) -> None:
     """Write a file that appears when all of it is there."""
     aside = path.with_name(f".proxfield-{secrets.token_hex(8)}.tmp")
     try:
-        with aside.open("wb") as stream:
-            np.save(stream, values)
+        values = np.ascontiguousarray(values)
+        form: Any = np.lib.format
+        with aside.open("wb") as stream:  # not np.save, which doesn't say why it can't write
+            form.write_array_header_1_0(stream, form.header_data_from_array_1_0(values))
+            stream.write(values.data)
         aside.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

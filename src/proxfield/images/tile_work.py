@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from proxfield.common.arrays import Doubles, Ints, Pixels
+from proxfield.common.memory import return_freed_arrays
 from proxfield.common.records import Record
 from proxfield.compiled.threads import current_threads, thread_count
 from proxfield.errors import InputError, shown
@@ -246,6 +247,7 @@ class Tile:
 
     def refine(self, part: Part) -> tuple[Pixels, str]:
         """The results of a tile without its halo, and how inference ended."""
+        return_freed_arrays()
         try:
             return self._refine(part)
         finally:
@@ -264,6 +266,7 @@ class Tile:
                 options["labels_axis"] = None
             options[self.kind] = unary
             crf = DenseCRF(image, **options)
+        del image, unary, options  # room for what follows
         gaussians = [term for term in crf.terms if isinstance(term, Gaussian)]
         for term, blur in zip(gaussians, self.blurs, strict=False):
             term.blur = blur
@@ -271,6 +274,7 @@ class Tile:
             with thread_count(self.run.get("threads") or current_threads()):
                 for term in gaussians:  # features of one term at a time, none while iterating
                     term.build(drop_features=True)
+                    term.operator.compact()
         result = crf.infer(**self.run)
         if result.status.name == "INTERRUPTED":  # never pass for finished
             raise KeyboardInterrupt

@@ -21,7 +21,15 @@ from proxfield._version import __version__
 from proxfield.common.interrupts import deferred
 from proxfield.common.logs import log
 from proxfield.errors import MissingDependencyError
-from proxfield.jobs.workers import ClusterError, LostWorkerError, Workers, call, import_joblib
+from proxfield.jobs.workers import (
+    ClusterError,
+    LostWorkerError,
+    Workers,
+    call,
+    host,
+    import_joblib,
+    on_another_machine,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -258,13 +266,17 @@ def on_worker(what: bytes, data: bytes, folder: str | None, version: str) -> tup
         try:
             function, item = _function(what), pickle.loads(data)
         except (ImportError, AttributeError) as error:
-            from proxfield.jobs.workers import _host
-
             raise ClusterError(
-                f"a worker on {_host()} can't load the work ({error}), expected proxfield "
+                f"a worker on {host()} can't load the work ({error}), expected proxfield "
                 f"{version} and its extras there"
             ) from None
-        return True, call(function, item, folder, version)
+        with on_another_machine():
+            return True, call(function, item, folder, version)
+    except MissingDependencyError as error:
+        return False, ClusterError(
+            f"a worker on {host()} lacks a package ({error}), expected the same extras as here on "
+            "every worker"
+        )
     except Exception as error:
         return False, _portable(error)
 

@@ -122,16 +122,53 @@ def call(function: Callable[[T], R], item: T, folder: str | None, version: str) 
     """
     if version != __version__:
         raise ClusterError(
-            f"a worker on {_host()} has proxfield {__version__}, expected {version} as here"
+            f"a worker on {host()} has proxfield {__version__}, expected {version} as here"
         )
     with _FOLDER.entered(folder):
         return function(item)
 
 
-def _host() -> str:
+def host() -> str:
+    """The name of this machine."""
     import platform
 
     return platform.node() or "another machine"
+
+
+_elsewhere = threading.local()
+
+
+@contextmanager
+def on_another_machine() -> Iterator[None]:
+    """Within the block, this thread works for a process that may be on another machine."""
+    before = is_elsewhere()
+    _elsewhere.here = True
+    try:
+        yield
+    finally:
+        _elsewhere.here = before
+
+
+def is_elsewhere() -> bool:
+    """Whether this thread does an item of a process that may be on another machine.
+
+    Example:
+        >>> is_elsewhere()
+        False
+    """
+    return bool(getattr(_elsewhere, "here", False))
+
+
+def ends_the_run(error: BaseException) -> bool:
+    """Whether an error is about workers, so that other items would fail as well.
+
+    Example:
+        >>> ends_the_run(ClusterError("no workers")), ends_the_run(ValueError("an item"))
+        (True, False)
+    """
+    if isinstance(error, MissingDependencyError):
+        return is_elsewhere()  # of a worker only: here packages are checked before any work
+    return isinstance(error, (ClusterError, LostWorkerError))
 
 
 class _Folder:
@@ -151,7 +188,7 @@ class _Folder:
                     os.chdir(folder)
                 except OSError:
                     raise ClusterError(
-                        f"{folder}: no such folder on {_host()}, expected a file system that all "
+                        f"{folder}: no such folder on {host()}, expected a file system that all "
                         "machines share, or remote paths (s3://…)"
                     ) from None
             self._users += 1
