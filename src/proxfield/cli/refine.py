@@ -252,15 +252,15 @@ def command(
         strokes = files.find_partners(found, options["scribbles"], "--scribbles", optional=True)
     pairs = files.make_pairs(found, partners, output, overlay, output_kind, strokes)
     jobs = jobs_on(cluster, jobs)
-    shared = tiles.tiled_pairs(pairs, options, overlay)
+    shared = dict.fromkeys(tiles.tiled_pairs(pairs, options, overlay), part)
     own = [p for p in (pairs if part is None else part.of(pairs)) if p not in shared]
-    large = [*shared, *tiles.too_large(own, options, overlay)]
+    large = {**shared, **dict.fromkeys(tiles.too_large(own, options, overlay))}
     check_packages([p for p in own if p not in large], jobs)
     tiles.check_kinds(large)
     wanted = parameters(work)
     always = force or files.is_file_name(output)
     todo = [p for p in own if p not in large and (always or not is_finished(p, wanted))]
-    in_tiles = [tiles.for_tiles(p, work, options, part if p in shared else None) for p in large]
+    in_tiles = [tiles.for_tiles(p, work, options, which) for p, which in large.items()]
     in_tiles = [t for t in in_tiles if t.is_due(always, force)]
     start = time.perf_counter()
     records: list[Record] = []
@@ -296,7 +296,7 @@ def command(
         ending = "interrupted"  # what a library made of Ctrl-C
     failed = [r for r in records if r["error"] is not None]
     partial = sum(r["error"] is None and r["output"] is None for r in records)
-    count = len(set(own) | set(large))
+    count = len({*own, *large})
     summary = {
         "images": count,
         "refined": len(records) - len(failed) - partial,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -316,7 +316,7 @@ def widest_halo(work: Work) -> int:
     return int(HALO_SIGMAS * max(widest))
 
 
-def check_kinds(pairs: Sequence[Pair]) -> None:
+def check_kinds(pairs: Iterable[Pair]) -> None:
     """Refuse volumes that only some other reader knows, before any work."""
     from proxfield.io.referenced import NIFTI, ending
 

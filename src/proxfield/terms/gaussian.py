@@ -57,8 +57,8 @@ class Gaussian(Term):
         filter: "exact" (all pairs), "lattice" (permutohedral, for many points) or "auto" (exact
             up to 2000 points).
         first: Number of the first of the n consecutive variables.
-        blur: Which of its two blurs the lattice uses: "separable", "star", or None, by how dense
-            the points are.
+        blur: Which of its blurs the lattice uses: "separable", "coarse", "star", or None, by how
+            dense the points are.
 
     Example:
         >>> import proxfield as pf
