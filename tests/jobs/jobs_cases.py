@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -97,3 +98,17 @@ def children_of(pid: int, command: str = "") -> set[int]:
     while more := {c for c, p in parents.items() if p in found} - found:
         found |= more
     return {x for x in found - {pid} if command in commands[x]}
+
+
+def hide_package(name: str) -> None:
+    """Make a package look as if it weren't installed in this process."""
+    sys.modules[f"hidden {name}"] = sys.modules.get(name)  # type: ignore[assignment]
+    sys.modules[name] = None  # type: ignore[assignment]
+
+
+def show_package(name: str) -> None:
+    """Undo `hide_package`."""
+    there = sys.modules.pop(f"hidden {name}")
+    del sys.modules[name]
+    if there is not None:
+        sys.modules[name] = there

@@ -16,7 +16,17 @@ import joblib
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from jobs_cases import contents, die_at_5, die_once, make_images, refuse_3, square, square_slowly
+from jobs_cases import (
+    contents,
+    die_at_5,
+    die_once,
+    hide_package,
+    make_images,
+    refuse_3,
+    show_package,
+    square,
+    square_slowly,
+)
 
 import proxfield as pf
 from proxfield.cli.main import cli
@@ -218,6 +228,23 @@ def test_a_worker_that_lacks_a_module(cluster: Any, tmp_path: Path) -> None:
     finally:
         sys.path.remove(str(tmp_path))
         del sys.modules["only_here"]
+
+
+def test_a_worker_without_the_extra(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_images(tmp_path, 3)
+    monkeypatch.chdir(tmp_path)
+    same = ("images", "--probs", "probs", "-o", "out", "--cluster", cluster.scheduler.address)
+    cluster.run(hide_package, "PIL")
+    try:
+        result = refine(*same)
+    finally:
+        cluster.run(show_package, "PIL")
+    assert result.exit_code == 1
+    assert "lacks a package" in result.stderr and "proxfield[images]" in result.stderr
+    assert "3 images are left, run the same again to go on" in result.stderr
+    assert refine(*same).exit_code == 0
 
 
 def test_a_worker_of_another_version() -> None:

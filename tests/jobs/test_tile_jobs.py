@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
@@ -13,10 +14,14 @@ import joblib
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from jobs_cases import children_of, contents, make_scene
+from jobs_cases import children_of, contents, hide_package, make_scene, show_package
 
 import proxfield as pf
 from proxfield.cli.main import cli
+from proxfield.images.tile_grid import make_grid
+from proxfield.images.tile_jobs import Job
+from proxfield.images.tile_work import make_tile
+from proxfield.io.sliced import open_sliced
 from proxfield.io.windows import NpyOutput
 from proxfield.jobs import ClusterError
 
@@ -99,6 +104,14 @@ def test_tiles_of_a_killed_dask_worker_are_done_again(files: Path, cluster: Any)
     assert Path("two.npy").read_bytes() == Path("one.npy").read_bytes()
 
 
+def test_items_are_small(files: Path) -> None:
+    work = make_tile(
+        *map(open_sliced, ("image.npy", "p.npy")), "probabilities", "labels", "float32", {}, {}
+    )
+    grid = make_grid(work.pixels, 20, 12, work.reach)
+    assert len(pickle.dumps((Job(work, files), grid.part(3)))) < 10_000
+
+
 # ---- parts ----
 
 
@@ -177,17 +190,7 @@ def test_a_worker_without_the_extra(files: Path, cluster: Any) -> None:
     array = zarr.open("image.zarr", mode="w", shape=image.shape, dtype="u1")
     array[:] = image
 
-    def hide(name: str) -> None:
-        import sys
-
-        sys.modules[name] = None  # type: ignore[assignment]
-
-    def show(name: str) -> None:
-        import sys
-
-        del sys.modules[name]
-
-    cluster.run(hide, "zarr")
+    cluster.run(hide_package, "zarr")
     try:
         with (
             joblib.parallel_config("dask", client=cluster),
@@ -203,7 +206,7 @@ def test_a_worker_without_the_extra(files: Path, cluster: Any) -> None:
         assert done.exit_code == 1
         assert "lacks a package" in done.stderr and "run the same again" in done.stderr
     finally:
-        cluster.run(show, "zarr")
+        cluster.run(show_package, "zarr")
     assert not Path("out.npy").exists()
 
 

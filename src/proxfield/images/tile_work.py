@@ -275,6 +275,7 @@ class Tile:
                 for term in gaussians:  # features of one term at a time, none while iterating
                     term.build(drop_features=True)
                     term.operator.compact()
+        return_freed_arrays()
         result = crf.infer(**self.run)
         if result.status.name == "INTERRUPTED":  # never pass for finished
             raise KeyboardInterrupt
