@@ -54,14 +54,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def fit(self: DecisionTreeField, *args: Any, **options: Any) -> Any:
         trained.append(self.method)
-        self.set_params(features=24, reach=4, unary_leaves=4, pair_leaves=2, max_iters=3)
         return original(self, *args, **options)
+
+    def untrained(method: str) -> DecisionTreeField:
+        return DecisionTreeField(
+            features=24, reach=4, unary_leaves=4, pair_leaves=2, max_iters=3, method=method
+        )
 
     def make(train: int, test: int, **_: Any) -> CharacterSets:
         return CharacterSets(draw(train), draw(test), None)
 
     original = DecisionTreeField.fit
     monkeypatch.setattr(DecisionTreeField, "fit", fit)
+    monkeypatch.setattr(inpainting_models, "untrained", untrained)
     monkeypatch.setattr(characters, "make_characters", make)
     return trained
 
@@ -101,6 +106,14 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
         read_model(path)
     with pytest.raises(InputError, match=r"expected TST_\*\.mat"):
         given_instances(str(tmp_path / "none"))
+
+
+def test_best_known_energies_of_another_form_are_refused(tmp_path: Path) -> None:
+    write_mat(tmp_path)
+    for name in ("DTF-names.mat", "DTF-OPT.mat"):
+        scipy.io.savemat(tmp_path / name, {"other": np.zeros(3)})
+    with pytest.raises(InputError, match=r"DTF-names\.mat: no best-known energies"):
+        best_known(tmp_path / "TST_test_0001_2_3.mat")
 
 
 @pytest.mark.skipif(not MODELS.is_dir(), reason="the published model isn't here")
@@ -227,8 +240,27 @@ def test_a_model_that_is_kept_is_used(small: list[str], tmp_path: Path) -> None:
     path = training.path(str(tmp_path), "marginals")
     sets = CharacterSets(draw(4), draw(1), None)
     inpainting_models.load_or_fit(path, "marginals", sets, lambda _: None)
-    inpainting_models.load_or_fit(path, "marginals", sets, lambda _: None)
+    model = inpainting_models.load_or_fit(path, "marginals", sets, lambda _: None)
     assert small == ["marginals"]
+    model.set_params(l2=7.0).save(path)
+    told: list[str] = []
+    inpainting_models.load_or_fit(path, "marginals", sets, told.append)
+    assert small == ["marginals"] * 2 and "other settings" in told[0]
+
+
+def test_a_model_whose_training_is_interrupted_is_not_kept(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "marginals.npz"
+    monkeypatch.setattr("proxfield.learn.optimize.Watch.tell", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        inpainting_models.load_or_fit(
+            path, "marginals", CharacterSets(draw(4), draw(1), None), lambda _: None
+        )
+    assert not path.exists()
 
 
 def test_all_experiments_share_a_folder(
@@ -241,6 +273,11 @@ def test_all_experiments_share_a_folder(
     seen: list[dict[str, Any]] = []
     for command in (people, inpainting, paper):
         monkeypatch.setattr(command, "callback", lambda **options: seen.append(options))
+    for option in ("--data", "--inpainting-data"):
+        result = bench("all", "out", option, "d")
+        assert result.exit_code == 2 and "d: no such folder" in result.stderr
+    assert not seen and not Path("out").exists()
+    Path("d").mkdir()
     result = bench("all", "out", "--threads", "1", "--count", "3", "--frames", "4", "--data", "d")
     assert result.exit_code == 0, result.stderr
     first, second, last = seen

@@ -54,9 +54,11 @@ class Outcome:
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Call the command in this process, in an empty folder.
 
-    Whether kernels are compiled depends on what ran before, so that notice is dropped.
+    Whether kernels are compiled depends on what ran before, so that notice is dropped, and so are
+    the lines of progress that a command prints where it takes long.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("proxfield.cli.progress.LINE_SECONDS", float("inf"))
     try:
         runner = CliRunner(mix_stderr=False)  # click before 8.2
     except TypeError:

@@ -40,7 +40,7 @@ def fit(work: Callable[..., Any], *options: Any) -> Any:
 
 
 def inpaint(work: Callable[..., Any], *args: Any) -> Any:
-    return work("inpaint", *args, "--mask", "mask.png", "--model", "model.npz")
+    return work("inpaint", "--mask", "mask.png", "--model", "model.npz", *args)
 
 
 def test_images_are_completed(work: Callable[..., Any]) -> None:
@@ -87,6 +87,10 @@ def test_what_is_hidden_does_not_matter(work: Callable[..., Any]) -> None:
     ("args", "message"),
     [
         (("test/0.png", "-o", "test/0.png"), "would overwrite"),
+        (("test/0.png", "-o", "model.npz"), "would overwrite the input model.npz"),
+        (("test/0.png", "-o", "a.png", "--sheet", "no/s.png"), "--sheet: can't write"),
+        (("test/0.png", "-o", "a.png", "--sheet", "s.npy"), "--sheet 's.npy', expected"),
+        (("test/0.png", "-o", "a.png", "--truth", "--mask", "none.npy"), "no pixel is hidden"),
         (("nothing.png", "-o", "a.png"), "nothing.png: no such file"),
         (("test", "-o", "a.png"), "is no folder"),
         (("test/0.png", "-o", "a.png", "--set", "step=1"), "--set without --rule"),
@@ -102,11 +106,12 @@ def test_bad_calls_write_nothing(
     assert fit(work).exit_code == 0
     write_labels("wide.png", np.zeros((10, 20), dtype=int))
     write_labels("large.png", np.full((10, 12), 9))
-    before = sorted(Path().rglob("*"))
+    np.save("none.npy", np.zeros((10, 12), dtype=int))
+    before, model = sorted(Path().rglob("*")), Path("model.npz").read_bytes()
     result = inpaint(work, *args)
     assert result.exit_code == 2
     assert message in result.stderr and "Traceback" not in result.stderr
-    assert sorted(Path().rglob("*")) == before
+    assert sorted(Path().rglob("*")) == before and Path("model.npz").read_bytes() == model
 
 
 @pytest.mark.parametrize(
@@ -202,6 +207,20 @@ def test_ctrl_c_writes_the_best_model_so_far(
     result = fit(work, "--method", "chains", "--test", "test")
     assert result.exit_code == 130
     assert "this is the best model so far" in result.stderr and "test" not in result.stdout
+    assert DecisionTreeField.load("model.npz").n_labels_ == 2
+
+
+def test_ctrl_c_while_testing_keeps_the_model(
+    work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DecisionTreeField, "evaluate", interrupt)
+    result = fit(work, "--test", "test", "--json")
+    assert result.exit_code == 130
+    assert "interrupted: the model is complete, but not tested" in result.stderr
+    assert not any(key.startswith("test") for key in json.loads(result.stdout))
     assert DecisionTreeField.load("model.npz").n_labels_ == 2
 
 

@@ -180,9 +180,6 @@ def test_planes_are_for_potts_fields_whose_neighbors_lie_side_by_side() -> None:
     far = pf.Field(6400, n_labels=3, terms=[pf.Potts(order[near.potts.edges], 0.3)])
     assert program_of(far.lower()).batch.pack.form == "tiles"
     assert program_of(potts_grid(80, 80, 40)).batch.pack.form == "tiles"
-    tables = pf.Field(6400, n_labels=3, terms=[pf.Pairwise([[0, 1]], np.eye(3) * [1, 2, 3])])
-    tables.add(pf.Potts(near.potts.edges, 0.3))
-    assert program_of(tables.lower()).batch.pack.form == "tiles"
 
 
 def table_graph(n: int, n_labels: int, own: bool, forbidden: bool = False) -> Lowered:

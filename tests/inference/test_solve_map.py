@@ -119,6 +119,19 @@ def test_no_single_change_improves(labels: int, max_iters: int) -> None:
     assert best_single_change(field, result.labels) >= result.energy - 1e-9
 
 
+def test_with_a_self_message_the_gradient_does_not_tell_what_a_change_costs() -> None:
+    """It counts the pair of a point with itself, which no labelling pays for."""
+    points = np.zeros((2, 1))
+    unary = pf.Unary([[1.5, 0.0], [0.0, 10.0]])
+    for own in (False, True):
+        pairs = pf.Gaussian(points, 1.0, normalization="none", self_message=own, filter="exact")
+        field = pf.Field(2, n_labels=2).add(unary).add(pairs)
+        result = pf.solve_map(field, init=[0, 0], max_iters=0)
+        improvable = best_single_change(field, result.labels) < result.energy - 1e-9
+        assert not (result.stable and improvable)
+        assert result.stable is not own
+
+
 def test_as_good_as_inference() -> None:
     field = grid(12, 12, strength=3.0, seed=5)
     ours = pf.solve_map(field, max_iters=4000)

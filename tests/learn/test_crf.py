@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -238,6 +239,32 @@ def test_an_interrupt_ends_all_stages(method: str) -> None:
     assert told[-1].method == method and again.parameters_["unary"].any()
 
 
+def test_an_interrupt_between_stages_keeps_what_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    X, y = make_data()
+    monkeypatch.setattr("proxfield.learn.crf.Unrolled", interrupt)
+    model = CRF(max_iters=4).fit(X, y)
+    assert model.parameters_["unary"].any()
+
+
+def test_an_interrupt_ends_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of one instance only, with the next ones begun and a poor result among the good."""
+    X, y = make_data()
+    model = CRF(method="pseudo", rule="sweep").fit(X, y)
+    calls = []
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return replace(pf.infer(*args, **options), status=pf.Status.INTERRUPTED)
+
+    monkeypatch.setattr("proxfield.learn.estimator.infer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.predict(X)
+    assert len(calls) == 1
+
+
 def test_callback_and_loss() -> None:
     X, y = make_data()
     told: list[FitProgress] = []
@@ -266,6 +293,8 @@ BAD_GRAPHS = [
     (Graph(ONES, [[3, 3]]), ".*a variable twice"),
     (Graph(ONES, [[0.5, 1]]), ".*must be integers"),
     (Graph(ONES, [[0, 1, 2]]), "edges have shape"),
+    (Graph(None, EDGES), "nodes are a NoneType, expected an array"),
+    (Graph(ONES, EDGES, np.ones((11, 1)), np.zeros(11, int)), "edges have features and an index"),
     (5, "it is a int, expected a Graph"),
 ]
 BAD_SETS = [
@@ -302,6 +331,11 @@ def test_bad_input(change: Any, message: str) -> None:
         ({"step": 1.5}, "step=1.5, expected a number above 0, at most 1"),
         ({"n_updates": 0}, "n_updates=0"),
         ({"class_weight": [1.0]}, "class_weight"),
+        ({"class_weight": {0: 1.0, 1: 2.0}}, "class_weight=.*expected 2 numbers"),
+        ({"class_weight": ["a", "b"]}, "class_weight=.*expected 2 numbers"),
+        ({"class_weight": [0.0, 0.0, 1.0], "n_labels": 3}, "is 0 for all labels that occur"),
+        ({"seed": -1}, "seed=-1, expected a whole number, 0 or more"),
+        ({"loss": lambda q, _: (np.nan, 0 * q)}, "'marginals' is nan at the start"),
         ({"pairwise": "ising", "n_labels": 3}, "needs two labels"),
     ],
 )
@@ -311,11 +345,29 @@ def test_bad_settings(params: dict[str, Any], message: str) -> None:
         CRF(**params).fit(X, y)
 
 
-def test_a_label_far_out_of_range_is_no_lack_of_memory_halfway() -> None:
+def test_settings_are_checked_before_anything_is_learnt() -> None:
     X, y = make_data(3)
-    y[0][0] = 10**9
-    with pytest.raises(ProxfieldError, match="a field of 1000000001 labels would need about"):
-        CRF(pairwise="table").fit(X, y)
+    told: list[FitProgress] = []
+    for params in ({"step": 1.5}, {"n_updates": 0}, {"seed": -1, "method": "chains"}):
+        with pytest.raises(InputError):
+            CRF(**params).fit(X, y, callback=told.append)
+    assert not told
+
+
+@pytest.mark.parametrize("pairwise", ["table", "potts"])
+def test_a_label_far_out_of_range_is_no_lack_of_memory_halfway(pairwise: str) -> None:
+    X, y = make_data(3)
+    y[0][0] = 10**8
+    with pytest.raises(ProxfieldError, match="a field of 100000001 labels would need about"):
+        CRF(pairwise=pairwise).fit(X, y)
+
+
+def test_no_known_label_without_a_number_of_labels() -> None:
+    X, y = make_data(2)
+    with pytest.raises(InputError, match="no label is known"):
+        CRF().fit(X, [0 * value - 1 for value in y])
+    with pytest.raises(InputError, match="instance 0: labels: variable 0 has -2"):
+        CRF().fit(X, [0 * value - 2 for value in y])
 
 
 def test_a_device_that_is_not_there() -> None:
@@ -333,3 +385,16 @@ def test_prediction_says_what_does_not_fit() -> None:
         model.predict([Graph(np.ones((4, 2)), EDGES[:3], edge_index=[0, 3, 0])])
     with pytest.raises(InputError, match="instance 0: 3 labels for 12 nodes"):
         model.score(X[:1], [[0, 1, 0]])
+
+
+def test_arrays_as_settings_are_shown() -> None:
+    assert repr(CRF(class_weight=np.ones(2))) == "CRF(class_weight=array([1., 1.]))"
+    assert repr(CRF(l2=0.5)) == "CRF(l2=0.5)"
+
+
+def test_the_digest_knows_observed_labels() -> None:
+    found = set()
+    for observed in (None, np.full(12, -1), np.array([0] + [-1] * 11)):
+        X, y = make_data(3, observed=observed)
+        found.add(CRF(method="pseudo", max_iters=1).fit(X, y).about_["data digest"])
+    assert len(found) == 3

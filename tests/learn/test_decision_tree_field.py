@@ -1,11 +1,15 @@
 """`DecisionTreeField`: its energy, what it learns, files and errors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import proxfield as pf
 from proxfield.errors import InputError
 from proxfield.learn.decision_tree_field import DecisionTreeField
 from proxfield.learn.estimator import NotFittedError
+from proxfield.learn.files import write_arrays
 
 SMALL = {"unary_leaves": 6, "pair_leaves": 3, "features": 40, "reach": 5, "max_iters": 6}
 OFFSETS = [[0, 1], [1, 0], [2, -1]]
@@ -202,6 +206,61 @@ def test_trees_of_files_are_checked(fitted, damage):
         other.from_arrays(arrays)
 
 
+def test_errors_of_damaged_files_name_them(fitted, tmp_path):
+    path = tmp_path / "model.npz"
+    header = {"params": fitted.get_params(), "fitted": {"n_labels_": 2, "about_": {}}}
+
+    def damaged(arrays=None, **fit):
+        given = {**header, "fitted": {**header["fitted"], **fit}}
+        write_arrays(path, "DecisionTreeField", given, {**fitted.to_arrays(), **(arrays or {})})
+        with pytest.raises(InputError, match=r"model\.npz: .*damaged"):
+            DecisionTreeField.load(path)
+
+    damaged({"tests": fitted.to_arrays()["tests"][:-1]})
+    damaged({"tests": np.zeros((0, 2), dtype=int), "nodes": np.zeros(4, dtype=int)})
+    damaged({"features": 10**6 * fitted.forest_.features})
+    damaged(about_=3)
+
+
+def test_a_failed_fit_leaves_the_model_as_it_was(monkeypatch):
+    model = DecisionTreeField(OFFSETS, **SMALL).fit(stripes(4), hole())
+    before = model.predict_proba(stripes(1), hole())
+
+    def fail(*_, **__):
+        raise RuntimeError
+
+    monkeypatch.setattr("proxfield.learn.decision_tree_field.fit_marginals", fail)
+    with pytest.raises(RuntimeError):
+        model.set_params(pair_leaves=2).fit(stripes(4, n_labels=3), hole())
+    np.testing.assert_array_equal(model.predict_proba(stripes(1), hole()), before)
+
+
+def test_an_interrupt_ends_both_methods():
+    told = []
+
+    def interrupt(progress):
+        told.append(progress.method)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    settings = {**SMALL, "method": "chains"}
+    model = DecisionTreeField(OFFSETS, **settings).fit(stripes(4), hole(), callback=interrupt)
+    assert told == ["pseudo", "pseudo"] and model.parameters_["pairs"].any()
+
+
+def test_an_interrupt_ends_predictions(fitted, monkeypatch):
+    calls = []
+
+    def interrupted(*args, **options):
+        calls.append(1)
+        return replace(pf.infer(*args, **options), status=pf.Status.INTERRUPTED)
+
+    monkeypatch.setattr("proxfield.learn.decision_tree_field.infer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fitted.predict(stripes(3), hole())
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("shape", [(5, 12), (12, 5), (3, 4), (1, 1)])
 def test_images_smaller_than_the_largest_offset(fitted, shape):
     image, mask = np.zeros(shape, dtype=int), np.ones(shape, dtype=bool)
@@ -224,9 +283,15 @@ def test_images_smaller_than_the_largest_offset(fitted, shape):
         ({"offsets": [1, 2]}, "pairs of whole numbers"),
         ({"n_labels": 1}, "n_labels=1"),
         ({"n_labels": 300}, "expected 2 to"),
+        ({"l2": -1.0}, "l2=-1.0"),
+        ({"max_iters": -1}, "max_iters=-1"),
+        ({"seed": -1}, "seed=-1"),
+        ({"rule": "magic"}, "unknown rule"),
+        ({"infer_iters": 1.5}, "infer_iters=1.5"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
+def test_bad_settings_are_refused_before_trees_are_grown(settings, message, monkeypatch):
+    monkeypatch.setattr("proxfield.learn.decision_tree_field.grow_forest", None)
     with pytest.raises(InputError, match=message):
         DecisionTreeField(**{**SMALL, **settings}).fit(stripes(2), hole())
 

@@ -23,6 +23,8 @@ from proxfield.learn import (
     pseudo_likelihood,
     zero_parameters,
 )
+from proxfield.learn.chains import Chains
+from proxfield.learn.optimize import stages
 
 GRID = np.array([[r * 3 + c, r * 3 + c + 1] for r in range(3) for c in range(2)]
                 + [[r * 3 + c, r * 3 + c + 3] for r in range(2) for c in range(3)])  # fmt: skip
@@ -240,3 +242,46 @@ def test_unknown_labels_are_summed_out_by_chains() -> None:
         hidden.append(TiedField(instance.cardinalities, instance.blocks, labels))
     found = fit_chains(hidden, zero_parameters(hidden), l2=0.0, max_iters=300, n_chains=2)
     assert np.abs(flat(found) - flat(truth)).max() < 0.25
+
+
+def test_an_interrupt_while_interactions_are_weakened_ends_the_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    instances, parameters = make_case("binary")
+    told: list[FitProgress] = []
+    monkeypatch.setattr("proxfield.learn.marginals.weakened", interrupt)
+    with stages() as interrupted:
+        found = fit_marginals(instances, parameters, callback=told.append)
+        assert interrupted()  # stages around it know
+    assert not told and (flat(found) == flat(parameters)).all()
+
+
+def test_chains_that_hold_labels_draw_other_numbers() -> None:
+    """For every number of variables: also for multiples of four."""
+    block = Block("u", np.arange(8), index=np.zeros(8, int))
+    s = prepare([TiedField(np.full(8, 2), [block], [-1] * 8)])
+    free, held = Chains(s, 1, 0), Chains(s, 1, 0, hold=True)
+    held.x[:] = free.x
+    for _ in range(20):
+        free.sweep(np.zeros(2))
+        held.sweep(np.zeros(2))
+        if (free.x != held.x).any():
+            return
+    raise AssertionError("the same labels in all sweeps")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": -1}, "seed=-1, expected a whole number, 0 or more"),
+        ({"rate": np.nan}, "rate=nan, expected a number above 0"),
+        ({"rate": "fast"}, "rate='fast', expected a number above 0"),
+    ],
+)
+def test_bad_settings_of_chains(settings: dict[str, object], message: str) -> None:
+    instances, parameters = make_case("binary")
+    with pytest.raises(InputError, match=message):
+        fit_chains(instances, parameters, **settings)  # type: ignore[arg-type]

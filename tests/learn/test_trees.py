@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from proxfield.errors import InputError
+from proxfield.errors import InputError, MemoryLimitError
 from proxfield.learn.holes import HoledImage, check_images, feature_offsets, pair_offsets
 from proxfield.learn.trees import Tree, grow, grow_reference, log_frequencies
 
@@ -158,3 +158,11 @@ def test_a_tree_without_tests_has_one_leaf():
 def test_bad_images_are_refused(images, masks, message):
     with pytest.raises(InputError, match=message):
         check_images(images, masks, 2, known=True)
+
+
+def test_trees_that_do_not_fit_in_memory_are_refused():
+    features, classes = draw(0)
+    with pytest.raises(MemoryLimitError, match="a tree of 32 leaves for 10000000000 classes"):
+        grow(features, classes, 3, 10**10, 32)
+    with pytest.raises(MemoryLimitError, match="a tree of 1000000000000 leaves"):
+        grow(features, classes, 3, 3, 10**12)

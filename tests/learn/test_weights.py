@@ -120,3 +120,17 @@ def test_bad_input() -> None:
     hard = pf.Field(2, 2, [pf.Pairwise([[0, 1]], [[0.0, np.inf], [0.0, 0.0]])])
     with pytest.raises(InputError, match="forbids configurations"):
         fit_weights([hard], [[0, 0]], ["w"])
+
+
+def test_a_term_without_factors_keeps_its_weight() -> None:
+    terms = [pf.Unary(np.eye(4)[:, :2]), pf.Potts(np.zeros((0, 2), dtype=int), 1.0)]
+    field = pf.Field(4, 2, terms)
+    weights = fit_weights([field], [[0, 1, 0, 1]], ["unary", "smooth"], start={"smooth": 0.5})
+    assert set(weights) == {"unary", "smooth"} and weights["smooth"] == 0.5
+
+
+@pytest.mark.parametrize("value", ["a", np.nan, None])
+def test_bad_starts(value: object) -> None:
+    field = pf.Field(2, 2, [pf.Unary(np.eye(2))])
+    with pytest.raises(InputError, match=r"start of 'unary' is .*, expected a number"):
+        fit_weights([field], [[0, 1]], ["unary"], start={"unary": value})  # type: ignore[dict-item]

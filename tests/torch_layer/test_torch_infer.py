@@ -214,6 +214,9 @@ def test_tables_that_do_not_fit() -> None:
     ):
         with pytest.raises(error, match=what):
             pt.infer(field, tables=tables)
+    three = torch.zeros(3, field.n_vars, 2)
+    with pytest.raises(InputError, match="a batch of 2 but unary energies for 3"):
+        pt.infer(field, three, tables=[good.expand(2, 3, 2, 2), None])
     with pytest.raises(UnsupportedError, match="without evidence"):
         pt.infer(field.condition({0: 1}), tables=[good, None])
 

@@ -189,6 +189,19 @@ def test_bad_input() -> None:
         (lambda: pt.DenseCRFLoss(filter="fast"), "filter='fast'"),
         (lambda: pt.DenseCRFLoss(bilateral_sigma=0.0), "bilateral_sigma"),
         (lambda: pt.DenseCRFLoss(spatial_weight=float("nan")), "spatial_weight=nan"),
+        (lambda: pt.DenseCRFLoss(bilateral_weight="1"), "bilateral_weight='1', expected a number"),
+        (
+            lambda: loss_with(bilateral_color=[1.0, 2.0])(image, logits),
+            "bilateral_color has 2 numbers, expected 3",
+        ),
+        (
+            lambda: loss_with(spatial_weight=1.0, spatial_sigma=[1.0] * 3)(image, logits),
+            "spatial_sigma has 3 numbers",
+        ),
+        (
+            lambda: loss_with(bilateral_sigma=[1.0] * 3)(image, logits),
+            "bilateral_sigma has 3 numbers",
+        ),
         (lambda: layer(image), "probabilities or logits, one of them"),
         (lambda: layer(image, logits, logits=logits), "one of them"),
         (lambda: layer(None, logits), "needs an image"),

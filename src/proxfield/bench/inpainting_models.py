@@ -127,14 +127,25 @@ def _maker(model: DecisionTreeField, image: Ints, mask: Any) -> Callable[[], Inp
     return make
 
 
+def untrained(method: str) -> DecisionTreeField:
+    """A model before it is trained."""
+    from proxfield.learn.decision_tree_field import DecisionTreeField
+
+    return DecisionTreeField(method=method)
+
+
 def load_or_fit(
     path: Path, method: str, sets: CharacterSets, tell: Callable[[str], None]
 ) -> DecisionTreeField:
-    """The model of a file; without the file, it is trained and written."""
-    from proxfield.learn.decision_tree_field import DecisionTreeField
+    """The model of a file; without the file or with other settings, it is trained and written."""
+    from proxfield.learn.optimize import stages
 
+    wanted = untrained(method)
     if path.exists():
-        return DecisionTreeField.load(path)
+        model = type(wanted).load(path)
+        if model.get_params() == wanted.get_params():
+            return model
+        tell(f"{path} was trained with other settings")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -143,9 +154,12 @@ def load_or_fit(
             path=display_name(path.parent),
         ) from None
     tell(f"training by {method} on {len(sets.train)} characters (once; kept in {path})")
-    model = DecisionTreeField(method=method).fit(sets.train.images, sets.train.masks)
-    model.save(path)
-    return model
+    with stages() as interrupted:
+        wanted.fit(sets.train.images, sets.train.masks)
+    if interrupted():  # what is kept is trained to the end
+        raise KeyboardInterrupt
+    wanted.save(path)
+    return wanted
 
 
 # ---- models in files ----
@@ -228,10 +242,16 @@ def best_known(path: str | Path) -> float | None:
     names, energies = (path.with_name(name) for name in BEST_KNOWN)
     if not (names.exists() and energies.exists()):
         return None
-    listed = read_matlab(names)["lP"].ravel()
-    stems = [Path(str(name["filename"].item())).stem for name in listed]
-    known = read_matlab(energies)["eng"].ravel()
-    return float(known[stems.index(path.stem)]) if path.stem in stems else None
+    try:
+        listed = read_matlab(names)["lP"].ravel()
+        stems = [Path(str(name["filename"].item())).stem for name in listed]
+        known = read_matlab(energies)["eng"].ravel()
+        return float(known[stems.index(path.stem)]) if path.stem in stems else None
+    except (KeyError, AttributeError, TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"no best-known energies ({error}), expected lP here and eng in {energies.name}",
+            path=display_name(names),
+        ) from None
 
 
 def read_matlab(path: str | Path) -> dict[str, Any]:

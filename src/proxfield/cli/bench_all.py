@@ -51,7 +51,12 @@ def everything(ctx: click.Context, /, **options: Any) -> None:
     """
     from proxfield.cli.bench import paper
     from proxfield.cli.refine_files import make_folder
+    from proxfield.errors import InputError
+    from proxfield.io.files import display_name
 
+    for given in (options["data"], options["inpainting_data"]):  # before the first experiment
+        if given is not None and not Path(given).exists():
+            raise InputError("no such folder, expected one with models", path=display_name(given))
     out = Path(options["folder"])
     make_folder(str(out), "OUT")
     shared = {key: options[key] for key in ("threads", "tol", "as_json")}

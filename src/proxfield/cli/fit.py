@@ -113,13 +113,18 @@ def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **opt
             "parameters": sum(p.size for p in model.parameters_.values()),
             "seconds": round(seconds, 2),
         }
-        if test is not None and not interrupted():
-            display.phase("testing")
-            summary |= {f"test_{key}": round(v, 4) for key, v in model.evaluate(*test).items()}
+        ended = "this is the best model so far" if interrupted() else None
         model.save(output)
+        if test is not None and ended is None:
+            display.phase("testing")
+            try:
+                found = model.evaluate(*test)
+                summary |= {f"test_{key}": round(v, 4) for key, v in found.items()}
+            except KeyboardInterrupt:
+                ended = "the model is complete, but not tested"
     show_summary({**summary, "output": output}, as_json)
-    if interrupted():
-        click.echo("proxfield: interrupted: this is the best model so far", err=True)
+    if ended is not None:
+        click.echo(f"proxfield: interrupted: {ended}", err=True)
         ctx.exit(INTERRUPTED)
 
 

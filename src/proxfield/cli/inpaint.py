@@ -100,16 +100,18 @@ def command(ctx: click.Context, /, images: tuple[str, ...], as_json: bool, **opt
     from proxfield.cli.progress import Counter
     from proxfield.cli.refine_files import is_file_name, make_folder
     from proxfield.cli.signals import INTERRUPTED, begin_work
+    from proxfield.errors import InputError
     from proxfield.io.images import import_pillow
     from proxfield.learn.decision_tree_field import DecisionTreeField
 
     run = prepare(options)
-    holes = find_holes(images, options["mask"], options["output"], options["sheet"])
+    holes = find_holes(images, **{k: options[k] for k in ("mask", "model", "output", "sheet")})
     if options["sheet"] is not None:
         import_pillow()
     model = DecisionTreeField.load(options["model"])
-    for hole in holes:  # before anything is written
-        check_hole(hole, model, options["truth"])
+    hidden = [check_hole(hole, model, options["truth"]) for hole in holes]
+    if options["truth"] and not any(hidden):
+        raise InputError("no pixel is hidden in any image, expected holes", path="--mask")
     start = time.perf_counter()
     begin_work()
     records: list[Record] = []
@@ -145,13 +147,18 @@ def prepare(options: Record) -> Record:
     return run
 
 
-def find_holes(images: tuple[str, ...], mask: str, output: str, sheet: str | None) -> list[Hole]:
+def find_holes(
+    images: tuple[str, ...], mask: str, model: str, output: str, sheet: str | None
+) -> list[Hole]:
     """Which files go together; refuses what would overwrite an input or another result."""
     from proxfield.cli.refine_files import find_images, make_pairs
+    from proxfield.io.remote import make_path
 
     found = find_images(images)
     masks = find_masks(found, mask)
-    pairs = make_pairs(found, masks, output, sheet, "labels")
+    pairs = make_pairs(
+        found, masks, output, sheet, "labels", others=[make_path(model)], overlay_option="--sheet"
+    )
     return [Hole(p.image, p.unary, p.targets[0], p.overlay) for p in pairs]
 
 
@@ -187,10 +194,11 @@ def read_holed(
     return labels, hidden, palette
 
 
-def check_hole(hole: Hole, model: DecisionTreeField, truth: bool) -> None:
-    """Refuse an image that the model can't complete."""
+def check_hole(hole: Hole, model: DecisionTreeField, truth: bool) -> int:
+    """Number of hidden pixels; refuses an image that the model can't complete."""
     labels, hidden, _ = read_holed(hole.image, hole.mask)
     check_labels(hole.image, labels, hidden, model.n_labels_, known=truth)
+    return int(hidden.sum())
 
 
 def check_labels(
@@ -214,11 +222,10 @@ def fill(hole: Hole, model: DecisionTreeField, truth: bool, run: Record) -> Reco
 
     from proxfield.io.files import atomic_write
     from proxfield.io.images import import_pillow, png_bytes, write_labels
+    from proxfield.learn.estimator import whole
 
     labels, hidden, palette = read_holed(hole.image, hole.mask)
-    result = model.infer(labels, hidden, **run)
-    if result.status.name == "INTERRUPTED":
-        raise KeyboardInterrupt
+    result = whole(model.infer(labels, hidden, **run))
     q = result.q.reshape(*labels.shape, model.n_labels_)
     found = np.where(hidden, q.argmax(axis=2), labels)
     picture = None
@@ -253,9 +260,8 @@ def report(records: list[Record], options: Record, seconds: float, as_json: bool
     hidden = sum(r["hidden"] for r in records)
     summary: Record = {"images": len(records), "hidden": hidden, "seconds": seconds}
     if options["truth"]:
-        some = max(1, hidden)
-        summary["accuracy"] = sum(r["correct"] for r in records) / some
-        summary["log_likelihood"] = sum(r["log_likelihood"] for r in records) / some
+        summary["accuracy"] = sum(r["correct"] for r in records) / hidden
+        summary["log_likelihood"] = sum(r["log_likelihood"] for r in records) / hidden
     if as_json:
         print_json({**summary, "output": options["output"], "files": records})
         return

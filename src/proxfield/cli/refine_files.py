@@ -148,14 +148,28 @@ def make_pairs(
     overlay: str | None,
     kind: str,
     scribbles: Sequence[AnyPath | None] = (),
+    *,
+    others: Sequence[AnyPath] = (),
+    overlay_option: str = "--overlay",
 ) -> list[Pair]:
-    """Where everything goes; refuses what would overwrite an input or another result."""
+    """Where everything goes; refuses what would overwrite an input or another result.
+
+    Args:
+        images: The images.
+        unaries: What is known about the pixels of each.
+        output: A folder, or a file for one image.
+        overlay: The same for pictures.
+        kind: "labels" or "probabilities".
+        scribbles: Scribbles of each image.
+        others: Other inputs, which no result may overwrite.
+        overlay_option: The option that named ``overlay``.
+    """
     targets = place_outputs(images, output, "-o", kind)
     pictures: Sequence[tuple[AnyPath | None, ...]] = [(None,)] * len(images)
     if overlay is not None:
-        pictures = place_outputs(images, overlay, "--overlay", "overlay")
+        pictures = place_outputs(images, overlay, overlay_option, "overlay")
     strokes = list(scribbles) or [None] * len(images)
-    inputs = [path for path in (*images, *unaries, *strokes) if path is not None]
+    inputs = [path for path in (*images, *unaries, *strokes, *others) if path is not None]
     taken = {_identity(path): f"the input {path}" for path in inputs}
     pairs = []
     for image, unary, target, picture, stroke in zip(

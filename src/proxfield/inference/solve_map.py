@@ -57,7 +57,7 @@ def solve_map(
     Chains sample labellings at falling temperatures, down to 0, and are combined with the best
     labelling so far part by part (docs/methods.md). Where the interactions form a forest, the
     result is optimal, and the status says so. Otherwise no change of a single variable lowers
-    its energy.
+    its energy, if `MapResult.stable` says so: with terms over all pairs it may not be known.
 
     Args:
         field: The field.
@@ -291,7 +291,10 @@ def improved_singly(program: Program, labels: Ints) -> tuple[Ints, bool]:
     """
     lowered, layout = program.lowered, program.lowered.layout
     groups = Groups(program)
-    linear = all(term.degree is not None for term in lowered.terms)
+    linear = all(
+        term.degree is not None and not getattr(term, "self_message", False)
+        for term in lowered.terms
+    )
     energy = lowered.energy(labels)
     for _ in range(TRIALS):
         q = one_hot(layout.offsets, labels).astype(np.float64, copy=False)

@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Doubles, Ints
-from proxfield.common.checks import whole_number
+from proxfield.common.checks import is_real, whole_number
+from proxfield.errors import InputError, shown
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.optimize import Adam, Callback, Packing, Watch, check_limits, stoppable
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
-POSITIVE = 1 << 61
-"""Sweeps are counted from here in chains that hold known labels: other random numbers."""
+HELD = 1 << 62
+"""First random number of chains that hold known labels: they draw others than free ones."""
 
 
 Move = Callable[[np.uint64, Ints], None]
@@ -50,7 +51,7 @@ class Chains:
         self.other = self.scope[order ^ 1] if s.binary else self.scope[:0]
         """The other end of each slot, of pairs.  # (slots,)"""
         self.held = (s.labels >= 0) if hold else np.zeros(s.n_vars, dtype=bool)
-        self.seed, self.sweeps = np.uint64(seed), (POSITIVE if hold else 0)
+        self.seed, self.first, self.sweeps = np.uint64(seed % 2**64), (HELD if hold else 0), 0
         rng = np.random.default_rng([seed, int(hold)])
         start = (rng.random((n_chains, s.n_vars)) * np.diff(s.offsets)).astype(np.int64)
         self.x: NDArray[np.int64] = np.where(s.labels >= 0, s.labels, start)
@@ -66,7 +67,7 @@ class Chains:
         move = self._binary_sweep(w, unary) if s.binary else self._sweep(w, unary)
         for _ in range(sweeps):
             for x in self.x:
-                move(np.uint64((self.sweeps * s.n_vars) % (1 << 63)), x)
+                move(np.uint64(self.first + self.sweeps * s.n_vars), x)
                 self.sweeps += 1
 
     def _sweep(self, w: Doubles, unary: Doubles) -> Move:
@@ -144,11 +145,21 @@ def fit_chains(
     Returns:
         The mean of the parameters over the second half of the iterations; after Ctrl-C over those
         that were made.
+
+    Example:
+        >>> from proxfield.learn import Block
+        >>> chain = Block("smooth", [[0, 1], [1, 2], [2, 3]], index=[0, 0, 0], form="potts")
+        >>> instance = TiedField([2, 2, 2, 2], [chain], labels=[0, 0, 1, 1])
+        >>> fit_chains([instance], {"smooth": np.zeros(1)})["smooth"] > 0
+        array([ True])
     """
     structure, start = checked(instances, parameters)
     check_limits(l2, max_iters)
     whole_number(sweeps, "sweeps", 1)
     whole_number(n_chains, "n_chains", 1)
+    whole_number(seed, "seed", 0)
+    if not is_real(rate) or not 0 < rate < np.inf:
+        raise InputError(f"rate={shown(rate)}, expected a number above 0")
     packing, watch = Packing(start, fixed), Watch("chains", callback)
     x = packing.pack(start)
     adam, scale = Adam(len(x), rate, max_iters), 1.0 / structure.n_known

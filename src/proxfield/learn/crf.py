@@ -15,12 +15,12 @@ from proxfield.common.memory import check_memory
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.learn.adjoint import Unrolled
+from proxfield.learn.adjoint import Unrolled, check_updates
 from proxfield.learn.blocks import Block, Parameters
 from proxfield.learn.estimator import Estimator, versions
 from proxfield.learn.instances import Graph, as_graph, as_sequence, digest
 from proxfield.learn.losses import Loss, find_loss
-from proxfield.learn.optimize import Callback, check_limits, stages
+from proxfield.learn.optimize import Callback, check_limits, stages, stoppable
 from proxfield.learn.registry import METHODS, find_method
 from proxfield.learn.structure import Structure, prepare
 from proxfield.learn.tied import TiedField
@@ -137,7 +137,7 @@ class CRF(Estimator):
         labels = [_located(_as_labels, k, value) for k, value in enumerate(y)]
         sizes = self._sizes(graphs, labels)
         n_labels, n_features, n_edge_features, _ = sizes
-        tables = n_features + n_edge_features * (n_labels if self.pairwise == "table" else 1)
+        tables = n_features + (0 if self.pairwise == "none" else n_edge_features * n_labels)
         check_memory(8 * n_labels * tables, f"a field of {n_labels} labels")
         tied = (
             _located(self._tie, k, graph, sizes, value)
@@ -155,7 +155,7 @@ class CRF(Estimator):
             "data digest": digest(
                 part
                 for graph, value in zip(graphs, labels, strict=True)
-                for part in (graph.nodes, graph.edges, graph.edge_features, graph.edge_index, value)
+                for part in (*vars(graph).values(), value)
             ),
             "versions": ", ".join(f"{k} {v}" for k, v in versions().items()),
         }
@@ -168,7 +168,7 @@ class CRF(Estimator):
         if self.max_iters is not None:
             given["max_iters"] = self.max_iters
         weighted = {**given, "class_weight": self.class_weight}
-        with stages() as interrupted:
+        with stages() as interrupted, stoppable():
             parameters = METHODS["pseudo"](structure, parameters, **weighted)
             if self.method == "marginals":
                 options = {"loss": self.loss, "step": self.step, "tol": MARGINALS_TOL, **weighted}
@@ -221,13 +221,15 @@ class CRF(Estimator):
         find_loss(self.loss)
         make_rule(self.rule, {})
         check_limits(self.l2, 0 if self.max_iters is None else self.max_iters)
+        check_updates(UPDATES[0] if self.n_updates is None else self.n_updates, self.step)
+        whole_number(self.seed, "seed", 0)
 
     def _sizes(self, graphs: list[Graph], labels: list[Ints]) -> tuple[int, int, int, bool]:
         """Numbers of labels, node features and edge features; whether edges have an index."""
         n_labels = self.n_labels
         if n_labels is None:
             n_labels = 1 + max(
-                max(_largest(value), _largest(g.observed))
+                max(0, _largest(value), _largest(g.observed))
                 for g, value in zip(graphs, labels, strict=True)
             )
         n_labels = max(2, whole_number(n_labels, "n_labels", 1))

@@ -13,12 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.arrays import Arrays
 from proxfield.common.checks import whole_number
+from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.inference.infer import infer
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.chains import fit_chains
-from proxfield.learn.estimator import Estimator, versions
+from proxfield.learn.estimator import Estimator, versions, whole
 from proxfield.learn.forest import PAIRS, UNARY, Forest, grow_forest
 from proxfield.learn.holes import (
     MAX_LABELS,
@@ -30,10 +31,11 @@ from proxfield.learn.holes import (
 )
 from proxfield.learn.instances import digest
 from proxfield.learn.marginals import fit_marginals
-from proxfield.learn.optimize import FitProgress
+from proxfield.learn.optimize import FitProgress, check_limits, stages
 from proxfield.learn.pseudo import fit_pseudo
 from proxfield.learn.structure import prepare
 from proxfield.learn.trees import Tree, check_tree
+from proxfield.rules.registry import make_rule
 from proxfield.terms.base import Ints
 
 if TYPE_CHECKING:
@@ -131,10 +133,10 @@ class DecisionTreeField(Estimator):
         Args:
             images: Complete label images, also inside the holes.  # (n, height, width), or a list
             masks: True where pixels are to be hidden; one mask serves all images.
-            callback: Called with a `FitProgress` after each iteration; true ends the fit.
+            callback: Called with a `FitProgress` after each iteration; true ends the method.
 
         Returns:
-            The estimator itself.
+            The estimator itself. Ctrl-C keeps the best parameters so far.
 
         Raises:
             InputError: If images, masks or parameters of the estimator can't be used.
@@ -158,8 +160,8 @@ class DecisionTreeField(Estimator):
             max_samples=self.max_samples,
             seed=self.seed,
         )
-        self.forest_, self.n_labels_ = forest, count
-        self.parameters_ = self._learn(forest, holed, callback)
+        parameters = self._learn(forest, holed, callback)
+        self.forest_, self.n_labels_, self.parameters_ = forest, count, parameters
         self.about_ = {
             "images": len(holed),
             "hidden pixels": sum(int(h.sum()) for h in hidden),
@@ -176,19 +178,21 @@ class DecisionTreeField(Estimator):
         start = forest.frequencies(images)
         if not forest.pairs:
             return start  # frequencies are all there is to learn
-        whole = prepare(forest.instance(image) for image in images)
+        instances = prepare(forest.instance(image) for image in images)
         most = ITERATIONS[self.method] if self.max_iters is None else self.max_iters
         if self.method == "marginals":
             l2 = 1000.0 if self.l2 is None else self.l2
             return fit_marginals(
-                whole, start, l2=l2, max_iters=most, weaken=False, callback=callback
+                instances, start, l2=l2, max_iters=most, weaken=False, callback=callback
             )  # the start has no interactions
         l2 = 1.0 if self.l2 is None else self.l2
         first = ITERATIONS["pseudo"] if self.method == "chains" else most
-        found = fit_pseudo(whole, start, l2=l2, max_iters=first, callback=callback)
-        if self.method == "pseudo":
-            return found
-        return fit_chains(whole, found, l2=l2, max_iters=most, seed=self.seed, callback=callback)
+        given: Record = {"l2": l2, "callback": callback}
+        with stages() as interrupted:
+            found = fit_pseudo(instances, start, max_iters=first, **given)
+            if self.method == "pseudo" or interrupted():
+                return found
+            return fit_chains(instances, found, max_iters=most, seed=self.seed, **given)
 
     def _check(self) -> None:
         """Refuse parameters that can't be used, before anything is computed."""
@@ -198,6 +202,12 @@ class DecisionTreeField(Estimator):
             whole_number(getattr(self, name), name, 1)
         if self.n_labels is not None and whole_number(self.n_labels, "n_labels", 2) > MAX_LABELS:
             raise InputError(f"n_labels={shown(self.n_labels)}, expected 2 to {MAX_LABELS}")
+        check_limits(
+            0.0 if self.l2 is None else self.l2, 0 if self.max_iters is None else self.max_iters
+        )
+        make_rule(self.rule)
+        whole_number(self.infer_iters, "infer_iters", 0)
+        whole_number(self.seed, "seed", 0)
 
     def _pair_offsets(self) -> Ints:
         if self.offsets is None:
@@ -249,7 +259,7 @@ class DecisionTreeField(Estimator):
         """
         out = []
         for holed in self._holed(images, masks):
-            result = self.infer(holed.labels, holed.hidden)
+            result = whole(self.infer(holed.labels, holed.hidden))
             out.append(result.q.reshape(*holed.labels.shape, self.n_labels_))
         return _as_given(out, images)
 
@@ -321,8 +331,9 @@ class DecisionTreeField(Estimator):
         super().from_arrays(arrays)
         tests, children = arrays["tests"], arrays["children"]
         features, offsets, nodes = arrays["features"], arrays["offsets"], arrays["nodes"]
-        whole = (features, offsets, tests, children)
-        fits = all(x.dtype.kind == "i" and x.ndim == 2 and x.shape[1] == 2 for x in whole)
+        pairs = (features, offsets, tests, children)
+        fits = all(x.dtype.kind == "i" and x.ndim == 2 and x.shape[1] == 2 for x in pairs)
+        fits = fits and int(np.abs(features).max(initial=0)) <= self.reach
         fits = fits and nodes.shape == (len(offsets) + 1,) and len(tests) == nodes.sum()
         if not fits or len(children) != len(tests):
             raise InputError("the file is damaged: its trees don't fit together")

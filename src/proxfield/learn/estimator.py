@@ -15,10 +15,11 @@ from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.field import Field
 from proxfield.inference.infer import infer
-from proxfield.io.files import Source, Target
+from proxfield.io.files import Source, Target, display_name
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.files import read_arrays, write_arrays
 from proxfield.learn.instances import as_sequence
+from proxfield.result import Result, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 
 class NotFittedError(ProxfieldError, ValueError, AttributeError):
     """An estimator was used before `fit`."""
+
+
+def whole(result: Result) -> Result:
+    """The result; KeyboardInterrupt if Ctrl-C has ended it, so that no other one is begun."""
+    if result.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return result
 
 
 class Estimator:
@@ -87,7 +95,7 @@ class Estimator:
         changed = [
             f"{name}={value!r}"
             for name, value in self.get_params().items()
-            if not (value is defaults[name].default or value == defaults[name].default)
+            if repr(value) != repr(defaults[name].default)  # == of arrays is an array
         ]
         return f"{type(self).__name__}({', '.join(changed)})"
 
@@ -115,7 +123,7 @@ class Estimator:
         out = []
         for instance in as_sequence(X):
             field = self.field(instance)
-            result = infer(field, self.rule, seed=self.seed, trace=False)
+            result = whole(infer(field, self.rule, seed=self.seed, trace=False))
             out.append(np.asarray(result.q, dtype=np.float64).reshape(field.n_vars, -1))
         return out
 
@@ -190,10 +198,16 @@ class Estimator:
             out = cls(**header["params"])
             for name in cls.saved_attributes:
                 setattr(out, name, header["fitted"][name])
+            if not isinstance(out.about_, dict):
+                raise TypeError("about_ isn't a dictionary")
             out.from_arrays(arrays)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except InputError as error:
+            raise InputError(error.message, path=display_name(source)) from None
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise InputError(f"{source}: the header is damaged ({reason})") from None
+            raise InputError(
+                f"the header is damaged ({reason})", path=display_name(source)
+            ) from None
         return out
 
     def to_arrays(self) -> Arrays:

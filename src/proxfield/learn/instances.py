@@ -53,6 +53,11 @@ def as_graph(instance: Any) -> Graph:
         _check_rows(instance.nodes, "nodes")
         _check_rows(instance.edges, "edges")
         _check_rows(instance.edge_features, "edge features")
+        if np.ndim(instance.nodes) == 0:
+            kind = type(instance.nodes).__name__
+            raise InputError(f"nodes are a {kind}, expected an array of features or an index")
+        if instance.edge_features is not None and instance.edge_index is not None:
+            raise InputError("edges have features and an index, expected one of them")
         return instance
     raise InputError(
         f"it is a {type(instance).__name__}, expected a Graph or a tuple "

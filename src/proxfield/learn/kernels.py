@@ -42,6 +42,21 @@ def pull_rows(
             out[at + l * step] += d[first + l]
 
 
+@inlined
+def known_part(
+    variables: Any, base: Any, kind: Any, strides: Any, y: Any, e: int
+) -> tuple[int, int]:
+    """Where a factor's entry at the known labels is, others being 0; how many aren't known."""
+    at, unknown = np.int64(base[e]), 0
+    for p in range(variables.shape[1]):
+        label = y[variables[e, p]]
+        if label < 0:
+            unknown += 1
+        else:
+            at += label * strides[kind[e], p]
+    return at, unknown
+
+
 @kernel
 def add_conditionals(
     w: Any, variables: Any, base: Any, kind: Any, strides: Any, offsets: Any, y: Any, out: Any
@@ -52,14 +67,7 @@ def add_conditionals(
     """
     k = variables.shape[1]
     for e in range(len(base)):
-        at = np.int64(base[e])
-        unknown = 0
-        for p in range(k):
-            label = y[variables[e, p]]
-            if label < 0:
-                unknown += 1
-            else:
-                at += label * strides[kind[e], p]
+        at, unknown = known_part(variables, base, kind, strides, y, e)
         for p in range(k):
             v = variables[e, p]
             if unknown - (y[v] < 0) > 0:
@@ -78,14 +86,7 @@ def pull_conditionals(
     """The transpose of `add_conditionals`."""
     k = variables.shape[1]
     for e in range(len(base)):
-        at = np.int64(base[e])
-        unknown = 0
-        for p in range(k):
-            label = y[variables[e, p]]
-            if label < 0:
-                unknown += 1
-            else:
-                at += label * strides[kind[e], p]
+        at, unknown = known_part(variables, base, kind, strides, y, e)
         for p in range(k):
             v = variables[e, p]
             if unknown - (y[v] < 0) > 0:

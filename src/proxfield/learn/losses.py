@@ -144,9 +144,14 @@ def class_weights(weights: ArrayLike | str | None, labels: Ints, n_classes: int)
         known = labels[labels >= 0]
         counts = np.bincount(known, minlength=n_classes)
         return np.asarray(len(known) / (np.count_nonzero(counts) * np.maximum(counts, 1)))
-    out = np.asarray(weights, dtype=np.float64)
+    try:
+        out = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        out = np.zeros(0)
     if out.shape != (n_classes,) or not np.isfinite(out).all() or (out < 0).any() or not out.any():
         raise InputError(
             f"class_weight={shown(weights)}, expected {n_classes} numbers, 0 or more and not all 0"
         )
+    if not out[labels[labels >= 0]].any():
+        raise InputError(f"class_weight={shown(weights)} is 0 for all labels that occur")
     return out

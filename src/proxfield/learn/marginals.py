@@ -11,7 +11,7 @@ from proxfield.common.arrays import Doubles
 from proxfield.learn.adjoint import unroll
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.losses import Loss, Targets, class_weights, find_loss
-from proxfield.learn.optimize import Callback, Objective, minimize, stoppable
+from proxfield.learn.optimize import Callback, Objective, minimize, stages, stoppable
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
@@ -111,6 +111,13 @@ def fit_marginals(
 
     Returns:
         The best parameters; Ctrl-C returns the best so far.
+
+    Example:
+        >>> from proxfield.learn import Block
+        >>> bias = Block("bias", [0, 1, 2, 3], index=[0, 0, 0, 0])
+        >>> instance = TiedField([2, 2, 2, 2], [bias], labels=[0, 0, 0, 1])
+        >>> fit_marginals([instance], {"bias": np.zeros((1, 2))})["bias"] < 0
+        array([[ True, False]])
     """
     structure, start = checked(instances, parameters)
     chosen = find_loss(loss)
@@ -121,11 +128,14 @@ def fit_marginals(
             structure, p, chosen, n_updates=n_updates, step=step, weights=weights, device=device
         )
 
-    if weaken:
-        names = [name for name in structure.interactions if name not in fixed]
-        with stoppable():
-            start = weakened(start, names, objective, l2)
-    return minimize(
-        objective, start, l2=l2, max_iters=max_iters, tol=tol, method="marginals", fixed=fixed,
-        callback=callback,
-    )  # fmt: skip
+    with stages() as interrupted:
+        if weaken:
+            names = [name for name in structure.interactions if name not in fixed]
+            with stoppable():
+                start = weakened(start, names, objective, l2)
+        if interrupted():
+            return start
+        return minimize(
+            objective, start, l2=l2, max_iters=max_iters, tol=tol, method="marginals",
+            fixed=fixed, callback=callback,
+        )  # fmt: skip

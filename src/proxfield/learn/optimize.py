@@ -38,6 +38,10 @@ class FitProgress:
     seconds: float
 
 
+EVALUATIONS = 1.5
+"""Evaluations of the objective per iteration, at most, on average: where marginals jump, line
+searches make several for little."""
+
 Callback = Callable[[FitProgress], object]
 """Called after each iteration; returning something true ends the fit."""
 
@@ -73,12 +77,14 @@ def stages() -> Iterator[Callable[[], bool]]:
         ...     interrupted()
         True
     """
-    seen: list[bool] = []
+    outer, seen = _interrupts.get(), list[bool]()
     token = _interrupts.set(seen)
     try:
         yield lambda: bool(seen)
     finally:
         _interrupts.reset(token)
+        if outer is not None:
+            outer.extend(seen)
 
 
 def check_limits(l2: float, max_iters: int) -> None:
@@ -183,15 +189,20 @@ def minimize(
         f, g = objective(packing.unpack(x))
         flat = packing.pack(g) + l2 * x
         f += 0.5 * l2 * float(x @ x)
-        if not np.isfinite(f):  # a step too far: the line search comes back
-            return np.inf, np.zeros_like(x)
+        if not np.isfinite(f):
+            if watch.x is None:
+                raise InputError(f"the objective of {method!r} is {f} at the start, not finite")
+            return np.inf, np.zeros_like(x)  # a step too far: the line search comes back
         watch.see(x, f, flat)
         return f, flat
 
     with stoppable():
         scipy_minimize(
             value, start, jac=True, method="L-BFGS-B", callback=lambda _: watch.tell(),
-            options={"maxiter": max_iters, "maxfun": 2 * max_iters + 20, "ftol": tol, "gtol": 1e-8},
+            options={
+                "maxiter": max_iters, "maxfun": int(EVALUATIONS * max_iters) + 10, "ftol": tol,
+                "gtol": 1e-8,
+            },
         )  # fmt: skip
     return packing.unpack(start if watch.x is None else watch.x)
 

@@ -106,6 +106,13 @@ def fit_pseudo(
 
     Returns:
         The best parameters; Ctrl-C returns the best so far.
+
+    Example:
+        >>> from proxfield.learn import Block
+        >>> chain = Block("smooth", [[0, 1], [1, 2], [2, 3]], index=[0, 0, 0], form="potts")
+        >>> instance = TiedField([2, 2, 2, 2], [chain], labels=[0, 0, 1, 1])
+        >>> fit_pseudo([instance], {"smooth": np.zeros(1)})["smooth"] > 0
+        array([ True])
     """
     structure, start = checked(instances, parameters)
     weights = class_weights(class_weight, structure.labels, int(np.diff(structure.offsets).max()))

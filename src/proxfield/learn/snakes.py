@@ -77,6 +77,11 @@ def snake_graph(picture: NDArray[np.int64]) -> Graph:
 
     Args:
         picture: Colors 0 to 4.  # (rows, columns)
+
+    Example:
+        >>> graph = snake_graph(make_snakes(1)[0][0])
+        >>> graph.nodes.shape[1], graph.edge_features.shape[1]
+        (45, 180)
     """
     rows, columns = picture.shape
     padded = np.pad(picture, 1)
@@ -113,7 +118,17 @@ def write_snakes(path: Target, parts: dict[str, tuple[Pictures, Pictures]], seed
 
 
 def read_snakes(source: Source) -> dict[str, tuple[Pictures, Pictures]]:
-    """Read what `write_snakes` (``proxfield make snakes``) wrote."""
+    """Read what `write_snakes` (``proxfield make snakes``) wrote.
+
+    Args:
+        source: A path or an open binary file.
+
+    Returns:
+        Pictures and labels by name of the part: "train" and "test".
+
+    Example:
+        >>> pictures, labels = read_snakes("snakes.npz")["train"]  # doctest: +SKIP
+    """
     header, arrays = read_arrays(source, "snakes")
     out = {}
     for name in header["parts"]:

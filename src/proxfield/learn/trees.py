@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Doubles
+from proxfield.common.memory import check_memory
 from proxfield.errors import InputError
 from proxfield.terms.base import Ints
 
@@ -91,6 +92,8 @@ def grow(
     """
     from proxfield.learn import tree_kernels
 
+    entries = max_leaves * (n_classes * features.shape[1] * n_values + 8)
+    check_memory(4 * entries, f"a tree of {max_leaves} leaves for {n_classes} classes")
     most = 2 * max_leaves - 1
     tests, children = np.empty((most, 2), dtype=np.int64), np.empty((most, 2), dtype=np.int64)
     counts = np.empty((max_leaves, n_classes, features.shape[1], n_values), dtype=np.int32)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.common.arrays import Doubles
+from proxfield.common.checks import is_real
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.learn.adjoint import check_updates
@@ -79,7 +80,10 @@ def fit_weights(
     for name, value in (start or {}).items():
         if name not in weights or name == FIXED:
             raise InputError(f"start has {shown(name)}, expected names of share")
+        if not is_real(value) or not np.isfinite(value):
+            raise InputError(f"start of {shown(name)} is {shown(value)}, expected a number")
         weights[name] = np.array([float(value)])
+    started = dict(weights)
     fixed = [FIXED] if FIXED in weights else []
     if all(is_tabular(term) for field in fields for term in field.terms):
         tied = prepare(tie(f, share, y) for f, y in zip(fields, labels, strict=True))
@@ -91,6 +95,7 @@ def fit_weights(
             kind = next(type(t).__name__ for f in fields for t in f.terms if not is_tabular(t))
             raise UnsupportedError(f'{kind} can only be learnt with method="marginals"')
         found = _fit(fields, labels, share, weights, l2, fixed, callback, **options)
+    found = {**started, **found}  # terms without factors keep their start
     return {name: float(value[0]) for name, value in found.items() if name != FIXED}
 
 

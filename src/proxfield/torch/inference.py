@@ -109,6 +109,11 @@ def infer(
     numbers = None if parameters is None else parameters.flat
     if numbers is not None and numbers.ndim == 2 and len(flat) == 1:
         flat, shape = flat.expand(len(numbers), -1), shape.of_batch(len(numbers))
+    if numbers is not None and numbers.ndim == 2 and len(numbers) not in (1, len(flat)):
+        raise InputError(
+            f"weights or tables for a batch of {len(numbers)} but unary energies for {len(flat)}, "
+            "expected one number"
+        )
     energies = model.energy.unary + model.pad(flat)  # (B, n, labels)
     plan = _plan(chosen, model, field, seed)
     start = _start(init, energies, model, shape, dtype, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from proxfield.common.checks import is_real
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import Module, need_torch
 from proxfield.devices.tensors import AutogradContext, Tensor
@@ -80,7 +81,7 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
             ("bilateral_weight", bilateral_weight),
             ("spatial_weight", spatial_weight),
         ):
-            if not abs(weight) < float("inf"):
+            if not (is_real(weight) and abs(weight) < float("inf")):
                 raise InputError(f"{name}={shown(weight)}, expected a number")
         self.bilateral_sigma, self.bilateral_color = bilateral_sigma, bilateral_color
         self.bilateral_weight = float(bilateral_weight)
@@ -153,18 +154,22 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         features, weights = [], []
         places = places_of(pixels, like)
 
-        def scaled(values: Tensor, sigma: float | Sequence[float]) -> Tensor:
+        def scaled(values: Tensor, name: str, of: str) -> Tensor:
+            sigma, count = getattr(self, name), values.shape[-1]
+            if _count(sigma) not in (1, count):
+                raise InputError(f"{name} has {len(sigma)} numbers, expected {count}, one per {of}")
             return values / like.new_tensor(sigma)
 
         if self.spatial_weight != 0:
-            features.append(scaled(places, self.spatial_sigma))
+            features.append(scaled(places, "spatial_sigma", "axis"))
             weights.append(self.spatial_weight)
         if self.bilateral_weight != 0:
             if image is None:
                 raise InputError("the bilateral term needs an image; bilateral_weight=0 omits it")
             seen = channels_of(image.detach(), pixels, like, "bilateral")
-            where = scaled(places, self.bilateral_sigma).expand(len(seen), -1, -1)
-            features.append(torch.cat([where, scaled(seen, self.bilateral_color)], dim=-1))
+            where = scaled(places, "bilateral_sigma", "axis").expand(len(seen), -1, -1)
+            colors = scaled(seen, "bilateral_color", "channel")
+            features.append(torch.cat([where, colors], dim=-1))
             weights.append(self.bilateral_weight)
         return [f.contiguous() for f in features], weights
 

@@ -20,7 +20,7 @@ TABLE_LABELS = 8
 """Labels of a neighbor whose entries of a table are read at a time."""
 WIDE_TABLE_LABELS = 21
 """The same for large fields with more than 16 labels, at most."""
-OWN_BLOCK = 64
+OWN_BLOCK = 128
 """Variables in a block where most edges have a table of their own."""
 OWN_SHARE = 0.5
 """Tables per edge from which on they are stored in the order in which they are read."""

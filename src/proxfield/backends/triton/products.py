@@ -19,6 +19,7 @@ from proxfield.backends.triton.update.general import (
     own_tables,
     pair_tables,
 )
+from proxfield.backends.triton.update.planes import shared_tables
 from proxfield.devices.cuda import jit, torch
 from proxfield.devices.cuda import tl as tl
 from proxfield.devices.tensors import Tensor
@@ -98,8 +99,9 @@ def tile_product(
 
 @jit
 def plane_product(
-    source, out, start, length, to, weight, LABELS: constexpr, L: constexpr, BLOCK: constexpr
-):
+    source, out, start, length, to, weight, t_start, t_length, t_to, table,
+    GROUPS: constexpr, T_DEGREE: constexpr, LABELS: constexpr, L: constexpr, BLOCK: constexpr,
+):  # fmt: skip
     """The same for labels in planes; see `planes.plane_step`."""
     block = tl.program_id(0)
     place = tl.arange(0, BLOCK)
@@ -113,6 +115,11 @@ def plane_product(
         w = tl.load(weight + edge)[:, None]
         j = tl.load(to + edge)[:, None]
         g += w * fetch_marginals(source + j + label * BLOCK, inside, True)
+    if GROUPS > 0:
+        g = shared_tables(
+            g, source, block, tl.num_programs(0), t_start, t_length, t_to, table, table,
+            place, label, label * BLOCK, inside, GROUPS, T_DEGREE, LABELS, L, BLOCK, True, False,
+        )  # fmt: skip
     tl.store(out + at, g, mask=inside)
 
 
@@ -172,8 +179,10 @@ class DeviceProducts:
             stored = pack.stored(centered)
             out = torch.zeros_like(stored)
             plane_product[(pack.n_blocks,)](
-                stored, out, pack.start, pack.length, pack.to, pack.weight, LABELS=pack.labels,
-                L=pack.lanes, BLOCK=BLOCK, num_warps=BLOCK // 32, num_stages=1,
+                stored, out, pack.start, pack.length, pack.to, pack.weight, pack.table_start,
+                pack.table_length, pack.table_to, pack.table, GROUPS=pack.groups,
+                T_DEGREE=pack.table_degree, LABELS=pack.labels, L=pack.lanes, BLOCK=BLOCK,
+                num_warps=BLOCK // 32, num_stages=1,
             )  # fmt: skip
             return self._center(pack.listed(out))
         out = torch.zeros_like(centered)
