@@ -62,6 +62,10 @@ WAYS: dict[str, dict[str, Defaults]] = {
         "refine": {**IMAGES, **of_command("refine")},
         "torch.DenseCRF": of_function(TorchDenseCRF),
     },
+    "Tiles": {
+        "refine_tiles": of_function(pf.refine_tiles),
+        "refine": of_command("refine"),
+    },
     "Learning": {
         "CRF": of_function(learn.CRF),
         "fit_pseudo": of_function(learn.fit_pseudo),

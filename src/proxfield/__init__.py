@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.densecrf import DenseCRF as DenseCRF
     from proxfield.images.densecrf import DenseResult as DenseResult
     from proxfield.images.presets import PRESETS as PRESETS
+    from proxfield.images.tiles import TilesResult as TilesResult
+    from proxfield.images.tiles import refine_tiles as refine_tiles
     from proxfield.images.tune import TuneProgress as TuneProgress
     from proxfield.images.tune import TuneResult as TuneResult
     from proxfield.images.tune import tune as tune
@@ -83,6 +85,8 @@ _HOME = {
     "DenseCRF": "images.densecrf",
     "DenseResult": "images.densecrf",
     "refine_batch": "images.batch",
+    "refine_tiles": "images.tiles",
+    "TilesResult": "images.tiles",
     "PRESETS": "images.presets",
     "TuneProgress": "images.tune",
     "TuneResult": "images.tune",
@@ -185,6 +189,7 @@ __all__ = [
     "Silhouettes",
     "Status",
     "Term",
+    "TilesResult",
     "Trace",
     "TuneProgress",
     "TuneResult",
@@ -201,6 +206,7 @@ __all__ = [
     "read_evidence",
     "read_uai",
     "refine_batch",
+    "refine_tiles",
     "register",
     "saveable",
     "solve_map",

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.logs import Described, log
 from proxfield.common.memory import check_memory
-from proxfield.errors import InputError, cut_middle, refuse_keywords
+from proxfield.errors import InputError, UnsupportedError, cut_middle, refuse_keywords
 from proxfield.lowering.lowered import Lowered, lower
 from proxfield.lowering.memory import estimate_memory, needed_memory
 from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
@@ -131,8 +131,11 @@ class Field:
         self._kept = _Kept()
         return self
 
-    def snapshot(self) -> Self:
+    def snapshot(self, *, lowered: bool = True) -> Self:
         """A copy that terms added to this field don't reach; the terms themselves are shared.
+
+        Args:
+            lowered: Also share the lowered form, if it was made; pickles are larger with it.
 
         Example:
             >>> field = Field(3, n_labels=2)
@@ -141,8 +144,51 @@ class Field:
             True
         """
         out = copy(self)
-        out.terms = list(self.terms)
+        if self.has_terms:
+            out.terms = list(self.terms)
+        if not lowered:
+            out._kept = _Kept()
         return out
+
+    def outline(self) -> Self:
+        """A copy without terms, for results that travel: variables, names and evidence stay.
+
+        Whatever needs its terms raises `UnsupportedError`.
+
+        Example:
+            >>> Field(3, n_labels=2).outline().has_terms
+            False
+        """
+        out = copy(self)
+        out.__dict__.pop("terms", None)
+        out._kept = _Kept()
+        return out
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether the terms are here; an `outline` doesn't have them."""
+        return "terms" in self.__dict__
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if self.evidence.strides == (0,):  # nothing is observed: one number stands for all
+            state["evidence"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.evidence is None:
+            self.evidence = np.broadcast_to(np.int64(-1), self.layout.n_vars)
+
+    if not TYPE_CHECKING:  # else every name would be an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "terms":
+                raise UnsupportedError(
+                    "this result was passed on without the terms of its field; set with_field=True "
+                    "on it before, or give it the field again (result.field = field)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def n_vars(self) -> int:
@@ -158,13 +204,15 @@ class Field:
     def kinds(self) -> dict[str, int]:
         """How many terms of each kind there are."""
         out: dict[str, int] = {}
-        for term in self.terms:
+        for term in self.terms if self.has_terms else ():
             kind = getattr(term, "name", type(term).__name__)
             out[kind] = out.get(kind, 0) + 1
         return out
 
     def __repr__(self) -> str:
-        kinds = cut_middle(", ".join(self.kinds), LONGEST_KINDS) or "none"
+        kinds = "not here"
+        if self.has_terms:
+            kinds = cut_middle(", ".join(self.kinds), LONGEST_KINDS) or "none"
         seen = int((self.evidence >= 0).sum())
         observed = f", {seen} observed" if seen else ""
         called = "" if self.names is None or not self.names else f" ({listed(self.names)})"

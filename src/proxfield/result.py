@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -171,11 +172,34 @@ class Result:
     best: Ints | None = None
     """The most probable label of each variable, where that was found along with q."""
     modes: tuple[Mode, ...] = ()
+    with_field: bool = False
+    """Whether a pickle holds the terms of the field, too. Without them a result takes little more
+    than its marginals; what needs terms (``map_labels``, ``expected_energy``) then raises
+    `UnsupportedError`, unless it was computed before."""
     __iter__: ClassVar[None] = None
     """Not a sequence: what to iterate over is ``marginals``, ``labels`` or a dictionary."""
 
     def __post_init__(self) -> None:
         self.field = self.field.snapshot()
+
+    # ---- pickles ----
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {k: v for k, v in self.__dict__.items() if k != "labels"}
+        if not self.with_field and self.field.has_terms:
+            state.update(field=self.field.outline(), bounds_log_z=self.bounds_log_z)
+        return state
+
+    def __copy__(self) -> Self:
+        out = object.__new__(type(self))
+        out.__dict__.update(self.__dict__)
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        out = object.__new__(type(self))
+        memo[id(self)] = out
+        out.__dict__.update(deepcopy(self.__dict__, memo))
+        return out
 
     def __repr__(self) -> str:
         return (
@@ -213,10 +237,12 @@ class Result:
 
         That is where a Gaussian term keeps the self-message and repels.
         """
-        field = self.field
-        if not all(term.bounds_log_z(field.layout) for term in field.terms):
-            return -np.inf
-        return -self.free_energy
+        return -self.free_energy if self.bounds_log_z else -np.inf
+
+    @cached_property
+    def bounds_log_z(self) -> bool:
+        """Whether −F is certain to be a lower bound on log Z."""
+        return all(term.bounds_log_z(self.field.layout) for term in self.field.terms)
 
     @property
     def message(self) -> str:
@@ -354,10 +380,14 @@ class Result:
             save_figure(figure, path)
         return figure
 
-    def save(self, path: Target) -> None:
+    def save(self, path: Target, *, with_field: bool = True) -> None:
         """Write the result and its field to a file, whole or not at all; see `Field.save`.
 
         Parameters of the rule that are functions are left out.
+
+        Args:
+            path: Where to: an npz archive with a JSON header.
+            with_field: Also write the terms of the field; without them it is as after a pickle.
 
         Example:
             >>> import pathlib, tempfile
@@ -372,7 +402,7 @@ class Result:
         """
         from proxfield.io.store import save_result
 
-        save_result(self, path)
+        save_result(self, path, with_field)
 
     @classmethod
     def load(cls, source: Source, *, max_bytes: int | None = None) -> Self:

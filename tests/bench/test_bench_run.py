@@ -63,6 +63,19 @@ def test_json_has_what_the_table_shows(invoke: Callable[..., Any], data: Path) -
         assert f" {show(cell['free_energy'])}" in text
 
 
+def test_jobs_give_the_same(invoke: Callable[..., Any], data: Path) -> None:
+    # a budget that no machine needs: the rule stops before, where it has converged
+    limits = ("--budgets", "60", "--rules", "fixed", "--threads", "1")
+    same = ("bench", "paper", "--data", data, "--suite", "GRID", *limits, "--json")
+    one, two = (
+        json.loads(invoke(*same, "-o", f"{jobs}.jsonl", "--jobs", jobs).stdout) for jobs in (1, 2)
+    )
+    assert two["failures"] == [] and len(one["cells"]) == len(two["cells"]) > 0
+    for a, b in zip(one["cells"], two["cells"], strict=True):
+        assert (a["rule"], b["instances"]) == (b["rule"], 3)
+        assert a["free_energy"] == b["free_energy"]
+
+
 def test_published_values_stand_beside_ours(invoke: Callable[..., Any], data: Path) -> None:
     out = invoke(
         "bench", "paper", "--data", data, "--suite", "seg", "--budgets", "0.05", "--rules", "adam"

@@ -116,6 +116,17 @@ def test_jobs_give_the_same(invoke: Invoke, made: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
+def test_parts_together_are_the_whole(invoke: Invoke, made: Path) -> None:
+    whole = run(invoke, *CALIBRATED, "-o", "one")
+    parts = [run(invoke, *CALIBRATED, "-o", "two", "--part", f"{k}/3") for k in (1, 2, 3)]
+    assert sum(part["detected"] for part in parts) == whole["detected"]
+    assert run(invoke, *CALIBRATED, "-o", "two")["skipped"] == whole["frames"]
+    one, two = Path("one/detections.csv"), Path("two/detections.csv")
+    assert one.read_bytes() == two.read_bytes()
+    for wrong in ("--warm", "--overwrite"):
+        assert invoke("detect", *CALIBRATED, "-o", "x", "--part", "1/3", wrong).exit_code == 2
+
+
 def test_some_frames_cameras_and_a_scale(invoke: Invoke, made: Path) -> None:
     some = ("--frames", "1:3:2", "--cameras", "2,0", "--scale", "0.5")
     summary = run(invoke, "made/scene.pom", *some, "-o", "out")

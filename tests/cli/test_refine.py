@@ -479,26 +479,18 @@ def test_a_job_that_is_ended_from_outside(
     from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    lost: Future[Any] = Future()
-
-    class Finished(Future[Any]):
-        """A refined image; the other job is ended once this one has been seen."""
-
-        def result(self, timeout: float | None = None) -> Any:
-            lost.set_exception(TerminatedWorkerError("x"))
-            return super().result(timeout)
-
-    finished = Finished()
-    finished.set_result({"image": "images/b.png", "error": None, "notes": []})
-    futures = [finished, lost]
-
-    def submit(*_: Any) -> Any:
-        return futures.pop(0)
+    def submit(_: Any, call: Any, function: Any, pair: Any, *rest: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if pair.image.name == "c.png":
+            future.set_exception(TerminatedWorkerError("x"))
+        else:
+            future.set_result(call(function, pair, *rest))
+        return future
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", submit)
     result = work(*FOLDERS, "--jobs", 2)  # the first image is refined here
     assert result.exit_code == 1
-    assert "a job was ended from outside" in result.stderr
+    assert "c.png: its process was ended from outside, 3 times" in result.stderr
     assert "1 images are left" in result.stderr
     assert "refined  2 of 3 images" in result.stdout
 

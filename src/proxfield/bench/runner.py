@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ from proxfield.bench.store import Record, Store, plain
 from proxfield.bench.suites import Instance
 from proxfield.errors import ProxfieldError
 from proxfield.inference import infer as inference
+from proxfield.jobs import run_jobs, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -182,15 +184,22 @@ class Failure:
 
 
 def run_tasks(
-    tasks: Sequence[Job[ModelT]], store: Store, settings: Settings, watcher: Watcher
+    tasks: Sequence[Job[ModelT]],
+    store: Store,
+    settings: Settings,
+    watcher: Watcher,
+    jobs: int | None = None,
 ) -> list[Failure]:
     """Run the tasks that aren't stored yet, instance by instance.
+
+    Several jobs disturb each other's timings unless each has cores of its own.
 
     Args:
         tasks: The tasks; those of one instance should follow each other.
         store: Where results are and go.
         settings: What all tasks share.
         watcher: Is told how it goes.
+        jobs: Number of instances at a time; see `proxfield.jobs.run_jobs`.
 
     Returns:
         What couldn't be done: it is in no file, so the next session tries again.
@@ -202,28 +211,59 @@ def run_tasks(
     pending = [t for t in tasks if store.find(t.identity(settings)) is None]
     models = _read_all(pending, watcher)
     watcher.begin(sum(t.cost for t in pending), len(tasks), len(tasks) - len(pending))
-    warm: Warm = set()
     failures: list[Failure] = []
-    for instance, group in groupby(pending, key=lambda t: t.instance):
-        model = models[instance]
+    groups = [list(group) for _, group in groupby(pending, key=lambda t: t.instance)]
+
+    def take(task: Job[ModelT], record: Record | None, why: str) -> None:
+        if record is None:
+            failures.append(Failure(task, why))
+        else:
+            store.add({**task.identity(settings), **record})
+        watcher.done(task)
+
+    if slots_of(jobs) > 1:
+        work = partial(_run_group, settings=settings)
+        items = enumerate(groups)
+        for number, made in run_jobs(work, items, jobs, settings.threads, name=_name_of):
+            for task, (record, why) in zip(groups[number], made, strict=True):
+                take(task, record, why)
+        return failures
+    warm: Warm = set()
+    for group in groups:
+        model = models[group[0].instance]
         for task in group:
             watcher.working(task)
-            try:
-                task.warm_up(model, settings, warm)
-                store.add({**task.identity(settings), **task.do(model, settings)})
-            except FAILURES as error:
-                if _is_stores_own(error, store):
-                    raise
-                failures.append(Failure(task, str(error) or type(error).__name__))
-            watcher.done(task)
+            take(task, *_attempt(task, model, settings, warm))
     return failures
 
 
-def _is_stores_own(error: BaseException, store: Store) -> bool:
-    """Whether the results file failed: continuing would lose all further results."""
-    from proxfield.io.files import display_name
+def _attempt(
+    task: Job[ModelT], model: ModelT, settings: Settings, warm: Warm
+) -> tuple[Record | None, str]:
+    """What a task gives, or None and why it failed."""
+    try:
+        task.warm_up(model, settings, warm)
+        return task.do(model, settings), ""
+    except FAILURES as error:
+        return None, str(error) or type(error).__name__
 
-    return getattr(error, "path", None) == display_name(store.path)
+
+_WARM: Warm = set()
+"""What this worker has run once already."""
+
+
+def _run_group(
+    item: tuple[int, Sequence[Job[Any]]], settings: Settings
+) -> tuple[int, list[tuple[Record | None, str]]]:
+    """All tasks of one instance, in a worker."""
+    number, group = item
+    model = group[0].instance.make()
+    made = [_attempt(task, model, settings, _WARM) for task in group]
+    return number, [(None if record is None else plain(record), why) for record, why in made]
+
+
+def _name_of(item: tuple[int, Sequence[Job[Any]]]) -> str:
+    return item[1][0].instance.name
 
 
 def _read_all(pending: Iterable[Job[ModelT]], watcher: Watcher) -> dict[Readable[ModelT], ModelT]:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from proxfield.cli.options import CommandWithRules, F, json_option, stack, threads_option
+from proxfield.cli.options import (
+    CommandWithRules,
+    F,
+    cluster_option,
+    jobs_on,
+    jobs_option,
+    json_option,
+    stack,
+    threads_option,
+)
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
@@ -23,6 +32,8 @@ BUSY_LOAD = 0.5
 
 run_options = stack(
     threads_option(),
+    jobs_option("model", ", which disturb each other unless each has cores of its own"),
+    cluster_option,
     click.option(
         "--tol",
         metavar="X",
@@ -131,11 +142,14 @@ def do(
     from proxfield.bench.runner import run_tasks
     from proxfield.bench.session import describe_failures
     from proxfield.cli.signals import begin_work
+    from proxfield.jobs.cluster import connected
 
+    cluster = ctx.params["cluster"]
+    jobs = jobs_on(cluster, ctx.params["jobs"])
     begin_work()
     try:
-        with Bar() as bar:
-            failures = run_tasks(tasks, store, settings, bar)
+        with connected(cluster), Bar() as bar:
+            failures = run_tasks(tasks, store, settings, bar, jobs)
     except KeyboardInterrupt:
         from proxfield.cli.signals import INTERRUPTED
 

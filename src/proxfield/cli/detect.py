@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from proxfield.cli.detect_options import (
     run_options,
     scene_options,
 )
-from proxfield.cli.options import CommandWithRules, json_option, parse_settings
+from proxfield.cli.options import CommandWithRules, jobs_on, json_option, parse_settings
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
@@ -58,11 +57,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from proxfield.cli.progress import Counter
     from proxfield.cli.signals import begin_work, interrupted
     from proxfield.common.interrupts import raised_again
-    from proxfield.common.pool import LostWorkerError
     from proxfield.errors import ProxfieldError
     from proxfield.io.video import EndOfVideoError
+    from proxfield.jobs import ClusterError, LostWorkerError
+    from proxfield.jobs.cluster import connected
 
     forget()
+    options["jobs"] = jobs_on(options["cluster"], options["jobs"])
     files = check_options(options)
     rule = check_rule(options)
     store = Store(
@@ -77,6 +78,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     frames = masks.choose(asked)
     if asked is None and not options["overwrite"]:
         frames = frames[: store.read_end(len(frames))]
+    every = len(frames)
+    frames = frames if options["part"] is None else options["part"].of(frames)
     work = Work(files, masks, detector, store, options["images"])
     settings = describe(work, loaded, frames if options["warm"] else None)
     if not options["overwrite"]:
@@ -97,8 +100,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             store.clear()
         store.begin(settings)
         loaded.keep(store.cache)
-        jobs = min(options["jobs"], max(1, len(todo)))
-        with raised_again(), Counter(len(todo)) as display:
+        jobs = options["jobs"]
+        jobs = None if jobs is None else min(jobs, max(1, len(todo)))
+        with raised_again(), connected(options["cluster"]), Counter(len(todo)) as display:
             if options["warm"]:
                 some = run_warm(tasks, work, chain, display)
             else:
@@ -110,15 +114,15 @@ def command(ctx: click.Context, /, **options: Any) -> None:
                     display.note(f"proxfield: error: {record['error']}")
     except KeyboardInterrupt:
         ending = "interrupted"
-    except LostWorkerError:
-        ending = "a job was ended from outside, for lack of memory perhaps; try fewer --jobs"
+    except (LostWorkerError, ClusterError) as error:
+        ending = str(error)
     except Exception as error:
         if interrupted():
             ending = "interrupted"  # what a library made of Ctrl-C
         elif isinstance(error, EndOfVideoError) and asked is None:
-            report(f"{error}: {error.frames} frames instead of {len(frames)}", kind="note: ")
-            store.write_end(len(frames), error.frames)
-            frames = frames[: error.frames]
+            report(f"{error}: {error.frames} frames instead of {every}", kind="note: ")
+            store.write_end(every, error.frames)
+            frames = [frame for frame in frames if frame < error.frames]
             todo = [frame for frame in todo if frame < error.frames]
         elif not isinstance(error, ProxfieldError) or not records:
             raise
@@ -156,8 +160,8 @@ def check_options(options: Record) -> SceneFiles:
     from proxfield.cli.detect_inputs import SceneFiles
     from proxfield.cli.running import check_device
     from proxfield.cli.shared import check_target
-    from proxfield.common.pool import import_joblib
     from proxfield.io.masks import check_scale
+    from proxfield.jobs import import_joblib
 
     pom, calibration = options["scene"], options["calibration"]
     if (pom is None) == (calibration is None):
@@ -174,13 +178,19 @@ def check_options(options: Record) -> SceneFiles:
     if options["prior"] is not None and options["density"] is not None:
         raise click.UsageError("--prior and --density, expected one of them")
     check_effects(options)
-    if options["warm"] and options["jobs"] > 1:
+    if options["warm"] and options["jobs"] != 1:
         raise click.UsageError("--warm needs the frame before, so that --jobs must be 1")
+    if options["warm"] and options["part"] is not None:
+        raise click.UsageError("--warm needs the frame before, so that --part can't be used")
+    if options["part"] is not None and options["overwrite"]:
+        raise click.UsageError("--overwrite would remove the frames of other parts")
+    if options["part"] is not None and options["movie"] is not None:
+        raise click.UsageError("--movie needs all frames, so that --part can't be used")
     if options["images"] is not None and not (options["pictures"] or options["movie"]):
         raise click.UsageError("--images goes with --pictures or --movie")
     check_scale(options["scale"])
     check_device(dict(options))
-    if options["jobs"] > 1:
+    if options["jobs"] != 1:
         import_joblib()
     if options["pictures"] or options["movie"]:
         check_packages(options["movie"])
@@ -300,6 +310,7 @@ def make_detector(options: Record, rule: Rule, loaded: Loaded) -> Detector:
     from dataclasses import replace
 
     from proxfield.cli.detect_inputs import read_prior
+    from proxfield.jobs.running import share_of
     from proxfield.people.detect import DENSITY, Detector
 
     names = ("miss", "false_alarm", "strength", "variance", "radius", "threshold", "pool")
@@ -325,8 +336,8 @@ def make_detector(options: Record, rule: Rule, loaded: Loaded) -> Detector:
     elif pom is None:
         density = density or DENSITY
     threads = options["threads"]
-    if options["jobs"] > 1 and threads is None:
-        threads = max(1, (os.cpu_count() or 1) // options["jobs"])
+    if options["jobs"] != 1 and threads is None:
+        threads = 1 if options["jobs"] is None else share_of(options["jobs"])
     return Detector(
         options["model"],
         rule,

@@ -187,6 +187,6 @@ run_options = stack(
     click.option("--movie", metavar="FILE", help="Also write the pictures as a video (.mp4)."),
     positive("--rate", "X", "Frames per second of the movie.", 10.0),
     click.option("--overwrite", is_flag=True, help="Remove results that are in OUT first."),
-    jobs_options("frame"),
+    jobs_options("frame", parts=True),
     device_option,
 )

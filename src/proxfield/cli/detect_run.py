@@ -14,10 +14,10 @@ import numpy as np
 from proxfield.cli.detect_inputs import MaskInput, Masks, SceneFiles, load_scene
 from proxfield.cli.detect_store import Store
 from proxfield.cli.progress import Counter
-from proxfield.common.pool import run_in_processes
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
+from proxfield.jobs import ends_the_run, open_workers
 from proxfield.people.detect import Detector, OccupancyMap
 from proxfield.people.scene import Scene
 
@@ -63,6 +63,8 @@ def _attempt(task: Task, work: Work, before: Doubles | None) -> tuple[Record, Oc
     except Exception as error:
         if interrupted():  # what a library made of Ctrl-C
             raise KeyboardInterrupt from error
+        if ends_the_run(error):
+            raise
         record["error"] = _explain(error, task.frame)
         return record, None
     return record, found
@@ -215,19 +217,24 @@ def run_warm(tasks: Iterator[Task], work: Work, chain: Chain, display: Counter) 
 
 
 def run_all(
-    tasks: Iterator[Task], count: int, work: Work, jobs: int, display: Counter
+    tasks: Iterator[Task], count: int, work: Work, jobs: int | None, display: Counter
 ) -> Iterator[Record]:
-    """Records of all frames, as they are finished."""
+    """Records of all frames, as they are finished; jobs None: as many as the cluster has room."""
     # the first frame compiles what is missing: once, not in every process
-    alone = count if jobs == 1 else 1
+    alone = count if jobs == 1 else 0 if jobs is None else 1
     with display.announcing_compilation():
         for _, task in zip(range(alone), tasks, strict=False):
             display.working(f"frame {task.frame}")
             yield detect_one(task, work)
     if alone < count:
-        display.working(f"{jobs} jobs")
-        threads = work.detector.threads or 1
-        yield from run_in_processes(partial(detect_one, work=work), tasks, jobs, threads)
+        with open_workers(jobs, work.detector.threads or 1) as workers:
+            display.working(f"{workers.jobs} jobs")
+            yield from workers.run(partial(detect_one, work=work), tasks, name_of)
+
+
+def name_of(task: Task) -> str:
+    """What to call a frame in an error."""
+    return f"frame {task.frame}"
 
 
 def write_movie(path: str, frames: Sequence[int], store: Store, rate: float) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +22,7 @@ from proxfield.common.records import Record
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from proxfield.io.remote import AnyPath
     from proxfield.learn.decision_tree_field import DecisionTreeField
 
 image_options = stack(
@@ -41,10 +41,10 @@ image_options = stack(
 class Hole:
     """One image, its mask, and where results go."""
 
-    image: Path
-    mask: Path
-    target: Path
-    sheet: Path | None
+    image: AnyPath
+    mask: AnyPath
+    target: AnyPath
+    sheet: AnyPath | None
 
 
 @click.command(cls=CommandWithRules)
@@ -152,25 +152,29 @@ def find_holes(
 ) -> list[Hole]:
     """Which files go together; refuses what would overwrite an input or another result."""
     from proxfield.cli.refine_files import find_images, make_pairs
+    from proxfield.io.remote import make_path
 
     found = find_images(images)
     masks = find_masks(found, mask)
     pairs = make_pairs(
-        found, masks, output, sheet, "labels", others=[Path(model)], overlay_option="--sheet"
+        found, masks, output, sheet, "labels", others=[make_path(model)], overlay_option="--sheet"
     )
     return [Hole(p.image, p.unary, p.targets[0], p.overlay) for p in pairs]
 
 
-def find_masks(images: list[Path], given: str) -> list[Path]:
+def find_masks(images: list[AnyPath], given: str) -> list[AnyPath]:
     """The mask of each image: one for all, or that of the same name in a folder."""
     from proxfield.cli.refine_files import find_partners
+    from proxfield.io.remote import make_path
 
-    if Path(given).is_dir():
+    if make_path(given).is_dir():
         return find_partners(images, given, "--mask")
     return find_partners(images[:1], given, "--mask") * len(images)
 
 
-def read_holed(image: Path, mask: Path) -> tuple[NDArray[Any], NDArray[Any], list[int] | None]:
+def read_holed(
+    image: AnyPath, mask: AnyPath
+) -> tuple[NDArray[Any], NDArray[Any], list[int] | None]:
     """Labels, what is hidden, and the palette of an image."""
     from proxfield.errors import InputError
     from proxfield.io.files import display_name
@@ -198,7 +202,7 @@ def check_hole(hole: Hole, model: DecisionTreeField, truth: bool) -> int:
 
 
 def check_labels(
-    path: Path, labels: NDArray[Any], hidden: NDArray[Any], n_labels: int | None, *, known: bool
+    path: AnyPath, labels: NDArray[Any], hidden: NDArray[Any], n_labels: int | None, *, known: bool
 ) -> None:
     """As `check_images` for one image, with its file in errors."""
     from proxfield.errors import InputError

@@ -10,6 +10,7 @@ import click
 from proxfield.common.records import Record
 
 if TYPE_CHECKING:
+    from proxfield.jobs.parts import Part
     from proxfield.rules.base import Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,21 +99,74 @@ def threads_option(help: str = "Maximum number of threads; all cores by default.
     return click.option("--threads", metavar="N", type=click.IntRange(min=1), help=help)
 
 
-def jobs_options(item: str, note: str = "") -> Decorator:
-    """``--jobs`` and ``--threads`` of a command that processes many items."""
+def read_part(_: click.Context, __: click.Parameter, text: str | None) -> Part | None:
+    """A part of all items, ``K/N``."""
+    if text is None:
+        return None
+    from proxfield.errors import InputError
+    from proxfield.jobs.parts import Part
+
+    try:
+        return Part.parse(text)
+    except InputError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def jobs_options(item: str, note: str = "", *, parts: bool = False) -> Decorator:
+    """``--jobs``, ``--threads`` and ``--cluster`` of a command that processes many items.
+
+    Args:
+        item: What the items are.
+        note: What else is to be said about their number.
+        parts: Also ``--part``.
+    """
+    part = click.option(
+        "--part",
+        metavar="K/N",
+        callback=read_part,
+        help=f"Process every N-th {item} only, from the K-th on: a task of a job array.",
+    )
     return stack(
-        click.option(
-            "--jobs",
-            metavar="N",
-            type=click.IntRange(min=1),
-            default=1,
-            show_default=True,
-            help=f"Number of {item}s to process in parallel{note}.",
-        ),
+        jobs_option(item, note),
         threads_option(
             f"Maximum number of threads per {item}; by default the jobs share all cores."
         ),
+        cluster_option,
+        *([part] if parts else []),
     )
+
+
+def jobs_option(item: str, note: str = "") -> Decorator:
+    """``--jobs``, 1 by default."""
+    return click.option(
+        "--jobs",
+        metavar="N",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help=f"Number of {item}s to process in parallel{note}.",
+    )
+
+
+cluster_option = click.option(
+    "--cluster",
+    metavar="tcp://HOST:PORT",
+    help="Do the work on a Dask cluster, by its scheduler's address (proxfield[cluster]); "
+    "--jobs then limits how much of it is used.",
+)
+
+
+def jobs_on(cluster: str | None, jobs: int | None) -> int | None:
+    """The number of jobs; None for as many as a cluster has room for."""
+    from click.core import ParameterSource
+
+    if cluster is None:
+        return jobs
+    if click.get_current_context().get_parameter_source("jobs") is ParameterSource.DEFAULT:
+        return None
+    if jobs == 1:
+        raise click.UsageError("--jobs 1 means this machine, expected more or no --cluster")
+    return jobs
 
 
 def init_option(default: str) -> Decorator:

@@ -87,22 +87,26 @@ class Counter(Display):
     Args:
         total: Number of items.
         what: What they are.
+        done: Those that were finished before.
 
     Example:
         >>> with Counter(2) as counter:
         ...     counter.count()
     """
 
-    def __init__(self, total: int, what: str = "frames") -> None:
+    def __init__(self, total: int, what: str = "frames", done: int = 0) -> None:
         super().__init__()
-        self._total, self._done, self._what, self._name = total, 0, what, ""
+        self._total, self._done, self._what, self._name = total, done, what, ""
+        self._before = done
         self._start = self._said = time.monotonic()
 
     def __enter__(self) -> Counter:
         self._bar = make_bar(time_left=True)
         self._start = self._said = time.monotonic()
         if self._bar is not None:
-            self._task = self._bar.add_task("", total=self._total, detail=f"0/{self._total}")
+            detail = f"{self._done}/{self._total}"
+            self._task = self._bar.add_task("", total=self._total, detail=detail)
+            self._bar.update(self._task, completed=self._done)
         return self
 
     def working(self, name: str) -> None:
@@ -136,8 +140,9 @@ class Counter(Display):
         self._said = now
         percent = 100 * self._done // max(1, self._total)
         line = f"proxfield: {self._done} of {self._total} {self._what}, {percent} %{detail}"
-        if self._done:
-            left = (now - self._start) / self._done * (self._total - self._done)
+        if self._done > self._before:
+            each = (now - self._start) / (self._done - self._before)
+            left = each * (self._total - self._done)
             line += f", about {human_seconds(left)} left"
         self.note(line)
 

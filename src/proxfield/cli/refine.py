@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from proxfield.cli.options import (
     Decorator,
     device_option,
     init_option,
+    jobs_on,
     jobs_options,
     json_option,
     parse_settings,
@@ -31,18 +30,18 @@ from proxfield.cli.refine_inputs import (
     input_options,
     input_settings,
 )
+from proxfield.cli.refine_tiles import tile_options
 from proxfield.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
 
     from proxfield.cli.refine_one import Work
+    from proxfield.io.remote import AnyPath
+    from proxfield.jobs.parts import Part
 
-FAILED = 1
 BUILD = (
     *("spatial_sigma", "spatial_weight", "bilateral_sigma", "bilateral_color"),
     *("bilateral_weight", "spacing", "filter"),
@@ -182,7 +181,7 @@ run_options = stack(
         "--budget", metavar="SECONDS", type=float, help="Time budget in seconds per image."
     ),
     seed_option(),
-    jobs_options("image", "; fewer if memory is short"),
+    jobs_options("image", "; fewer if memory is short", parts=True),
 )
 
 
@@ -191,6 +190,7 @@ run_options = stack(
 @output_options
 @term_options
 @run_options
+@tile_options
 @json_option
 @click.pass_context
 def command(
@@ -201,18 +201,21 @@ def command(
     overlay: str | None,
     output_kind: str,
     force: bool,
-    jobs: int,
+    jobs: int | None,
+    part: Part | None,
+    cluster: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Refine segmentations by a dense CRF: labels that follow the edges of the image.
 
     IMAGE is a picture (PNG, JPEG, TIFF), an array (.npy, .npz), a NIfTI volume (.nii, .nii.gz) or a
-    folder of these. For several images --probs and -o are folders, with files of the same names.
-    Beside each result a small JSON file says how it was made. Results that are there, made with the
-    same parameters, are not made again, so that a run that was stopped goes on where it was (one
-    file that -o names is always written). A broken image is reported and passed over; the exit
-    code is then 1.
+    folder of these; or a whole slide or a zarr array, which are refined in tiles like all images
+    that don't fit in memory. For several images --probs and -o are folders, with files of the same
+    names. Beside each result a small JSON file says how it was made. Results that are there, made
+    with the same parameters, are not made again, so that a run that was stopped goes on where it
+    was (one file that -o names is always written). A broken image is reported and passed over; the
+    exit code is then 1.
 
     \b
     Examples:
@@ -221,14 +224,21 @@ def command(
       proxfield refine photos/ --labels maps/ --n-labels 21 -o refined/
       proxfield refine head.nii.gz --logits head.npy --bilateral-color 40 -o refined/
       proxfield refine photos/ --probs probs/ -o refined/ --config crf.toml
+      proxfield refine s3://b/photos --probs s3://b/probs -o s3://b/out --cluster tcp://host:8786
+      proxfield refine photos/ --probs probs/ -o refined/ --part $SLURM_ARRAY_TASK_ID/8
+      proxfield refine slide.svs --probs probs.zarr -o labels.tif --jobs 2
     """
     from proxfield.cli import refine_files as files
+    from proxfield.cli import refine_tiles as tiles
     from proxfield.cli.progress import Counter
     from proxfield.cli.refine_record import is_finished, parameters
+    from proxfield.cli.refine_report import finish, report_all
     from proxfield.cli.refine_run import affordable_jobs, check_packages, run_all
     from proxfield.cli.signals import begin_work, interrupted
     from proxfield.common.interrupts import raised_again
-    from proxfield.common.pool import LostWorkerError
+    from proxfield.jobs import ClusterError, LostWorkerError
+    from proxfield.jobs.cluster import connected
+    from proxfield.jobs.running import share_of
 
     spacing_given = ctx.get_parameter_source("spacing") is not ParameterSource.DEFAULT
     try:
@@ -237,49 +247,65 @@ def command(
         raise InputError(in_options(error.message), path=error.path) from None
     found = files.find_images(images)
     partners = files.find_partners(found, given, option)
-    strokes: list[Path | None] = []
+    strokes: list[AnyPath | None] = []
     if options["scribbles"] is not None:
         strokes = files.find_partners(found, options["scribbles"], "--scribbles", optional=True)
     pairs = files.make_pairs(found, partners, output, overlay, output_kind, strokes)
-    check_packages(pairs, jobs)
+    jobs = jobs_on(cluster, jobs)
+    shared = dict.fromkeys(tiles.tiled_pairs(pairs, options, overlay), part)
+    own = [p for p in (pairs if part is None else part.of(pairs)) if p not in shared]
+    large = {**shared, **dict.fromkeys(tiles.too_large(own, options, overlay))}
+    check_packages([p for p in own if p not in large], jobs)
+    tiles.check_kinds(large)
     wanted = parameters(work)
     always = force or files.is_file_name(output)
-    todo = [p for p in pairs if always or not is_finished(p, wanted)]
+    todo = [p for p in own if p not in large and (always or not is_finished(p, wanted))]
+    in_tiles = [tiles.for_tiles(p, work, options, which) for p, which in large.items()]
+    in_tiles = [t for t in in_tiles if t.is_due(always, force)]
     start = time.perf_counter()
     records: list[Record] = []
     ending = ""
     begin_work()
     try:  # from here on, an interrupted run says what is left of it
         for path, name in ((output, "-o"), (overlay, "--overlay")):
-            if path is not None and todo and not files.is_file_name(path):
+            if path is not None and (todo or in_tiles) and not files.is_file_name(path):
                 files.make_folder(path, name)
-        jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
-        if jobs > 1 and work.run["threads"] is None:
-            work.run["threads"] = max(1, (os.cpu_count() or 1) // jobs)
-        with raised_again(), Counter(len(todo), "images") as display:
-            if why:
-                display.note(f"proxfield: note: {why}")
-            for record in run_all(todo, work, jobs, display):
-                records.append(record)
-                display.count()
-                if record["error"] is not None:
-                    display.note(f"proxfield: error: {record['error']}")
+        wanted_jobs, why = jobs, ""
+        if jobs is not None and todo:
+            jobs, why = affordable_jobs(jobs, todo, options["n_labels"])
+        if jobs != 1 and work.run["threads"] is None:
+            work.run["threads"] = 1 if jobs is None else share_of(jobs)
+        with raised_again(), connected(cluster):
+            with Counter(len(todo), "images") as display:
+                if why:
+                    display.note(f"proxfield: note: {why}")
+                for record in run_all(todo, work, jobs, display) if todo else ():
+                    records.append(record)
+                    display.count()
+                    if record["error"] is not None:
+                        display.note(f"proxfield: error: {record['error']}")
+            # one by one: an interrupted run keeps those that are there
+            records.extend(tiles.run_tiled(in_tiles, wanted_jobs, resume=not force))
     except KeyboardInterrupt:
         ending = "interrupted"
-    except LostWorkerError:
-        ending = "a job was ended from outside, for lack of memory perhaps; try fewer --jobs"
+    except (LostWorkerError, ClusterError) as error:
+        ending = str(error)
     except Exception:
         if not interrupted():
             raise
         ending = "interrupted"  # what a library made of Ctrl-C
     failed = [r for r in records if r["error"] is not None]
+    partial = sum(r["error"] is None and r["output"] is None for r in records)
+    count = len({*own, *large})
     summary = {
-        "images": len(pairs),
-        "refined": len(records) - len(failed),
-        "skipped": len(pairs) - len(todo),
+        "images": count,
+        "refined": len(records) - len(failed) - partial,
+        "skipped": count - len(todo) - len(in_tiles),
         "failed": len(failed),
+        "partial": partial,
         "output": output,
         "jobs": jobs,
+        "cluster": cluster,
         "seconds": time.perf_counter() - start,
     }
     report_all(summary, records, as_json)
@@ -346,56 +372,3 @@ def read_compatibility(given: str) -> str | NDArray[np.float64]:
     from proxfield.io.images import read_array
 
     return read_array(given, "a vector or a matrix of compatibilities")
-
-
-def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
-    """What was done, on stdout."""
-    from proxfield.cli.main import report
-    from proxfield.cli.shared import print_json, print_pairs
-
-    for first, count in alike([note for record in records for note in record["notes"]]):
-        more = f" (and {count - 1} more notes like this)" if count > 1 else ""
-        report(f"{first}{more}", kind="note: ")
-    if as_json:
-        print_json({**summary, "files": records})
-        return
-    seconds = f"{summary['seconds']:.3g} s"
-    rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
-    if summary["skipped"]:
-        rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
-    if summary["failed"]:
-        rows.append(("failed", str(summary["failed"])))
-    print_pairs([*rows, ("results", summary["output"])])
-
-
-def alike(notes: list[str]) -> list[tuple[str, int]]:
-    """The first of all notes that say the same of different files, and how many there are.
-
-    Example:
-        >>> alike(["a.png: 3 of 4", "b.png: 1 of 2", "b.png: turned"])
-        [('a.png: 3 of 4', 2), ('b.png: turned', 1)]
-    """
-    found: dict[str, tuple[str, int]] = {}
-    for note in notes:
-        key = re.sub(r"[\d.]+", "", note.partition(": ")[2])
-        first, count = found.get(key, (note, 0))
-        found[key] = first, count + 1
-    return list(found.values())
-
-
-def finish(ctx: click.Context, summary: Record, failed: list[Record], ending: str) -> None:
-    """Leave with the right code, and the list of what failed."""
-    from proxfield.cli.main import report
-    from proxfield.cli.refine_files import some
-    from proxfield.cli.signals import INTERRUPTED
-
-    if ending:
-        left = summary["images"] - summary["refined"] - summary["skipped"] - summary["failed"]
-        report(f"{ending}; {left} images are left, run the same again to go on", kind="")
-    if failed:
-        names = some([record["image"] for record in failed])
-        report(f"{len(failed)} of {summary['images']} images failed: {names}")
-    if ending == "interrupted":
-        ctx.exit(INTERRUPTED)
-    if failed or ending:
-        ctx.exit(FAILED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import overload
 
 import click
@@ -14,6 +13,8 @@ from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES
 from proxfield.io.referenced import GEOTIFF, NIFTI, ending, has_rasterio, is_geotiff, stem
+from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
+from proxfield.io.sliced import is_zarr
 
 IMAGES = (*PICTURES, *ARRAYS, *NIFTI)
 LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS, *NIFTI)
@@ -30,20 +31,20 @@ MAX_NAMED_FILES = 5
 class Pair:
     """One image, what is known about its pixels, and where the result goes."""
 
-    image: Path
-    unary: Path
-    targets: tuple[Path, ...]
+    image: AnyPath
+    unary: AnyPath
+    targets: tuple[AnyPath, ...]
     """Where the result goes: the first of these whose kind can hold it."""
-    overlay: Path | None = None
-    scribbles: Path | None = None
+    overlay: AnyPath | None = None
+    scribbles: AnyPath | None = None
 
 
-def find_images(given: Sequence[str]) -> list[Path]:
+def find_images(given: Sequence[str]) -> list[AnyPath]:
     """Files as named, and all images in folders as named."""
-    found: list[Path] = []
+    found: list[AnyPath] = []
     for text in given:
-        path = Path(text)
-        if path.is_dir():
+        path = make_path(text)
+        if path.is_dir() and not is_zarr(path):
             inside = list_folder(path, IMAGES)
             if not inside:
                 raise InputError("holds no images, expected some", path=display_name(path))
@@ -58,26 +59,26 @@ def find_images(given: Sequence[str]) -> list[Path]:
     return found
 
 
-def list_folder(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+def list_folder(folder: AnyPath, suffixes: Iterable[str]) -> list[AnyPath]:
     """Files with such suffixes, in order; hidden ones left out."""
     kinds = tuple(suffixes)
-    inside = sorted(folder.iterdir())
+    inside: list[AnyPath] = sorted(folder.iterdir(), key=lambda path: path.name)
     return [p for p in inside if ending(p) in kinds and not p.name.startswith(".")]
 
 
 @overload
-def find_partners(images: Sequence[Path], given: str, option: str) -> list[Path]: ...
+def find_partners(images: Sequence[AnyPath], given: str, option: str) -> list[AnyPath]: ...
 
 
 @overload
 def find_partners(
-    images: Sequence[Path], given: str, option: str, *, optional: bool
-) -> list[Path | None]: ...
+    images: Sequence[AnyPath], given: str, option: str, *, optional: bool
+) -> list[AnyPath | None]: ...
 
 
 def find_partners(
-    images: Sequence[Path], given: str, option: str, *, optional: bool = False
-) -> list[Path | None] | list[Path]:
+    images: Sequence[AnyPath], given: str, option: str, *, optional: bool = False
+) -> list[AnyPath | None] | list[AnyPath]:
     """For each image the file of the same stem in a folder; for one image also a file.
 
     Args:
@@ -86,9 +87,9 @@ def find_partners(
         option: The option that named it.
         optional: Images without a file get None instead of an error.
     """
-    place, name = Path(given), display_name(given)
+    place, name = make_path(given), display_name(given)
     what = {"--probs": "probabilities"}.get(option, option.lstrip("-"))
-    if not place.is_dir():
+    if not place.is_dir() or is_zarr(place):
         if len(images) > 1:
             raise click.UsageError(
                 f"{option} {name} for {len(images)} images, expected a folder of files with "
@@ -121,8 +122,8 @@ def find_partners(
     return [None if there is None else there[0] for there in found]
 
 
-def _by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+def _by_stem(folder: AnyPath, suffixes: Sequence[str]) -> dict[str, list[AnyPath]]:
+    found: dict[str, list[AnyPath]] = {}
     for path in list_folder(folder, suffixes):
         found.setdefault(stem(path), []).append(path)
     return found
@@ -141,14 +142,14 @@ def some(names: Sequence[str]) -> str:
 
 
 def make_pairs(
-    images: Sequence[Path],
-    unaries: Sequence[Path | None],
+    images: Sequence[AnyPath],
+    unaries: Sequence[AnyPath | None],
     output: str,
     overlay: str | None,
     kind: str,
-    scribbles: Sequence[Path | None] = (),
+    scribbles: Sequence[AnyPath | None] = (),
     *,
-    others: Sequence[Path] = (),
+    others: Sequence[AnyPath] = (),
     overlay_option: str = "--overlay",
 ) -> list[Pair]:
     """Where everything goes; refuses what would overwrite an input or another result.
@@ -164,12 +165,12 @@ def make_pairs(
         overlay_option: The option that named ``overlay``.
     """
     targets = place_outputs(images, output, "-o", kind)
-    pictures: Sequence[tuple[Path | None, ...]] = [(None,)] * len(images)
+    pictures: Sequence[tuple[AnyPath | None, ...]] = [(None,)] * len(images)
     if overlay is not None:
         pictures = place_outputs(images, overlay, overlay_option, "overlay")
     strokes = list(scribbles) or [None] * len(images)
     inputs = [path for path in (*images, *unaries, *strokes, *others) if path is not None]
-    taken = {os.path.realpath(path): f"the input {path}" for path in inputs}
+    taken = {_identity(path): f"the input {path}" for path in inputs}
     pairs = []
     for image, unary, target, picture, stroke in zip(
         images, unaries, targets, pictures, strokes, strict=True
@@ -179,7 +180,7 @@ def make_pairs(
         for path in (*target, *picture):
             if path is None:
                 continue
-            real = os.path.realpath(path)
+            real = _identity(path)
             if real in taken:
                 raise click.UsageError(
                     f"the result {path} of {image} would overwrite {taken[real]}; "
@@ -189,12 +190,19 @@ def make_pairs(
     return pairs
 
 
+def _identity(path: AnyPath) -> str:
+    """What two names of the same file have in common."""
+    return str(path) if isinstance(path, RemotePath) else os.path.realpath(path)
+
+
 def is_file_name(given: str) -> bool:
     """Whether an output names a file and not a folder."""
-    return ending(given) in IMAGES and not Path(given).is_dir()
+    if ending(given) == ".zarr":
+        return not make_path(given).is_dir() or is_zarr(given)
+    return ending(given) in IMAGES and not make_path(given).is_dir()
 
 
-def own_suffix(image: Path) -> str | None:
+def own_suffix(image: AnyPath) -> str | None:
     """The kind of file that keeps the place of an image; None if it has none, or can't be kept."""
     if ending(image) in NIFTI:
         return ".nii.gz"
@@ -202,8 +210,8 @@ def own_suffix(image: Path) -> str | None:
 
 
 def place_outputs(
-    images: Sequence[Path], given: str, option: str, kind: str
-) -> list[tuple[Path, ...]]:
+    images: Sequence[AnyPath], given: str, option: str, kind: str
+) -> list[tuple[AnyPath, ...]]:
     """Names for each image's result: in a folder, or the very file named for one image.
 
     Args:
@@ -214,19 +222,21 @@ def place_outputs(
     """
     from proxfield.cli.shared import check_target
 
-    place = Path(given)
+    place = make_path(given)
     own = [None if kind == "overlay" else own_suffix(image) for image in images]
     if is_file_name(given):
         if len(images) > 1:
             raise click.UsageError(f"{option} {given!r} for {len(images)} images is no folder")
         allowed = {"labels": (".png", *ARRAYS), "probabilities": ARRAYS, "overlay": (".png",)}[kind]
         placed = {".nii.gz": NIFTI, ".tif": GEOTIFF}.get(own[0] or "", ())
-        if ending(place) not in (*allowed, *placed):
+        windowed = () if kind == "overlay" else (".zarr", *GEOTIFF)
+        if ending(place) not in (*allowed, *placed, *windowed):
             raise click.UsageError(
                 f"{option} {given!r}, expected a folder or a name ending in "
                 f"{', '.join((*allowed, *placed))}"
             )
-        check_target(given, option)
+        if not is_remote(given) and ending(place) != ".zarr":
+            check_target(given, option)
         return [(place,)]
     plain = (".png",) if kind == "overlay" else SUFFIXES[kind]
     return [
@@ -237,10 +247,10 @@ def place_outputs(
 
 def make_folder(given: str, option: str) -> None:
     """The folder of results, made if need be."""
-    path = Path(given)
+    path = make_path(given)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK | os.X_OK):
+        if not isinstance(path, RemotePath) and not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
         why = "a file is in the way" if isinstance(error, FileExistsError) else error.strerror

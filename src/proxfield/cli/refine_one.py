@@ -42,13 +42,13 @@ from proxfield.io.referenced import (
     read_geotiff,
     read_nifti,
 )
+from proxfield.jobs import ends_the_run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from proxfield.common.arrays import Pixels
     from proxfield.images.densecrf import DenseCRF
     from proxfield.inference.history import Callback
+    from proxfield.io.remote import AnyPath
 
 DEEP = 16384
 """Values below it leave most of 16 bits unused: what a standard deviation of colors means then is
@@ -71,6 +71,8 @@ class Work:
     names: tuple[str, ...] | None = None
     spacing_given: bool = False
     """Whether the user says how large a voxel is; otherwise the header of a NIfTI file does."""
+    tiles: Record | None = None
+    """Length and halo of tiles; None: images in one piece."""
 
 
 @dataclass
@@ -132,7 +134,7 @@ def read_one(pair: Pair, work: Work, notes: list[str]) -> Inputs:
     return Inputs(image, unary, palette, scribbles, reference, spacing, notes)
 
 
-def _read_image(path: Path, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
+def _read_image(path: AnyPath, notes: list[str]) -> tuple[Pixels, Any, tuple[float, ...] | None]:
     """The pixels of an image, where it is, and the size of a voxel."""
     if ending(path) in NIFTI:
         placed = read_nifti(path)
@@ -145,7 +147,7 @@ def _read_image(path: Path, notes: list[str]) -> tuple[Pixels, Any, tuple[float,
     return read_image(path, notes), None, None
 
 
-def _read_unary(path: Path, what: str) -> tuple[Pixels, list[int] | None, Any]:
+def _read_unary(path: AnyPath, what: str) -> tuple[Pixels, list[int] | None, Any]:
     """What is known about pixels, the palette of a label map, and where the file says it is."""
     name = display_name(path)
     placed = None
@@ -266,6 +268,8 @@ def with_failures(pair: Pair, record: Record, step: Any) -> Any:
     except Exception as error:
         if interrupted():  # what a library made of Ctrl-C
             raise KeyboardInterrupt from error
+        if ends_the_run(error):
+            raise
         record["error"] = _explain(error, display_name(pair.image))
     return None
 

@@ -7,7 +7,6 @@ other is made again.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxfield._version import __version__
@@ -18,15 +17,17 @@ from proxfield.io.files import atomic_write
 if TYPE_CHECKING:
     from proxfield.cli.refine_files import Pair
     from proxfield.cli.refine_one import Work
+    from proxfield.io.remote import AnyPath
 
 NOT_PARAMETERS = ("threads",)
 """What doesn't change a result."""
 
 
-def record_path(target: Path) -> Path:
+def record_path(target: AnyPath) -> AnyPath:
     """The file that says how a result was made.
 
     Example:
+        >>> from pathlib import Path
         >>> record_path(Path("out/a.png")).name
         'a.png.json'
     """
@@ -49,6 +50,7 @@ def parameters(work: Work) -> Record:
             "input": work.what,
             "dtype": work.dtype if work.kind == "probabilities" else None,
             "labels": work.from_labels,
+            **({} if work.tiles is None else {"tiles": work.tiles}),
             "terms": terms,
             "rule": None if rule is None else {"name": rule.name, **rule.params},
             **run,
@@ -70,7 +72,7 @@ def plain(value: Any) -> Any:
     return finite(value)
 
 
-def write_record(pair: Pair, work: Work, target: Path, summary: Record) -> None:
+def write_record(pair: Pair, work: Work, target: AnyPath, summary: Record) -> None:
     """Say how a result was made; written last, so that it says that all is there."""
     data = {
         "proxfield": __version__,

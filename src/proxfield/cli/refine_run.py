@@ -7,18 +7,19 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_one import Work, refine_one
 from proxfield.common.interrupts import deferred
-from proxfield.common.pool import import_joblib, run_in_processes
 from proxfield.common.records import Record
 from proxfield.errors import ProxfieldError
+from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow
 from proxfield.io.referenced import NIFTI, ending, import_nibabel
+from proxfield.io.remote import AnyPath
+from proxfield.jobs import import_joblib, open_workers
 
 SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
@@ -48,7 +49,7 @@ def bytes_needed(pair: Pair, n_labels: int | None) -> int:
     return PROCESS_BYTES + PIXEL_BYTES * pixels + ENTRY_BYTES * size
 
 
-def stored_shape(path: Path) -> tuple[int, ...]:
+def stored_shape(path: AnyPath) -> tuple[int, ...]:
     """The shape of an array or a picture, without reading it."""
     suffix = ending(path)
     if suffix in NIFTI:
@@ -89,13 +90,22 @@ def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) ->
 # ---- all images ----
 
 
-def run_all(pairs: Sequence[Pair], work: Work, jobs: int, display: Counter) -> Iterator[Record]:
-    """The records of all images, as they are finished."""
+def run_all(
+    pairs: Sequence[Pair], work: Work, jobs: int | None, display: Counter
+) -> Iterator[Record]:
+    """The records of all images, as they are finished.
+
+    Args:
+        pairs: The images.
+        work: What to do with them.
+        jobs: Number of images at a time; None: as many as the cluster has room for.
+        display: Is told how it goes.
+    """
     if jobs == 1 and len(pairs) > 1 and on_gpu(work):
         yield from run_on_gpu(pairs, work, display)
         return
     # the first image compiles what is missing: once, not in every process
-    alone = len(pairs) if jobs == 1 else 1 if len(pairs) > jobs else 0
+    alone = len(pairs) if jobs == 1 else 1 if jobs is not None and len(pairs) > jobs else 0
     if alone:
         with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
             import_module("proxfield.images.densecrf")
@@ -104,9 +114,21 @@ def run_all(pairs: Sequence[Pair], work: Work, jobs: int, display: Counter) -> I
                 display.working(pair.image.name)
                 yield refine_one(pair, work, display.update)
     if alone < len(pairs):
-        display.working(f"{jobs} jobs")
-        one = partial(refine_one, work=work)
-        yield from run_in_processes(one, pairs[alone:], jobs, work.run["threads"])
+        threads, local = work.run["threads"], any(has_relative_path(p) for p in pairs)
+        with open_workers(jobs, threads, paths=local) as workers:
+            display.working(f"{workers.jobs} jobs")
+            yield from workers.run(partial(refine_one, work=work), pairs[alone:], name_of)
+
+
+def name_of(pair: Pair) -> str:
+    """What to call an image in an error."""
+    return display_name(pair.image)
+
+
+def has_relative_path(pair: Pair) -> bool:
+    """Whether a file of a pair depends on the current folder."""
+    paths = (pair.image, pair.unary, *pair.targets, pair.overlay, pair.scribbles)
+    return any(path is not None and not path.is_absolute() for path in paths)
 
 
 def on_gpu(work: Work) -> bool:
@@ -131,9 +153,9 @@ def run_on_gpu(pairs: Sequence[Pair], work: Work, display: Counter) -> Iterator[
         yield from run_pipeline(pairs, work, ahead, display)
 
 
-def check_packages(pairs: Sequence[Pair], jobs: int) -> None:
+def check_packages(pairs: Sequence[Pair], jobs: int | None) -> None:
     """Name a package that is missing before the work begins, not once for each image."""
-    if jobs > 1:
+    if jobs is None or jobs > 1:
         import_joblib()
     paths = [
         path

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.cli.options import jobs_options, json_option, seed_option, stack
+from proxfield.cli.options import jobs_on, jobs_options, json_option, seed_option, stack
 from proxfield.cli.progress import Display
 from proxfield.cli.refine_inputs import AXES, array_options
 
@@ -121,7 +120,8 @@ def command(
     output: str,
     report: str | None,
     force: bool,
-    jobs: int,
+    jobs: int | None,
+    cluster: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -143,20 +143,20 @@ def command(
     from proxfield.cli.refine_run import affordable_jobs, check_packages
     from proxfield.cli.signals import INTERRUPTED, begin_work
     from proxfield.common.interrupts import deferred, raised_again
-    from proxfield.common.pool import LostWorkerError
+    from proxfield.jobs import ClusterError, LostWorkerError
+    from proxfield.jobs.cluster import connected
 
     found = find_images(images)
     probs = find_partners(found, options["probs"], "--probs")
     truth = find_partners(found, options["truth"], "--truth")
     check_outputs(output, report, [*found, *probs, *truth])
+    jobs = jobs_on(cluster, jobs)
     pairs = [Pair(image, unary, ()) for image, unary in zip(found, probs, strict=True)]
     check_packages([*pairs, *(Pair(t, t, ()) for t in truth)], jobs)
-    jobs, why = affordable_jobs(jobs, pairs, None)
-    if why:
-        say(why, kind="note: ")
-    threads = options["threads"]
-    if jobs > 1 and threads is None:
-        threads = max(1, (os.cpu_count() or 1) // jobs)
+    if jobs is not None:
+        jobs, why = affordable_jobs(jobs, pairs, None)
+        if why:
+            say(why, kind="note: ")
     begin_work()
     store = f"{output}{STORE}"
     with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
@@ -164,7 +164,12 @@ def command(
     build = {"labels_axis": AXES[options["labels_axis"]], "normalize": options["normalize"]}
     same = ("metric", "ignore", "tolerance", "trials", "folds", "filters", "seed", "budget")
     try:
-        with raised_again(), TuneDisplay() as display, display.announcing_compilation():
+        with (
+            raised_again(),
+            connected(cluster),
+            TuneDisplay() as display,
+            display.announcing_compilation(),
+        ):
             result = tune(
                 found,
                 probs,
@@ -172,7 +177,7 @@ def command(
                 **{name: options[name] for name in same},
                 color_range=options["color_range"],
                 jobs=jobs,
-                threads=threads,
+                threads=options["threads"],
                 store=store,
                 fresh=force,
                 callback=display.tell,
@@ -182,11 +187,8 @@ def command(
     except KeyboardInterrupt:
         say(f"interrupted; trials are kept in {store}, run the same again to go on", kind="")
         ctx.exit(INTERRUPTED)
-    except LostWorkerError:
-        say(
-            "a job was ended from outside, for lack of memory perhaps; try fewer --jobs "
-            f"(trials are kept in {store}, run the same again to go on)"
-        )
+    except (LostWorkerError, ClusterError) as error:
+        say(f"{error} (trials are kept in {store}, run the same again to go on)")
         ctx.exit(1)
     result.save(output)
     if report is not None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 from proxfield.errors import MemoryLimitError
+
+M_MMAP_THRESHOLD = -3
+"""A parameter of glibc's mallopt."""
+MAPPED_BYTES = 2**20
+"""Arrays of this size are mapped one by one, and go when they are freed."""
+_C_LIBRARY: Any = None
+"""glibc, once it was looked for; False without."""
 
 
 def available_memory() -> int | None:
@@ -38,6 +48,33 @@ def _cgroup_left() -> int | None:
         return None if limit == "max" else int(limit) - int(used)
     except (OSError, ValueError):
         return None
+
+
+def return_freed_arrays() -> None:
+    """Let the C library give memory that is free back to the system, now and when arrays are freed.
+
+    glibc keeps freed blocks of up to 32 MiB for itself, once such have been freed, and what is kept
+    in pieces is of no use for larger arrays. Elsewhere this does nothing.
+    """
+    global _C_LIBRARY
+    if _C_LIBRARY is None:
+        _C_LIBRARY = _open_glibc()
+        if _C_LIBRARY is not False:
+            _C_LIBRARY.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+    if _C_LIBRARY is not False:
+        _C_LIBRARY.malloc_trim(0)
+
+
+def _open_glibc() -> Any:
+    """The C library of this process, if it is glibc; else False."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018 (raises AttributeError elsewhere)
+    except (OSError, AttributeError):
+        return False
+    return library
 
 
 def human_bytes(n: float) -> str:

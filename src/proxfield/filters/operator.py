@@ -87,6 +87,12 @@ class Operator:
             self._row_sums = self.apply(self.plan.ones())[..., 0]
         return self._row_sums
 
+    def compact(self) -> None:
+        """Compute what iterations ask for; forget what only derivatives and bounds need."""
+        self.row_sums  # noqa: B018 (now, while iterations don't hold memory yet)
+        if self.normalization == "symmetric":
+            self.mass = None
+
     def spread(self, values: Array) -> Array:
         """What K is applied to: values, scaled, or both side by side.  # (..., n, c or 2c)"""
         if self.scale is None:

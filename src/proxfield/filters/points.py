@@ -40,6 +40,7 @@ class PixelPoints(Points):
         scale: What positions are multiplied with.  # (axes,)
         channels: The image with its channels last; copied.  # (*pixels, channels)
         color: What channels are divided by.  # (channels,)
+        origin: Where the first pixel lies in a larger image; by default at 0.  # (axes,)
 
     Example:
         >>> PixelPoints((2, 2), np.array([0.5, 1.0])).array().tolist()
@@ -52,11 +53,13 @@ class PixelPoints(Points):
         scale: Doubles,
         channels: Pixels | None = None,
         color: Doubles | None = None,
+        origin: tuple[int, ...] | None = None,
     ) -> None:
         self.pixels = tuple(int(size) for size in pixels)
         self.scale = np.array(scale, dtype=np.float64)
         self.channels: Pixels | None = None if channels is None else np.array(channels, order="C")
         self.color = None if color is None else np.array(color, dtype=np.float64)
+        self.origin = (0,) * len(self.pixels) if origin is None else tuple(origin)
         extra = 0 if self.channels is None else self.channels.shape[-1]
         self.shape = (int(np.prod(self.pixels)), len(self.pixels) + extra)
 
@@ -65,11 +68,12 @@ class PixelPoints(Points):
         """All but the channels' values: the same for images of one size and kind."""
         kind = None if self.channels is None else (self.channels.shape[-1], self.channels.dtype.str)
         color = None if self.color is None else tuple(self.color.tolist())
-        return (self.pixels, tuple(self.scale.tolist()), color, kind)
+        return (self.pixels, self.origin, tuple(self.scale.tolist()), color, kind)
 
     def along(self, axis: int) -> Doubles:
         """The feature that positions along an axis are.  # (pixels[axis],)"""
-        return np.asarray(np.arange(self.pixels[axis]) * self.scale[axis])
+        first = self.origin[axis]
+        return np.asarray(np.arange(first, first + self.pixels[axis]) * self.scale[axis])
 
     def array(self) -> Doubles:
         k = len(self.pixels)
@@ -85,7 +89,8 @@ class PixelPoints(Points):
     def bounded(self) -> bool:
         ends: list[float] = [0.0]
         with np.errstate(over="ignore"):
-            ends += [float((n - 1) * s) for n, s in zip(self.pixels, self.scale, strict=True)]
+            for first, n, s in zip(self.origin, self.pixels, self.scale, strict=True):
+                ends += [float(first * s), float((first + n - 1) * s)]
             if self.channels is not None and self.color is not None and self.channels.size:
                 bounds = _range(self.channels)
                 ends += [float(x / c) for c in self.color for x in bounds]

@@ -10,6 +10,7 @@ from proxfield.errors import InputError, shown
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from proxfield.filters.geometry import Blur
     from proxfield.filters.plan import HostPlan
 
 FILTERS: dict[str, tuple[str, str]] = {
@@ -31,10 +32,11 @@ def choose(name: str, points: int) -> str:
     return name
 
 
-def make_filter(name: str, features: ArrayLike) -> HostPlan:
-    """A filter by name ("exact" or "lattice")."""
+def make_filter(name: str, features: ArrayLike, blur: Blur | None = None) -> HostPlan:
+    """A filter by name ("exact" or "lattice"); the lattice's blur, if it isn't to choose."""
     if name not in FILTERS:
         raise InputError(f"unknown filter {shown(name)}, expected {', '.join(FILTERS)}")
     module, kind = FILTERS[name]
-    made: HostPlan = getattr(import_module(module), kind)(features)
+    options = {} if blur is None or name != "lattice" else {"blur": blur}
+    made: HostPlan = getattr(import_module(module), kind)(features, **options)
     return made

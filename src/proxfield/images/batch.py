@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from inspect import signature
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.pool import LostWorkerError, run_in_processes
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.images.arrays import Original, to_host
 from proxfield.images.densecrf import DenseCRF
+from proxfield.jobs import run_jobs, slots_of, threads_per_item
 
 OUTPUTS = ("probabilities", "labels", "results")
 
@@ -26,7 +25,7 @@ def refine_batch(
     *,
     logits: Iterable[ArrayLike] | None = None,
     output: str = "probabilities",
-    jobs: int = 1,
+    jobs: int | None = None,
     **options: Any,
 ) -> Any:
     """Several images, each by itself: a dense CRF, inference, and one map for each.
@@ -36,8 +35,9 @@ def refine_batch(
         probabilities: As many, likewise.
         logits: Scores of a network in their place.
         output: "probabilities" or "labels" (maps), or "results" (`DenseResult`, which keep the
-            whole field and so much memory).
-        jobs: Number of images to refine at a time, in processes of their own (needs joblib). They
+            whole field and so much memory; those of other processes come without its terms).
+        jobs: Number of images to refine at a time, in processes of their own (needs joblib); by
+            default 1, or as ``joblib.parallel_config`` says (see `proxfield.jobs.run_jobs`). They
             share the cores, unless ``threads`` says how many each of them may use.
         **options: Of `DenseCRF` and of `DenseCRF.infer`.
 
@@ -54,10 +54,10 @@ def refine_batch(
     """
     if output not in OUTPUTS:
         raise InputError(f"output={shown(output)}, expected probabilities, labels or results")
-    if isinstance(jobs, bool) or not isinstance(jobs, int | np.integer) or jobs < 1:
-        raise InputError(f"jobs={shown(jobs)}, expected a whole number above 0")
-    if output == "results" and jobs > 1:
-        raise InputError("results aren't passed between processes, expected jobs=1")
+    if jobs is not None:
+        if isinstance(jobs, bool) or not isinstance(jobs, int | np.integer) or jobs < 1:
+            raise InputError(f"jobs={shown(jobs)}, expected a whole number above 0")
+        jobs = int(jobs)
     if (probabilities is None) == (logits is None):
         raise InputError("a batch needs probabilities or logits, one of them")
     given = logits if probabilities is None else probabilities
@@ -73,10 +73,10 @@ def refine_batch(
     kinds = [Original.of(x) for x in unaries]
     items = list(zip(range(len(unaries)), pictures, unaries, strict=True))
     one = partial(_refine, what=what, output=output, build=build, run=run)
-    if output == "results":
-        return [one(item)["result"] for item in items]
-    records = _in_order(one, items, min(int(jobs), len(items)), run)
+    records = _in_order(one, items, None if jobs is None else max(1, min(jobs, len(items))), run)
     found = [record["result"] for record in records]
+    if output == "results":
+        return found
     axis = records[0]["labels_axis"] if records and output == "labels" else None
     if any(kind.given is not None for kind in kinds):
         return [kind.restore(x, axis) for kind, x in zip(kinds, found, strict=True)]
@@ -102,22 +102,25 @@ def _refine(
 
 
 def _in_order(
-    one: Any, items: Sequence[tuple[int, Any, Any]], jobs: int, run: Record
+    one: Any, items: Sequence[tuple[int, Any, Any]], jobs: int | None, run: Record
 ) -> list[Record]:
     """The records of all images, in the order of the images."""
-    if jobs <= 1:
+    if slots_of(jobs) == 1:
         return [one(item) for item in items]
     threads = run.get("threads")
-    threads = max(1, (os.cpu_count() or 1) // jobs) if threads is None else int(threads)
+    threads = threads_per_item(jobs) if threads is None else int(threads)
+    one = partial(one, run={**run, "threads": threads})
     on_host = ((number, to_host(image), to_host(unary)) for number, image, unary in items)
     work = partial(_keep_error, one=one)
-    try:
-        with_errors = list(run_in_processes(work, on_host, jobs, threads))
-    except LostWorkerError:
-        raise ProxfieldError(
-            "a job was ended from outside, for lack of memory perhaps; try fewer jobs"
-        ) from None
-    return list(_raised(sorted(with_errors, key=lambda record: int(record["number"]))))
+    records = run_jobs(
+        work,
+        on_host,
+        jobs,
+        threads,
+        name=lambda item: f"image {item[0]} of the batch",
+        paths=False,
+    )
+    return list(_raised(sorted(records, key=lambda record: int(record["number"]))))
 
 
 def _keep_error(item: tuple[int, Any, Any], one: Any) -> Record:

@@ -29,6 +29,7 @@ from proxfield.images.pixels import (
     color_bandwidth,
     color_range,
     each,
+    first_pixel,
     place,
     widths,
 )
@@ -95,6 +96,9 @@ class DenseCRF(Field):
         bilateral_weight: Its weight; 0 omits the term.
         spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
             in the same unit.
+        origin: Where the first pixel lies in a larger image of which this one is a part, in
+            pixels; one number or one per axis. The lattice is then that of the larger image:
+            `refine_tiles` needs it.
         cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
             a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
         compatibility: μ: "potts", a vector or a matrix, see `Gaussian`. For this and the next two,
@@ -142,6 +146,7 @@ class DenseCRF(Field):
         bilateral_color: float | Sequence[float] | None = None,
         bilateral_weight: float | None = None,
         spacing: float | Sequence[float] = 1.0,
+        origin: int | Sequence[int] = 0,
         cooccurrence: CooccurrenceStatistics | str | PathLike[str] | None = None,
         compatibility: ArrayLike | str | None = "potts",
         normalization: str = "symmetric",
@@ -185,16 +190,17 @@ class DenseCRF(Field):
             "filter": chosen["filter"],
         }
         scale = widths(spacing, len(self.pixels), "spacing", "axis")
+        first = first_pixel(origin, len(self.pixels))
         if spatial_weight != 0:
             sigma = widths(chosen["spatial_sigma"], len(self.pixels), "spatial_sigma", "axis")
-            places = PixelPoints(self.pixels, scale / sigma)
+            places = PixelPoints(self.pixels, scale / sigma, origin=first)
             self.add(Gaussian(places, spatial_weight, **shared))
         if bilateral_weight != 0 and pixels is not None:
             sigma = widths(chosen["bilateral_sigma"], len(self.pixels), "bilateral_sigma", "axis")
             channels = channels_last(pixels, axes)
             colors = color_bandwidth(pixels, chosen["bilateral_color"], chosen.get("color_range"))
             color = widths(colors, channels.shape[-1], "bilateral_color", "channel")
-            seen = PixelPoints(self.pixels, scale / sigma, channels, color)
+            seen = PixelPoints(self.pixels, scale / sigma, channels, color, first)
             self.add(Gaussian(seen, bilateral_weight, **shared))
         if cooccurrence is not None:
             self.add(_cooccurrence_term(cooccurrence, self.n_vars, self.n_labels))

@@ -69,6 +69,14 @@ def widths(values: ArrayLike, count: int, what: str, of: str) -> NDArray[np.floa
     return out
 
 
+def first_pixel(origin: ArrayLike, count: int) -> tuple[int, ...]:
+    """Where an image begins in a larger one, along each axis."""
+    out = each(origin, count, "origin", "axis")
+    if (out != np.rint(out)).any():
+        raise InputError(f"origin={shown(origin)}, expected whole numbers of pixels")
+    return tuple(int(x) for x in out)
+
+
 # ---- axes ----
 
 

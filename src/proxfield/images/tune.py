@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from proxfield._version import __version__
-from proxfield.common.pool import Processes
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS
@@ -33,6 +32,7 @@ from proxfield.images.trials import (
     run_task,
 )
 from proxfield.io.files import Target, atomic_write
+from proxfield.jobs import Workers, open_workers, slots_of, threads_per_item
 
 TRIALS = 60
 FOLDS = 5
@@ -175,7 +175,7 @@ def tune(
     folds: int = FOLDS,
     filters: Sequence[str] = ("auto",),
     seed: int = 0,
-    jobs: int = 1,
+    jobs: int | None = None,
     threads: int | None = None,
     budget: float | None = None,
     color_range: float | None = None,
@@ -203,7 +203,8 @@ def tune(
         folds: Number of folds; at most one per image.
         filters: Filters to try: "auto", "lattice", "exact".
         seed: Random seed of the folds.
-        jobs: Number of images to process in parallel, in processes of their own (joblib).
+        jobs: Number of images to process in parallel, in processes of their own (joblib); by
+            default 1, or as ``joblib.parallel_config`` says.
         threads: Maximum number of threads per image; by default the jobs share all cores.
         budget: Time budget in seconds: then the best so far counts. Results depend on the
             machine's speed.
@@ -235,24 +236,20 @@ def tune(
     """
     measure = _check(metric, ignore, tolerance, filters, color_range, build)
     cases = _make_cases(images, probabilities, truth)
-    for name, value, least in (("trials", trials, 1), ("folds", folds, 2), ("jobs", jobs, 1)):
+    counts = [("trials", trials, 1), ("folds", folds, 2)]
+    counts += [] if jobs is None else [("jobs", jobs, 1)]
+    for name, value, least in counts:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name}={shown(value)}, expected {least} or more")
     if budget is not None and not budget > 0:
         raise InputError(f"budget={shown(budget)}, expected seconds above 0")
+    threads = threads_per_item(jobs) if threads is None else threads
     run = _Run(cases, measure, Trials(store, measure, fresh), trials, budget, callback, threads)
     run.phases = min(folds, len(cases))
     with ExitStack() as stack:
-        if jobs > 1:
-            run.processes = stack.enter_context(Processes(jobs, threads or _share(jobs)))
+        if slots_of(jobs) > 1:
+            run.workers = stack.enter_context(open_workers(jobs, threads))
         return run.choose(tuple(filters), seed, color_range)
-
-
-def _share(jobs: int) -> int:
-    """Threads of each job."""
-    import os
-
-    return max(1, (os.cpu_count() or 1) // jobs)
 
 
 def _check(
@@ -312,7 +309,7 @@ class _Run:
     callback: Callable[[TuneProgress], object] | None
     threads: int | None
     phases: int = 0
-    processes: Processes | None = None
+    workers: Workers | None = None
     phase: int = 0
     best: Found | None = None
     stopped: str = ""
@@ -423,14 +420,16 @@ class _Run:
         tasks = [Task(case, left, self.measure, self.threads) for case, left in missing]
         begun = time.perf_counter()
         # the first task compiles what is missing: once, not in every process
-        alone = len(tasks) if self.processes is None else 1 if self.made == 0 else 0
+        alone = (
+            len(tasks) if self.workers is None else self.made == 0 and not self.workers.elsewhere
+        )
         for task in tasks[:alone]:
             self.take(run_task(task), len(task.points))
-        if tasks[alone:] and self.processes is not None:
+        if tasks[alone:] and self.workers is not None:
             sizes = {task.case.digest: len(task.points) for task in tasks}
-            for record in self.processes.run(run_task, tasks[alone:]):
+            for record in self.workers.run(run_task, tasks[alone:], _name_of):
                 self.take(record, sizes[record["digest"]])
-            if self.processes.interrupted:
+            if self.workers.interrupted:
                 raise KeyboardInterrupt
         self.spent += time.perf_counter() - begun
 
@@ -470,6 +469,10 @@ class _Run:
                 left,
             )
         )
+
+
+def _name_of(task: Task) -> str:
+    return task.case.name
 
 
 def _config(best: Found, improved: bool, color_range: float | None) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from proxfield.backends.cache import program_for
 from proxfield.backends.numba.pack import is_binary
 from proxfield.backends.registry import placed
+from proxfield.common.records import Record
 from proxfield.errors import InputError, InputTypeError
 from proxfield.field import Field
 from proxfield.inference.infer import finish, infer_one
@@ -23,6 +24,7 @@ from proxfield.inference.request import Request, device_memory, on_gpu
 from proxfield.inference.session import Session, conclude
 from proxfield.inference.starts import Start
 from proxfield.inference.stationarity import judge
+from proxfield.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Result, Status
 from proxfield.rules.base import Rule
@@ -59,6 +61,7 @@ def infer_many(
     seed: int = 0,
     trace: bool = True,
     threads: int | None = None,
+    jobs: int | None = None,
     **params: Any,
 ) -> list[Result]:
     """Infer in many fields; each result is as if its field had been given to `infer` by itself.
@@ -84,7 +87,10 @@ def infer_many(
         dtype: As in `infer`.
         seed: Random seed, the same for each field.
         trace: Keep F of every state.
-        threads: Maximum number of threads.
+        threads: Maximum number of threads; of each job, where there are several.
+        jobs: Number of fields at a time, in processes of their own (needs joblib); by default 1, or
+            as ``joblib.parallel_config`` says (see `proxfield.jobs.run_jobs`). Not for fields on a
+            GPU, which iterate together in this process.
         **params: Parameters of a rule given by name or class.
 
     Returns:
@@ -120,6 +126,12 @@ def infer_many(
     )
     results: dict[int, Result] = {}
     stopped = False
+    if slots_of(jobs) > 1 and not on_gpu(request.kernels):
+        alike: Record = {"max_iters": max_iters, "tol": tol, "budget": budget, "device": device}
+        alike.update(kernels=kernels, dtype=dtype, seed=seed, trace=trace, **params)
+        alike["threads"] = threads_per_item(jobs) if threads is None else threads
+        one = partial(_infer_item, rule=rule, options=alike)
+        stopped = _run_items(fields, starts, one, jobs, alike["threads"], results)
     for batch in _batches(fields, starts, request):
         if stopped:
             break
@@ -140,6 +152,38 @@ def infer_many(
             results[k] = infer_one(each, request, session)
             stopped = stopped or results[k].status is Status.INTERRUPTED
     return [results[k] for k in range(len(fields))]
+
+
+def _run_items(
+    fields: Sequence[Field],
+    starts: Sequence[Start],
+    one: Callable[[tuple[int, Field, Start]], tuple[int, Result]],
+    jobs: int | None,
+    threads: int | None,
+    results: dict[int, Result],
+) -> bool:
+    """Infer in fields elsewhere; whether that was interrupted. Results get their fields here."""
+    items = ((k, each.snapshot(lowered=False), starts[k]) for k, each in enumerate(fields))
+    some = run_jobs(one, items, jobs, threads, name=_name_of, paths=False)
+    try:
+        for k, result in some:
+            result.field = fields[k].snapshot()
+            results[k] = result
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _infer_item(
+    item: tuple[int, Field, Start], rule: str | Rule | type[Rule], options: Record
+) -> tuple[int, Result]:
+    """One field, in a process of its own."""
+    number, field, start = item
+    return number, infer_many([field], rule, init=[start], jobs=1, **options)[0]
+
+
+def _name_of(item: tuple[int, Field, Start]) -> str:
+    return f"field {item[0]}"
 
 
 def _list_of(fields: Iterable[Field]) -> list[Field]:

@@ -82,6 +82,8 @@ def image_terms(field: Field) -> tuple[Unary, list[Gaussian]] | None:
         whole = term.first == 0 and term.n_points == field.n_vars
         if not whole or not isinstance(term.points, PixelPoints):
             return None
+        if term.blur is not None or any(term.points.origin):  # a tile, none like another
+            return None
         gaussians.append(term)
     return (unary, gaussians) if gaussians else None
 

@@ -17,6 +17,8 @@ from typing import BinaryIO, TypeAlias
 
 from proxfield.errors import InputError
 from proxfield.io.archives import Read, read_chunks
+from proxfield.io.remote import RemotePath, is_remote, make_path
+from proxfield.io.remote import reason as _reason
 
 # "-" (a plain str) stands for standard input or output.
 Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
@@ -46,12 +48,6 @@ def display_name(path: object) -> str:
     if text.isprintable():
         return text
     return text.encode("unicode_escape", "backslashreplace").decode("ascii")
-
-
-def _reason(error: BaseException) -> str:
-    """The cause of an error as one line without the file name."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).split())
 
 
 def _reader(stream: object, name: str) -> Read:
@@ -86,7 +82,7 @@ def _reader(stream: object, name: str) -> Read:
 def _open(path: str | os.PathLike[str], name: str) -> BinaryIO:
     """Open a file for reading, or say why it can't be."""
     try:
-        return Path(path).open("rb")
+        return make_path(path).open("rb")
     except FileNotFoundError:
         raise InputError(
             "no such file, expected an existing file (check the spelling and the folder)", path=name
@@ -99,6 +95,8 @@ def _open(path: str | os.PathLike[str], name: str) -> BinaryIO:
         raise InputError(
             "permission denied, expected a readable file (try chmod +r)", path=name
         ) from None
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(
             f"can't read ({_reason(error)}), expected a readable file", path=name
@@ -132,7 +130,10 @@ def open_source(source: Source, max_bytes: int | None = None) -> tuple[Iterator[
 
     def chunks() -> Iterator[bytes]:
         with stream:
-            size = os.fstat(stream.fileno()).st_size
+            remote = is_remote(os.fspath(source))
+            size = stream.seek(0, 2) if remote else os.fstat(stream.fileno()).st_size
+            if remote:
+                stream.seek(0)
             yield from read_chunks(_reader(stream, name), name, max_bytes, size=size)
 
     return chunks(), name
@@ -265,8 +266,12 @@ def atomic_write(path: Target, data: bytes | str) -> None:
                 if stream is not None:
                     stream.flush()
             _write_all(os.dup(inherited), raw)
+        elif is_remote(text):
+            RemotePath(text).write_whole(_compress(raw, text))
         else:
             _replace(text, _compress(raw, text))
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(
             "can't write, its folder doesn't exist, expected an existing folder (try mkdir -p)",

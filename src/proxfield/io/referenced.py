@@ -17,6 +17,7 @@ import numpy as np
 from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.io.remote import make_path
 
 NIFTI = (".nii", ".nii.gz")
 GEOTIFF = (".tif", ".tiff")
@@ -220,11 +221,7 @@ def read_geotiff(path: Target, notes: list[str] | None = None) -> Placed:
             with rasterio.MemoryFile(data) as memory, memory.open() as source:
                 bands = source.read()
                 alpha = [i.name == "alpha" for i in source.colorinterp]
-                profile: dict[str, Any] = {"crs": source.crs, "transform": source.transform}
-                points, system = source.gcps
-                if points:
-                    profile = {"gcps": points, "crs": system}
-                colors = source.colormap(1) if "palette" in _interpretations(source) else None
+                reference = _reference(source)
         except rasterio.errors.RasterioError as error:
             reason = " ".join(str(error).split())
             raise InputError(
@@ -235,7 +232,37 @@ def read_geotiff(path: Target, notes: list[str] | None = None) -> Placed:
         if notes is not None:
             notes.append(f"{name}: its alpha channel is dropped")
     values = bands[0] if len(bands) == 1 else np.moveaxis(bands, 0, -1)
-    return Placed(values, GeoReference(profile, colors))
+    return Placed(values, reference)
+
+
+def read_reference(path: Target) -> GeoReference:
+    """The place of a GeoTIFF on Earth, without its pixels.
+
+    Raises:
+        InputError: If the file can't be read.
+    """
+    rasterio = import_rasterio()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with rasterio.open(path) as source:
+                return _reference(source)
+        except rasterio.errors.RasterioError as error:
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"image is damaged or cut short ({reason}), expected a whole file",
+                path=display_name(path),
+            ) from None
+
+
+def _reference(source: Any) -> GeoReference:
+    """What an open GeoTIFF says about its place."""
+    profile: dict[str, Any] = {"crs": source.crs, "transform": source.transform}
+    points, system = source.gcps
+    if points:
+        profile = {"gcps": points, "crs": system}
+    colors = source.colormap(1) if "palette" in _interpretations(source) else None
+    return GeoReference(profile, colors)
 
 
 def _interpretations(source: Any) -> list[str]:
@@ -261,7 +288,7 @@ def has_deep_color(data: bytes) -> bool:
 def tiff_tags(path: Target) -> dict[int, tuple[int, ...]]:
     """The tags of the first page of a TIFF, with the values of whole numbers; else nothing."""
     try:
-        with Path(path).open("rb") as stream:
+        with make_path(path).open("rb") as stream:
             return _read_tags(stream)
     except OSError:
         return {}

@@ -37,8 +37,9 @@ F = TypeVar("F", bound="Field")
 R = TypeVar("R", bound="Result")
 
 FORMAT = "proxfield"
-VERSION = 1
-"""Of the format; a file of a higher one is refused."""
+VERSION = 2
+"""Of the format; a file of a higher one is refused. Version 2 may lack the terms of a result's
+field; all other files are of version 1."""
 CLASSES = ("Field", "DenseCRF", "Result", "DenseResult")
 """What a file may hold: public classes of the package."""
 NUMBERS = ("free_energy", "seconds", "setup_seconds")
@@ -61,10 +62,11 @@ def save_field(field: Field, path: Target) -> None:
     _write(path, type(field).__name__, {"field": header}, arrays)
 
 
-def save_result(result: Result, path: Target) -> None:
+def save_result(result: Result, path: Target, with_field: bool = True) -> None:
     """Write a result and its field; see `Result.save`."""
     arrays: Arrays = {}
-    field = _describe_field(result.field, arrays)
+    whole = with_field and result.field.has_terms
+    field = _describe_field(result.field if whole else result.field.outline(), arrays)
     arrays["q"] = result.q
     if result.feasible is not None:
         arrays["feasible"] = result.feasible
@@ -85,6 +87,7 @@ def save_result(result: Result, path: Target) -> None:
         "rule": result.rule,
         "params": {k: v for k, v in result.params.items() if not callable(v)},
         "members": None if members is None else known,
+        **({} if whole else {"bounds_log_z": bool(result.bounds_log_z)}),
     }
     _write(path, type(result).__name__, {"field": field, "result": about}, arrays)
 
@@ -137,7 +140,7 @@ def _describe_field(field: Field, arrays: Arrays) -> Record:
     if len(seen):
         arrays["evidence/variables"], arrays["evidence/labels"] = seen, field.evidence[seen]
     terms = []
-    for number, term in enumerate(field.terms):
+    for number, term in enumerate(field.terms if field.has_terms else ()):
         name, parts = term_arrays(term)
         terms.append({"kind": name, "arrays": list(parts)})
         arrays.update({f"term/{number}/{key}": part for key, part in parts.items()})
@@ -149,7 +152,7 @@ def _describe_field(field: Field, arrays: Arrays) -> Record:
         "n_labels": common,
         "names": None if names is None else names.variables,
         "label_names": field.label_names,
-        "terms": terms,
+        "terms": terms if field.has_terms else None,
     }
 
 
@@ -161,7 +164,8 @@ def _plain(value: object) -> object:
 
 
 def _write(path: Target, kind: str, header: Record, arrays: Arrays) -> None:
-    about: Record = {"format": FORMAT, "version": VERSION, "holds": kind}
+    version = 1 if header["field"]["terms"] is not None else VERSION
+    about: Record = {"format": FORMAT, "version": version, "holds": kind}
     about.update(library=__version__, arrays=list(arrays))
     try:
         text = json.dumps({**about, **header}, ensure_ascii=False, default=_plain)
@@ -221,6 +225,8 @@ def load_result(wanted: type[R], source: Source, max_bytes: int | None = None) -
             modes=_read_modes(field, archive) if "modes/q" in archive else (),
             **{key: float(archive[key]) for key in NUMBERS},
         )
+        if not field.has_terms:
+            result.bounds_log_z = bool(about["bounds_log_z"])
         return result
 
 
@@ -236,11 +242,15 @@ def _read_field(cls: type[F], header: Record, archive: _Archive) -> F:
         Field.__init__(out, n, common, **given)
     if out.n_vars != n:
         raise InputError(f"{out.n_vars} variables, but the header says {shown(n)}")
-    for number, term in enumerate(header["terms"]):
+    for number, term in enumerate(header["terms"] or ()):
         parts = {str(key): archive[f"term/{number}/{key}"] for key in term["arrays"]}
         out.add(make_term(str(term["kind"]), parts))
     for key in cls.saved_attributes:
         setattr(out, key, _as_tuples(header["attributes"][key]))
+    if header["terms"] is None:
+        if archive.holds in ("Field", "DenseCRF"):
+            raise InputError("the file is damaged: the field has no terms")
+        out = out.outline()
     if "evidence/variables" not in archive:
         return out
     variables = as_indices(archive["evidence/variables"], "observed variables", 1)
@@ -277,6 +287,8 @@ class _Archive:
             raise InputError(_damage(error)) from None
         self.size = sum(member.file_size for member in self._zip.infolist())
         """Bytes of all arrays."""
+        self.holds = ""
+        """The class that the header names."""
         self.names = {name.removesuffix(".npy") for name in self._zip.namelist()}
 
     def __contains__(self, name: str) -> bool:
@@ -307,6 +319,7 @@ def _opened(
         archive = _Archive(data)
         check_memory(archive.size, f"reading {path}")
         header = _read_header(archive, wanted)
+        archive.holds = header["holds"]
         yield _class(header["holds"], wanted), header, archive
     except InputError as error:
         raise InputError(error.message, path=path) from None

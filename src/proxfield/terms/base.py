@@ -48,6 +48,18 @@ class Layout:
     cardinalities: Ints
     names: Names | None = field(default=None, repr=False, compare=False)
 
+    def __getstate__(self) -> tuple[Any, Names | None]:
+        same = self.cardinalities.strides == (0,)  # one number, however many variables
+        short = (self.n_vars, int(self.cardinalities[0])) if same and self.n_vars else None
+        return (self.cardinalities if short is None else short), self.names
+
+    def __setstate__(self, state: tuple[Any, Names | None]) -> None:
+        cards, names = state
+        if isinstance(cards, tuple):
+            cards = np.broadcast_to(np.int64(cards[1]), cards[0])
+        object.__setattr__(self, "cardinalities", cards)
+        object.__setattr__(self, "names", names)
+
     def show(self, variable: int) -> str:
         """A variable as messages call it: by its name if it has one."""
         return f"variable {variable}" if self.names is None else self.names.show(variable)

@@ -13,6 +13,7 @@ from proxfield.common.arrays import Arrays
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.bounds import product_range
+from proxfield.filters.geometry import BLURS
 from proxfield.filters.operator import NORMALIZATIONS as NORMALIZATIONS
 from proxfield.filters.operator import Operator
 from proxfield.filters.plan import HostPlan, Plan, check_features
@@ -56,6 +57,8 @@ class Gaussian(Term):
         filter: "exact" (all pairs), "lattice" (permutohedral, for many points) or "auto" (exact
             up to 2000 points).
         first: Number of the first of the n consecutive variables.
+        blur: Which of its blurs the lattice uses: "separable", "coarse", "star", or None, by how
+            dense the points are.
 
     Example:
         >>> import proxfield as pf
@@ -78,6 +81,7 @@ class Gaussian(Term):
         self_message: bool = False,
         filter: str = "auto",
         first: int = 0,
+        blur: str | None = None,
     ) -> None:
         if normalization not in NORMALIZATIONS:
             raise InputError(
@@ -86,6 +90,9 @@ class Gaussian(Term):
             )
         if filter not in ("auto", *FILTERS):
             raise InputError(f"unknown filter {shown(filter)}, expected auto, {', '.join(FILTERS)}")
+        if blur is not None and blur not in BLURS:
+            raise InputError(f"unknown blur {shown(blur)}, expected None, {', '.join(BLURS)}")
+        self.blur = blur
         self.points: Points | None = None
         """What makes the features, if they weren't given as an array."""
         if isinstance(features, Points) and features.bounded:
@@ -153,7 +160,8 @@ class Gaussian(Term):
     def filter(self) -> Plan:
         """The filter, built when first used."""
         assert self.features is not None
-        return make_filter(self.filter_kind, self.features)
+        blur = None if self.blur is None else BLURS[self.blur]
+        return make_filter(self.filter_kind, self.features, blur)
 
     def like(self, points: int) -> Gaussian:
         """The same kind of term over a few random points: for compiling what a large one needs."""
@@ -328,6 +336,8 @@ class Gaussian(Term):
             "filter": self.filter_name,
             "first": self.first,
         }
+        if self.blur is not None:
+            parts["blur"] = self.blur
         return parts if self.matrix is None else {**parts, "matrix": self.matrix}
 
     @classmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from proxfield.filters.geometry import BLURS
 from proxfield.filters.plan import Plan
 from proxfield.filters.torch.plans import TOLERANCE
 from proxfield.filters.triton.plans import DeviceFilter, resolved
@@ -56,7 +57,8 @@ def attach(
         held = vars(term).get("filter")
         if isinstance(held, DeviceFilter) and held.features.device == place:
             return term
-        made = DeviceFilter(term.features, term.filter_name, double, device, tolerance)
+        blur = None if term.blur is None else BLURS[term.blur]
+        made = DeviceFilter(term.features, term.filter_name, double, device, tolerance, blur)
         return with_filter(term, made)
 
     return replace(lowered, extras=tuple(moved(term) for term in lowered.extras))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from proxfield.devices.cuda import torch, triton
 from proxfield.devices.tensors import Tensor, TorchDtype
+from proxfield.filters.geometry import Blur
 from proxfield.filters.plan import Plan
 from proxfield.filters.registry import choose
 
@@ -199,6 +200,7 @@ def make_plan(
     tiled: bool | None = None,
     dtype: TorchDtype | None = None,
     tolerance: float = TOLERANCE,
+    blur: Blur | None = None,
 ) -> Plan:
     """A plan over tensors.
 
@@ -208,6 +210,7 @@ def make_plan(
         tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
         dtype: Type in which the exact filter computes without them; the features' by default.
         tolerance: Pairs with a smaller weight may be left out by Triton's kernels.
+        blur: That of one set of points' lattice, if it isn't to choose.
     """
     if kind == "lattice" and features.ndim == 3:
         from proxfield.filters.torch.lattice import Lattices
@@ -216,7 +219,7 @@ def make_plan(
     if kind == "lattice":
         from proxfield.filters.triton.lattice import LatticePlan
 
-        return LatticePlan(features)
+        return LatticePlan(features, blur)
     if not (on_triton(features) if tiled is None else tiled):
         return PlainPlan(features, dtype)
     if features.ndim == 3:

@@ -12,6 +12,7 @@ from proxfield.common.arrays import Floats
 from proxfield.devices.cuda import need, torch
 from proxfield.devices.tensors import Tensor, TorchDevice
 from proxfield.filters import choose
+from proxfield.filters.geometry import Blur
 from proxfield.filters.plan import HostPlan, Plan
 from proxfield.filters.torch.plans import TOLERANCE, make_plan
 from proxfield.filters.triton.segments import has_kernels
@@ -78,11 +79,12 @@ class DeviceFilter(HostPlan):
         double: Whether to compute in float64.
         device: Where the plan lives.
         tolerance: Tolerance of the exact filter in float32.
+        blur: That of the lattice, if it isn't to choose.
     """
 
     def __init__(
         self, features: Floats, kind: str, double: bool, device: TorchDevice,
-        tolerance: float = TOLERANCE,
+        tolerance: float = TOLERANCE, blur: Blur | None = None,
     ) -> None:  # fmt: skip
         need("torch")
         self.host = features
@@ -95,7 +97,12 @@ class DeviceFilter(HostPlan):
         self.n = len(features)
         tiled = not double and has_kernels(self.features) and self.n > MATRIX_POINTS
         self.plan: Plan = make_plan(
-            self.features, self.kind, tiled=tiled, dtype=torch.float64, tolerance=tolerance
+            self.features,
+            self.kind,
+            tiled=tiled,
+            dtype=torch.float64,
+            tolerance=tolerance,
+            blur=blur,
         )
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from proxfield.common.arrays import Floats
 from proxfield.devices.cuda import jit, tl, torch
 from proxfield.devices.tensors import Tensor, TorchDevice
+from proxfield.filters.geometry import BLURS
 from proxfield.filters.operator import Operator
 from proxfield.filters.torch.plans import TOLERANCE
 from proxfield.filters.triton.exact import ExactPlan
@@ -112,7 +113,8 @@ class GaussianOnDevice:
         features = term.features
         if features is None:  # dropped once the host's lattice was there
             raise ValueError("a Gaussian term without features can't move to a device")
-        return DeviceFilter(features, term.filter_name, double, self.device, tolerance)
+        blur = None if term.blur is None else BLURS[term.blur]
+        return DeviceFilter(features, term.filter_name, double, self.device, tolerance, blur)
 
     def normalize(self, normalization: str, self_message: bool, mass: Tensor | None) -> None:
         """Make the operator, in this term's type, from the total weights of its plan."""

@@ -1,0 +1,67 @@
+"""What ``proxfield refine`` says at its end."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from proxfield.common.records import Record
+
+FAILED = 1
+
+
+def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
+    """What was done, on stdout."""
+    from proxfield.cli.main import report
+    from proxfield.cli.shared import print_json, print_pairs
+
+    for first, count in alike([note for record in records for note in record["notes"]]):
+        more = f" (and {count - 1} more notes like this)" if count > 1 else ""
+        report(f"{first}{more}", kind="note: ")
+    if as_json:
+        print_json({**summary, "files": records})
+        return
+    seconds = f"{summary['seconds']:.3g} s"
+    rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
+    if summary["skipped"]:
+        rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
+    if summary["partial"]:
+        rows.append(("in parts", f"{summary['partial']}, with tiles that other parts have to do"))
+    if summary["failed"]:
+        rows.append(("failed", str(summary["failed"])))
+    print_pairs([*rows, ("results", summary["output"])])
+
+
+def alike(notes: list[str]) -> list[tuple[str, int]]:
+    """The first of all notes that say the same of different files, and how many there are.
+
+    Example:
+        >>> alike(["a.png: 3 of 4", "b.png: 1 of 2", "b.png: turned"])
+        [('a.png: 3 of 4', 2), ('b.png: turned', 1)]
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for note in notes:
+        key = re.sub(r"[\d.]+", "", note.partition(": ")[2])
+        first, count = found.get(key, (note, 0))
+        found[key] = first, count + 1
+    return list(found.values())
+
+
+def finish(ctx: click.Context, summary: Record, failed: list[Record], ending: str) -> None:
+    """Leave with the right code, and the list of what failed."""
+    from proxfield.cli.main import report
+    from proxfield.cli.refine_files import some
+    from proxfield.cli.signals import INTERRUPTED
+
+    if ending:
+        left = summary["images"] - summary["refined"] - summary["skipped"] - summary["failed"]
+        left -= summary["partial"]
+        report(f"{ending}; {left} images are left, run the same again to go on", kind="")
+    if failed:
+        names = some([record["image"] for record in failed])
+        report(f"{len(failed)} of {summary['images']} images failed: {names}")
+    if ending == "interrupted":
+        ctx.exit(INTERRUPTED)
+    if failed or ending:
+        ctx.exit(FAILED)

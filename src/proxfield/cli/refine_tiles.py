@@ -1,0 +1,328 @@
+"""``proxfield refine`` on images that don't fit in memory: which they are, and their tiles."""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxfield.cli.options import stack
+from proxfield.common.records import Record
+from proxfield.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proxfield.cli.refine_files import Pair
+    from proxfield.cli.refine_one import Work
+    from proxfield.jobs.parts import Part
+
+TILE = 1024
+"""Length of a tile where none is given: the default of `proxfield.refine_tiles`."""
+SHARE = 0.8
+"""Of the available memory, what an image may take before it is refined in tiles."""
+USUAL_LABELS = 8
+"""What is assumed where nothing is said, to estimate the memory of a tile."""
+SLIDES = (".svs", ".ndpi", ".scn", ".bif", ".vms")
+"""Endings of whole slides, which are tiled TIFF files."""
+
+tile_options = stack(
+    click.option(
+        "--tile",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Refine in tiles of N×N pixels.  [default: tiles of 1024 where an image wouldn't fit "
+        "in memory]",
+    ),
+    click.option(
+        "--halo",
+        metavar="N",
+        type=click.IntRange(min=0),
+        help="Pixels around a tile that are refined with it.  [default: 5 standard deviations]",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """An image that is refined in tiles.
+
+    Attributes:
+        pair: Its files.
+        work: What to do with them.
+        part: Which of the tiles this run does; None: all.
+    """
+
+    pair: Pair
+    work: Work
+    part: Part | None = None
+
+    def is_due(self, always: bool, force: bool) -> bool:
+        """Whether there is something to do.
+
+        Args:
+            always: A result that is there is made again, unless parts of it are done by others.
+            force: It is made again in any case.
+        """
+        from proxfield.cli.refine_record import is_finished, parameters
+
+        again = force or (always and self.part is None)
+        return again or not is_finished(self.pair, parameters(self.work))
+
+
+def tiled_pairs(pairs: Sequence[Pair], options: Record, overlay: str | None) -> list[Pair]:
+    """The pairs to refine in tiles because the user says so, or by their kind.
+
+    Args:
+        pairs: All pairs.
+        options: The command's options.
+        overlay: Where pictures of the labels go; None without.
+    """
+    found = [p for p in pairs if options["tile"] is not None or must_be_tiled(p)]
+    whole = needs_the_whole(options, overlay)
+    if found and whole:
+        raise click.UsageError(f"{whole} doesn't go with tiles, expected an image in one piece")
+    return found
+
+
+def too_large(pairs: Sequence[Pair], options: Record, overlay: str | None) -> list[Pair]:
+    """The pairs, of those that remain, that don't fit in memory; see `tiled_pairs`."""
+    from proxfield.cli.refine_run import SAMPLED_FILES, bytes_needed
+    from proxfield.common.memory import available_memory
+
+    found: list[Pair] = []
+    left = available_memory()
+    if left is not None and not needs_the_whole(options, overlay):
+        rest = [p for p in pairs if can_be_tiled(p, options)]
+        largest = sorted(rest, key=lambda p: p.unary.stat().st_size)[-SAMPLED_FILES:]
+        limit = SHARE * left
+        found = [p for p in largest if bytes_needed(p, options["n_labels"]) > limit]
+    if options["halo"] is not None and options["tile"] is None and not found:
+        raise click.UsageError("--halo goes with tiles, expected --tile too")
+    return found
+
+
+def needs_the_whole(options: Record, overlay: str | None) -> str:
+    """An option that looks at an image as a whole; "" if there is none."""
+    found = [f"--{n}" for n in ("scribbles", "cooccurrence") if options[n] is not None]
+    return [*found, *["--overlay"] * (overlay is not None), ""][0]
+
+
+def can_be_tiled(pair: Pair, options: Record) -> bool:
+    """Whether files are on this machine and are read in windows, or take few bytes."""
+    from proxfield.io.images import PICTURES
+    from proxfield.io.referenced import ending
+    from proxfield.io.remote import RemotePath
+    from proxfield.io.sliced import is_windowed
+
+    if any(isinstance(path, RemotePath) for path in (pair.image, pair.unary, *pair.targets)):
+        return False
+    label_map = options["labels"] is not None and ending(pair.unary) in PICTURES
+    image = is_windowed(pair.image) or ending(pair.image) in PICTURES
+    return image and (is_windowed(pair.unary) or label_map)
+
+
+def must_be_tiled(pair: Pair) -> bool:
+    """Whether a pair's files are of kinds that are read or written in windows only."""
+    from proxfield.io.referenced import GEOTIFF, ending, has_rasterio, is_geotiff
+    from proxfield.io.sliced import is_zarr
+
+    target = ending(pair.targets[0])
+    placed = is_geotiff(pair.image) and has_rasterio()
+    return (
+        is_zarr(pair.image)
+        or is_zarr(pair.unary)
+        or ending(pair.image) in SLIDES
+        or target == ".zarr"
+        or (target in GEOTIFF and not placed)
+    )
+
+
+def for_tiles(pair: Pair, work: Work, options: Record, part: Part | None) -> Tiled:
+    """A pair with a result that can be written in windows, and the work with its tiles."""
+    from proxfield.io.referenced import ending, stem
+
+    target = pair.targets[0]
+    if ending(target) == ".npz":
+        target = target.with_name(f"{stem(target)}.npy")
+    tiles = {"tile": options["tile"] or TILE, "halo": options["halo"]}
+    return Tiled(replace(pair, targets=(target,)), replace(work, tiles=tiles), part)
+
+
+def run_tiled(todo: Sequence[Tiled], jobs: int | None, *, resume: bool) -> Iterator[Record]:
+    """The records of images that are refined in tiles, one image after another.
+
+    Args:
+        todo: The images.
+        jobs: Tiles at a time, if there is memory for them; None: as many as the cluster has room
+            for.
+        resume: Whether tiles of an earlier run count.
+    """
+    for one in todo:
+        record = refine_in_tiles(one, affordable_tiles(jobs, one.work), resume)
+        if record["error"] is not None:
+            click.echo(f"proxfield: error: {record['error']}", err=True)
+        yield record
+
+
+def refine_in_tiles(one: Tiled, jobs: int | None, resume: bool) -> Record:
+    """Refine one image with a bar over its tiles; a failure becomes an entry of the record.
+
+    Args:
+        one: The image.
+        jobs: Tiles at a time.
+        resume: Whether tiles of an earlier run count.
+    """
+    from proxfield.cli.refine_one import new_record, with_failures
+
+    record = new_record(one.pair)
+
+    def step() -> None:
+        record.update(_refine(one, jobs, resume, record))
+
+    with_failures(one.pair, record, step)
+    return record
+
+
+def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Record:
+    from proxfield.cli.progress import Counter, Display
+    from proxfield.cli.refine_record import record_path, write_record
+    from proxfield.common.interrupts import deferred
+    from proxfield.io.remote import RemotePath
+
+    with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
+        from proxfield.images.tiles import refine_tiles
+    pair, work = one.pair, one.work
+    target = pair.targets[0]
+    if isinstance(target, RemotePath):
+        raise InputError("tiles can't be written there, expected a file of this machine")
+    image, unary = _given(pair, work, record["notes"])
+    place, reference = _place(pair, target)
+    tiles = work.tiles or {}
+    options: Record = {**work.build, **(work.from_labels or {}), **work.run}
+    with ExitStack() as shown:
+        bars: list[Counter] = []
+
+        def progress(done: int, total: int) -> None:
+            if bars:
+                bars[0].count()
+            else:
+                bars.append(shown.enter_context(Counter(total, "tiles", done)))
+                bars[0].working(pair.image.name)
+
+        shown.enter_context(Display().announcing_compilation())
+        found = refine_tiles(
+            image,
+            unary,
+            place,
+            kind=work.what,
+            output=work.kind,
+            tile=tiles["tile"],
+            halo="auto" if tiles["halo"] is None else tiles["halo"],
+            parts=None if one.part is None else f"{one.part.number}/{one.part.count}",
+            dtype=work.dtype,
+            jobs=jobs,
+            resume=resume,
+            reference=reference,
+            callback=progress,
+            **options,
+        )
+    status = Counts(found.statuses).most_common(1)[0][0] if found.statuses else "done before"
+    summary: Record = {
+        "pixels": list(found.pixels),
+        "n_labels": found.n_labels,
+        "status": status,
+        "iterations": None,
+        "free_energy": None,
+        "seconds": found.seconds,
+        "tiles": found.tiles,
+        "tiles_left": found.left,
+        "halo": list(found.halo),
+    }
+    if not found.complete:
+        return {"output": None, "overlay": None, **summary}
+    record_path(target).unlink(missing_ok=True)
+    if place != target:
+        _as_picture(place, target, found.n_labels)
+    write_record(pair, work, target, summary)
+    return {"output": str(target), "overlay": None, **summary}
+
+
+def _given(pair: Pair, work: Work, notes: list[str]) -> tuple[Any, Any]:
+    """Image and unaries: files where they can be read in windows, else arrays."""
+    from proxfield.io.images import PICTURES, read_image, read_labels
+    from proxfield.io.referenced import GEOTIFF, ending
+
+    pictures = {*PICTURES} - {*GEOTIFF}
+    image: Any = pair.image
+    if ending(pair.image) in pictures:
+        image = read_image(pair.image, notes)
+    unary: Any = pair.unary
+    if work.what == "labels" and ending(pair.unary) in pictures:
+        unary = read_labels(pair.unary)[0]
+    return image, unary
+
+
+def _place(pair: Pair, target: Path) -> tuple[Path, Any]:
+    """The file that tiles are written to, and where on Earth it is."""
+    from proxfield.io.referenced import GEOTIFF, ending, has_rasterio, is_geotiff, read_reference
+    from proxfield.io.windows import KINDS
+
+    if ending(target) not in KINDS:
+        return target.with_name(f"{target.name}.npy"), None
+    if ending(target) in GEOTIFF and has_rasterio() and is_geotiff(pair.image):
+        return target, read_reference(pair.image)
+    return target, None
+
+
+def _as_picture(place: Path, target: Path, n_labels: int) -> None:
+    """Labels as the picture that was asked for, in one piece: a byte or two per pixel."""
+    import numpy as np
+
+    from proxfield.io.images import write_labels
+
+    write_labels(target, np.load(place, mmap_mode="r"), n_labels)
+    place.unlink()
+
+
+def affordable_tiles(jobs: int | None, work: Work) -> int | None:
+    """How many tiles of a flat image fit in memory at a time, at most so many."""
+    from proxfield.cli.refine_run import ENTRY_BYTES, PIXEL_BYTES, PROCESS_BYTES
+    from proxfield.common.memory import available_memory
+
+    left = available_memory()
+    if left is None or jobs is None or jobs == 1:
+        return jobs
+    tiles, labels = work.tiles or {}, (work.from_labels or {}).get("n_labels", USUAL_LABELS)
+    halo = widest_halo(work) if tiles["halo"] is None else tiles["halo"]
+    pixels = (tiles["tile"] + 2 * halo) ** 2
+    each = PROCESS_BYTES + pixels * (PIXEL_BYTES + ENTRY_BYTES * labels)
+    return max(1, min(jobs, int(SHARE * left / each)))
+
+
+def widest_halo(work: Work) -> int:
+    """The halo that is chosen where none is given, in pixels of size 1."""
+    import numpy as np
+
+    from proxfield.images.presets import DEFAULT_PRESET, settings_of
+    from proxfield.images.tile_grid import HALO_SIGMAS
+
+    settings = {**settings_of(work.build.get("preset", DEFAULT_PRESET)), **work.build}
+    widest = [np.max(settings[f"{name}_sigma"]) for name in ("spatial", "bilateral")]
+    return int(HALO_SIGMAS * max(widest))
+
+
+def check_kinds(pairs: Iterable[Pair]) -> None:
+    """Refuse volumes that only some other reader knows, before any work."""
+    from proxfield.io.referenced import NIFTI, ending
+
+    for pair in pairs:
+        if ending(pair.image) in NIFTI or ending(pair.unary) in (*NIFTI, ".npz"):
+            raise InputError(
+                "can't be read in windows, expected .npy, .zarr or TIFF (leave out --tile)",
+                path=str(pair.image if ending(pair.image) in NIFTI else pair.unary),
+            )

@@ -1,0 +1,290 @@
+"""Images larger than memory: refined tile by tile, with the labels of the whole.
+
+Each tile is refined together with a halo, of which the result keeps nothing. All that a field
+takes from its image is taken from the whole one: coordinates (the lattice's phase), the range of
+colors, and which blur the lattice uses. Results agree with those of the whole image, up to what
+lies beyond the halo.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from inspect import signature
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from proxfield.common.records import Record
+from proxfield.errors import InputError, shown
+from proxfield.images.densecrf import DenseCRF
+from proxfield.images.tile_grid import Grid, make_grid
+from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
+from proxfield.images.tile_work import INPUTS, Tile, make_tile
+from proxfield.io.files import display_name
+from proxfield.io.progress_folder import ProgressFolder
+from proxfield.io.referenced import GeoReference
+from proxfield.io.remote import is_remote
+from proxfield.io.sliced import open_sliced
+from proxfield.io.windows import HeldOutput, Output, check_output, open_output, writing_to
+from proxfield.jobs import Part
+
+OUTPUTS = ("labels", "probabilities")
+
+OnTile = Callable[[int, int], object]
+"""Called with the number of tiles that are finished and of all tiles."""
+
+
+@dataclass(frozen=True)
+class TilesResult:
+    """What `refine_tiles` did.
+
+    Attributes:
+        pixels: Shape of the image without channels.
+        n_labels: Number of labels.
+        tiles: Number of all tiles.
+        done_before: Those that earlier runs had finished.
+        left: Those that aren't finished, because ``parts`` left them to other runs.
+        complete: Whether this run has written all of the output.
+        halo: Pixels around a tile, along each axis.
+        statuses: How inference ended, and in how many tiles of this run.
+        seconds: Time this run took.
+    """
+
+    pixels: tuple[int, ...]
+    n_labels: int
+    tiles: int
+    done_before: int
+    left: int
+    complete: bool
+    halo: tuple[int, ...]
+    statuses: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def refine_tiles(
+    image: Any,
+    probabilities: Any,
+    out: Any,
+    *,
+    kind: str = "probabilities",
+    output: str = "labels",
+    tile: int | Sequence[int] = 1024,
+    halo: int | Sequence[int] | str = "auto",
+    parts: Sequence[int] | str | None = None,
+    dtype: str = "float32",
+    jobs: int | None = None,
+    folder: str | PathLike[str] | None = None,
+    resume: bool = True,
+    reference: GeoReference | None = None,
+    callback: OnTile | None = None,
+    **options: Any,
+) -> TilesResult:
+    """Refine an image that doesn't fit in memory, tile by tile.
+
+    Memory depends on the size of a tile, not on that of the image: about 400 bytes for each of its
+    pixels with the halo, and 30 for each pixel and label.
+
+    Args:
+        image: The name of a file (``.npy``, ``.zarr``, tiled TIFF, whole slides, GeoTIFF), or an
+            array with slices: numpy's, memory-mapped, zarr's, h5py's, dask's. None without image.
+        probabilities: Likewise, of the same size.
+            # (*pixels, labels), (labels, *pixels) or (*pixels)
+        out: The name of a file (``.npy``, ``.zarr`` or ``.tif``), or an array with slices to
+            write into. A file appears when all of it is there.
+        kind: What ``probabilities`` are: "probabilities", "logits" or "labels" (a label map;
+            options are then those of `DenseCRF.from_labels`, and ``n_labels`` is needed).
+        output: "labels" (in the smallest type of whole numbers) or "probabilities" (in the form
+            that was given).
+        tile: Length of a tile in pixels, or one per axis.
+        halo: Pixels around a tile that are refined with it; "auto": 5 standard deviations of the
+            widest term (``docs/large-images.md`` has what other values give).
+        parts: Which tiles to refine: their numbers, row by row from 0, or "K/N" for every N-th one
+            from the K-th on. Several runs, on several machines too, may each do a part at the same
+            time; the one that finds all tiles finished writes the file. (An array is written at
+            once, by each run.)
+        dtype: Type of probabilities that are written: "float32" or "float16".
+        jobs: Number of tiles at a time, in processes of their own (needs joblib); by default 1, or
+            as ``joblib.parallel_config`` says (see `proxfield.jobs.run_jobs`).
+        folder: Where the work in progress is kept, with a record of finished tiles; by default
+            beside the output (``NAME.tiles``). For an array there is none by default.
+        resume: Go on where a run with the same arguments was stopped.
+        reference: The place on Earth that a TIFF is written with.
+        callback: Called as ``callback(finished, tiles)`` after each tile.
+        **options: Of `DenseCRF` (but for ``cooccurrence``, which is about whole images, and
+            scribbles) and of `DenseCRF.infer`.
+
+    Returns:
+        How many tiles there are and how inference ended in them.
+
+    Raises:
+        InputError: If something can't be read, written or refined; tiles that are finished stay.
+
+    Example:
+        >>> image = np.zeros((40, 60, 3), dtype=np.uint8)
+        >>> p = np.full((40, 60, 2), 0.5)
+        >>> p[:, :30], p[:, 30:] = (0.8, 0.2), (0.3, 0.7)
+        >>> labels = np.zeros((40, 60), dtype=np.uint8)
+        >>> done = refine_tiles(image, p, labels, tile=32, halo=16)
+        >>> done.tiles, labels[20, ::20].tolist()
+        (4, [0, 0, 1])
+    """
+    start = time.perf_counter()
+    _check(kind, output, dtype, jobs, options)
+    picture = None if image is None else open_sliced(image, "the image")
+    unary = open_sliced(probabilities, kind)
+    own = signature(DenseCRF).parameters.keys() | signature(DenseCRF.from_labels).parameters.keys()
+    build = {k: v for k, v in options.items() if k in own}
+    run = {k: v for k, v in options.items() if k not in own}
+    work = make_tile(picture, unary, kind, output, dtype, build, run)
+    grid = make_grid(work.pixels, tile, halo, work.reach)
+    if not isinstance(out, str | PathLike) and folder is None:
+        resume = False
+    with ExitStack() as stack:
+        place = _folder(out, folder, stack)
+        if isinstance(out, str | PathLike):
+            check_output(out, len(grid.pixels))
+        parameters = {**work.parameters, "tile": grid.tile, "halo": grid.halo, "output": output}
+        held = ProgressFolder(place, parameters, resume)
+        work = work.decided(grid, held)
+        chosen = _chosen(parts, len(grid))
+        direct = parts is None or not isinstance(out, str | PathLike)
+        target = _target(out, place, work, grid, reference) if direct else None
+        if target is not None:
+            _write_stored(target, held, work, grid)
+        there = held.finished | stored_tiles(place)
+        before = len(there)
+        todo = [number for number in chosen if number not in there]
+        if callback is not None:
+            callback(before, len(grid))
+        statuses: dict[str, int] = {}
+        for record in run_tiles(work, grid, todo, place, jobs):
+            number = record["number"]
+            if target is not None:
+                _write_tile(target, held, work, grid, number)
+            there.add(number)
+            statuses[record["status"]] = statuses.get(record["status"], 0) + 1
+            if callback is not None:
+                callback(len(there), len(grid))
+        if target is None:  # other runs may have finished theirs meanwhile
+            there |= stored_tiles(place) if place.exists() else set(range(len(grid)))
+            if len(there) == len(grid) and held.claim("writing"):
+                target = _target(out, place, work, grid, reference)
+                _write_stored(target, held, work, grid)
+        complete = target is not None and len(held.finished) == len(grid)
+        if target is not None and complete:
+            with writing_to(out):
+                target.finish()
+            held.remove()
+    return TilesResult(
+        pixels=grid.pixels,
+        n_labels=work.n_labels,
+        tiles=len(grid),
+        done_before=before,
+        left=len(grid) - len(there),
+        complete=complete,
+        halo=grid.halo,
+        statuses=statuses,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _check(kind: str, output: str, dtype: str, jobs: int | None, options: Record) -> None:
+    if kind not in INPUTS:
+        raise InputError(f"kind={shown(kind)}, expected one of: {', '.join(INPUTS)}")
+    if output not in OUTPUTS:
+        raise InputError(f"output={shown(output)}, expected labels or probabilities")
+    if dtype not in ("float32", "float16"):
+        raise InputError(f"dtype={shown(dtype)}, expected float32 or float16")
+    if jobs is not None and (
+        isinstance(jobs, bool) or not isinstance(jobs, int | np.integer) or jobs < 1
+    ):
+        raise InputError(f"jobs={shown(jobs)}, expected a whole number above 0")
+    for name in ("cooccurrence", "scribbles", "origin", "batch", "logits", "energies"):
+        if options.get(name) is not None:
+            raise InputError(f"{name} doesn't go with tiles, expected refine_tiles without it")
+        options.pop(name, None)
+
+
+def _write_tile(target: Output, held: ProgressFolder, work: Tile, grid: Grid, number: int) -> None:
+    """Copy a finished tile into the output; its own file goes."""
+    stored = tile_path(held.path, number)
+    try:
+        values = np.load(stored)
+    except FileNotFoundError:
+        raise InputError(
+            "was finished elsewhere but isn't here, expected a folder that all workers share "
+            "(folder=)",
+            path=display_name(stored),
+        ) from None
+    with writing_to(held.path):
+        target.write(work.window(grid.part(number).core), values)
+        held.finish(number)
+        stored.unlink()
+
+
+def _write_stored(target: Output, held: ProgressFolder, work: Tile, grid: Grid) -> None:
+    """Copy all tiles that other runs have left, or this one before it was killed."""
+    for number in sorted(stored_tiles(held.path)):
+        _write_tile(target, held, work, grid, number)
+
+
+def _chosen(parts: Sequence[int] | str | None, count: int) -> list[int]:
+    """The numbers of the tiles to refine."""
+    if parts is None:
+        return list(range(count))
+    if isinstance(parts, str):
+        return Part.parse(parts).of(range(count))
+    chosen = [int(number) for number in parts]
+    if any(not 0 <= number < count for number in chosen):
+        raise InputError(f"parts hold {max(chosen)}, expected numbers from 0 to {count - 1}")
+    return sorted(set(chosen))
+
+
+def _folder(out: Any, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:
+    """Where the work in progress is kept."""
+    for given in (out, folder):
+        if is_remote(given):
+            raise InputError(
+                "tiles can't be written there, expected a folder of this machine, or one that "
+                "machines share",
+                path=display_name(given),
+            )
+    if folder is not None:
+        place = Path(folder)
+    elif isinstance(out, str | PathLike):
+        place = progress_path(Path(out))
+    else:
+        return Path(stack.enter_context(TemporaryDirectory(prefix="proxfield-tiles-")))
+    if not place.absolute().parent.is_dir():
+        raise InputError(
+            "can't write, its folder doesn't exist, expected an existing folder (try mkdir -p)",
+            path=display_name(place),
+        )
+    return place
+
+
+def progress_path(out: Path) -> Path:
+    """The folder of a result that is in progress.
+
+    Example:
+        >>> progress_path(Path("slide.zarr")).name
+        'slide.zarr.tiles'
+    """
+    return out.with_name(f"{out.name}.tiles")
+
+
+def _target(
+    out: Any, place: Path, work: Tile, grid: Grid, reference: GeoReference | None
+) -> Output:
+    """Where windows are written to."""
+    shape, dtype = work.output_shape, work.output_dtype
+    if not isinstance(out, str | PathLike):
+        return HeldOutput(out, shape, dtype)
+    chunks = work.with_labels(grid.tile, work.n_labels)
+    return open_output(out, place, shape, dtype, chunks, reference, work.ignored)
