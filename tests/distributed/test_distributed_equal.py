@@ -114,6 +114,9 @@ def test_stops_where_one_process_stops():
         assert result.status is one.status is pf.Status.CONVERGED
         assert result.iterations == one.iterations
     np.testing.assert_allclose(several[0][0], one.q, rtol=0, atol=1e-12)
+    shown = repr(several[1][1])
+    assert shown.startswith("PartResult(Partition(rank 1 of 3, ")
+    assert f"converged after {one.iterations} iterations of fixed" in shown and len(shown) < 250
 
 
 RING = [[i, (i + 1) % 12] for i in range(12)]

@@ -17,7 +17,7 @@ from proxfield.result import Result
 from proxfield.terms.base import Ints
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PartResult(Result):
     """One rank's result: marginals of its own variables, and figures of the whole field.
 
@@ -35,6 +35,10 @@ class PartResult(Result):
     wall_seconds: Seconds = field_of(default_factory=Seconds)
     cpu_seconds: Seconds = field_of(default_factory=Seconds)
     bytes_sent: int = 0
+
+    def __repr__(self) -> str:
+        where = "" if self.partition is None else f"{self.partition!r}: "
+        return super().__repr__().replace("Result(", f"PartResult({where}", 1)
 
     @property
     def log_z_bound(self) -> float:
