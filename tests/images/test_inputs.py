@@ -262,7 +262,10 @@ def test_a_batch_of_logits_and_in_processes() -> None:
     assert message == (
         "image 1 of the batch: logits of pixel (0, 0) hold inf, expected finite numbers"
     )
-    assert "expected jobs=1" in error(images, scores, jobs=2, output="results", call=call)
+    scores[1][0, 0, 0] = 0.0
+    results = pf.refine_batch(images, logits=scores, max_iters=3, jobs=2, output="results", **SOFT)
+    assert [r.iterations for r in results] == [3, 3, 3]
+    np.testing.assert_allclose(results[2].probabilities, one[2], atol=1e-6)
     for bad in (0, True, "2"):
         assert "jobs=" in error(images, scores, jobs=bad, call=call)
     assert "one of them" in error(images, call=call)

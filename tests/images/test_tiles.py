@@ -344,7 +344,7 @@ def test_nothing_of_a_tile_stays_in_memory() -> None:
     seen: list[int] = []
 
     def count(*_: int) -> None:
-        seen.append(sum(isinstance(x, LatticeFilter) for x in gc.get_objects()))
+        seen.append(sum(type(x) is LatticeFilter for x in gc.get_objects()))
 
     pf.refine_tiles(image, p, np.zeros((90, 120), np.uint8), tile=50, callback=count, **OPTIONS)
     assert seen[1:] == [0] * 6

@@ -113,8 +113,8 @@ def lose(name: str) -> Edit:
     ("edit", "message"),
     [
         (
-            say("version", value=2),
-            "version 2 of the format, expected at most 1; read it with a new",
+            say("version", value=3),
+            "version 3 of the format, expected at most 2; read it with a new",
         ),
         (say("version", value="x"), "version 'x' of the format"),
         (say("format", value="other"), "isn't a file that Result.save wrote"),

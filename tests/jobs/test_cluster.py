@@ -85,6 +85,28 @@ def test_the_item_that_kills_is_named_and_all_others_are_done(cluster: Any) -> N
     assert error.value.items == ("5",)
 
 
+def test_results_that_are_lost_are_computed_again(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may be ended between the end of an item and the journey of its result."""
+    original, lost = DaskWorkers._next_done, []
+
+    def next_done(self: DaskWorkers) -> tuple[Any, Any, int]:
+        future, item, losses = original(self)
+        if future is not None and item in (3, 4) and losses < 2:
+            lost.append(item)
+            future._state.lose()
+        return future, item, losses
+
+    monkeypatch.setattr(DaskWorkers, "_next_done", next_done)
+    with joblib.parallel_config("dask", client=cluster):
+        assert sorted(run_jobs(square, range(6))) == [x * x for x in range(6)]
+        assert sorted(lost) == [3, 3, 4, 4]
+        monkeypatch.setattr("proxfield.jobs.cluster.MOST_LOSSES", 1)
+        with pytest.raises(ClusterError, match="a task is lost"):
+            list(run_jobs(square, range(6)))
+
+
 def test_infer_many(cluster: Any) -> None:
     fields = [grid(5, 6, strength=s, seed=k) for k, s in enumerate((0.5, 1.0, 2.0))]
     alone = pf.infer_many(fields, max_iters=30)

@@ -333,8 +333,8 @@ SEARCH = [
     Mutant(
         "nudge-without-noise",
         "inference/stationarity.py",
-        "np.exp(noise * rng.normal(size=len(q)))",
-        "np.exp(0.0 * rng.normal(size=len(q)))",
+        "noise * rng.normal(size=len(q))",
+        "0.0 * rng.normal(size=len(q))",
         "inference/test_pace.py::"
         "test_without_time_for_a_test_symmetric_starts_are_left_all_the_same[anneal]",
     ),

@@ -35,6 +35,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 REMEDY = 'pip install "proxfield[cluster]"'
+MOST_LOSSES = 10
+"""How often an item is done again because its result was lost with a worker."""
 POLL_SECONDS = 0.1
 """How often to ask for Ctrl-C while workers work."""
 WATCH_SECONDS = 2.0
@@ -110,7 +112,7 @@ class DaskWorkers(Workers):
         self._patience = patience
         self._slots = 0
         self._seen = -float("inf")
-        self._running: dict[str, tuple[Any, Any]] = {}
+        self._running: dict[str, tuple[Any, Any, int]] = {}
         self._done: SimpleQueue[str] = SimpleQueue()
         self._stack = ExitStack()
         self._large = False
@@ -122,7 +124,7 @@ class DaskWorkers(Workers):
 
     def __exit__(self, *_: object) -> None:
         try:
-            left = [future for future, _ in self._running.values()]
+            left = [future for future, *_ in self._running.values()]
             if left and self._client.status == "running":
                 self._client.cancel(left, force=True)
             self._running.clear()
@@ -169,8 +171,11 @@ class DaskWorkers(Workers):
                 if alone:
                     break
                 continue
-            future, item = self._next_done()
+            future, item, losses = self._next_done()
             if future is None:
+                continue
+            if self._result_is_lost(future, losses):
+                self._submit(what, item, losses + 1)
                 continue
             if self._was_lost(future):
                 if alone:
@@ -186,17 +191,17 @@ class DaskWorkers(Workers):
         if lost and not self.interrupted:
             raise LostWorkerError(lost, self._allowed_failures() + 1)
 
-    def _next_done(self) -> tuple[Any, Any]:
-        """A future that is done and its item; (None, None) if none is for now."""
+    def _next_done(self) -> tuple[Any, Any, int]:
+        """A future that is done, its item and how often its result was lost; None if none is."""
         try:
             key = self._done.get(timeout=POLL_SECONDS)
         except Empty:
             self._check_alive()
-            return None, None
+            return None, None, 0
         self._alive = time.monotonic()
-        return self._running.pop(key, (None, None))
+        return self._running.pop(key, (None, None, 0))
 
-    def _submit(self, what: bytes, item: object) -> None:
+    def _submit(self, what: bytes, item: object, losses: int = 0) -> None:
         data = _dumps(item)
         if len(data) > SMALL_ITEM and not self._large:
             self._large = True
@@ -204,8 +209,16 @@ class DaskWorkers(Workers):
         future = self._client.submit(
             on_worker, what, data, self._folder, __version__, pure=False, retries=0
         )
-        self._running[future.key] = future, item
+        self._running[future.key] = future, item, losses
         future.add_done_callback(lambda done: self._done.put(done.key))
+
+    def _result_is_lost(self, future: Any, losses: int) -> bool:
+        """Whether a worker was ended after it had done an item, before the result was sent."""
+        lost = future.status == "lost" and self._client.status == "running"
+        if not lost or losses >= MOST_LOSSES:
+            return False
+        self._client.cancel([future], force=True)
+        return True
 
     def _was_lost(self, future: Any) -> bool:
         """Whether an item killed its workers; raises what concerns the cluster as a whole."""
