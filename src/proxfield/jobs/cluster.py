@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from proxfield._version import __version__
+from proxfield.common.extras import install_hint
 from proxfield.common.interrupts import deferred
 from proxfield.common.logs import log
 from proxfield.errors import MissingDependencyError
@@ -34,7 +35,7 @@ from proxfield.jobs.workers import (
 T = TypeVar("T")
 R = TypeVar("R")
 
-REMEDY = 'pip install "proxfield[cluster]"'
+REMEDY = install_hint("cluster")
 POLL_SECONDS = 0.1
 """How often to ask for Ctrl-C while workers work."""
 WATCH_SECONDS = 2.0
