@@ -10,6 +10,7 @@
 #   make mutants  put small faults into a copy of the package, one at a time, and check that tests
 #               notice them (those of the torch layer after make test-gpu has installed torch)
 #   make lint   ruff, mypy, and the layers (import-linter)
+#   make package  wheel and source archive in dist/, checked as the package index would
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,6 +22,8 @@ GPU_STAMP := $(GPU_VENV)/.installed
 OLDEST_VENV ?= .venv-oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
 OLDEST_STAMP := $(OLDEST_VENV)/.installed
+PACKAGE_VENV ?= .venv-package
+PACKAGE_STAMP := $(PACKAGE_VENV)/.installed
 JOBS ?= 2
 # one file or more of every part of the package, few of those that compile much
 SMOKE := tests/test_result.py::test_labels_are_the_most_probable_ones \
@@ -45,7 +48,7 @@ export SCENE
 
 MINUTES ?= 30
 
-.PHONY: demo test test-oldest test-gpu soak mutants lint format clean
+.PHONY: demo test test-oldest test-gpu soak mutants lint package format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -98,9 +101,19 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+$(PACKAGE_STAMP):
+	$(PYTHON) -m venv $(PACKAGE_VENV)
+	$(PACKAGE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	@touch $@
+
+package: $(PACKAGE_STAMP)
+	rm -rf dist
+	$(PACKAGE_VENV)/bin/python -m build --quiet
+	$(PACKAGE_VENV)/bin/python -m twine check --strict dist/*
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix src tests benchmarks examples
 	$(BIN)/ruff format src tests benchmarks examples
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) $(GPU_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) $(GPU_VENV) $(PACKAGE_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -16,6 +16,7 @@ from proxfield.bench.panels import make_panels, panels_figure
 from proxfield.bench.people_report import People, people_figures
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.table import budget_name
+from proxfield.common.extras import install_hint
 from proxfield.common.records import Record
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import atomic_write, display_name
@@ -91,9 +92,7 @@ def sensitivity_figure(figure: Sensitivity, suite: str) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingDependencyError(
-            'pictures need matplotlib: pip install "proxfield[bench]"'
-        ) from None
+        raise MissingDependencyError(f"pictures need matplotlib: {install_hint('bench')}") from None
     budgets = figure.budgets
     drawn = Figure(figsize=(1.2 + 4.4 * len(budgets), 4.2), layout="constrained")
     panels = drawn.subplots(1, len(budgets), sharey=True, squeeze=False)[0]

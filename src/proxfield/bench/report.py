@@ -16,6 +16,7 @@ from proxfield.bench.report_tables import effort_table, gap_table, headlines, jo
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.store import Record
 from proxfield.bench.table import Table, budget_name
+from proxfield.common.extras import install_hint
 from proxfield.io.files import atomic_write
 from proxfield.viz.page import definitions, legend, paragraphs, plots, whole_page
 
@@ -266,7 +267,7 @@ def _origin_section(data: ReportData) -> str:
     out = '<section><h2 id="rerun">Run it again</h2>'
     own = [str(m["command"]) for m in data.metas if "command" in m]
     commands = list(dict.fromkeys([*own, data.command]))
-    out += '<pre><code>pip install "proxfield[bench]"\n'
+    out += f"<pre><code>{install_hint('bench')}\n"
     out += "\n".join(escape(c) for c in commands) + "</code></pre>"
     out += paragraphs(
         "Finished runs are kept in the results file and aren’t repeated; name a new file with "

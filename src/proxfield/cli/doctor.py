@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from proxfield.cli.options import json_option
+from proxfield.common.extras import install_hint
 from proxfield.common.records import Record
 
 PACKAGES = (
@@ -169,7 +170,7 @@ def describe(data: Record) -> list[tuple[str, str]]:
     extra = {"matplotlib": "plot", "pillow": "images", "joblib": "images"}
     extra.update(torch="gpu", triton="gpu")
     gpus = [f"{gpu['name']}, {human_bytes(gpu['memory'])}" for gpu in data["gpus"]]
-    hint = {name: f'missing: pip install "proxfield[{of}]"' for name, of in extra.items()}
+    hint = {name: f"missing: {install_hint(of)}" for name, of in extra.items()}
     writable = "writable"
     if not data["cache_writable"]:
         writable = f"not writable: kernels go to {data['kernel_folder']}; set PROXFIELD_CACHE_DIR"

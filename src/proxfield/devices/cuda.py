@@ -11,6 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from proxfield.common.extras import install_hint
 from proxfield.common.memory import human_bytes
 from proxfield.devices.base import Device, Found, unknown
 from proxfield.devices.tensors import Kernel, TorchDevice
@@ -18,7 +19,7 @@ from proxfield.errors import InputError, MemoryLimitError, MissingDependencyErro
 
 OLDEST_TORCH = (2, 4)
 """The first with ``torch.library.custom_op``."""
-REMEDY = 'pip install "proxfield[gpu]"'
+REMEDY = install_hint("gpu")
 
 
 def _find(name: str) -> ModuleType | None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Floats
+from proxfield.common.extras import install_hint
 from proxfield.devices.cuda import torch
 from proxfield.distributed.sockets import Sockets
 from proxfield.distributed.transport import TIMEOUT, Transport
@@ -39,8 +40,7 @@ class TorchTransport(Transport):
     def __init__(self, backend: str, rank: int, size: int, timeout: float = TIMEOUT) -> None:
         if torch is None:
             raise MissingDependencyError(
-                f"backend {backend!r} needs torch: pip install 'proxfield[distributed]', "
-                "or use sockets"
+                f"backend {backend!r} needs torch: {install_hint('distributed')}, or use sockets"
             )
         self.rank, self.size, self.timeout = rank, size, timeout
         cards = torch.cuda.device_count()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.common.arrays import Pixels
+from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 from proxfield.io.referenced import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
@@ -26,7 +27,7 @@ from proxfield.io.referenced import GEO_REMEDY, has_deep_color, has_rasterio, re
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-REMEDY = 'pip install "proxfield[images]"'
+REMEDY = install_hint("images")
 ARRAYS = (".npy", ".npz")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 ORIENTATION = 0x0112

@@ -15,14 +15,15 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from proxfield.common.arrays import Pixels
+from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 from proxfield.io.remote import make_path
 
 NIFTI = (".nii", ".nii.gz")
 GEOTIFF = (".tif", ".tiff")
-MEDICAL_REMEDY = 'pip install "proxfield[medical]"'
-GEO_REMEDY = 'pip install "proxfield[geo]"'
+MEDICAL_REMEDY = install_hint("medical")
+GEO_REMEDY = install_hint("geo")
 MILLIMETERS = {"meter": 1000.0, "mm": 1.0, "micron": 0.001}
 """Units of a NIfTI header; one that isn't known counts as mm."""
 GEO_TAGS = {33550, 33922, 34264, 34735}

@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeAlias
 
+from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 
-REMEDY = 'pip install "proxfield[cluster]"'
+REMEDY = install_hint("cluster")
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "memory")
 """Protocols whose files appear whole in any case; elsewhere they are renamed when complete."""
 

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from proxfield.common.arrays import Pixels
+from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import display_name
 from proxfield.io.referenced import GEOTIFF, ending, has_rasterio, import_rasterio, is_geotiff
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
 
-REMEDY = 'pip install "proxfield[tiles]"'
+REMEDY = install_hint("tiles")
 CACHE_MB = 64
 """What GDAL may keep of a file's blocks; by default it is 5 % of the memory."""
 ALPHA_SAMPLES = (2, 4)

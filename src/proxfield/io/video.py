@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from proxfield.common.arrays import Doubles
+from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import display_name
 from proxfield.io.masks import Size, check_scale, check_sizes, scaled_size
 
-REMEDY = 'pip install "proxfield[video]"'
+REMEDY = install_hint("video")
 FOREGROUND = 255
 """What MOG2 marks people with; it marks shadows with 127."""
 

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from proxfield._version import __version__
+from proxfield.common.extras import install_hint
 from proxfield.common.interrupts import deferred
 from proxfield.common.logs import log
 from proxfield.errors import MissingDependencyError
@@ -34,7 +35,7 @@ from proxfield.jobs.workers import (
 T = TypeVar("T")
 R = TypeVar("R")
 
-REMEDY = 'pip install "proxfield[cluster]"'
+REMEDY = install_hint("cluster")
 MOST_LOSSES = 10
 """How often an item is done again because its result was lost with a worker."""
 POLL_SECONDS = 0.1

@@ -11,12 +11,13 @@ from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from proxfield._version import __version__
+from proxfield.common.extras import install_hint
 from proxfield.errors import MissingDependencyError, ProxfieldError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-REMEDY = 'pip install "proxfield[images]"'
+REMEDY = install_hint("images")
 NAMED_ITEMS = 5
 """Maximum number of items that a message names."""
 

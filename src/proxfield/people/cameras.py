@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.io.calibration import Calibration, read_calibration, write_calibration
 from proxfield.io.files import Target, display_name
@@ -106,7 +107,7 @@ class Camera:
             except ImportError:
                 raise UnsupportedError(
                     f"camera {self.name} has lens distortion, which needs OpenCV: "
-                    'pip install "proxfield[video]"'
+                    f"{install_hint('video')}"
                 ) from None
             turn = cv2.Rodrigues(self.rotation)[0]
             found, _ = cv2.projectPoints(

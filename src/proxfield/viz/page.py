@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import import_module
 
+from proxfield.common.extras import install_hint
 from proxfield.common.records import Record
 from proxfield.errors import MissingDependencyError
 from proxfield.viz.style import rule_style
 
-REMEDY = 'pip install "proxfield[bench]"'
+REMEDY = install_hint("bench")
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d9dee4;

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import atomic_write
 from proxfield.viz.style import rule_style
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from proxfield.result import Result, Trace
 
-REMEDY = 'pip install "proxfield[plot]"'
+REMEDY = install_hint("plot")
 FORMATS = ("png", "svg", "pdf")
 POINTS = 600
 """Points kept of a long trace: more than can be told apart, few enough for small files."""

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.checks import is_real
+from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, display_name
 
-REMEDY = 'pip install "proxfield[video]"'
+REMEDY = install_hint("video")
 
 
 def write_video(path: Target, pictures: Iterable[NDArray[np.uint8]], rate: float = 10.0) -> int:
