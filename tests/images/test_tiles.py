@@ -346,8 +346,10 @@ def test_nothing_of_a_tile_stays_in_memory() -> None:
     def count(*_: int) -> None:
         seen.append(sum(type(x) is LatticeFilter for x in gc.get_objects()))
 
+    gc.collect()
+    count()  # what other tests hold
     pf.refine_tiles(image, p, np.zeros((90, 120), np.uint8), tile=50, callback=count, **OPTIONS)
-    assert seen[1:] == [0] * 6
+    assert len(seen) == 8 and max(seen[2:]) <= seen[0]
 
 
 def test_compact_operators_give_the_same() -> None:
