@@ -226,8 +226,8 @@ class Chains:
         polish: Maximum number of sweeps at temperature 1 afterwards. Without any, a drawn chain
             ends at a labelling (one-hot marginals), whose F is its energy.
         tol: Polishing ends when no marginal changes by more than this.
-        metropolis: Do drawn chains that visit one variable after another leave their label as
-            often as detailed balance allows, or draw one whatever it was (heat bath)? Near
+        metropolis: Do drawn chains that visit one variable after another make Metropolis moves,
+            which leave a label more often, or draw one whatever it was (heat bath)? Near
             temperature 0 the former find lower energies.
     """
 

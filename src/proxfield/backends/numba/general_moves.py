@@ -172,6 +172,24 @@ def stays(energy: Doubles, held: int, margin: float) -> bool:
 
 
 @merged
+def weigh(energy: Doubles, heat: float) -> float:
+    """Replace energies by weights ∝ exp(−energy / T), the largest 1; returns their sum.
+
+    If all are impossible they stay as they are, and the sum is 0.
+    """
+    low = np.inf
+    for l in range(len(energy)):
+        low = min(low, energy[l])
+    if low == np.inf:
+        return 0.0
+    total = 0.0
+    for l in range(len(energy)):
+        energy[l] = exp_of((low - energy[l]) / heat)
+        total += energy[l]
+    return total
+
+
+@merged
 def draw_label(energy: Doubles, heat: float, u: float, held: int) -> int:
     """A label with probability ∝ exp(−energy / T); the one held if all are impossible.
 
@@ -181,15 +199,9 @@ def draw_label(energy: Doubles, heat: float, u: float, held: int) -> int:
         u: A random number in [0, 1).
         held: The label so far.
     """
-    low = np.inf
-    for l in range(len(energy)):
-        low = min(low, energy[l])
-    if low == np.inf:
+    total = weigh(energy, heat)
+    if total == 0.0:
         return held
-    total = 0.0
-    for l in range(len(energy)):
-        energy[l] = exp_of((low - energy[l]) / heat)
-        total += energy[l]
     rest = u * total
     new = 0
     for l in range(len(energy)):
@@ -205,8 +217,8 @@ def draw_label(energy: Doubles, heat: float, u: float, held: int) -> int:
 def move_label(energy: Doubles, heat: float, u: float, held: int) -> int:
     """A Metropolis move: another label l with probability w_l / (W − min(w_l, w_held)).
 
-    w are weights ∝ exp(−energy / T), whose sum is W. Of all moves that keep their distribution,
-    these leave the label most often; with two labels, a change is made with probability
+    w are weights ∝ exp(−energy / T), whose sum is W. That keeps their distribution, and no label is
+    taken less often than by `draw_label`; with two labels, a change is made with probability
     min(1, w_l / w_held). The label stays if all are impossible.
 
     Args:
@@ -215,15 +227,9 @@ def move_label(energy: Doubles, heat: float, u: float, held: int) -> int:
         u: A random number in [0, 1).
         held: The label so far.
     """
-    low = np.inf
-    for l in range(len(energy)):
-        low = min(low, energy[l])
-    if low == np.inf:
+    total = weigh(energy, heat)
+    if total == 0.0:
         return held
-    total = 0.0
-    for l in range(len(energy)):
-        energy[l] = exp_of((low - energy[l]) / heat)
-        total += energy[l]
     own, rest, last = energy[held], u, held
     for l in range(len(energy)):
         if l != held and energy[l] > 0.0:
