@@ -6,7 +6,7 @@
 #               Python 3.10 or 3.11), run some tests of every part on them
 #   make test-gpu  install torch and Triton (pinned in constraints/gpu.txt), run the GPU kernels in
 #               Triton's interpreter and in plain torch, and the torch layer; on the GPU if there is one
-#   make soak   check every promise of docs/reliability.md on many seeded cases, for 30 minutes
+#   make soak   check every promise of docs/project/reliability.md on many seeded cases, for 30 minutes
 #   make mutants  put small faults into a copy of the package, one at a time, and check that tests
 #               notice them (those of the torch layer after make test-gpu has installed torch)
 #   make lint   ruff, mypy, and the layers (import-linter)

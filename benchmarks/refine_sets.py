@@ -6,7 +6,7 @@ Sets: generated scenes; and, with FOLDER (that of ``camvid.py``), every fourth r
 network's probabilities p as they are ("road scenes"), with p^½, normalized ("less sure"), at an
 eighth of the image's size ("coarse", as networks for photographs give them), and with noise that is
 correlated over a few pixels ("noisy", as pixel-wise classifiers give them). ``--picture`` draws one
-generated scene (the page docs/when-a-crf-helps.md shows it).
+generated scene (the page docs/concepts/when-a-crf-helps.md shows it).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/defaults.md says what the signatures and the command line say."""
+"""docs/reference/defaults.md says what the signatures and the command line say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxfield.cli.options import default_rule
 from proxfield.torch.inference import infer as torch_infer
 from proxfield.torch.layer import DenseCRF as TorchDenseCRF
 
-PAGE = Path(__file__).parents[1] / "docs" / "defaults.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "defaults.md"
 ABSENT = "–"
 Defaults = dict[str, Any]
 

@@ -252,7 +252,7 @@ def test_help_is_light_and_true(process: Callable[..., Any]) -> None:
 
 def test_the_tutorial_runs_as_printed(invoke: Invoke) -> None:
     pytest.importorskip("matplotlib", reason="pictures")
-    page = (Path(__file__).parents[2] / "docs" / "people.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "people.md").read_text(encoding="utf-8")
     block = re.search(r"^```sh\n(.*?)^```", page, re.M | re.S)
     assert block is not None
     lines = [line for line in block[1].splitlines() if line.startswith("proxfield ")]

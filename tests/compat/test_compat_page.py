@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from-pydensecrf.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "coming-from-pydensecrf.md"
 
 
 def test_the_pages_code_runs(tmp_path: Path) -> None:

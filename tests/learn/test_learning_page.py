@@ -1,4 +1,4 @@
-"""The code of docs/learning.md runs, from top to bottom, and gives what the page says."""
+"""The code of docs/how-to/learning.md runs, from top to bottom, and gives what the page says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "learning.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "learning.md"
 
 
 def test_the_pages_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

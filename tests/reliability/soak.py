@@ -1,4 +1,4 @@
-"""Every promise on many seeds; writes the table of docs/reliability.md.
+"""Every promise on many seeds; writes the table of docs/project/reliability.md.
 
     python tests/reliability/soak.py [--minutes 30] [--jobs 2] [--only NAME] [--write FILE]
 

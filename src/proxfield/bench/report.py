@@ -220,7 +220,7 @@ def _sensitivity_section(figure: Sensitivity, charts: list[Record]) -> str:
         "have reached it. The dotted lines are steps that need no tuning at all: the paper’s d = L "
         "(L is the norm of the Hessian of the energy) and the certified d, the mean over the "
         "instances of each. The certified d is the smallest for which no step can raise F by the "
-        "bound in docs/methods.md."
+        "bound in docs/concepts/methods.md."
     )
     out += legend("sensitivity", PARAMETER)
     for suite in figure.suites:

@@ -103,7 +103,7 @@ def refine_tiles(
             that was given).
         tile: Length of a tile in pixels, or one per axis.
         halo: Pixels around a tile that are refined with it; "auto": 5 standard deviations of the
-            widest term (``docs/large-images.md`` has what other values give).
+            widest term (``docs/how-to/large-images.md`` has what other values give).
         parts: Which tiles to refine: their numbers, row by row from 0, or "K/N" for every N-th one
             from the K-th on. Several runs, on several machines too, may each do a part at the same
             time; the one that finds all tiles finished writes the file. (An array is written at

@@ -94,7 +94,7 @@ def read_calibration(
 
 
 def write_calibration(path: Target, calibrations: Iterable[Calibration]) -> None:
-    """Write calibrations as our JSON; see docs/people-files.md."""
+    """Write calibrations as our JSON; see docs/reference/people-files.md."""
     cameras: Record = {}
     for c in calibrations:
         if c.name in cameras:
