@@ -9,6 +9,8 @@
 #   make soak   check every promise of docs/project/reliability.md on many seeded cases, for 30 minutes
 #   make mutants  put small faults into a copy of the package, one at a time, and check that tests
 #               notice them (those of the torch layer after make test-gpu has installed torch)
+#   make docs   build the documentation site in docs/_build/html; warnings are errors
+#   make docs-links  check the links of the site that leave it (needs the network)
 #   make lint   ruff, mypy, and the layers (import-linter)
 #   make package  wheel and source archive in dist/, checked as the package index would
 
@@ -22,6 +24,9 @@ GPU_STAMP := $(GPU_VENV)/.installed
 OLDEST_VENV ?= .venv-oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
 OLDEST_STAMP := $(OLDEST_VENV)/.installed
+DOCS_VENV ?= .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
+DOCS_STAMP := $(DOCS_VENV)/.installed
 PACKAGE_VENV ?= .venv-package
 PACKAGE_STAMP := $(PACKAGE_VENV)/.installed
 JOBS ?= 2
@@ -48,7 +53,7 @@ export SCENE
 
 MINUTES ?= 30
 
-.PHONY: demo test test-oldest test-gpu soak mutants lint package format clean
+.PHONY: demo test test-oldest test-gpu soak mutants docs docs-links lint package format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -88,6 +93,18 @@ $(GPU_STAMP): pyproject.toml constraints/gpu.txt
 test-gpu: $(GPU_STAMP)
 	$(GPU_BIN)/python tests/gpu/run_all.py --jobs $(JOBS)
 
+$(DOCS_STAMP): pyproject.toml constraints/gpu.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints/gpu.txt --editable ".[docs]"
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	$(DOCS_BIN)/python -m sphinx --fail-on-warning --keep-going --builder html docs docs/_build/html
+	@echo "The site is in docs/_build/html/index.html"
+
+docs-links: $(DOCS_STAMP)
+	$(DOCS_BIN)/python -m sphinx --keep-going --builder linkcheck docs docs/_build/linkcheck
+
 soak: $(STAMP)
 	$(BIN)/python tests/reliability/soak.py --minutes $(MINUTES) --jobs $(JOBS)
 
@@ -116,4 +133,4 @@ format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks examples
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) $(GPU_VENV) $(PACKAGE_VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) $(GPU_VENV) $(DOCS_VENV) $(PACKAGE_VENV) docs/_build out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,94 @@
+"""Configuration of the documentation site; `make docs` builds it into docs/_build/html."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import metadata
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS / "_extensions"))
+
+# Project -----------------------------------------------------------------------------------------
+
+_metadata = metadata("proxfield")
+_urls = dict(line.split(", ", 1) for line in _metadata.get_all("Project-URL") or [])
+
+project = "proxfield"
+author = "The proxfield developers"
+copyright = author
+release = _metadata["Version"]
+version = ".".join(release.split(".")[:2])
+repository_url = _urls["Repository"]  # pyproject.toml, [project.urls]: the one place that decides
+repository_ref = os.environ.get("DOCS_REF", "main")  # the branch or tag that pages link to
+
+# Sphinx ------------------------------------------------------------------------------------------
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "myst_nb",
+    "offline_mathjax",
+    "repository_links",
+    "command_line",
+]
+exclude_patterns = ["_build", "jupyter_execute"]
+templates_path = ["_templates"]
+default_role = "py:obj"  # `name` in docstrings links to what it names, where there is such a page
+nitpicky = True
+
+# Pages: MyST Markdown, executed where they say so --------------------------------------------------
+
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 4  # the anchors that GitHub makes, so that links work there and here
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(DOCS / "_build" / "jupyter_cache")
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+os.environ.setdefault("PROXFIELD_QUIET", "1")  # no notice of compiling in the output of cells
+
+# Reference -----------------------------------------------------------------------------------------
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+# HTML ----------------------------------------------------------------------------------------------
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"proxfield {release}"
+html_static_path = ["_static"]
+html_css_files = ["proxfield.css"]
+html_favicon = "_static/logo.svg"
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "logo": {
+        "text": "proxfield",
+        "image_light": "_static/logo.svg",
+        "image_dark": "_static/logo-dark.svg",
+    },
+    "header_links_before_dropdown": 8,
+    "navbar_end": ["version-switcher", "theme-switcher", "navbar-icon-links"],
+    "icon_links": [
+        {"name": "Repository", "url": repository_url, "icon": "fa-brands fa-github"},
+    ],
+    # A published site is a folder per version; DOCS_VERSION is that folder's name. Elsewhere the
+    # list of versions is this build's own copy, so that no page asks the network for anything.
+    "switcher": {
+        "json_url": os.environ.get("DOCS_SWITCHER", "_static/switcher.json"),
+        "version_match": os.environ.get("DOCS_VERSION", release),
+    },
+    "check_switcher": False,
+    "show_prev_next": True,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
