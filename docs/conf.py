@@ -27,14 +27,16 @@ repository_ref = os.environ.get("DOCS_REF", "main")  # the branch or tag that pa
 
 extensions = [
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
     "myst_nb",
-    "offline_mathjax",
-    "repository_links",
     "command_line",
+    "offline_mathjax",
+    "public_names",
+    "repository_links",
 ]
 exclude_patterns = ["_build", "jupyter_execute"]
 templates_path = ["_templates"]
@@ -48,7 +50,7 @@ myst_heading_anchors = 4  # the anchors that GitHub makes, so that links work th
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(DOCS / "_build" / "jupyter_cache")
 nb_execution_timeout = 120
-nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_merge_streams = True
 os.environ.setdefault("PROXFIELD_QUIET", "1")  # no notice of compiling in the output of cells
 
