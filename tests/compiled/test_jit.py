@@ -12,6 +12,9 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from platformdirs import windows
+from platformdirs.macos import MacOS
+from platformdirs.unix import Unix
 
 import proxfield
 from proxfield.compiled import jit
@@ -129,16 +132,20 @@ def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PROXFIELD_CACHE_DIR", str(tmp_path))
     assert jit.cache_root() == tmp_path
     monkeypatch.delenv("PROXFIELD_CACHE_DIR")
-    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(jit, "PlatformDirs", Unix)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert jit.cache_root() == tmp_path / "xdg" / "proxfield"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert jit.cache_root() == Path("~/.cache/proxfield").expanduser()
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(jit, "PlatformDirs", MacOS)
     assert jit.cache_root().parts[-2:] == ("Caches", "proxfield")
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert jit.cache_root() == tmp_path / "local" / "proxfield"
+
+
+def test_cache_root_on_windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PROXFIELD_CACHE_DIR", raising=False)
+    monkeypatch.setattr(windows, "get_win_folder", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(jit, "PlatformDirs", windows.Windows)
+    assert jit.cache_root() == tmp_path / "CSIDL_LOCAL_APPDATA" / "proxfield"
 
 
 def test_compiling_is_announced_once() -> None:

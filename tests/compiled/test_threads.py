@@ -51,6 +51,15 @@ def test_a_kernel_is_compiled_once_for_any_number_of_threads(
     assert "parallel" not in double.targetoptions
 
 
+def test_containers_limit_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(threads, "available_cores", lambda: 3)
+    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
+    assert threads.max_threads() == 3
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "8")  # what the user says goes
+    assert threads.max_threads() == 8
+
+
 def test_shares_run_on_threads_of_their_own() -> None:
     met = threading.Barrier(3, timeout=60)  # all three have to be there at the same time
 

@@ -10,6 +10,8 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
+
 from proxfield._version import __version__
 from proxfield.common.records import Record
 
@@ -61,12 +63,9 @@ def processor() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
-def memory_gib() -> float | None:
-    """Memory of the machine in GiB, None where the system doesn't tell."""
-    try:
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):
-        return None
+def memory_gib() -> float:
+    """Memory of the machine in GiB."""
+    return round(int(psutil.virtual_memory().total) / 2**30, 1)
 
 
 def _version(package: str) -> str:

@@ -7,7 +7,6 @@ come in the order of the images; an image that fails has its error in its record
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,7 +45,9 @@ def threads_for(images: int) -> int:
         >>> threads_for(1)
         1
     """
-    return max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2, images))
+    from proxfield.common.cores import available_cores
+
+    return max(1, min(MAX_THREADS, available_cores() // 2, images))
 
 
 def run_pipeline(

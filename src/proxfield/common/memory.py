@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
+import psutil
+
+from proxfield.common.cgroups import memory_left
 from proxfield.errors import MemoryLimitError
 
 M_MMAP_THRESHOLD = -3
@@ -20,34 +21,12 @@ _C_LIBRARY: Any = None
 
 def available_memory() -> int | None:
     """Bytes that can still be allocated, or None where the system doesn't tell."""
-    limits = [_meminfo_available(), _cgroup_left()]
-    known = [x for x in limits if x is not None]
-    if known:
-        return min(known)
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _meminfo_available() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
-
-
-def _cgroup_left() -> int | None:
-    """What a container's limit leaves (cgroup v2); None without a limit."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
-        return None if limit == "max" else int(limit) - int(used)
-    except (OSError, ValueError):
-        return None
+        free = int(psutil.virtual_memory().available)
+    except (psutil.Error, OSError):
+        return memory_left()
+    allowed = memory_left()
+    return free if allowed is None else min(free, allowed)
 
 
 def return_freed_arrays() -> None:

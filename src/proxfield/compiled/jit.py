@@ -13,7 +13,6 @@ import hashlib
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import time
 import warnings
@@ -28,6 +27,7 @@ import numba
 import numpy as np
 from numba.core import event
 from numba.core.registry import CPUDispatcher
+from platformdirs import PlatformDirs
 
 from proxfield.compiled import collection, notice, simd_choice
 from proxfield.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
@@ -58,13 +58,7 @@ def cache_root() -> Path:
     own = os.environ.get("PROXFIELD_CACHE_DIR")
     if own:
         return Path(own)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path("~/AppData/Local").expanduser())
-    elif sys.platform == "darwin":
-        base = str(Path("~/Library/Caches").expanduser())
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(base) / "proxfield"
+    return PlatformDirs("proxfield", appauthor=False, opinion=False).user_cache_path
 
 
 @cache

@@ -22,6 +22,8 @@ from typing import Any
 
 import numba
 
+from proxfield.common.cores import available_cores
+
 PARALLEL_WORK = 500_000
 """Entries plus edge ends (or the like) above which work is worth spreading over threads."""
 
@@ -52,13 +54,16 @@ _threads_lost = False
 
 
 def max_threads() -> int:
-    """Maximum number of threads: NUMBA_NUM_THREADS, by default the number of cores.
+    """Maximum number of threads: NUMBA_NUM_THREADS, by default the number of available cores.
 
     It is 1 in a process forked from one that has used threads: such processes are workers of a
     pool (those of torch's ``DataLoader``), with as many others beside them.
     """
+    if _threads_lost:
+        return 1
     config: Any = numba.config
-    return 1 if _threads_lost else int(config.NUMBA_NUM_THREADS)
+    threads = int(config.NUMBA_NUM_THREADS)
+    return threads if "NUMBA_NUM_THREADS" in os.environ else min(threads, available_cores())
 
 
 def current_threads() -> int:

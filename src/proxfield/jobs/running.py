@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from proxfield.common.cores import available_cores
 from proxfield.errors import InputError, shown
 from proxfield.jobs.workers import Workers
 
@@ -102,7 +102,7 @@ def slots_of(jobs: int | None = None) -> int:
 
 def share_of(jobs: int) -> int:
     """Threads of each of several jobs that share all cores."""
-    return max(1, (os.cpu_count() or 1) // jobs)
+    return max(1, available_cores() // jobs)
 
 
 def threads_per_item(jobs: int | None = None) -> int | None:
