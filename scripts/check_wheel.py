@@ -3,8 +3,8 @@
     python scripts/check_wheel.py [dist/proxfield-*.whl] [--python PYTHON ...]
 
 For each Python (by default the one that runs this script) the wheel is installed with the extra
-``images`` into a new environment with an empty cache of kernels. There the installed command solves a
-UAI model, refines a generated picture and reports on its surroundings; what comes out is checked.
+``images`` into a new environment with an empty cache of kernels. There the installed command solves
+a UAI model, refines a generated picture and reports on its surroundings; what comes out is checked.
 Needs nothing but Python; exits with 1 at the first failure.
 """
 

@@ -1,4 +1,4 @@
-"""Fresh virtual environments and timed commands, for the other scripts; needs nothing but Python."""
+"""Fresh virtual environments and timed commands for the other scripts; needs only Python."""
 
 from __future__ import annotations
 

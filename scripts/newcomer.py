@@ -6,7 +6,7 @@ Does what a newcomer does, in an empty folder and with empty caches: clone, virt
     python scripts/newcomer.py [--python PYTHON] [--photo FILE] [--json FILE]
 
 Each step is printed with its wall and its CPU time. CPU time depends less on what else the machine
-does, and not on the network. Without ``--photo`` the image is generated, 500×375 pixels with texture.
+does, and not on the network. Without ``--photo`` the image is generated: 500×375 pixels, textured.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ def main() -> None:
         from proxfield.cli import signals
 
         signals.install()
-        from proxfield.cli.main import cli
+        from proxfield.cli.main import cli, escape_characters
 
+        escape_characters()
         cli.main()
     except KeyboardInterrupt:
         from proxfield.cli import signals

@@ -64,6 +64,12 @@ def test_version_and_help(process: Callable[..., Any]) -> None:
     assert all(f"  {name} " in text for name in ("solve", "compare", "info", "make", "doctor"))
 
 
+def test_characters_that_a_pipe_does_not_have(process: Callable[..., Any]) -> None:
+    done = process("bench", "--help", env={"PYTHONIOENCODING": "cp1252"})  # as on Windows
+    assert done.returncode == 0, done.stderr
+    assert "\\u03b7" in done.stdout  # η
+
+
 def test_solve_through_a_pipe(process: Callable[..., Any], models: Path) -> None:
     done = process("solve", "-", "--json", input=(models / "grid.uai").read_text())
     assert done.returncode == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from ranks import backends, start
@@ -20,6 +22,7 @@ KILLED = """
 """
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 @pytest.mark.parametrize("backend", backends())
 def test_a_killed_rank_is_an_error_on_the_others(backend):
     found = start(3, KILLED, backend=backend)

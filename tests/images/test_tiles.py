@@ -442,6 +442,7 @@ def test_other_arguments_begin_anew(tmp_path: Path, change: str) -> None:
     assert [f.name for f in (tmp_path / "out.npy.tiles").glob("tile-*")] == ["tile-1.npy"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_process_that_is_killed_loses_one_tile_at_most(tmp_path: Path) -> None:
     image, p = scene()
     np.save(tmp_path / "image.npy", image)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -303,7 +302,7 @@ def test_interrupts_return_what_is_known(after: int) -> None:
     def interrupt(progress: pf.Progress) -> None:
         calls.append(1)
         if len(calls) == after:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     field = grid(10, 10, strength=1.5, seed=0)
     with CountedClock(update=1e-4, look=1e-5):

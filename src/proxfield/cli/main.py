@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 import click
@@ -37,6 +38,13 @@ COMMANDS = {
     "warmup": "Compile kernels ahead of time.",
     "doctor": "Check this installation.",
 }
+
+
+def escape_characters() -> None:
+    """Write characters that an output doesn't have as escapes, as a pipe on Windows has no λ."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class LazyGroup(click.Group):
