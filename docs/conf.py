@@ -34,25 +34,44 @@ extensions = [
     "sphinx_design",
     "myst_nb",
     "command_line",
+    "enum_tables",
     "offline_mathjax",
     "public_names",
     "repository_links",
+    "shape_comments",
+    "written_signatures",
 ]
 exclude_patterns = ["_build", "jupyter_execute"]
 templates_path = ["_templates"]
 default_role = "py:obj"  # `name` in docstrings links to what it names, where there is such a page
 nitpicky = True
+nitpick_ignore_regex = [
+    ("py:obj", r".*"),  # `name` of something that isn't public, such as an argument
+    ("py:.*", r"(?!proxfield\b).*"),  # types of numpy, of torch, of the standard library
+    ("py:class", r"proxfield\..*\.(_\w+|[MT])"),  # private base classes, type variables
+]
+nitpick_ignore = [  # internal types of public attributes
+    ("py:class", "proxfield.backends.base.Program"),
+    ("py:class", "proxfield.filters.operator.Operator"),
+    ("py:class", "proxfield.filters.plan.Plan"),
+    ("py:class", "proxfield.filters.points.Points"),
+    ("py:class", "proxfield.images.inputs.Form"),
+    ("py:class", "proxfield.learn.structure.Factors"),
+    ("py:class", "proxfield.terms.grid.Shift"),
+]
 
 # Pages: MyST Markdown, executed where they say so --------------------------------------------------
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 4  # the anchors that GitHub makes, so that links work there and here
 nb_execution_mode = "cache"
+nb_execution_in_temp = True
 nb_execution_cache_path = str(DOCS / "_build" / "jupyter_cache")
 nb_execution_timeout = 120
 nb_execution_show_tb = True
 nb_merge_streams = True
-os.environ.setdefault("PROXFIELD_QUIET", "1")  # no notice of compiling in the output of cells
+os.environ["PROXFIELD_QUIET"] = "1"  # no notice of compiling in the output of cells
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for %%bash
 
 # Reference -----------------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ def read_evidence(
 
 
 def write_evidence(evidence: Mapping[int, int] | npt.ArrayLike, target: Target) -> None:
-    """Write an evidence file ``k v x v x ..``, variables in ascending order.
+    """Write an evidence file ``k v x v x …``, variables in ascending order.
 
     Args:
         evidence: The label of each observed variable; or, as ``Field.evidence`` has it, one

@@ -20,7 +20,7 @@ _SLACK = 1e-6
 
 
 def format_mar(marginals: Sequence[npt.ArrayLike]) -> str:
-    """The text of a MAR file: ``n`` and then ``c p1 .. pc`` for each variable.
+    """The text of a MAR file: ``n`` and then ``c p1 … pc`` for each variable.
 
     Args:
         marginals: The probabilities of each variable's labels.

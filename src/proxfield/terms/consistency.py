@@ -42,14 +42,14 @@ class Consistency(Term):
     """Each segment pays unless all its variables agree: E(x) = Σ_c γ_c [not all x_i, i ∈ c, agree].
 
     With a weight per label, agreeing on label l saves w_cl: E(x) = Σ_c (max_l w_cl − Σ_l w_cl
-    Π_{i∈c} [x_i = l]). Under q the brackets become q_il: multilinear of degree |c|.
+    Π_{i∈c} [x_i = l]). Under q the brackets become q_il: multilinear of degree ``|c|``.
 
     Curvature: with P_ij = Π_{k∈c, k≠i,j} q_kl, the Hessian of a segment joins equal labels only,
     H_(il)(jl) = −w_cl P_ij. Each entry is affine in every q_k, and the largest eigenvalue is a
     convex function of a matrix, so it is largest where every variable is at a corner: at a
     labelling. If z members of the segment lack label l there, then −P is the negative of: a
     complete graph (z = 0: largest eigenvalue 1), a star around the member that lacks it (z = 1:
-    √(n − 1), with n = |c|), one edge (z = 2: 1), or nothing. For n ≥ 4 no variable is part of two
+    √(n − 1), with n = ``|c|``), one edge (z = 2: 1), or nothing. For n ≥ 4 no variable is part of two
     labels with z ≤ 2, so that centering takes the factor 1 − 1/L, the eigenvalue of P e_l e_lᵀ P.
     Hence λ_i = Σ_{c∋i} w_c √(n_c − 1) (1 − 1/L), without the last factor for n ≤ 3, and
     w_c = max_l w_cl. The bound is attained (for n ≥ 4), next to labellings in which one
@@ -61,7 +61,7 @@ class Consistency(Term):
             Or a list of arrays of variables, one per segment; these may overlap.
         weights: What it costs not to agree, 0 or more: one number, one per segment, or one per
             segment and label (then: what agreeing on that label saves).  # (S,) or (S, L)
-        tables: Say the energy in tables of L^|c| entries. Rules that visit single variables
+        tables: Say the energy in tables of ``L^|c|`` entries. Rules that visit single variables
             then work (sweep, colored, the search of auto): for segments of a few variables.
 
     Example:

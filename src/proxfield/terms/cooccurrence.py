@@ -242,7 +242,7 @@ class Cooccurrence(Term):
 
         With Z_l = [Y_l = 0] the Hessian is −κ² Cov_r(Z) ⊗ 11ᵀ (over pixels), so that
         ΔᵀHΔ = −κ² Var_r(Σ a_l Z_l) with a_l = Σ_i Δ_il. What lies in an interval of length
-        Σ |a_l| varies by at most (Σ |a_l|)² / 4 ≤ m ‖a‖² / 4, and ‖a‖² ≤ N ‖Δ‖².
+        ``Σ |a_l|`` varies by at most ``(Σ |a_l|)² / 4`` ≤ m ‖a‖² / 4, and ‖a‖² ≤ N ‖Δ‖².
         """
         return -0.25 * self.kappa**2 * self.pixels * len(self.classes), 0.0
 

@@ -58,7 +58,7 @@ class Occupancy(Term):
     Curvature of the exact energy: H_ij = Σ_c Σ_{x ∈ R_i ∩ R_j} w_x N_x/(p_i p_j). Relative to the
     entropy's curvature 1/(q_i p_i), one pixel contributes w N (vvᵀ − diag(o)), where o_i = q_i/p_i
     are the odds of the locations that cover it, v_i = √o_i, and N = Π 1/(1 + o_i). Its eigenvalues
-    are at most w/e for w > 0 and |w|/4 for w < 0, however many silhouettes overlap:
+    are at most w/e for w > 0 and ``|w|/4`` for w < 0, however many silhouettes overlap:
 
     - If λ > 0 is one of vvᵀ − diag(o), then t_i = o_i/(λ + o_i) add up to 1, and −log N =
       Σ log(1 + (λ − 1) t_i) − Σ log(1 − t_i). For λ ≥ 1 the first sum is at least log λ and the

@@ -192,7 +192,7 @@ def random_marginals(layout: Layout, rng: np.random.Generator) -> NDArray[np.flo
 
 
 def fixed_point_residual(field: Field, q: Any) -> float:
-    """max |softmax(−g(q)) − q|: how far marginals are from a fixed point of mean field.
+    """``max |softmax(−g(q)) − q|``: how far marginals are from a fixed point of mean field.
 
     The gradient g is summed from the terms' own ``add_gradient`` in float64, without lowering and
     without fused kernels, so that it checks what they compute.
