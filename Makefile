@@ -30,6 +30,7 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 PACKAGE_VENV ?= .venv-package
 PACKAGE_STAMP := $(PACKAGE_VENV)/.installed
 JOBS ?= 2
+PYTHON_SOURCES := src tests benchmarks examples docs/conf.py docs/_extensions
 # one file or more of every part of the package, few of those that compile much
 SMOKE := tests/test_result.py::test_labels_are_the_most_probable_ones \
 	tests/bench/test_bench_report.py tests/cli/test_cli_errors.py tests/compat/test_compat_utils.py \
@@ -113,8 +114,8 @@ mutants: $(STAMP)
 		$(if $(wildcard $(GPU_STAMP)),--torch-python $(GPU_BIN)/python)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check $(PYTHON_SOURCES)
+	$(BIN)/ruff format --check $(PYTHON_SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -129,8 +130,8 @@ package: $(PACKAGE_STAMP)
 	$(PACKAGE_VENV)/bin/python -m twine check --strict dist/*
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix $(PYTHON_SOURCES)
+	$(BIN)/ruff format $(PYTHON_SOURCES)
 
 clean:
 	rm -rf $(VENV) $(OLDEST_VENV) $(GPU_VENV) $(DOCS_VENV) $(PACKAGE_VENV) docs/_build out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -60,7 +60,7 @@ nitpick_ignore = [  # internal types of public attributes
     ("py:class", "proxfield.terms.grid.Shift"),
 ]
 
-# Pages: MyST Markdown, executed where they say so --------------------------------------------------
+# Pages: MyST Markdown, executed where they say so ------------------------------------------------
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 4  # the anchors that GitHub makes, so that links work there and here
@@ -73,7 +73,7 @@ nb_merge_streams = True
 os.environ["PROXFIELD_QUIET"] = "1"  # no notice of compiling in the output of cells
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for %%bash
 
-# Reference -----------------------------------------------------------------------------------------
+# Reference ---------------------------------------------------------------------------------------
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -82,7 +82,7 @@ autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 
-# HTML ----------------------------------------------------------------------------------------------
+# HTML --------------------------------------------------------------------------------------------
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"proxfield {release}"

@@ -24,7 +24,9 @@ class EnumTable(SphinxDirective):
             value = str(member.value)
             text = nodes.paragraph("", f"{value[0].upper()}{value[1:]}.")
             body += nodes.row("", nodes.entry("", label), nodes.entry("", text))
-        head = nodes.row("", *(nodes.entry("", nodes.paragraph("", t)) for t in ("status", "meaning")))
+        head = nodes.row(
+            "", *(nodes.entry("", nodes.paragraph("", t)) for t in ("status", "meaning"))
+        )
         group = nodes.tgroup(
             "",
             nodes.colspec(colwidth=20),

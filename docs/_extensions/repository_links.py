@@ -1,8 +1,8 @@
 """Links that leave docs/: to files of the repository, and inside the root files that pages include.
 
-Pages link to other files by relative paths, which work where the repository is browsed. On the site,
-a path outside docs/ becomes a link to the repository, unless a page includes that file: then it is a
-link to the page. A path that doesn't exist stays as it is, and Sphinx reports it.
+Pages link to other files by relative paths, which work where the repository is browsed. On the
+site, a path outside docs/ becomes a link to the repository, unless a page includes that file: then
+it is a link to the page. A path that doesn't exist stays as it is, and Sphinx reports it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class RepositoryLinks(SphinxTransform):
             if node.get("reftype") == "myst":
                 path, _, anchor = node["reftarget"].partition("#")
                 if node.get("refdomain") == "doc":  # a path that has lost its suffix
-                    docs = str(self.env.srcdir)
-                    path, anchor = os.path.join(docs, f"{path}.md"), node.get("reftargetid") or ""
+                    path = str(Path(self.env.srcdir) / f"{path}.md")
+                    anchor = node.get("reftargetid") or ""
                 self.resolve(node, path, anchor)
         for download in list(self.document.findall(addnodes.download_reference)):
             self.resolve(download, download["reftarget"], "")

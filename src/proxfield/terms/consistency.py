@@ -49,8 +49,9 @@ class Consistency(Term):
     convex function of a matrix, so it is largest where every variable is at a corner: at a
     labelling. If z members of the segment lack label l there, then −P is the negative of: a
     complete graph (z = 0: largest eigenvalue 1), a star around the member that lacks it (z = 1:
-    √(n − 1), with n = ``|c|``), one edge (z = 2: 1), or nothing. For n ≥ 4 no variable is part of two
-    labels with z ≤ 2, so that centering takes the factor 1 − 1/L, the eigenvalue of P e_l e_lᵀ P.
+    √(n − 1), with n = ``|c|``), one edge (z = 2: 1), or nothing. For n ≥ 4 no variable is part of
+    two labels with z ≤ 2, so that centering takes the factor 1 − 1/L, the eigenvalue of P e_l e_lᵀ
+    P.
     Hence λ_i = Σ_{c∋i} w_c √(n_c − 1) (1 − 1/L), without the last factor for n ≤ 3, and
     w_c = max_l w_cl. The bound is attained (for n ≥ 4), next to labellings in which one
     variable stands against all others. In the same way the smallest eigenvalue is at least
