@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITES: dict[str, tuple[str, str]] = {
     "kernels": ("reference,cuda", "tests/gpu"),
     "layer": ("reference,torch", "tests/torch_layer"),
+    "pages": (
+        "reference,torch",
+        "tests/docs/test_pages.py::test_the_code_of_pages_with_torch_runs",
+    ),
     "reliability, cuda": ("reference,cuda", "tests/reliability"),
     "conformance, cuda": ("reference,cuda", "tests/conformance"),
     "conformance, torch": ("reference,torch", "tests/conformance"),
