@@ -76,7 +76,7 @@ class Files:
             line = template.format(version=version)
             if line not in self.read(name).splitlines():
                 raise SystemExit(f"{name}: no line {line!r} (scripts/release.py prepare {version})")
-        section = rf"^## {re.escape(version)} \((?P<day>.*)\)$(?P<notes>.*?)(?=^## |\Z)"
+        section = rf"^## {re.escape(version)} \((?P<day>[^)\n]*)\)$(?P<notes>.*?)(?=^## |\Z)"
         found = re.search(section, self.read("CHANGELOG.md"), flags=re.M | re.S)
         if found is None:
             raise SystemExit(f"CHANGELOG.md: no section {version} (date)")

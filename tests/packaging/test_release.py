@@ -84,7 +84,7 @@ def test_a_file_that_disagrees_is_named(
 
 @pytest.mark.parametrize("tag", ["9.8.7", "v9.8", "v9.8.7-rc1", "main"])
 def test_tags_of_another_form(files: Any, tag: str) -> None:
-    with pytest.raises(SystemExit, match="expected one like v0.2.0"):
+    with pytest.raises(SystemExit, match="expected one like v"):
         files.check(tag)
 
 
