@@ -12,7 +12,9 @@
 #   make docs   build the documentation site in docs/_build/html; warnings are errors
 #   make docs-links  check the links of the site that leave it (needs the network)
 #   make lint   ruff, mypy, and the layers (import-linter)
+#   make coverage  the whole test suite with its coverage, which has a floor; pages in out/coverage
 #   make package  wheel and source archive in dist/, checked as the package index would
+#   make check-wheel  the same, and the wheel installed and used in a fresh environment
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +32,7 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 PACKAGE_VENV ?= .venv-package
 PACKAGE_STAMP := $(PACKAGE_VENV)/.installed
 JOBS ?= 2
-PYTHON_SOURCES := src tests benchmarks examples docs/conf.py docs/_extensions
+PYTHON_SOURCES := src tests benchmarks examples scripts docs/conf.py docs/_extensions
 # one file or more of every part of the package, few of those that compile much
 SMOKE := tests/test_result.py::test_labels_are_the_most_probable_ones \
 	tests/bench/test_bench_report.py tests/cli/test_cli_errors.py tests/compat/test_compat_utils.py \
@@ -54,7 +56,7 @@ export SCENE
 
 MINUTES ?= 30
 
-.PHONY: demo test test-oldest test-gpu soak mutants docs docs-links lint package format clean
+.PHONY: demo test coverage test-oldest test-gpu soak mutants docs docs-links lint package check-wheel format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -74,6 +76,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term:skip-covered --cov-report=html
 
 $(OLDEST_STAMP): pyproject.toml constraints/oldest.txt
 	@$(PYTHON) -c 'import sys; sys.exit("the oldest dependencies need Python 3.10 or 3.11, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 11) else None'
@@ -128,6 +133,9 @@ package: $(PACKAGE_STAMP)
 	rm -rf dist
 	$(PACKAGE_VENV)/bin/python -m build --quiet
 	$(PACKAGE_VENV)/bin/python -m twine check --strict dist/*
+
+check-wheel: package
+	$(PYTHON) scripts/check_wheel.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix $(PYTHON_SOURCES)

@@ -4,8 +4,9 @@
     python scripts/release.py check v0.2.0        # prints the release notes
 
 ``prepare`` writes the version and the date (by default today) to src/proxfield/_version.py,
-CHANGELOG.md, CITATION.cff and recipe/recipe.yaml. ``check`` exits with 1 if one of them disagrees
-with the tag. docs/project/releasing.md has the whole list of steps. Needs nothing but Python.
+CHANGELOG.md, CITATION.cff, docs/project/citing.md and recipe/recipe.yaml. ``check`` exits with 1 if
+one of them disagrees with the tag. docs/project/releasing.md has the whole list of steps. Needs
+nothing but Python.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from datetime import date
 from pathlib import Path
 
 CLONE = Path(__file__).resolve().parents[1]
-VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?")
+FORM = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?")
 DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 LINES = {
-    "src/proxfield/_version.py": '__version__ = "{version}"',
-    "CITATION.cff": "version: {version}",
-    "recipe/recipe.yaml": '  version: "{version}"',
+    "src/proxfield/_version.py": '__version__ = "VERSION"',
+    "CITATION.cff": "version: VERSION",
+    "docs/project/citing.md": "  version = {VERSION}",
+    "recipe/recipe.yaml": '  version: "VERSION"',
 }
 """The line that holds the version."""
 
@@ -54,11 +56,11 @@ class Files:
 
     def prepare(self, version: str, day: str) -> None:
         """Write the version and the date of its release."""
-        if not VERSION.fullmatch(version):
+        if not FORM.fullmatch(version):
             raise SystemExit(f"{version!r} is no version, expected one like 0.2.0 or 0.2.0rc1")
         for name, line in LINES.items():
-            start = re.escape(line.partition("{")[0])
-            self.replace(name, f"{start}.*", line.format(version=version))
+            start = re.escape(line.partition("VERSION")[0])
+            self.replace(name, f"{start}.*", line.replace("VERSION", version))
         heading = rf"## {re.escape(version)} \((unreleased|{DATE})\)"
         self.replace("CHANGELOG.md", heading, f"## {version} ({day})")
         cited = re.sub("^date-released: .*\n", "", self.read("CITATION.cff"), flags=re.MULTILINE)
@@ -70,10 +72,10 @@ class Files:
     def check(self, tag: str) -> str:
         """The notes of a release; stops with one line if a file disagrees with the tag."""
         version = tag.removeprefix("v")
-        if tag == version or not VERSION.fullmatch(version):
+        if tag == version or not FORM.fullmatch(version):
             raise SystemExit(f"the tag is {tag!r}, expected one like v0.2.0")
         for name, template in LINES.items():
-            line = template.format(version=version)
+            line = template.replace("VERSION", version)
             if line not in self.read(name).splitlines():
                 raise SystemExit(f"{name}: no line {line!r} (scripts/release.py prepare {version})")
         section = rf"^## {re.escape(version)} \((?P<day>[^)\n]*)\)$(?P<notes>.*?)(?=^## |\Z)"

@@ -56,7 +56,7 @@ def test_all_files_here_name_one_version(release: Any) -> None:
     files = release.Files(CLONE)
     version = re.search(r'__version__ = "(.*)"', files.read("src/proxfield/_version.py"))[1]
     for name, line in release.LINES.items():
-        assert line.format(version=version) in files.read(name).splitlines(), name
+        assert line.replace("VERSION", version) in files.read(name).splitlines(), name
     assert re.search(rf"^## {re.escape(version)} \(", files.read("CHANGELOG.md"), re.MULTILINE)
 
 
@@ -66,6 +66,7 @@ def test_all_files_here_name_one_version(release: Any) -> None:
         ("src/proxfield/_version.py", "9.8.7", "9.8.6", r"_version.py: no line"),
         ("CITATION.cff", "version: 9.8.7", "version: 9.8.70", r"CITATION.cff: no line 'version"),
         ("CITATION.cff", "-03", "-04", r"CITATION.cff: no line 'date-released"),
+        ("docs/project/citing.md", "{9.8.7}", "{9.8.6}", r"citing.md: no line"),
         ("recipe/recipe.yaml", "9.8.7", "9.8.6", r"recipe.yaml: no line"),
         ("CHANGELOG.md", "2031-02-03", "unreleased", r"9.8.7 has no date but 'unreleased'"),
         ("CHANGELOG.md", "## 9.8.7 ", "## 9.8.8 ", r"no section 9.8.7"),
