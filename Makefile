@@ -32,7 +32,7 @@ DOCS_STAMP := $(DOCS_VENV)/.installed
 PACKAGE_VENV ?= .venv-package
 PACKAGE_STAMP := $(PACKAGE_VENV)/.installed
 JOBS ?= 2
-PYTHON_SOURCES := src tests benchmarks examples scripts docs/conf.py docs/_extensions
+PYTHON_SOURCES := src tests benchmarks examples scripts docs/conf.py docs/publish.py docs/_extensions
 # one file or more of every part of the package, few of those that compile much
 SMOKE := tests/test_result.py::test_labels_are_the_most_probable_ones \
 	tests/bench/test_bench_report.py tests/cli/test_cli_errors.py tests/compat/test_compat_utils.py \

@@ -21,6 +21,7 @@ copyright = author
 release = _metadata["Version"]
 version = ".".join(release.split(".")[:2])
 repository_url = _urls["Repository"]  # pyproject.toml, [project.urls]: the one place that decides
+published_version = os.environ.get("DOCS_VERSION")  # the folder of a published site
 repository_ref = os.environ.get("DOCS_REF", "main")  # the branch or tag that pages link to
 
 # Sphinx ------------------------------------------------------------------------------------------
@@ -91,6 +92,12 @@ html_css_files = ["proxfield.css"]
 html_favicon = "_static/logo.svg"
 html_show_sourcelink = False
 html_copy_source = False
+html_baseurl = f"{_urls['Documentation']}/{published_version}/" if published_version else ""
+
+# External links (`make docs-links`) are checked by a weekly workflow.
+linkcheck_anchors_ignore_for_url = [r"https://github\.com/.*"]  # anchors made by scripts
+linkcheck_timeout = 20
+linkcheck_retries = 2
 html_theme_options = {
     "logo": {
         "text": "proxfield",
@@ -102,11 +109,11 @@ html_theme_options = {
     "icon_links": [
         {"name": "Repository", "url": repository_url, "icon": "fa-brands fa-github"},
     ],
-    # A published site is a folder per version; DOCS_VERSION is that folder's name. Elsewhere the
-    # list of versions is this build's own copy, so that no page asks the network for anything.
+    # A published site has a folder per version (docs/publish.py), named by DOCS_VERSION, and a list
+    # of them above. Other builds have a list of their own, so that no page asks the network for it.
     "switcher": {
-        "json_url": os.environ.get("DOCS_SWITCHER", "_static/switcher.json"),
-        "version_match": os.environ.get("DOCS_VERSION", release),
+        "json_url": "../switcher.json" if published_version else "_static/switcher.json",
+        "version_match": published_version or "dev",
     },
     "check_switcher": False,
     "show_prev_next": True,

@@ -1,7 +1,7 @@
 """Cross-references by other names than the public one.
 
-The reference documents `proxfield.Field`. Annotations name `proxfield.field.Field`, by the module in
-which the class is written, and docstrings of other modules just `Field`. All link to the same page.
+The reference documents `proxfield.Field`. Annotations name `proxfield.field.Field`, by the module
+in which the class is written, and docstrings elsewhere just `Field`. All link to the same page.
 """
 
 from __future__ import annotations
