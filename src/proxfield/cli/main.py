@@ -26,6 +26,7 @@ COMMANDS = {
     "map": "Search for the most probable labelling (MAP).",
     "compare": "Run several rules on one model; print a table and draw a picture.",
     "refine": "Refine segmentations of images by a dense CRF.",
+    "studio": "Refine one image on a local page, with sliders.",
     "tune": "Choose the settings of a dense CRF on images with known labels.",
     "fit": "Learn to complete label images, from examples.",
     "inpaint": "Complete the hidden part of label images.",

@@ -57,22 +57,7 @@ array_options = stack(
 )
 """How arrays of probabilities and images are laid out."""
 
-input_options = stack(
-    click.argument("images", metavar="IMAGE...", nargs=-1, required=True),
-    click.option(
-        "--probs",
-        metavar="PATH",
-        help="Probabilities (.npy, .npz, NIfTI, GeoTIFF; a gray picture is a mask) of one image, "
-        "or a folder of files named like the images.",
-    ),
-    click.option(
-        "--logits",
-        metavar="PATH",
-        help="Scores of a network, before the softmax, instead.",
-    ),
-    click.option(
-        "--labels", metavar="PATH", help="Label maps (.png, .npy) instead, a file or a folder."
-    ),
+map_options = stack(
     click.option(
         "--confidence",
         metavar="P",
@@ -94,6 +79,26 @@ input_options = stack(
         help="A label of pixels that keep it in the result.  [default: 255, if there are fewer "
         "labels]",
     ),
+)
+"""How label maps are read."""
+
+input_options = stack(
+    click.argument("images", metavar="IMAGE...", nargs=-1, required=True),
+    click.option(
+        "--probs",
+        metavar="PATH",
+        help="Probabilities (.npy, .npz, NIfTI, GeoTIFF; a gray picture is a mask) of one image, "
+        "or a folder of files named like the images.",
+    ),
+    click.option(
+        "--logits",
+        metavar="PATH",
+        help="Scores of a network, before the softmax, instead.",
+    ),
+    click.option(
+        "--labels", metavar="PATH", help="Label maps (.png, .npy) instead, a file or a folder."
+    ),
+    map_options,
     click.option(
         "--scribbles",
         metavar="PATH",

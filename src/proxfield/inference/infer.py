@@ -34,7 +34,7 @@ def infer(
     *,
     init: Start = "uniform",
     max_iters: int | None = None,
-    tol: float = 1e-6,
+    tol: float | None = 1e-6,
     budget: float | None = None,
     callback: Callback | None = None,
     seed: int = 0,
@@ -59,7 +59,8 @@ def infer(
         max_iters: Maximum number of updates (sweeps, for sweep and colored). By default
             unlimited if there is a budget, else the rule's default (1000 for most).
         tol: Stop at a fixed point: where no entry of softmax(−g(q)) differs from q by more. In
-            float32, what its rounding of energies causes is added.
+            float32, what its rounding of energies causes is added. None: test nothing and make
+            ``max_iters`` updates, as published dense CRFs do.
         budget: Time budget in seconds, excluding what `Result.setup_seconds` holds: building,
             loading, compilation, and F of the start. What isn't expected to end in time is not
             begun, so a budget shorter than an iteration returns the start; a sweep may be cut.

@@ -31,6 +31,8 @@ from proxfield.rules.session import Problem
 
 UNLIMITED = 2**62
 MAX_THREADS = 2**15
+NEVER = -1.0
+"""A tolerance that no change of q is below: nothing is tested for being a fixed point."""
 CURVATURE_SHARE = 0.2
 """Of the budget, for finding λ; where that isn't enough the bound from the tables serves."""
 
@@ -73,7 +75,7 @@ class Request:
         rest.update(
             max_iters=as_int(rest["max_iters"], UNLIMITED),
             threads=as_int(rest["threads"], MAX_THREADS),
-            tol=float(rest["tol"]),
+            tol=NEVER if rest["tol"] is None else float(rest["tol"]),
             budget=as_budget(rest["budget"]),
         )
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
@@ -205,7 +207,7 @@ def check_limits(max_iters: Any, tol: Any, budget: Any, threads: Any) -> None:
     """Raise `InputError` for limits that make no sense."""
     if max_iters is not None and not (is_whole(max_iters) and max_iters >= 0):
         raise InputError(f"max_iters={shown(max_iters)}, expected a whole number, 0 or more")
-    if not is_real(tol) or not tol >= 0:
+    if tol is not None and not (is_real(tol) and tol >= 0):
         raise InputError(f"tol={shown(tol)}, expected a number, 0 or more")
     if budget is not None and not (is_real(budget) and budget > 0):
         raise InputError(f"budget={shown(budget)}, expected seconds above 0")

@@ -1,0 +1,331 @@
+"""One tab's work: inputs, settings and scribbles in; labels, F and mean IoU out. No page here.
+
+A change of settings is answered in two stages where the image is large: first on every k-th pixel
+along both axes, then on all of them. Filters are kept, so that a new weight, rule or number of
+iterations needs none to be built.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.common.arrays import Pixels
+from proxfield.common.records import Record
+from proxfield.errors import InputError
+from proxfield.images.densecrf import DenseCRF
+from proxfield.images.known import flags_of
+from proxfield.images.metrics import UNLABELLED, count_regions, mean_iou, read_truth
+from proxfield.images.presets import DEFAULT_PRESET, settings_of
+from proxfield.inference.history import Progress
+from proxfield.studio.inputs import Inputs
+from proxfield.studio.strokes import Stroke, draw
+from proxfield.terms.gaussian import Gaussian
+from proxfield.terms.unary import Unary
+
+MAX_ENTRIES = 2**26
+"""Maximum number of pixels times labels."""
+IGNORED_TRUTH = (255,)
+"""True labels that stand for unknown, as for ``proxfield tune``."""
+PREVIEW_SECONDS = 0.2
+"""A computation that is expected to take longer is preceded by a preview, which takes less."""
+PREVIEW_STEPS = (1, 2, 3, 4, 6, 8)
+"""A preview has every so manieth pixel."""
+FILTER_SECONDS, UPDATE_SECONDS = 6e-7, 1.2e-8
+"""First guesses: of building a filter, per pixel; of an update, per pixel and label."""
+TERMS = ("spatial", "bilateral")
+MODEL_KEYS = ("filter", "compatibility", "normalization", "self_message")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to compute: a copy of a session's state, so that the page may change that meanwhile.
+
+    Attributes:
+        settings: All settings of a dense CRF.
+        rule: The name of a rule.
+        scribbles: Labels of known pixels, 255 elsewhere; None without.  # (height, width)
+        step: Every so manieth pixel along each axis.
+    """
+
+    settings: Record
+    rule: str
+    scribbles: NDArray[np.int64] | None = None
+    step: int = 1
+
+    def at(self, step: int) -> Job:
+        """The same job on fewer or more pixels."""
+        return replace(self, step=step)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job gives.
+
+    Attributes:
+        job: The job.
+        labels: The most probable labels; ignored pixels have their value.  # (height, width)
+        free_energy: F after each update, the start first.
+        status: Why the iteration ended.
+        iterations: Updates made.
+        seconds: Wall time.
+        changed: Share of the pixels whose label differs from the classifier's.
+        iou: Mean IoU with the truth; None without one.
+    """
+
+    job: Job
+    labels: NDArray[np.int64]
+    free_energy: NDArray[np.float64]
+    status: str
+    iterations: int
+    seconds: float
+    changed: float
+    iou: float | None
+
+
+class Session:
+    """Inputs, settings and scribbles of one tab.
+
+    Args:
+        inputs: An image and what is known about its pixels.
+        preset: The name of a preset or settings to begin with.
+        rule: The name of a rule.
+
+    Raises:
+        InputError: If the inputs don't fit together or the image isn't flat.
+
+    Example:
+        >>> from proxfield.studio.inputs import demo_inputs
+        >>> session = Session(demo_inputs(), "krahenbuehl")
+        >>> outcome = session.compute(session.job(step=4))
+        >>> outcome.iou > session.iou
+        True
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        preset: str | Mapping[str, object] = DEFAULT_PRESET,
+        rule: str = "fixed",
+    ) -> None:
+        self.inputs = inputs
+        self.settings = {"filter": "auto", **settings_of(preset)}
+        self.rule = rule
+        self.strokes: list[Stroke] = []
+        self._drawn: tuple[tuple[Stroke, ...], NDArray[np.int64] | None] | None = None
+        base = inputs.make_field(spatial_weight=0.0, bilateral_weight=0.0)
+        if len(base.pixels) != 2:
+            raise InputError(
+                f"the studio shows flat images, not {len(base.pixels)} axes; use proxfield refine"
+            )
+        self.shape: tuple[int, int] = (base.pixels[0], base.pixels[1])
+        self.n_labels = base.n_labels
+        if base.n_vars * self.n_labels > MAX_ENTRIES:
+            raise InputError(
+                f"{base.n_vars} pixels with {self.n_labels} labels are too many for the studio, "
+                f"expected at most {MAX_ENTRIES} in all; use proxfield refine"
+            )
+        unary = base.terms[0]
+        assert isinstance(unary, Unary)
+        self.energies = np.asarray(unary.energies, dtype=np.float32).reshape(*self.shape, -1)
+        self.labels = self.energies.argmin(axis=-1)
+        """The classifier's labels; ignored pixels have their value.  # (height, width)"""
+        self.ignored: Pixels = np.zeros(self.shape, dtype=bool)
+        """Pixels that are left as they are.  # (height, width)"""
+        if base.ignored is not None:
+            self.ignored = flags_of(base.ignored[1], base.n_vars).reshape(self.shape)
+            self.labels[self.ignored] = base.ignored[0]
+        self.truth: NDArray[np.int64] | None = None
+        if inputs.truth is not None:
+            try:
+                truth = read_truth(inputs.truth, self.shape, self.n_labels, IGNORED_TRUTH)
+            except InputError as error:
+                raise InputError(error.message, path=inputs.truth_name) from None
+            truth[self.ignored] = UNLABELLED
+            self.truth = truth
+        self.scribbles  # noqa: B018 (those of a file are checked here)
+        if inputs.scribbles is not None:
+            inputs.make_field(scribbles=inputs.scribbles, spatial_weight=0.0, bilateral_weight=0.0)
+        self.iou = self._iou(self.labels, 1)
+        """Mean IoU of the classifier's labels; None without a truth."""
+        self._terms: dict[tuple[int, str], tuple[str, Gaussian]] = {}
+        self._build_pace, self._update_pace = FILTER_SECONDS, UPDATE_SECONDS
+        self._busy = threading.Lock()
+
+    @cached_property
+    def channels(self) -> Pixels:
+        """The image with its channels last.  # (height, width, channels)"""
+        image = self.inputs.image
+        if image.ndim == 2:
+            return image[..., None]
+        axis = self.inputs.build.get("channel_axis", "auto")
+        first = image.shape[:2] != self.shape if axis == "auto" else axis == 0
+        return np.moveaxis(image, 0, -1) if first else image
+
+    @property
+    def scribbles(self) -> NDArray[np.int64] | None:
+        """Labels of known pixels; None if there are none.  # (height, width)"""
+        base = self.inputs.scribbles
+        if base is not None and base.shape != self.shape:
+            raise InputError(
+                f"scribbles of shape {base.shape}, expected {self.shape}, as the image"
+            )
+        if self._drawn is None or self._drawn[0] != tuple(self.strokes):
+            self._drawn = tuple(self.strokes), draw(self.strokes, self.shape, base)
+        return self._drawn[1]
+
+    def job(self, step: int = 1) -> Job:
+        """What to compute for the present state."""
+        return Job(dict(self.settings), self.rule, self.scribbles, step)
+
+    # ---- computing ----
+
+    def steps(self, job: Job) -> tuple[int, ...]:
+        """The stages of a job: one for all pixels, before it a preview if that takes long."""
+        for step in PREVIEW_STEPS:
+            if self._expected(job, step) <= PREVIEW_SECONDS:
+                break
+        return (1,) if step == 1 else (step, 1)
+
+    def _expected(self, job: Job, step: int) -> float:
+        """Seconds that a job is expected to take."""
+        pixels = self.labels[::step, ::step].size
+        missing = sum(self._kept(job.settings, step, kind) is None for kind in _used(job.settings))
+        updates = pixels * self.n_labels * max(1, int(job.settings["max_iters"]))
+        return float(missing * pixels * self._build_pace + updates * self._update_pace)
+
+    def compute(
+        self,
+        job: Job,
+        stop: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, float], object] | None = None,
+    ) -> Outcome | None:
+        """Do a job; it may run in any thread.
+
+        Args:
+            job: What to do.
+            stop: Asked now and then; True gives the job up.
+            progress: Called now and then with the iteration and F.
+
+        Returns:
+            The outcome; None if it was given up.
+        """
+
+        def look(seen: Progress) -> bool:
+            if progress is not None and np.isfinite(seen.free_energy):
+                progress(seen.iteration, seen.free_energy)
+            return stop()
+
+        with self._busy:
+            if stop():
+                return None
+            begun = time.perf_counter()
+            crf = self._field(job)
+            built = time.perf_counter()
+            result = crf.infer(
+                job.rule, max_iters=int(job.settings["max_iters"]), tol=None, callback=look
+            )
+            ended = time.perf_counter()
+        if stop():
+            return None
+        self._learn_pace("_update_pace", ended - built, result.q.size * max(1, result.iterations))
+        ignored = self.ignored[:: job.step, :: job.step]
+        before = self.labels[:: job.step, :: job.step]
+        labels = np.where(ignored, before, np.asarray(result.labels))
+        return Outcome(
+            job,
+            labels,
+            result.trace.free_energy,
+            result.status.label,
+            result.iterations,
+            time.perf_counter() - begun,
+            float((labels != before).mean()),
+            self._iou(labels, job.step),
+        )
+
+    def _field(self, job: Job) -> DenseCRF:
+        """The field of a job, with filters that are there already where they fit."""
+        energies = self._at(self.energies, job.step)
+        scribbles = None if job.scribbles is None else self._at(job.scribbles, job.step)
+        crf = DenseCRF(
+            None, energies=energies, labels_axis=-1, scribbles=scribbles, spatial_weight=0.0
+        )
+        for kind in _used(job.settings):
+            crf.add(self._term(job, kind).reweighted(job.settings[f"{kind}_weight"]))
+        return crf
+
+    def _term(self, job: Job, kind: str) -> Gaussian:
+        """A Gaussian term of weight 1, whose filter serves all weights."""
+        kept = self._kept(job.settings, job.step, kind)
+        if kept is not None:
+            return kept
+        if job.step > 1:  # one preview is enough
+            self._terms = {k: v for k, v in self._terms.items() if k[0] in (1, job.step)}
+        begun = time.perf_counter()
+        weights = {f"{other}_weight": float(other == kind) for other in TERMS}
+        crf = DenseCRF(
+            self._at(self.channels, job.step) if kind == "bilateral" else None,
+            energies=self._at(self.energies, job.step),
+            labels_axis=-1,
+            channel_axis=-1,
+            spacing=float(job.step),
+            preset={**job.settings, **weights},
+        )
+        term = crf.terms[-1]
+        assert isinstance(term, Gaussian)
+        term.operator  # noqa: B018 (built here, to be timed)
+        self._terms[job.step, kind] = (_key(job.settings, kind), term)
+        self._learn_pace("_build_pace", time.perf_counter() - begun, crf.n_vars)
+        return term
+
+    def _kept(self, settings: Record, step: int, kind: str) -> Gaussian | None:
+        key, term = self._terms.get((step, kind), ("", None))
+        return term if key == _key(settings, kind) else None
+
+    def _learn_pace(self, name: str, seconds: float, work: int) -> None:
+        """Expect the next computation to be as fast as the last ones."""
+        setattr(self, name, 0.5 * getattr(self, name) + 0.5 * seconds / max(1, work))
+
+    @staticmethod
+    def _at(values: Pixels, step: int) -> Pixels:
+        return values if step == 1 else np.ascontiguousarray(values[::step, ::step])
+
+    def _iou(self, labels: NDArray[np.int64], step: int) -> float | None:
+        if self.truth is None:
+            return None
+        return mean_iou(count_regions(self.truth[::step, ::step], labels, self.n_labels))
+
+
+def _used(settings: Record) -> Sequence[str]:
+    return [kind for kind in TERMS if settings[f"{kind}_weight"] != 0]
+
+
+def _key(settings: Record, kind: str) -> str:
+    """What a filter depends on."""
+    names = ["spatial_sigma"]
+    if kind == "bilateral":
+        names = ["bilateral_sigma", "bilateral_color", "color_range"]
+    return json.dumps([settings.get(name) for name in (*names, *MODEL_KEYS)])
+
+
+def warm_up() -> None:
+    """Compile or load what sessions need, on small images."""
+    rng = np.random.default_rng(0)
+    for n_labels in (2, 3):
+        image = rng.integers(0, 255, (64, 64, 3)).astype(np.uint8)
+        p = rng.dirichlet(np.ones(n_labels), (64, 64)).astype(np.float32)
+        session = Session(Inputs(image, p))
+        session.compute(replace(session.job(), scribbles=_one_stroke()))
+
+
+def _one_stroke() -> NDArray[np.int64]:
+    out = np.full((64, 64), 255)
+    out[3, 3:9] = 1
+    return out
