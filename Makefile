@@ -142,4 +142,4 @@ format: $(STAMP)
 	$(BIN)/ruff format $(PYTHON_SOURCES)
 
 clean:
-	rm -rf $(VENV) $(OLDEST_VENV) $(GPU_VENV) $(DOCS_VENV) $(PACKAGE_VENV) docs/_build out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) $(GPU_VENV) $(DOCS_VENV) $(PACKAGE_VENV) docs/_build out build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*
