@@ -2,8 +2,8 @@
 
     python docs/publish.py docs/_build/html site v0.1.0
 
-The site has a folder per minor version (`0.1`) and `dev`. Its front page leads to the newest version,
-and `switcher.json`, which the pages of all versions load, lists them.
+The site has a folder per minor version (`0.1`) and `dev`. Its front page leads to the newest
+version, and `switcher.json`, which the pages of all versions load, lists them.
 """
 
 from __future__ import annotations
