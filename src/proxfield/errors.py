@@ -136,6 +136,10 @@ class GradientWarning(RuntimeWarning):
     """A gradient was not computed in the requested way; the message says how it was."""
 
 
+class InputWarning(UserWarning):
+    """An input that can be used but is likely not what was meant; the message says what to do."""
+
+
 def refuse_keywords(
     function: str, given: Mapping[str, object], renamed: Mapping[str, str] = MappingProxyType({})
 ) -> None:

@@ -199,7 +199,7 @@ def test_operators_are_well_formed(device: str) -> None:
         ((4,), (4, 2), {"sigma": torch.ones(3)}, "one per feature"),
         ((4,), (4, 2), {"filter": "fast"}, "unknown filter"),
         ((4,), (4, 2), {"at": torch.ones(3, 3)}, "as the features"),
-        ((4,), (4, 2), {"at": [[0.0, 0.0]]}, "at must be a floating-point tensor"),
+        ((4,), (4, 2), {"at": [[0.0, 0.0]]}, "at is of type list, expected a torch.Tensor"),
     ],
 )
 def test_messages(v: Any, f: Any, options: Any, what: str) -> None:

@@ -275,7 +275,7 @@ def test_operator_is_well_formed(device: str) -> None:
     size = torch.full((2, 1, 1), 0.8, **make).requires_grad_()
     for keep_every, implicit_tol in ((1, -1.0), (2, -1.0), (0, 1e-2)):
         limits = (keep_every, True, implicit_tol, 1e-10, 50)
-        given = (u, f, table, size, "symmetric", True, "exact", 50, 1e-4, *limits)
+        given = (u, f, table, size, "symmetric", True, "exact", 50, 1e-4, *limits, True, [5])
         torch.library.opcheck(torch.ops.proxfield.dense_energies, given)
 
 
@@ -359,7 +359,7 @@ def test_inputs_are_checked() -> None:
         ((image, logits), {"energies": logits}, "one of them"),
         ((image, logits[:, :2]), {}, "expected"),
         ((None, logits), {}, "needs an image"),
-        ((image[..., :3], logits), {}, "channels of shape"),
+        ((image[..., :3], logits), {}, "image of shape"),
     ):
         with pytest.raises(InputError, match=what):
             layer(*args, **kwargs)

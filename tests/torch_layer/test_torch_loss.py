@@ -205,7 +205,7 @@ def test_bad_input() -> None:
         (lambda: layer(image), "probabilities or logits, one of them"),
         (lambda: layer(image, logits, logits=logits), "one of them"),
         (lambda: layer(None, logits), "needs an image"),
-        (lambda: layer(image[:, :, 1:], logits), "bilateral channels of shape"),
+        (lambda: layer(image[:, :, 1:], logits), "image of shape"),
         (lambda: layer(image, logits[0, 0]), "expected .images, labels"),
         (lambda: layer(image, logits, ignore=torch.zeros(2, 5)), "ignore of shape"),
     ):

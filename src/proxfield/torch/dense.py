@@ -12,8 +12,8 @@ from typing import Any
 from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import AutogradContext, Tensor
+from proxfield.errors import InputError, UnsupportedError
 from proxfield.filters.bounds import product_range
-from proxfield.filters.torch.filter import define, nothing_saved, plain_precision, refuse
 from proxfield.filters.torch.operator import (
     FeatureGradient,
     Operator,
@@ -21,6 +21,8 @@ from proxfield.filters.torch.operator import (
     differentiable,
     eigenvalue_range,
 )
+from proxfield.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
+from proxfield.torch.finite import DIVERGED, require_features, require_marginals
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
     adjoint,
@@ -48,6 +50,8 @@ def dense_energies(
     implicit_tol: float = IMPLICIT_TOL,
     adjoint_tol: float | None = None,
     adjoint_max_iters: int = 50,
+    check: bool = True,
+    pixels: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """θ after updates θ ← θ − step (θ − g(softmax(−θ))) with g(q) = U + Σ_t A_t q M_t.
 
@@ -75,6 +79,8 @@ def dense_energies(
         adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5, on a GPU 1e-4
             (float64: 1e-10).
         adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
+        check: Raise if a pixel has no marginals, since an input holds NaN for example.
+        pixels: Shape of an image, for that message.
 
     Returns:
         θ after the last update, and a tensor of two numbers on the CPU: updates made, change by
@@ -87,10 +93,11 @@ def dense_energies(
     given = (unary, tables, *features)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     size = step_sizes(unary, features, tables, normalization, self_message, filter, step)
-    theta, facts, _ = torch.ops.proxfield.dense_energies(
+    theta, facts, _ = ENERGIES(
         unary, features, tables, size, normalization, self_message, filter, max_iters, tol,
         keep_every if learns and gradient == "exact" else 0, torch.compiler.is_compiling(),
         implicit_tol if gradient == "implicit" else -1.0, adjoint_tol, adjoint_max_iters,
+        check, list(pixels),
     )  # fmt: skip
     return theta, facts
 
@@ -107,10 +114,18 @@ def unrolled_energies(
     max_iters: int = 10,
 ) -> Tensor:
     """The same updates in operations that autograd records: for comparison."""
-    operators = [differentiable(f, normalization, self_message, filter) for f in features]
     size = step_sizes(unary, features, tables, normalization, self_message, filter, step)
+    with plain_precision(unary):
+        operators = [differentiable(f, normalization, self_message, filter) for f in features]
+        return _updated(unary, operators, tables, size, max_iters)
+
+
+def _updated(
+    unary: Tensor, operators: Sequence[Operator], tables: Tensor, size: Tensor, updates: int
+) -> Tensor:
+    """θ after this many updates from θ = U."""
     theta = unary
-    for _ in range(max_iters):
+    for _ in range(updates):
         theta = moved(theta, _gradient(unary, operators, tables, softmax(theta)), size)
     return theta
 
@@ -129,7 +144,10 @@ def step_sizes(
         return unary.new_full((1, 1, 1), step)
     with plain_precision(unary):
         ranges = [eigenvalue_range(f, normalization, self_message, filter) for f in features]
-        return certified_step(curvature(ranges, tables, len(unary)))
+        try:
+            return certified_step(curvature(ranges, tables, unary.shape[0]))
+        except torch.linalg.LinAlgError:  # eigenvalues of NaN
+            raise InputError(DIVERGED) from None
 
 
 def _gradient(unary: Tensor, operators: Sequence[Operator], tables: Tensor, q: Tensor) -> Tensor:
@@ -163,14 +181,24 @@ def curvature(ranges: list[tuple[Tensor, Tensor]], tables: Tensor, images: int) 
 def _energies(
     unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, normalization: str,
     self_message: bool, filter: str, max_iters: int, tol: float, keep_every: int, fixed_count: bool,
-    *others: float,
+    implicit_tol: float, adjoint_tol: float, adjoint_max_iters: int, check: bool, pixels: list[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    if not unary.numel():
+        facts = torch.zeros(2, dtype=torch.float64)
+        kept = [torch.zeros_like(unary) for _ in range(_most(max_iters, keep_every))]
+        return unary.clone(), facts, kept
     with plain_precision(unary):
-        operators = [PlannedOperator(f, normalization, self_message, filter) for f in features]
+        try:
+            operators = [PlannedOperator(f, normalization, self_message, filter) for f in features]
+        except InputError:  # of a lattice, which doesn't know of images
+            require_features(features, pixels)
+            raise
         found = fixed_point(
             lambda q: _gradient(unary, operators, tables, q), unary, size, max_iters, tol,
             keep_every,
         )  # fmt: skip
+        if check:
+            require_marginals(found.q, unary, features, tables, pixels)
         facts = torch.tensor([found.iterations, found.change], dtype=torch.float64)
         kept = found.kept
         if fixed_count:  # compiled graphs need shapes that don't depend on when it stopped
@@ -186,7 +214,7 @@ def _most(max_iters: int, keep_every: int) -> int:
 
 def _energies_shape(
     unary: Tensor, features: list[Tensor], tables: Tensor, size: Tensor, normalization: str,
-    self_message: bool, filter: str, max_iters: int, tol: float, keep_every: int, *others: float,
+    self_message: bool, filter: str, max_iters: int, tol: float, keep_every: int, *others: object,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     kept = [unary.new_empty(unary.shape) for _ in range(_most(max_iters, keep_every))]
     return unary.new_empty(unary.shape), unary.new_empty(2, dtype=torch.float64, device="cpu"), kept
@@ -196,9 +224,10 @@ def _context(
     ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, list[Tensor]]
 ) -> None:
     unary, features, tables, size, normalization, self_message, filter, *rest = inputs
-    _, _, every, _, *limits = rest
+    _, _, every, _, *limits, _, _ = rest
     theta, facts, kept = output
     ctx.save_for_backward(unary, tables, size, theta, facts, *features, *kept)
+    ctx.save_for_forward(unary, tables, size, theta, facts, *features, *kept)
     ctx.terms = len(features)
     ctx.options = (normalization, self_message, filter, every, *limits)
     ctx.mark_non_differentiable(facts, *kept)
@@ -212,7 +241,7 @@ def _backward(ctx: AutogradContext, grad: Tensor | None, *_: Tensor) -> tuple[ob
     learns = any(wanted[1]) if isinstance(wanted[1], (list, tuple)) else bool(wanted[1])
     if grad is None:
         grad = torch.zeros_like(theta)
-    to_unary, to_features, to_tables, to_size = torch.ops.proxfield.dense_adjoint(
+    to_unary, to_features, to_tables, to_size = ADJOINT(
         grad,
         theta,
         facts,
@@ -226,7 +255,37 @@ def _backward(ctx: AutogradContext, grad: Tensor | None, *_: Tensor) -> tuple[ob
         bool(wanted[3]),
     )
     given = to_features if learns else [None] * len(features)
-    return (to_unary, given, to_tables, to_size, *[None] * 10)
+    return (to_unary, given, to_tables, to_size, *[None] * 12)
+
+
+def _jvp(
+    ctx: AutogradContext, unary: Tensor | None, features: list[Tensor | None],
+    tables: Tensor | None, size: Tensor | None, *_: None,
+) -> tuple[Tensor, None, list[None]]:  # fmt: skip
+    """Derivatives of the updates made, forward, in operations that have them."""
+    u, m, s, theta, facts, *rest = ctx.saved_tensors
+    primals = (u, m, s, *rest[: ctx.terms])
+    given = (unary, tables, size, *features)
+    tangents = tuple(
+        torch.zeros_like(x) if t is None else t for x, t in zip(primals, given, strict=True)
+    )
+    normalization, self_message, filter, *_rest = ctx.options
+
+    def run(u: Tensor, m: Tensor, s: Tensor, *f: Tensor) -> Tensor:
+        operators = [differentiable(x, normalization, self_message, filter) for x in f]
+        return _updated(u, operators, m, s, int(facts[0]))
+
+    with plain_precision(theta):
+        try:
+            _, out = torch.func.jvp(run, primals, tangents)
+        except RuntimeError as error:
+            if "Nested forward mode" not in str(error):
+                raise
+            raise UnsupportedError(
+                "no derivatives forward under torch.autograd.forward_ad; use torch.func.jvp, or "
+                'gradient="unrolled"'
+            ) from error
+    return out, None, [None] * (len(rest) - ctx.terms)
 
 
 def _adjoint(
@@ -235,6 +294,10 @@ def _adjoint(
     filter: str, keep_every: int, implicit_tol: float, adjoint_tol: float, adjoint_max_iters: int,
     learns: bool, sized: bool,
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:  # fmt: skip
+    if not theta.numel():
+        none = (torch.zeros_like(x) for x in (unary, tables, size))
+        to_unary, to_tables, to_size = none
+        return to_unary, [torch.zeros_like(f) for f in features], to_tables, to_size
     with plain_precision(theta):
         operators = [PlannedOperator(f, normalization, self_message, filter) for f in features]
         grad = torch.where(torch.isinf(theta), torch.zeros_like(grad), grad)
@@ -336,20 +399,29 @@ def _adjoint_shape(
     )
 
 
-if torch is not None and hasattr(torch.library, "custom_op"):
-    define(
-        "dense_energies",
-        "(Tensor unary, Tensor[] features, Tensor tables, Tensor size, str normalization, "
-        "bool self_message, str filter, int max_iters, float tol, int keep_every, "
-        "bool fixed_count, float implicit_tol, float adjoint_tol, int adjoint_max_iters) "
-        "-> (Tensor, Tensor, Tensor[])",
-        _energies, _energies_shape, _context, _backward,
-    )  # fmt: skip
-    define(
-        "dense_adjoint",
-        "(Tensor grad, Tensor theta, Tensor facts, Tensor[] kept, Tensor unary, "
-        "Tensor[] features, Tensor tables, Tensor size, str normalization, bool self_message, "
-        "str filter, int keep_every, float implicit_tol, float adjoint_tol, int adjoint_max_iters, "
-        "bool learns, bool sized) -> (Tensor, Tensor[], Tensor, Tensor)",
-        _adjoint, _adjoint_shape, nothing_saved, refuse,
-    )  # fmt: skip
+def _repeated(args: list[Any]) -> list[Any]:
+    """Calls whose results are stacked keep equally many θ."""
+    args[FIXED_COUNT] = True
+    return args
+
+
+FIXED_COUNT = 10
+"""The argument of ``dense_energies`` that says to keep as many θ as all updates need."""
+
+ENERGIES = Op(
+    "dense_energies",
+    "(Tensor unary, Tensor[] features, Tensor tables, Tensor size, str normalization, "
+    "bool self_message, str filter, int max_iters, float tol, int keep_every, "
+    "bool fixed_count, float implicit_tol, float adjoint_tol, int adjoint_max_iters, "
+    "bool check, SymInt[] pixels) -> (Tensor, Tensor, Tensor[])",
+    _energies, _energies_shape, _context, _backward,
+    images=((0, 1, 3), (True, False, True)), repeated=_repeated, jvp=_jvp,
+)  # fmt: skip
+ADJOINT = Op(
+    "dense_adjoint",
+    "(Tensor grad, Tensor theta, Tensor facts, Tensor[] kept, Tensor unary, "
+    "Tensor[] features, Tensor tables, Tensor size, str normalization, bool self_message, "
+    "str filter, int keep_every, float implicit_tol, float adjoint_tol, int adjoint_max_iters, "
+    "bool learns, bool sized) -> (Tensor, Tensor[], Tensor, Tensor)",
+    _adjoint, _adjoint_shape, nothing_saved, refuse,
+)  # fmt: skip

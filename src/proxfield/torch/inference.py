@@ -15,7 +15,9 @@ from proxfield.devices.pytorch import need_torch
 from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
+from proxfield.filters.torch.checks import require_device, require_tensor
 from proxfield.filters.torch.filter import working_dtype
+from proxfield.filters.torch.ops import has_batch
 from proxfield.inference.curvature import Curvature
 from proxfield.inference.request import check_limits
 from proxfield.lowering.lowered import Lowered
@@ -25,7 +27,7 @@ from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Problem
 from proxfield.terms.base import Term
 from proxfield.torch.parameters import Parameters, TablesGiven
-from proxfield.torch.run import Run, marginals_function
+from proxfield.torch.run import UNDER_VMAP, Run, marginals_function
 
 INITS = ("uniform", "unary")
 GRADIENTS = ("exact", "implicit", "unrolled")
@@ -105,7 +107,15 @@ def infer(
         raise InputError(f"adjoint_tol={shown(adjoint_tol)}, expected a number, 0 or more")
     whole_number(adjoint_max_iters, "adjoint_max_iters", 1)
     several = [tables] if isinstance(tables, torch.Tensor) else list(tables or [])
-    given = next((x for x in (unary, weights, *several) if x is not None), None)
+    named = [("unary", unary), ("weights", weights), *(("tables", x) for x in several)]
+    named = [(name, x) for name, x in named if x is not None]
+    given = named[0][1] if named else None
+    for name, x in named:
+        require_tensor(x, name)
+        require_device(x, name, given, named[0][0])
+    batched = any(has_batch(x) for _, x in named)
+    if batched and gradient != "unrolled":
+        raise UnsupportedError(UNDER_VMAP)
     device = torch.device("cpu" if device is None else device) if given is None else given.device
     dtype = working_dtype(torch.get_default_dtype() if given is None else given.dtype)
     parameters = Parameters.read(field, weights, tables, dtype)
@@ -120,6 +130,10 @@ def infer(
             f"weights or tables for a batch of {len(numbers)} but unary energies for {len(flat)}, "
             "expected one number"
         )
+    if not batched:
+        _require_energies(flat, field)
+    if not flat.shape[0]:
+        return shape.restore(flat if numbers is None else flat + 0 * numbers.sum())
     energies = model.energy.unary + model.pad(flat)  # (B, n, labels)
     plan = _plan(chosen, model, field, seed)
     start = _start(init, energies, model, shape, dtype, device)
@@ -131,9 +145,24 @@ def infer(
         run = Run(
             model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters, tol,
             gradient == "implicit", adjoint_tol, adjoint_max_iters,
+            learns=gradient == "exact" and torch.is_grad_enabled()
+            and any(x is not None and x.requires_grad for x in (energies, numbers)),
         )  # fmt: skip
-        q = marginals_function().apply(energies, numbers, run)
+        q = marginals_function().apply(energies, numbers, run)[0]
     return shape.restore(model.expand(q))
+
+
+def _require_energies(flat: Tensor, field: Field) -> None:
+    """Raise if energies hold NaN or −inf, and name the first.  # (B, size)"""
+    for wrong, what in ((torch.isnan(flat), "NaN"), (torch.isneginf(flat), "-inf")):
+        if bool(wrong.any()):
+            item, entry = (int(i) for i in wrong.nonzero()[0])
+            starts = field.layout.offsets
+            variable = int(np.searchsorted(starts, entry, side="right")) - 1
+            raise InputError(
+                f"unary energies hold {what}, first at batch item {item}, variable {variable}, "
+                f"label {entry - int(starts[variable])} (counted from 0); expected numbers or +inf"
+            )
 
 
 def _plan(rule: Rule, model: Model, field: Field, seed: int) -> Update | Order:
@@ -247,7 +276,8 @@ class _Shape:
         """# -> (B, size)"""
         if values is None:
             return torch.zeros((1, int(np.prod(self.entries))), dtype=dtype, device=device)
-        return values.to(device, dtype).reshape(1 if self.batch is None else self.batch, -1)
+        size = int(np.prod(self.entries))
+        return values.to(device, dtype).reshape(1 if self.batch is None else self.batch, size)
 
     def restore(self, flat: Tensor) -> Tensor:
         """# (B, size) -> as it came"""

@@ -14,10 +14,20 @@ from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError, refuse_keywords
 from proxfield.filters import FILTERS
 from proxfield.filters.torch.filter import working_dtype
+from proxfield.filters.torch.ops import transforming
 from proxfield.images.pixels import COLOR_SIGMA, widths
 from proxfield.images.presets import FULL_RANGE, MODEL_SETTINGS, settings_of
 from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
+from proxfield.torch.finite import require_marginals
+from proxfield.torch.inputs import (
+    Colors,
+    channels_of,
+    check_maps,
+    one_of,
+    places_of,
+    rows,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -54,9 +64,8 @@ class DenseCRF(Module):  # type: ignore[misc]
         spatial_weight: Its weight; 0 omits the term, and there is nothing to learn (a weight that
             is to be learned starts at another number).
         bilateral_sigma: Standard deviation of the bilateral term's positions; likewise.
-        bilateral_color: Standard deviation of its colors, in the image's units; one number, or one
-            per channel. Integer images are divided by 255 first, so the default means 13 of 255
-            levels for them and for floats within 0 and 1.
+        bilateral_color: Standard deviation of its colors, where black is 0 and white is 1 (see
+            ``image_range``); one number, or one per channel. The default is 13 of 255 levels.
         bilateral_weight: Its weight; 0 omits the term.
         embedding_sigma: Standard deviation of the positions in the term over embeddings; None: the
             term uses embeddings alone.
@@ -90,6 +99,16 @@ class DenseCRF(Module):  # type: ignore[misc]
         output: "marginals", "log-marginals" (for losses: softmax of these gives the marginals, so
             they also serve as logits) or "energies" (θ; logits are −θ).
         clip: Probabilities below it count as this much.
+        image_range: Values of black and white in the image, for example (0, 255) or (-1, 1): they
+            are scaled to 0 and 1, and ``bilateral_color`` is in these units. "auto": 0 to 255 for
+            integers, 0 to 1 for floats. Values outside it give a
+            `proxfield.errors.InputWarning`, once per layer. None: values are taken as they are.
+        mean: Undo the normalization of the image: x·std + mean within ``image_range``; one number,
+            or one per channel.
+        std: See ``mean``.
+        check: Raise an error that names the first input with NaN or infinite values if a pixel has
+            no marginals, and look at the range of images. On a GPU the former waits for the updates
+            to end; with ``tol`` above 0 they wait anyway.
 
     Example:
         >>> crf = DenseCRF(21, output="log-marginals")  # doctest: +SKIP
@@ -122,17 +141,21 @@ class DenseCRF(Module):  # type: ignore[misc]
         adjoint_max_iters: int = 50,
         output: str = "marginals",
         clip: float = 1e-5,
+        image_range: str | Sequence[float] | None = "auto",
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        check: bool = True,
         **unknown: Never,
     ) -> None:
         refuse_keywords("torch.DenseCRF", unknown, RENAMED)
         need_torch()
         super().__init__()
-        _one_of("normalization", normalization, NORMALIZATIONS)
-        _one_of("filter", filter, ("auto", *FILTERS))
-        _one_of("gradient", gradient, GRADIENTS)
-        _one_of("output", output, OUTPUTS)
+        one_of("normalization", normalization, NORMALIZATIONS)
+        one_of("filter", filter, ("auto", *FILTERS))
+        one_of("gradient", gradient, GRADIENTS)
+        one_of("output", output, OUTPUTS)
         for group in learn:
-            _one_of("learn", group, LEARN)
+            one_of("learn", group, LEARN)
         if n_labels < 1 or dimensions < 1 or max_iters < 0 or not tol >= 0:
             raise InputError(
                 f"n_labels={n_labels}, dimensions={dimensions}, max_iters={max_iters}, tol={tol}: "
@@ -147,6 +170,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         self.step, self.max_iters, self.tol = step, max_iters, tol
         self.gradient, self.keep_every = gradient, keep_every
         self.output, self.clip = output, clip
+        self.colors, self.check = Colors(image_range, mean, std), check
         self.adjoint_tol, self.adjoint_max_iters = adjoint_tol, adjoint_max_iters
         terms = {
             "spatial": spatial_weight,
@@ -252,7 +276,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         if given is None:
             return None
         if isinstance(given, str):
-            _one_of("compatibility", given, ("potts", "diagonal", "full"))
+            one_of("compatibility", given, ("potts", "diagonal", "full"))
             if given == "potts":
                 return None
             same = torch.eye(self.n_labels)  # both start as Potts
@@ -301,13 +325,15 @@ class DenseCRF(Module):  # type: ignore[misc]
             if channels is None:
                 what = "an image" if name == "bilateral" else "embeddings="
                 raise InputError(f"the {name} term needs {what}; {name}_weight=0 omits it")
-            seen = channels_of(channels, pixels, like, name)
             if name == "bilateral":
+                seen = self.colors.read(channels, pixels, like, self.check)
                 seen = seen / self.log_bilateral_color.exp().to(like)
+            else:
+                seen = channels_of(channels, pixels, like, "embeddings")
             logs = self.log_bilateral_sigma if name == "bilateral" else self.log_embedding_sigma
             if logs is not None:
                 where = places / logs.exp().to(like)
-                seen = torch.cat([where.expand(len(seen), -1, -1), seen], dim=-1)
+                seen = torch.cat([where.expand(seen.shape[0], -1, -1), seen], dim=-1)
             out.append(seen)
         return out
 
@@ -344,75 +370,40 @@ class DenseCRF(Module):  # type: ignore[misc]
             "max_iters": self.max_iters,
         }
         tables = self.tables().to(table)
-        if not self.terms:  # independent pixels: θ = U is the fixed point
-            theta = table
-        elif self.gradient == "unrolled":
-            theta = unrolled_energies(table, features, tables, **options)
+        if not self.terms or self.gradient == "unrolled":
+            # without terms pixels are independent: θ = U is the fixed point
+            theta = unrolled_energies(table, features, tables, **options) if self.terms else table
+            if self.check and not (torch.compiler.is_compiling() or transforming()):
+                require_marginals(torch.softmax(-theta, -1), table, features, tables, pixels)
         else:
             theta, _ = dense_energies(
                 table, features, tables, **options, tol=self.tol,
                 gradient=self.gradient, keep_every=self.keep_every,
                 adjoint_tol=self.adjoint_tol, adjoint_max_iters=self.adjoint_max_iters,
+                check=self.check, pixels=pixels,
             )  # fmt: skip
         if self.output == "marginals":
             theta = torch.softmax(-theta, dim=-1)
         elif self.output == "log-marginals":
             theta = torch.log_softmax(-theta, dim=-1)
         # contiguous: PyTorch's losses for maps insist on it
-        return theta.transpose(1, 2).reshape(unary.shape).contiguous()
+        return theta.transpose(1, 2).unflatten(2, pixels).contiguous()
 
     def _unary(
         self, logits: Tensor | None, probabilities: Tensor | None, energies: Tensor | None
     ) -> Tensor:
-        given = [x for x in (logits, probabilities, energies) if x is not None]
+        named = {"logits": logits, "probabilities": probabilities, "energies": energies}
+        given = {name: x for name, x in named.items() if x is not None}
         if len(given) != 1:
             raise InputError("expected logits, probabilities or energies, one of them")
-        if given[0].ndim != self.dimensions + 2 or given[0].shape[1] != self.n_labels:
-            sizes = ", ".join("DHW"[-self.dimensions :]) if self.dimensions < 4 else "…"
-            raise InputError(
-                f"unaries of shape {tuple(given[0].shape)}, expected (images, {self.n_labels}, "
-                f"{sizes})"
-            )
+        for name, x in given.items():
+            check_maps(x, name, self.n_labels, self.dimensions)
         if logits is not None:
             return -logits
         return energies if probabilities is None else -probabilities.clamp(min=self.clip).log()
-
-
-def places_of(pixels: Sequence[int], like: Tensor) -> Tensor:
-    """Positions of pixels along each axis.  # (1, n, dimensions)"""
-    axes = [torch.arange(size, dtype=like.dtype, device=like.device) for size in pixels]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(1, -1, len(pixels))
-
-
-def channels_of(channels: Tensor, pixels: Sequence[int], like: Tensor, name: str) -> Tensor:
-    """Channels of images with one row per pixel, integers divided by 255.  # (B, n, c)
-
-    Args:
-        channels: # (B, c, *pixels)
-        pixels: The expected size.
-        like: Of as many images, in the type and on the device wanted.
-        name: What the channels are for, for messages.
-    """
-    if tuple(channels.shape[2:]) != tuple(pixels) or len(channels) != len(like):
-        raise InputError(
-            f"{name} channels of shape {tuple(channels.shape)} for unaries of "
-            f"{len(like)} images of {'×'.join(map(str, pixels))} pixels"
-        )
-    whole = not channels.is_floating_point()
-    return rows(channels.to(like) / 255 if whole else channels.to(like))
-
-
-def rows(maps: Tensor) -> Tensor:
-    """Maps with one row per pixel.  # (B, c, *pixels) -> (B, n, c)"""
-    return maps.flatten(2).transpose(1, 2).contiguous()
 
 
 def _lengths(logs: Tensor, unit: float = 1.0) -> float | list[float]:
     """Lengths from their logarithms: one number, or several."""
     found: list[float] = [unit * x for x in logs.detach().double().exp().tolist()]
     return found[0] if len(found) == 1 else found
-
-
-def _one_of(what: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise InputError(f"{what}={value!r}, expected one of: {', '.join(known)}")

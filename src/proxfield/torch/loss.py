@@ -11,11 +11,14 @@ from proxfield.devices.pytorch import Module, need_torch
 from proxfield.devices.tensors import AutogradContext, Tensor
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS
-from proxfield.filters.torch.filter import define, plain_precision, working_dtype
+from proxfield.filters.torch.checks import require_device, require_tensor
+from proxfield.filters.torch.filter import working_dtype
 from proxfield.filters.torch.operator import PlannedOperator
+from proxfield.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
 from proxfield.images.pixels import COLOR_SIGMA, widths
 from proxfield.terms.gaussian import NORMALIZATIONS
-from proxfield.torch.layer import _one_of, channels_of, places_of, rows
+from proxfield.torch.finite import require_finite
+from proxfield.torch.inputs import Colors, check_maps, one_of, places_of, rows
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -34,8 +37,8 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
     Args:
         bilateral_sigma: Standard deviation of the bilateral term's positions in pixels: one
             number, or one per axis.
-        bilateral_color: Standard deviation of its colors, in the image's units; one number, or one
-            per channel. Integer images are divided by 255 first.
+        bilateral_color: Standard deviation of its colors, where black is 0 and white is 1; one
+            number, or one per channel.
         bilateral_weight: Its weight; 0 omits the term.
         spatial_sigma: Standard deviation of the spatial term in pixels; as for the bilateral one.
         spatial_weight: Its weight; 0 omits the term.
@@ -45,6 +48,11 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         filter: "exact", "lattice" or "auto", as for `DenseCRF`.
         reduction: "mean": divided by the number of pixels that count, over all images; "sum"; or
             "none": the sum of each image.  # (B,)
+        image_range: Values of black and white in the image, as for `DenseCRF`.
+        mean: Undo the normalization of the image, as for `DenseCRF`.
+        std: See ``mean``.
+        check: Raise an error that names the first input with NaN or infinite values if the loss is
+            not a number, and look at the range of images; the former waits for the device.
 
     Example:
         >>> regularize = DenseCRFLoss(bilateral_color=15 / 255)  # doctest: +SKIP
@@ -65,12 +73,16 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         self_message: bool = True,
         filter: str = "auto",
         reduction: str = "mean",
+        image_range: str | Sequence[float] | None = "auto",
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        check: bool = True,
     ) -> None:
         need_torch()
         super().__init__()
-        _one_of("normalization", normalization, NORMALIZATIONS)
-        _one_of("filter", filter, ("auto", *FILTERS))
-        _one_of("reduction", reduction, REDUCTIONS)
+        one_of("normalization", normalization, NORMALIZATIONS)
+        one_of("filter", filter, ("auto", *FILTERS))
+        one_of("reduction", reduction, REDUCTIONS)
         for name, values in (
             ("bilateral_sigma", bilateral_sigma),
             ("bilateral_color", bilateral_color),
@@ -88,6 +100,7 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         self.spatial_sigma, self.spatial_weight = spatial_sigma, float(spatial_weight)
         self.normalization, self.self_message = normalization, self_message
         self.filter, self.reduction = filter, reduction
+        self.colors, self.check = Colors(image_range, mean, std), check
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
@@ -125,10 +138,7 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         if len(given) != 1:
             raise InputError("expected probabilities or logits, one of them")
         maps = given[0]
-        if maps.ndim < 3:
-            raise InputError(
-                f"probabilities of shape {tuple(maps.shape)}, expected (images, labels, *pixels)"
-            )
+        check_maps(maps, "probabilities" if logits is None else "logits", None, None)
         pixels = tuple(maps.shape[2:])
         with plain_precision(maps):
             s = rows(maps.to(working_dtype(maps.dtype)))  # (B, n, labels)
@@ -137,9 +147,9 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
             counts = 1 - _flags(ignore, "ignore", s, pixels)  # (B, n, 1)
             moves = counts * (1 - _flags(confident, "confident", s, pixels))
             features, weights = self._terms(image, pixels, s)
-            sums, _ = torch.ops.proxfield.dense_crf_loss(
+            sums, _ = LOSS(
                 s, counts, moves, features, weights, self.normalization, self.self_message,
-                self.filter, torch.is_grad_enabled() and s.requires_grad,
+                self.filter, torch.is_grad_enabled() and s.requires_grad, self.check, list(pixels),
             )  # fmt: skip
             if self.reduction == "none":
                 return sums
@@ -166,8 +176,9 @@ class DenseCRFLoss(Module):  # type: ignore[misc]
         if self.bilateral_weight != 0:
             if image is None:
                 raise InputError("the bilateral term needs an image; bilateral_weight=0 omits it")
-            seen = channels_of(image.detach(), pixels, like, "bilateral")
-            where = scaled(places, "bilateral_sigma", "axis").expand(len(seen), -1, -1)
+            require_tensor(image, "image")
+            seen = self.colors.read(image.detach(), pixels, like, self.check)
+            where = scaled(places, "bilateral_sigma", "axis").expand(seen.shape[0], -1, -1)
             colors = scaled(seen, "bilateral_color", "channel")
             features.append(torch.cat([where, colors], dim=-1))
             weights.append(self.bilateral_weight)
@@ -182,20 +193,23 @@ def _flags(mask: Tensor | None, name: str, like: Tensor, pixels: tuple[int, ...]
     """A mask as 0 and 1, one row per pixel.  # (B, *pixels) -> (B, n, 1)"""
     if mask is None:
         return like.new_zeros((*like.shape[:2], 1))
-    if tuple(mask.shape) != (len(like), *pixels):
+    require_tensor(mask, name)
+    require_device(mask, name, like, "probabilities")
+    if tuple(mask.shape) != (like.shape[0], *pixels):
         raise InputError(
-            f"{name} of shape {tuple(mask.shape)}, expected {(len(like), *pixels)}: one truth "
+            f"{name} of shape {tuple(mask.shape)}, expected {(like.shape[0], *pixels)}: one truth "
             "value per pixel"
         )
-    return (mask != 0).to(like).reshape(len(like), -1, 1)
+    return (mask != 0).to(like.dtype).flatten(1)[..., None]
 
 
-# ---- the operator ----
+# ---- the operators ----
 
 
 def _loss(
     s: Tensor, counts: Tensor, moves: Tensor, features: list[Tensor], weights: list[float],
-    normalization: str, self_message: bool, filter: str, learns: bool,
+    normalization: str, self_message: bool, filter: str, learns: bool, check: bool,
+    pixels: list[int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The sum of each image, and its derivative for S where it is asked for.
 
@@ -212,6 +226,8 @@ def _loss(
                 seen += weight * operator.apply(given)
         mine, all_of = seen[..., :-1], seen[..., -1:]
         sums = (held * (all_of - mine)).sum(dim=(1, 2))
+        if check and not bool(torch.isfinite(sums).all()):
+            require_finite(s, features, pixels)
         if not learns:
             return sums, s.new_empty(0)
         return sums, moves * (all_of - 2 * mine)
@@ -219,26 +235,58 @@ def _loss(
 
 def _loss_shape(
     s: Tensor, counts: Tensor, moves: Tensor, features: list[Tensor], weights: list[float],
-    normalization: str, self_message: bool, filter: str, learns: bool,
+    normalization: str, self_message: bool, filter: str, learns: bool, *others: object,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return s.new_empty(len(s)), s.new_empty(s.shape if learns else 0)
+    return s.new_empty(s.shape[0]), s.new_empty(s.shape if learns else 0)
 
 
 def _context(ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.terms = len(inputs[3])
+    s, counts, moves, features, *options, learns, _, _ = inputs
+    ctx.terms, ctx.learns, ctx.options = len(features), learns, options
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(output[1])
+    # transforms of torch.func may hide that S needs a gradient
+    rest = (output[1],) if learns else (counts, moves, *features)
+    ctx.save_for_backward(s, *rest)
+    ctx.save_for_forward(s, *rest)
+
+
+def _derivative(ctx: AutogradContext) -> tuple[Tensor, Tensor]:
+    """S, and the derivative for it.  # (B, n, labels) each"""
+    s, *rest = ctx.saved_tensors
+    if ctx.learns:
+        return s, rest[0]
+    counts, moves, *features = rest
+    return s, LOSS(s.detach(), counts, moves, features, *ctx.options, True, False, [])[1]
 
 
 def _backward(ctx: AutogradContext, grad: Tensor, _: Tensor) -> tuple[object, ...]:
-    (derivative,) = ctx.saved_tensors
-    return (grad[:, None, None] * derivative, None, None, [None] * ctx.terms, *[None] * 5)
+    s, derivative = _derivative(ctx)
+    return (PULL(grad, derivative, s), None, None, [None] * ctx.terms, *[None] * 7)
 
 
-if torch is not None and hasattr(torch.library, "custom_op"):
-    define(
-        "dense_crf_loss",
-        "(Tensor s, Tensor counts, Tensor moves, Tensor[] features, float[] weights, "
-        "str normalization, bool self_message, str filter, bool learns) -> (Tensor, Tensor)",
-        _loss, _loss_shape, _context, _backward,
-    )  # fmt: skip
+def _jvp(ctx: AutogradContext, change: Tensor | None, *_: object) -> tuple[Tensor, None]:
+    s, derivative = _derivative(ctx)
+    along = torch.zeros_like(s) if change is None else change
+    return (derivative * along).sum(dim=(1, 2)), None
+
+
+def _pull(grad: Tensor, derivative: Tensor, s: Tensor) -> Tensor:
+    """The gradient for S; S itself is there so that second derivatives are refused."""
+    return grad[:, None, None] * derivative
+
+
+def _pull_shape(grad: Tensor, derivative: Tensor, s: Tensor) -> Tensor:
+    return derivative.new_empty(derivative.shape)
+
+
+LOSS = Op(
+    "dense_crf_loss",
+    "(Tensor s, Tensor counts, Tensor moves, Tensor[] features, float[] weights, "
+    "str normalization, bool self_message, str filter, bool learns, bool check, SymInt[] pixels) "
+    "-> (Tensor, Tensor)",
+    _loss, _loss_shape, _context, _backward, images=((0, 1, 2, 3), (True, True)), jvp=_jvp,
+)  # fmt: skip
+PULL = Op(
+    "dense_crf_loss_pull", "(Tensor grad, Tensor derivative, Tensor s) -> Tensor",
+    _pull, _pull_shape, nothing_saved, refuse, images=((0, 1, 2), (True,)),
+)  # fmt: skip

@@ -12,6 +12,7 @@ from proxfield.backends.triton.dense_call import CallKey, Found, program_of
 from proxfield.devices.cuda import torch, triton
 from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
+from proxfield.filters.torch.checks import require_tensor
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.pixels import TOLERANCE
 from proxfield.images.presets import DEFAULT_PRESET, settings_of
@@ -64,8 +65,9 @@ def refine(image: Tensor | None, probabilities: Tensor, **options: Any) -> Refin
         >>> p = torch.softmax(network(image), 0)  # doctest: +SKIP
         >>> refine(image, p, bilateral_color=5.0).labels  # doctest: +SKIP
     """
-    if not isinstance(probabilities, torch.Tensor):
-        raise InputError(f"refine takes tensors, not {type(probabilities).__name__}")
+    require_tensor(probabilities, "probabilities")
+    if image is not None:
+        require_tensor(image, "image")
     found = _on_device(image, probabilities, options)
     return _over_host(image, probabilities, options) if found is None else found
 

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxfield.backends.torch.moves import softmax
 from proxfield.backends.torch.program import TorchProgram
 from proxfield.devices.cuda import torch, triton
 from proxfield.devices.tensors import AutogradContext, AutogradFunction, Tensor
+from proxfield.errors import UnsupportedError
+from proxfield.filters.torch.ops import refuse
 from proxfield.inference.loop import Loop
 from proxfield.rules.plan import Order, Update
 from proxfield.torch.record import Recorder, Recording, pull_back
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from proxfield.backends.triton.program import GpuProgram
     from proxfield.torch.inference import Model
 
+UNDER_VMAP = (
+    "torch.infer under torch.func.vmap: pass a batch of unary energies (B, n, labels) "
+    'instead, or use gradient="unrolled"'
+)
 
 T = TypeVar("T", bound=TorchProgram)
 
@@ -45,6 +51,10 @@ class Run:
     implicit: bool
     adjoint_tol: float
     adjoint_max_iters: int
+    learns: bool
+    """Whether to record the updates: they are to be differentiated, and exactly."""
+    made: Recording | None = None
+    """What was recorded, until autograd has it."""
 
     def record(self, energies: Tensor, weights: Tensor | None) -> Recording:
         """The updates, with the states before them."""
@@ -107,10 +117,11 @@ class Run:
         weights: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Gradients for the energies and the weights; ``made`` are the updates, if recorded."""
-        if made is None:
+        if self.implicit:
             found = self.backward_implicit(q, grad, energies, weights)
             if found is not None:
                 return found
+        if made is None:
             made = self.record(energies, weights)
         start = softmax if self.from_unary else None
         return pull_back(self.program, made, grad, energies, weights, start)
@@ -165,30 +176,81 @@ def marginals_function() -> AutogradFunction:
     """The autograd function, made when first used: torch may not be there before."""
     if not _FUNCTION:
 
+        class Gradients(torch.autograd.Function):  # type: ignore[misc]
+            """The gradient as a function of its own, which transforms call with plain tensors."""
+
+            @staticmethod
+            def forward(
+                run: Run, made: Recording | None, grad: Tensor, q: Tensor, energies: Tensor,
+                weights: Tensor | None, *kept: Tensor,
+            ) -> tuple[Tensor, ...]:  # fmt: skip
+                made = None if made is None else replace(made, kept=list(kept))
+                found = run.backward(q, made, grad, energies, weights)
+                return tuple(x for x in found if x is not None)
+
+            @staticmethod
+            def setup_context(
+                ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
+            ) -> None:
+                pass
+
+            backward = staticmethod(refuse)
+
+            @staticmethod
+            def vmap(
+                info: Any, dims: tuple[int | None, ...], *args: Any
+            ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+                calls = [
+                    Gradients.apply(
+                        *(
+                            x if d is None else x.select(d, k)
+                            for x, d in zip(args, dims, strict=True)
+                        )
+                    )
+                    for k in range(info.batch_size)
+                ]
+                found = tuple(torch.stack(some) for some in zip(*calls, strict=True))
+                return found, (0,) * len(found)
+
         class Marginals(torch.autograd.Function):  # type: ignore[misc]
             """Marginals after the updates, with the gradient that the run asks for."""
 
             @staticmethod
-            def forward(
-                ctx: AutogradContext, energies: Tensor, weights: Tensor | None, run: Run
-            ) -> Tensor:
-                made = None
-                if any(ctx.needs_input_grad) and not run.implicit:
-                    made = run.record(energies, weights)
-                q = run.forward(energies, weights) if made is None else made.q
-                ctx.run = run
-                # its tensors go where autograd's hooks see them
-                ctx.made = None if made is None else replace(made, q=None, kept=[])
-                ctx.save_for_backward(q, energies, weights, *([] if made is None else made.kept))
-                return q
+            def forward(energies: Tensor, weights: Tensor | None, run: Run) -> tuple[Tensor, ...]:
+                if not run.learns:
+                    return (run.forward(energies, weights),)
+                run.made = made = run.record(energies, weights)
+                return made.q, *made.kept
 
             @staticmethod
-            @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-            def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+            def setup_context(
+                ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
+            ) -> None:
+                energies, weights, ctx.run = inputs
+                q, *kept = output
+                # its tensors go where autograd's hooks see them
+                made, ctx.run.made = ctx.run.made, None
+                ctx.made = None if made is None else replace(made, q=None, kept=[])
+                ctx.mark_non_differentiable(*kept)
+                ctx.set_materialize_grads(False)  # no zeros for each state that was kept
+                ctx.save_for_backward(q, energies, weights, *kept)
+
+            @staticmethod
+            def backward(ctx: AutogradContext, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
                 q, energies, weights, *kept = ctx.saved_tensors
-                made = None if ctx.made is None else replace(ctx.made, kept=kept)
-                to_energies, to_weights = ctx.run.backward(q, made, grad, energies, weights)
-                return to_energies, to_weights, None
+                found = Gradients.apply(ctx.run, ctx.made, grad, q, energies, weights, *kept)
+                return *found, *[None] * (3 - len(found))
+
+            @staticmethod
+            def vmap(*_: object) -> None:
+                raise UnsupportedError(UNDER_VMAP)
+
+            @staticmethod
+            def jvp(*_: object) -> None:
+                raise UnsupportedError(
+                    'torch.infer has no derivatives forward (jvp); use gradient="unrolled", or '
+                    "reverse mode: torch.func.grad or vjp"
+                )
 
         _FUNCTION.append(Marginals)
     return _FUNCTION[0]

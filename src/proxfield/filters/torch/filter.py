@@ -6,9 +6,7 @@ that autograd, ``torch.compile`` and ``torch.export`` take it as one of their ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import NoReturn
+from collections.abc import Sequence
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import need_torch
@@ -17,9 +15,9 @@ from proxfield.errors import InputError
 from proxfield.filters.gaussian import check_shapes, read_sigma
 from proxfield.filters.plan import SMALLEST_MASS
 from proxfield.filters.registry import choose
+from proxfield.filters.torch.checks import require_device, require_tensor
+from proxfield.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
 from proxfield.filters.torch.plans import PLANS
-
-Function = Callable[..., object]
 
 
 def gaussian_filter(
@@ -57,7 +55,7 @@ def gaussian_filter(
 
     Returns:
         In the type of the values (float32 for half precision). On a CUDA device the exact filter
-        has errors of about 1e-4 of Σ_j k_ij |v_j| in float32; float64 is exact but slow.
+        has errors of about 1e-4 of ``Σ_j k_ij |v_j|`` in float32; float64 is exact but slow.
         # (*points[, channels])
 
     Example:
@@ -69,37 +67,38 @@ def gaussian_filter(
     named = {"values": values, "features": features, "at": at}
     tensors = {name: x for name, x in named.items() if x is not None}
     for name, x in tensors.items():
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-            raise InputError(f"{name} must be a floating-point tensor")
-        if x.device != values.device:
-            raise InputError(f"{name} on {x.device}, values on {values.device}")
+        require_tensor(x, name)
+        if not x.is_floating_point():
+            raise InputError(f"{name} must be a floating-point tensor, not {x.dtype}")
+        require_device(x, name, values, "values")
     choose(filter, 0)
     if not batch:
         tensors = {name: x[None] for name, x in tensors.items()}
     kind = working_dtype(values.dtype)
     v, *where = (x.to(kind) for x in tensors.values())
-    images = [len(x) for x in (v, *where) if x.ndim] if batch else [1]
-    if any(b not in (1, len(v)) for b in images) or any(x.ndim < 2 for x in where):
+    images = [x.shape[0] for x in (v, *where) if x.ndim] if batch else [1]
+    if any(b not in (1, v.shape[0]) for b in images) or any(x.ndim < 2 for x in where):
         shapes = ", ".join(f"{name} of shape {tuple(x.shape)}" for name, x in tensors.items())
         raise InputError(f"{shapes} with batch=True, expected as many images as values, or 1")
     shape = check_shapes(*(tuple(x.shape[1:]) for x in (v, *where)), *[None] * (at is None))
     d = where[0].shape[-1]
     width = _sigma(sigma, d, v)
-    f = [x.reshape(len(x), -1, d) / width for x in where]
-    v = v.reshape(len(v), f[0].shape[1], -1 if v.numel() else v.shape[-1])
-    n = v.shape[1]
+    f = [x.flatten(1, -2) / width for x in where]
+    n, count = f[0].shape[1], v.shape[0]
+    v = v.flatten(1, where[0].ndim - 2)
+    v = v.flatten(2) if v.ndim > 2 else v[..., None]
     if normalize:
-        v = torch.cat([v, v.new_ones((len(v), n, 1))], dim=-1)
+        v = torch.cat([v, v.new_ones((count, n, 1))], dim=-1)
     if at is not None:
-        most = max(len(x) for x in f)
+        most = max(x.shape[0] for x in f)
         f = [torch.cat([x.expand(most, -1, -1) for x in f], dim=1)]
-        v = torch.cat([v, v.new_zeros((len(v), f[0].shape[1] - n, v.shape[-1]))], dim=1)
+        v = torch.cat([v, v.new_zeros((count, f[0].shape[1] - n, v.shape[-1]))], dim=1)
     out = apply_filter(f[0], v, filter)
     if at is not None:
         out = out[:, n:]
     if normalize:
         out = out[..., :-1] / (out[..., -1:] + SMALLEST_MASS)
-    return out.reshape(len(out), *shape) if batch else out.reshape(shape)
+    return out.reshape(count, *shape) if batch else out.reshape(shape)
 
 
 def apply_filter(features: Tensor, values: Tensor, filter: str = "exact") -> Tensor:
@@ -110,7 +109,7 @@ def apply_filter(features: Tensor, values: Tensor, filter: str = "exact") -> Ten
         values: In the type of the features.  # (B, n, c)
         filter: "exact", "lattice" or "auto".
     """
-    return torch.ops.proxfield.gaussian_filter(features, values, filter)
+    return FILTER(features, values, filter)
 
 
 def _sigma(sigma: float | Sequence[float] | Tensor, count: int, like: Tensor) -> float | Tensor:
@@ -130,12 +129,6 @@ def working_dtype(dtype: TorchDtype) -> TorchDtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def plain_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """Autocast off: sums over thousands of neighbors don't fit in half precision."""
-    off: AbstractContextManager[object] = torch.autocast(tensor.device.type, enabled=False)
-    return off
-
-
 def _filter(features: Tensor, values: Tensor, filter: str) -> Tensor:
     with plain_precision(values):
         if values.numel() == 0:
@@ -152,6 +145,7 @@ def _filter_context(
 ) -> None:
     features, values, ctx.filter = inputs
     ctx.save_for_backward(features, values)
+    ctx.save_for_forward(features, values)
 
 
 def _filter_backward(
@@ -160,10 +154,27 @@ def _filter_backward(
     features, values = ctx.saved_tensors
     to_features = to_values = None
     if ctx.needs_input_grad[0]:
-        to_features = torch.ops.proxfield.gaussian_filter_pull(features, grad, values, ctx.filter)
+        to_features = PULL(features, grad, values, ctx.filter)
     if ctx.needs_input_grad[1]:
-        to_values = torch.ops.proxfield.gaussian_filter(features, grad, ctx.filter)
+        to_values = FILTER(features, grad, ctx.filter)
     return to_features, to_values, None
+
+
+def _filter_jvp(
+    ctx: AutogradContext, to_features: Tensor | None, to_values: Tensor | None, _: None
+) -> Tensor:
+    """Σ_j k_ij v̇_j − Σ_j k_ij (f_i − f_j)·(ḟ_i − ḟ_j) v_j, from products with K."""
+    features, values = ctx.saved_tensors
+    out = torch.zeros_like(values) if to_values is None else FILTER(features, to_values, ctx.filter)
+    if to_features is None:
+        return out
+    f = features - features.mean(dim=1, keepdim=True)  # for precision
+    own = (f * to_features).sum(-1, keepdim=True)  # (Bf, n, 1)
+    factors = torch.cat([torch.ones_like(own), own, to_features, f], dim=-1)  # (Bf, n, 2 + 2d)
+    scaled = (factors[..., None] * values[..., None, :]).flatten(2)
+    seen = FILTER(features, scaled, ctx.filter).unflatten(2, (factors.shape[-1], -1))
+    signs = torch.cat([-own, -torch.ones_like(own), f, to_features], dim=-1)
+    return out + (signs[..., None] * seen).sum(2)
 
 
 def _pull(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
@@ -180,6 +191,8 @@ def _pull_shape(features: Tensor, a: Tensor, b: Tensor, filter: str) -> Tensor:
 
 def _diagonal(features: Tensor, filter: str) -> Tensor:
     """K_ii; a constant to autograd, as a Gaussian's is.  # (B, n, d) -> (B, n)"""
+    if features.numel() == 0:
+        return features.new_ones(features.shape[:2])
     return PLANS.get(features, filter).diagonal().to(features.dtype, copy=True)
 
 
@@ -191,37 +204,26 @@ def _no_gradient(ctx: AutogradContext, grad: Tensor) -> tuple[None, None]:
     return None, None
 
 
-def refuse(ctx: AutogradContext, *grads: Tensor) -> NoReturn:
-    """The derivative of what has none here."""
-    raise RuntimeError(
-        "proxfield.torch has no second derivatives with respect to features or through a fixed "
-        "point; don't use create_graph=True here"
-    )
+def _no_change(ctx: AutogradContext, *tangents: Tensor | None) -> Tensor:
+    (constant,) = ctx.saved_tensors
+    return torch.zeros_like(constant)
 
 
-def define(
-    name: str, schema: str, kernel: Function, shape: Function, context: Function, backward: Function
-) -> None:
-    """Register an operator: its kernel, its shapes for tracing, its gradient."""
-    op = torch.library.custom_op(f"proxfield::{name}", kernel, mutates_args=(), schema=schema)
-    op.register_fake(shape)
-    op.register_autograd(backward, setup_context=context)
+def _constant(ctx: AutogradContext, inputs: tuple[object, ...], output: Tensor) -> None:
+    ctx.save_for_forward(output)
 
 
-def nothing_saved(ctx: AutogradContext, inputs: tuple[object, ...], output: object) -> None:
-    """A context for operators whose backward refuses."""
-
-
-if torch is not None and hasattr(torch.library, "custom_op"):
-    define(
-        "gaussian_filter", "(Tensor features, Tensor values, str filter) -> Tensor",
-        _filter, _filter_shape, _filter_context, _filter_backward,
-    )  # fmt: skip
-    define(
-        "gaussian_filter_pull", "(Tensor features, Tensor a, Tensor b, str filter) -> Tensor",
-        _pull, _pull_shape, nothing_saved, refuse,
-    )  # fmt: skip
-    define(
-        "gaussian_diagonal", "(Tensor features, str filter) -> Tensor",
-        _diagonal, _diagonal_shape, nothing_saved, _no_gradient,
-    )  # fmt: skip
+FILTER = Op(
+    "gaussian_filter", "(Tensor features, Tensor values, str filter) -> Tensor",
+    _filter, _filter_shape, _filter_context, _filter_backward,
+    images=((0, 1), (True,)), jvp=_filter_jvp,
+)  # fmt: skip
+PULL = Op(
+    "gaussian_filter_pull", "(Tensor features, Tensor a, Tensor b, str filter) -> Tensor",
+    _pull, _pull_shape, nothing_saved, refuse,
+)  # fmt: skip
+DIAGONAL = Op(
+    "gaussian_diagonal", "(Tensor features, str filter) -> Tensor",
+    _diagonal, _diagonal_shape, _constant, _no_gradient,
+    images=((0,), (True,)), jvp=_no_change,
+)  # fmt: skip

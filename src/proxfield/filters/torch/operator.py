@@ -6,7 +6,7 @@ from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import Tensor
 from proxfield.filters.operator import Operator as Operator
 from proxfield.filters.plan import SMALLEST_MASS, Plan
-from proxfield.filters.torch.filter import apply_filter
+from proxfield.filters.torch.filter import DIAGONAL, apply_filter
 from proxfield.filters.torch.plans import PLANS
 
 CHANNELS = 64
@@ -139,7 +139,7 @@ class RecordedPlan:
         """# (Bf, n)"""
         if self.filter == "exact":
             return self.ones()[..., 0]
-        return torch.ops.proxfield.gaussian_diagonal(self.features, self.filter)
+        return DIAGONAL(self.features, self.filter)
 
     def mass(self) -> Tensor:
         """# (Bf, n, 1)"""
@@ -158,6 +158,6 @@ def eigenvalue_range(
 ) -> tuple[Tensor, Tensor]:
     """`Operator.range` in differentiable operations.  # (Bf, n, d) -> (Bf,), (Bf,)"""
     if normalization == "symmetric" and self_message:  # nothing of the features in it
-        zero = features.new_zeros(len(features))
+        zero = features.new_zeros(features.shape[0])
         return zero, zero + 1
     return differentiable(features, normalization, self_message, filter).range()
