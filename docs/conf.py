@@ -71,8 +71,18 @@ nb_execution_cache_path = str(DOCS / "_build" / "jupyter_cache")
 nb_execution_timeout = 120
 nb_execution_show_tb = True
 nb_merge_streams = True
-os.environ["PROXFIELD_QUIET"] = "1"  # no notice of compiling in the output of cells
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # for %%bash
+
+# Cells see neither the user's settings nor notices that depend on the machine; %%bash finds the
+# command of this environment.
+_profile = DOCS / "_build" / "ipython" / "profile_default"
+_profile.mkdir(parents=True, exist_ok=True)
+_profile.joinpath("ipython_kernel_config.py").write_text(
+    "c.IPKernelApp.log_level = 'ERROR'  # no warning that the kernel's sockets aren't encrypted\n"
+    "c.HistoryManager.enabled = False\n"
+)
+os.environ["IPYTHONDIR"] = str(_profile.parent)
+os.environ["PROXFIELD_QUIET"] = "1"
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 # Reference ---------------------------------------------------------------------------------------
 
@@ -80,6 +90,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 70
+python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 
@@ -105,6 +117,8 @@ html_theme_options = {
         "image_dark": "_static/logo-dark.svg",
     },
     "header_links_before_dropdown": 8,
+    "navbar_align": "left",
+    "navbar_persistent": ["search-button"],
     "navbar_end": ["version-switcher", "theme-switcher", "navbar-icon-links"],
     "icon_links": [
         {"name": "Repository", "url": repository_url, "icon": "fa-brands fa-github"},

@@ -32,7 +32,9 @@ class Thumbnail(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        node = PendingThumbnail(page=self.env.relfn2path(self.arguments[0])[0])
+        page, path = self.env.relfn2path(self.arguments[0])
+        self.env.note_dependency(f"{path}.md")  # a page that changed has another thumbnail
+        node = PendingThumbnail(page=page)
         self.set_source_info(node)
         return [node]
 

@@ -1,12 +1,15 @@
-"""Signatures with their annotations as they are written in the source.
+"""Signatures as a reader of the source sees them.
 
 Sphinx evaluates annotations, which turns ``ArrayLike`` into a union of a dozen private names.
+Keywords that are accepted only to refuse them (``**unknown: Never``), and the base class `object`,
+are left out.
 """
 
 from __future__ import annotations
 
 import inspect
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.inspect import stringify_signature
 
@@ -27,7 +30,7 @@ def written_signature(
         found = inspect.signature(obj)
     except (TypeError, ValueError):  # written in C
         return None
-    parameters = list(found.parameters.values())
+    parameters = [each for each in found.parameters.values() if each.annotation != "Never"]
     if what == "method" and inspect.isfunction(obj) and parameters and parameters[0].name == "self":
         parameters = parameters[1:]
     found = found.replace(parameters=parameters)
@@ -38,6 +41,14 @@ def written_signature(
     return arguments, only_return.removeprefix("() -> ")
 
 
+def drop_plain_base(app: Sphinx, domain: str, objtype: str, content: nodes.Element) -> None:
+    """Remove "Bases: object"."""
+    first = content.children[0] if content.children else None
+    if isinstance(first, nodes.paragraph) and first.astext() == "Bases: object":
+        content.remove(first)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("object-description-transform", drop_plain_base)
     app.connect("autodoc-process-signature", written_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
