@@ -21,7 +21,6 @@ from proxfield.bench.inpainting_models import (
     given_instances,
     read_model,
 )
-from proxfield.bench.inpainting_report import inpainting_table
 from proxfield.bench.inpainting_table import inpainting_block, make_inpainting_tables
 from proxfield.bench.inpainting_work import count_correct, log_truth
 from proxfield.errors import InputError
@@ -156,7 +155,7 @@ def test_tables_are_means_over_fields() -> None:
     assert header[:4] == ["rule", "0.3 s", "%", ""]
     assert rows[1][:4] == ["adam", "-6.50", "70.00", "*"]
     assert rows[1][-2:] == ["-49544.58", "67.12"]
-    assert "Mean F over 2 fields" in inpainting_table(table)
+    assert adam.spread == pytest.approx(0.5)  # of −6 and −7
 
 
 def test_a_missing_run_leaves_its_cell_empty() -> None:
@@ -191,7 +190,8 @@ def test_the_command(bench: Callable[..., Any], small: list[str], tmp_path: Path
     assert small == ["chains", "marginals"]  # models and runs are kept
     assert len(Path("bench-inpainting.jsonl").read_text().splitlines()) == count
     page = Path("report.html").read_text(encoding="utf-8")
-    assert "a lower F isn’t a better picture" in page and "Trained by marginals" in page
+    text = " ".join(page.split())
+    assert "a lower F isn’t a better picture" in text and "Trained by marginals" in text
     assert Path("report-figures/inpainting-chains.png").exists()
 
 
@@ -205,8 +205,8 @@ def test_the_paper_report_takes_the_results(
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     page = Path("all.html").read_text(encoding="utf-8")
-    assert "Three experiments side by side" in page and "Characters completed" in page
-    assert Path("all-figures/three-experiments.png").exists()
+    assert "The experiments side by side" in page and "Characters completed" in page
+    assert Path("all-figures/experiments.png").exists()
     other = ("-o", "other.jsonl", "--inpainting", "bench-paper.jsonl")
     refused = bench("paper", "--data", str(data), *QUICK, *other)
     assert "no results of bench inpainting" in refused.stderr
@@ -269,9 +269,10 @@ def test_all_experiments_share_a_folder(
     from proxfield.cli.bench import paper
     from proxfield.cli.bench_inpainting import inpainting
     from proxfield.cli.bench_people import people
+    from proxfield.cli.bench_segmentation import segmentation
 
     seen: list[dict[str, Any]] = []
-    for command in (people, inpainting, paper):
+    for command in (people, inpainting, segmentation, paper):
         monkeypatch.setattr(command, "callback", lambda **options: seen.append(options))
     for option in ("--data", "--inpainting-data"):
         result = bench("all", "out", option, "d")
@@ -280,7 +281,9 @@ def test_all_experiments_share_a_folder(
     Path("d").mkdir()
     result = bench("all", "out", "--threads", "1", "--count", "3", "--frames", "4", "--data", "d")
     assert result.exit_code == 0, result.stderr
-    first, second, last = seen
+    first, second, third, last = seen
+    assert (third["count"], third["results"]) == (6, "out/segmentation.jsonl")
+    assert (last["segmentation"], last["exact"]) == ("out/segmentation.jsonl", "generated")
     assert (first["frames"], first["results"], first["threads"]) == (4, "out/people.jsonl", 1)
     assert (second["count"], second["models"]) == (3, "out/models")
     assert second["budgets"] == "0.05,0.3,3"
@@ -288,29 +291,32 @@ def test_all_experiments_share_a_folder(
     assert (last["people"], last["inpainting"]) == ("out/people.jsonl", "out/inpainting.jsonl")
     assert last["tol"] == 1e-6 and last["rules"] is None
     seen.clear()
-    assert bench("all", "out", "--count", "0").exit_code == 0
+    assert bench("all", "out", "--count", "0", "--scenes", "0").exit_code == 0
     assert len(seen) == 2 and seen[-1]["inpainting"] is None
+    assert seen[-1]["segmentation"] is None
 
 
-def test_panels_of_three_experiments() -> None:
-    from proxfield.bench.charts import Curves
+def test_charts_of_the_experiments() -> None:
+    from proxfield.bench.charts import experiment_charts
+    from proxfield.bench.curves import Curves
+    from proxfield.bench.figures import experiments
     from proxfield.bench.inpainting_report import InpaintingResults
-    from proxfield.bench.panels import make_panels, panels_figure, panels_section
     from proxfield.bench.people_report import People
     from proxfield.bench.people_table import Curve, PeopleTable
+    from proxfield.bench.segmentation_table import SegmentationResults, SegmentationTable
 
-    rows = {"fixed": ([0, 1, 2], [0.0, 0.1, 0.2], [None, 5.0, 1.0])}
+    rows: dict[str, Any] = {"fixed": ([0, 1, 2], [0.0, 0.1, 0.2], [None, 5.0, 1.0])}
     curves = [Curves("GRID", "g", 4, rows), Curves("SEG", "s", 4, rows)]
     inpainting = InpaintingResults([], [Curves("chains", "c", 4, rows)])
     curve = Curve(np.array([9.0, 4.0, 2.0]), np.zeros(3))
     table = PeopleTable("pitch", "exact", ("adam",), (), {}, {"adam": curve}, 1, 1, {})
-    panels = make_panels(curves, inpainting, People([table]))
-    assert [p.title.split(" (")[0] for p in panels] == [
-        *("character inpainting", "people detection", "segmentation"),
+    scenes = SegmentationTable(False, ("adam",), (2,), {}, {"adam": [8.0, 7.0, 4.0]}, 1, 50.0)
+    found = experiment_charts(curves, inpainting, People([table]), SegmentationResults([scenes]))
+    assert [str(c.title).split(" (")[0] for c in found] == [
+        *("character inpainting", "people detection", "segmentation", "semantic segmentation"),
     ]
-    assert panels[2].rows["fixed"][0] == (0.1, 4.0)
-    assert panels[1].rows["adam"][0] == (1.0, 2.0)
-    assert len(panels_figure(panels).axes) == 3
-    charts: list[dict[str, Any]] = []
-    assert "panel-2" in panels_section(panels, charts) and len(charts) == 3
-    assert [p.axis for p in make_panels(curves, None, None)] == ["time (s)"]
+    heights = [c.lines[0].y.tolist() for c in found]
+    assert heights == [[4.0, 0.0], [2.0, 0.0], [4.0, 0.0], [3.0, 0.0]]
+    assert found[2].lines[0].x.tolist() == [0.1, 0.2] and found[1].lines[0].x.tolist() == [1, 2]
+    assert len(experiments(found).axes) == 4
+    assert [c.x_label for c in experiment_charts(curves, None, None, None)] == ["seconds"]

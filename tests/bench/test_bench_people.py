@@ -233,8 +233,9 @@ def test_the_report(invoke: Callable[..., Any], data: Path, tmp_path: Path) -> N
     assert [c["id"] for c in charts] == [
         f"people-pitch-{model}-{what}" for model in ("exact", "ratio") for what in ("F", "MODA")
     ]
-    assert [t["name"] for t in charts[0]["data"]] == ["full-parallel", "fixed", "backtracking"]
-    assert len(charts[1]["data"][0]["y"]) == 6  # a MODA for every pass
+    names = [c["name"] for c in charts[0]["curves"]]
+    assert names == ["full-parallel", "fixed", "backtracking"]
+    assert len(charts[1]["curves"][0]["y"]) == 6  # a MODA for every pass
     assert (tmp_path / "p-figures" / "people-frame.png").read_bytes()[:4] == b"\x89PNG"
     quick = ("--budgets", "0.01", "--rules", "fixed", "--threads", "1", "--suite", "GRID")
     paper = ("bench", "paper", "--data", data, *quick, "--report", "r.html")

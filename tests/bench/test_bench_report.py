@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
-from proxfield.viz.page import minus
 from proxfield.viz.style import RULE_STYLES, rule_style
 
 RULES = ("sweep", "fixed", "momentum")
@@ -61,7 +61,7 @@ def test_every_cell_of_the_table_is_in_the_report(whole_report: Any, page: str) 
     assert len(cells) > 5
     tags = Tags(page)
     for cell in cells:
-        assert minus(cell) in tags.text
+        assert cell.replace("-", "−") in tags.text
     for rule in RULES:
         assert re.search(rf'<th scope="row">.*?{rule}<small>', page)
     assert page.count("★") >= 6 and "best: " in tags.text  # marked beyond color
@@ -70,7 +70,8 @@ def test_every_cell_of_the_table_is_in_the_report(whole_report: Any, page: str) 
 
 
 def test_the_exact_gap_is_shown(whole_report: Any, page: str) -> None:
-    assert re.search(r"Coins<small>1 model</small></th><td>0\.00<small>0\.000</small>", page)
+    row = r"Coins<small>1 model</small></th><td>3\.69</td><td>0\.00<small>0\.000</small>"  # log 40
+    assert re.search(row, page)
     text = (whole_report[1] / "bench-paper.jsonl").read_text(encoding="utf-8")
     records = [json.loads(line) for line in text.splitlines()]
     gaps = [r["log_z"] + r["free_energy"] for r in records if r["kind"] == "exact"]
@@ -82,11 +83,72 @@ def test_the_page_loads_nothing(page: str) -> None:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
             value = attributes.get(name) or ""
             assert not re.match(r"(?:https?:)?//", value), f"<{tag} {name}={value!r}>"
+            assert name != "href" or not value or value.startswith("#"), value
         assert tag not in ("link", "iframe", "object", "embed", "img"), tag
     style = page[page.index("<style>") : page.index("</style>")]
     assert "url(" not in style and "@import" not in style
-    assert page.count("* plotly.js v") == 1
-    assert "showSendToCloud: false" in page  # plotly.js would offer to upload the data
+
+
+def test_the_page_is_small(page: str) -> None:
+    assert len(page.encode()) < 1_000_000  # of 2 MB that a report of everything may have
+
+
+def charts_of(page: str) -> dict[str, dict[str, Any]]:
+    """What the page's script knows of the charts, by id."""
+    text = page.split('id="charts">')[1].split("</script>")[0]
+    return {chart["id"]: chart for chart in json.loads(text)}
+
+
+def timed_medians(records: list[dict[str, Any]], suite: str, instance: str) -> dict[str, float]:
+    """F of the longest timed runs on one instance, by rule."""
+    found: dict[str, list[float]] = {}
+    for r in records:
+        if r["kind"] != "run" or (r["suite"], r["instance"]) != (suite, instance):
+            continue
+        if r["budget"] == 0.02:
+            found.setdefault(r["rule"], []).append(r["free_energy"])
+    return {rule: median(values) for rule, values in found.items()}
+
+
+def test_every_curve_ends_at_the_value_of_the_timed_run(whole_report: Any, page: str) -> None:
+    text = (whole_report[1] / "bench-paper.jsonl").read_text(encoding="utf-8")
+    records = [json.loads(line) for line in text.splitlines()]
+    charts = charts_of(page)
+    for suite in ("DBN", "GRID", "SEG"):
+        instance = next(
+            r["instance"] for r in records if r["kind"] == "trace" and r["suite"] == suite
+        )
+        timed = timed_medians(records, suite, instance)
+        assert set(timed) == set(RULES)
+        for axis in ("seconds", "iterations"):
+            for curve in charts[f"convergence-{suite}-{axis}"]["curves"]:
+                assert curve["values"][0][-1] == pytest.approx(timed[curve["name"]], abs=1e-6)
+    # SEG is one picture, so its curves end at the table's own values
+    for curve in charts["convergence-SEG-seconds"]["curves"]:
+        assert f"{curve['values'][0][-1]:.2f}" in cells_of(whole_report, "SEG", curve["name"])
+
+
+def blocks_of(whole_report: Any, suite: str) -> str:
+    """The printed table of a suite."""
+    blocks = whole_report[0].stdout.split("\n\n")
+    return next(block for block in blocks if block.startswith(f"{suite}:"))
+
+
+def cells_of(whole_report: Any, suite: str, rule: str) -> list[str]:
+    """A printed row."""
+    lines = blocks_of(whole_report, suite).splitlines()
+    return next(line.split() for line in lines if line.split()[0] == rule)
+
+
+def test_the_lowest_curve_lies_on_the_bottom_line(page: str) -> None:
+    for suite in ("DBN", "GRID", "SEG"):
+        chart = charts_of(page)[f"convergence-{suite}-iterations"]
+        ends = {c["name"]: (c["values"][0][-1], c["y"][-1]) for c in chart["curves"]}
+        f, height = min(ends.values())
+        bottom = max(y for c in chart["curves"] for y in c["y"])  # SVG counts downwards
+        assert height == bottom
+        caption = f"0 = lowest F seen: {f:.2f}".replace("-", "−")
+        assert caption in page.split(f'id="convergence-{suite}-iterations"')[1]
 
 
 def test_pictures_lie_beside_the_report(whole_report: Any) -> None:
@@ -107,7 +169,7 @@ def test_strange_names_can_not_break_out(
     out = invoke("bench", "paper", "--data", "d", *QUICK, "--report", "r.html")
     assert out.exit_code == 0, out.stderr
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "<b>" not in page.split("* plotly.js v")[0] and "alert(1)</" not in page
+    assert "<b>" not in page and "<script>alert" not in page and "alert(1)</script" not in page
 
 
 def chromium(page: Path, profile: Path, *options: str) -> tuple[str, str]:
@@ -150,24 +212,55 @@ def test_a_browser_draws_every_chart(
     root = dict(Tags(dom).tags[0][1])
     assert root.get("data-errors") is None and root.get("data-drawn") == str(len(places))
     assert "CONSOLE" not in log, log
-    starts = [dom.index(f'id="{i}"') for i in places]
-    ends = [*starts[1:], dom.index("application/json")]
-    for name, start, end in zip(places, starts, ends, strict=True):
-        part = dom[start:end]
-        assert "main-svg" in part, name
-        curves = 3 if name.startswith("sensitivity") else len(RULES)
-        assert part.count('class="trace scatter') == curves, name
-    colors = {s.dark if dark else s.color for s in map(rule_style, RULES)}
-    for color in colors:
-        r, g, b = (int(color[k : k + 2], 16) for k in (1, 3, 5))
-        assert f"stroke: rgb({r}, {g}, {b})" in dom
-    assert 'data-title="Zoom"' in dom and 'data-title="Share' not in dom
+    for name, chart in charts_of(page).items():
+        part = dom.split(f'id="{name}"')[1].split("</svg>")[0]
+        drawn = set(re.findall(r'data-curve="(\d+)"', part))
+        assert drawn == {str(k) for k in range(len(chart["curves"]))}, name
+
+
+WIDTHS = """{
+document.documentElement.dataset.width = document.documentElement.scrollWidth;
+const rgb = e => getComputedStyle(e).stroke;
+const first = document.querySelector('#convergence-SEG-seconds [data-curve="1"] path');
+document.documentElement.dataset.stroke = rgb(first);
+const all = document.querySelectorAll('.legend[data-group="convergence"] button');
+all[1].click();
+const shown = [...document.querySelectorAll('#convergence-SEG-seconds [data-curve="1"]')];
+document.documentElement.dataset.hid = shown.every(e => e.style.display === "none");
+}"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1280, "dark")])
+def test_a_narrow_page_does_not_scroll_sideways(
+    page: str, tmp_path: Path, width: int, scheme: str
+) -> None:
+    # headless Chromium's windows are at least 500 pixels wide: the page goes into a frame
+    inside = tmp_path / "inside.html"
+    inside.write_text(page.replace("</body>", f"<script>{WIDTHS}</script></body>"), "utf-8")
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f'<!doctype html><iframe src="inside.html" width="{width}" height="900" '
+        'onload="const d = this.contentDocument.documentElement.dataset;'
+        'Object.assign(document.documentElement.dataset, d)"></iframe>',
+        "utf-8",
+    )
+    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    dom, _ = chromium(frame, tmp_path / "profile", "--allow-file-access-from-files", *dark)
+    root = dict(Tags(dom).tags[0][1])
+    assert root.get("data-errors") is None
+    assert 0 < int(str(root["data-width"])) <= width
+    style = rule_style("fixed")
+    color = style.dark if dark else style.color
+    r, g, b = (int(color[k : k + 2], 16) for k in (1, 3, 5))
+    assert root["data-stroke"] == f"rgb({r}, {g}, {b})"
+    assert root["data-hid"] == "true"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
 def test_the_page_notices_its_own_errors(page: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
-    broken.write_text(page.replace("drawAll().then", "nothing(); drawAll().then"), "utf-8")
+    broken.write_text(page.replace("const off = {};", "const off = {}; nothing();"), "utf-8")
     dom, log = chromium(broken, tmp_path / "profile")
     assert "nothing is not defined" in (Tags(dom).tags[0][1].get("data-errors") or "")
     assert "CONSOLE" in log
@@ -195,25 +288,27 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return hide
 
 
-def test_a_report_without_plotly_says_what_to_install(
-    invoke: Callable[..., Any], data: Path, counter: Any, without: Callable[[str], None]
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_report_says_what_to_install(
+    invoke: Callable[..., Any],
+    data: Path,
+    counter: Any,
+    without: Callable[[str], None],
+    package: str,
 ) -> None:
-    without("plotly")
+    without(package)
     out = invoke("bench", "paper", "--data", data, *QUICK, "--report", "r.html")
     assert out.exit_code == 2 and counter.timed == 0
-    assert 'the report needs plotly: pip install "proxfield[bench]"' in out.stderr
+    assert f'the report needs {package}: pip install "proxfield[bench]"' in out.stderr
     assert invoke("bench", "paper", "--data", data, *QUICK).exit_code == 0
 
 
-def test_a_report_without_matplotlib_does_without_pictures(
-    invoke: Callable[..., Any], data: Path, without: Callable[[str], None], tmp_path: Path
+def test_pictures_need_matplotlib(
+    invoke: Callable[..., Any], data: Path, without: Callable[[str], None]
 ) -> None:
     without("matplotlib")
-    out = invoke("bench", "paper", "--data", data, *QUICK, "--report", "r.html")
-    assert out.exit_code == 0 and "no pictures beside the report" in out.stderr
-    assert (tmp_path / "r.html").exists()
     out = invoke("bench", "paper", "--data", data, *QUICK, "--figures", "f")
-    assert out.exit_code == 2 and 'pip install "proxfield[bench]"' in out.stderr
+    assert out.exit_code == 2 and "pictures need matplotlib: pip install" in out.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from proxfield.errors import InputError, MissingDependencyError
 from proxfield.generate import grid
 from proxfield.result import Trace
 from proxfield.viz import convergence_figure, save_figure
-from proxfield.viz.plots import _spread
+from proxfield.viz.charts import _spread
 from proxfield.viz.style import rule_style
 
 pytest.importorskip("matplotlib")
@@ -36,12 +37,17 @@ def with_trace(result: pf.Result, f: list[float]) -> pf.Result:
     return pf.Result(**{**vars(result), "trace": trace})
 
 
+def curves_of(axes: Any) -> list[Any]:
+    """The lines that belong to methods."""
+    return [line for line in axes.lines if (line.get_gid() or "").startswith("curve-")]
+
+
 def test_two_panels_with_a_curve_and_a_name_for_each(results: dict[str, pf.Result]) -> None:
     figure = convergence_figure(results, title="a grid")
     left, right = figure.axes
     assert (left.get_xlabel(), right.get_xlabel()) == ("iterations", "seconds")
     for axes in (left, right):
-        assert len(axes.lines) == 2 * len(results)  # a curve and its last point
+        assert len(curves_of(axes)) == 2 * len(results)  # a curve and its last point
     assert [t.get_text() for t in right.texts] == list(results)
     colors = [t.get_color() for t in right.texts]
     assert colors == [rule_style(name, k).color for k, name in enumerate(results)]
@@ -50,7 +56,9 @@ def test_two_panels_with_a_curve_and_a_name_for_each(results: dict[str, pf.Resul
 def test_heights_are_f_above_the_lowest(results: dict[str, pf.Result]) -> None:
     lowest = min(np.nanmin(r.trace.free_energy) for r in results.values())
     left, _ = convergence_figure(results).axes
-    for curve, result in zip(left.lines[::2], results.values(), strict=True):
+    said = left.get_title(loc="right")
+    assert said == f"0 = lowest F seen: {lowest:.2f}".replace("-", "−")
+    for curve, result in zip(curves_of(left)[::2], results.values(), strict=True):
         assert curve.get_ydata()[-1] == pytest.approx(result.trace.free_energy[-1] - lowest)
         assert curve.get_xdata()[-1] == result.iterations
 
@@ -80,8 +88,8 @@ def test_infinite_parts_are_left_out(results: dict[str, pf.Result], tmp_path: Pa
     none = with_trace(results["fixed"], [np.inf, np.inf])
     figure = convergence_figure({"some": some, "none": none})
     left, _ = figure.axes
-    assert left.lines[0].get_ydata().tolist() == [2.0, 0.0]
-    assert len(left.lines) == 2
+    assert curves_of(left)[0].get_ydata().tolist() == [2.0, 0.0]
+    assert len(curves_of(left)) == 2
     save_figure(figure, tmp_path / "a.png")
     figure = convergence_figure({"none": none})
     assert "+inf" in figure.axes[0].texts[0].get_text()

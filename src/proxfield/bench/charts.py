@@ -1,214 +1,132 @@
-"""The report's interactive charts, as plain data for plotly.js.
-
-Each trace carries its rule's two colors in ``meta``; the page picks one by the reader's
-light or dark setting.
-"""
+"""The charts of the benchmarks: what the report and the pictures beside it show."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
-from proxfield.bench.store import Record
 from proxfield.bench.table import budget_name
-from proxfield.viz.style import rule_style
+from proxfield.viz.charts import Chart, Line
+from proxfield.viz.plots import show_energy
 
-Chart = dict[str, Any]
+if TYPE_CHECKING:
+    from proxfield.bench.curves import Curves
+    from proxfield.bench.inpainting_report import InpaintingResults
+    from proxfield.bench.people_report import People
+    from proxfield.bench.people_table import PeopleTable
+    from proxfield.bench.segmentation_table import SegmentationResults
 
-LINEAR_SHARE = 1e-5
-"""Gaps below this share of the largest one aren't told apart."""
-
-
-@dataclass(frozen=True)
-class Curves:
-    """How F falls on one instance.
-
-    Attributes:
-        suite: The suite.
-        instance: Its name.
-        n_vars: Variables.
-        rows: Iterations, seconds and F by rule; the start included, F = +inf as None.
-    """
-
-    suite: str
-    instance: str
-    n_vars: int
-    rows: dict[str, tuple[list[int], list[float], list[float | None]]]
-
-    @property
-    def lowest(self) -> float:
-        """The lowest F that any rule saw."""
-        return min(
-            (f for *_, fs in self.rows.values() for f in fs if f is not None), default=math.inf
-        )
+SEGMENTATION = "SEG"
+"""The suite that is drawn of the paper's first experiment."""
 
 
-def make_curves(records: Sequence[Record]) -> Curves | None:
-    """The curves of one instance from its trace records; None if there is nothing to draw."""
-    rows = {
-        str(r["rule"]): (r["iteration"], r["trace_seconds"], r["trace_free_energy"])
-        for r in records
-    }
-    if not rows:
-        return None
-    first = records[0]
-    curves = Curves(first["suite"], first["instance"], int(first.get("n_vars", 0)), rows)
-    return curves if math.isfinite(curves.lowest) else None
-
-
-def convergence_charts(curves: Curves) -> list[tuple[str, Chart]]:
-    """F against time and against iterations: an id and a chart each."""
-    low = curves.lowest
-    floor, top = gap_range(curves)
-    titles = {"seconds": "time (s)", "iterations": "iterations"}
-    out = []
-    for what, title in titles.items():
-        traces = []
-        for place, (rule, (iteration, seconds, f)) in enumerate(curves.rows.items()):
-            keep = [k for k, v in enumerate(f) if v is not None and iteration[k] > 0]
-            x = [max(seconds[k], 1e-6) if what == "seconds" else iteration[k] for k in keep]
-            values = [v for k in keep if (v := f[k]) is not None]
-            trace = line(rule, place)
-            trace["x"] = x
-            trace["y"] = [max(v - low, floor) for v in values]
-            trace["customdata"] = [
-                [v, iteration[k], seconds[k]] for k, v in zip(keep, values, strict=True)
-            ]
-            trace["hovertemplate"] = (
-                f"<b>{rule}</b><br>F = %{{customdata[0]:.4f}}<br>iteration %{{customdata[1]:,}}, "
-                "%{customdata[2]:.3g} s<extra></extra>"
-            )
-            traces.append(trace)
-        frame = layout(title, "F − lowest F seen")
-        frame["yaxis"]["range"] = [math.log10(floor) - 0.15, math.log10(top) + 0.2]
-        name = f"convergence-{curves.suite.replace(' ', '-')}-{what}"
-        out.append((name, {"data": traces, "layout": frame}))
-    return out
-
-
-def gap_range(curves: Curves) -> tuple[float, float]:
-    """The lowest and highest gap to draw, fine enough to tell the final values apart."""
-    low = curves.lowest
-    every = [
-        f - low
-        for iteration, _, fs in curves.rows.values()
-        for t, f in zip(iteration, fs, strict=True)
-        if f is not None and t > 0
-    ]
-    top = max(every, default=0.0)
-    if top <= 0:
-        return 0.1, 1.0
-    ends = [fs[-1] - low for *_, fs in curves.rows.values() if fs and fs[-1] is not None]
-    finest = min((e for e in ends if e > LINEAR_SHARE * top), default=LINEAR_SHARE * top)
-    return max(finest / 5, LINEAR_SHARE * top), top
-
-
-def sensitivity_charts(figure: Sensitivity, suite: str) -> list[tuple[str, Chart]]:
-    """F against η at each budget: an id and a chart each."""
-    low, floor, top = sensitivity_range(figure, suite)
-    out = []
-    for budget in figure.budgets:
-        traces = []
-        for place, rule in enumerate(PARAMETER):
-            points = figure.curves.get((suite, rule, budget), [])
-            points = [(eta, f) for eta, f in points if math.isfinite(f)]
-            trace = line(rule, place)
-            trace["mode"] = "lines+markers"
-            trace["marker"] = {"size": 6, "symbol": ("circle", "diamond", "square")[place % 3]}
-            trace["x"] = [eta for eta, _ in points]
-            trace["y"] = [max(f - low, floor) for _, f in points]
-            trace["customdata"] = [[f, 1 / eta - 1] for eta, f in points]
-            trace["hovertemplate"] = (
-                f"<b>{rule}</b><br>η = %{{x:.3g}} (d = %{{customdata[1]:.3g}})<br>"
-                "mean F = %{customdata[0]:.2f}<extra></extra>"
-            )
-            traces.append(trace)
-        frame = layout("η = 1/(1 + d)", "mean F − lowest", title=f"{budget_name(budget)} budget")
-        frame["yaxis"]["range"] = [math.log10(floor) - 0.15, math.log10(top) + 0.2]
-        frame["shapes"], frame["annotations"] = [], []
-        for label, d, level in damping_marks(figure, suite):
-            x = math.log10(1 / (1 + d))
-            frame["shapes"].append(
-                {
-                    "type": "line",
-                    "x0": 1 / (1 + d),
-                    "x1": 1 / (1 + d),
-                    "y0": 0,
-                    "y1": 1,
-                    "yref": "paper",
-                    "line": {"width": 1, "dash": "dot"},
-                }
-            )
-            frame["annotations"].append(
-                {
-                    "x": x,
-                    "y": level,
-                    "yref": "paper",
-                    "text": label,
-                    "showarrow": False,
-                    "xanchor": "left" if x < -1.5 else "right",
-                    "xshift": 4 if x < -1.5 else -4,
-                }
-            )
-        out.append(
-            (
-                f"sensitivity-{suite}-{budget:g}".replace(".", "_"),
-                {"data": traces, "layout": frame},
-            )
-        )
-    return out
-
-
-def sensitivity_range(figure: Sensitivity, suite: str) -> tuple[float, float, float]:
-    """The lowest F of a suite, and the smallest and largest gap to draw."""
-    every = [f for (s, *_), points in figure.curves.items() if s == suite for _, f in points]
-    every = [f for f in every if math.isfinite(f)]
-    low = min(every, default=0.0)
-    top = max((f - low for f in every), default=0.0) or 1.0
-    finest = min((f - low for f in every if f - low > 1e-4 * top), default=top)
-    return low, finest / 2, top
-
-
-def damping_marks(figure: Sensitivity, suite: str) -> list[tuple[str, float, float]]:
-    """Label, d and height of the vertical lines."""
-    marks = (("d = L", figure.lipschitz, 0.97), ("certified d", figure.certified, 0.89))
-    return [(label, by[suite], level) for label, by, level in marks if suite in by]
-
-
-def line(rule: str, place: int) -> Chart:
-    """A rule's curve, without its points."""
-    style = rule_style(rule, place)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": rule,
-        "line": {"width": style.width, "dash": style.dash, "color": style.color},
-        "meta": {"rule": rule, "light": style.color, "dark": style.dark},
-        "showlegend": False,
-    }
-
-
-def layout(x: str, y: str, title: str | None = None) -> Chart:
-    """A chart with two logarithmic axes.
+def gap_chart(
+    x_label: str,
+    what: str,
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    lowest: float,
+    title: str | None = None,
+) -> Chart:
+    """A chart of heights above the lowest one.
 
     Args:
-        x: Name of the horizontal axis.
-        y: Name of the vertical one.
-        title: Above the chart.
+        x_label: Name of the horizontal axis.
+        what: The quantity, "mean F" for example.
+        points: Position and value by method; values that aren't finite are left out.
+        lowest: The lowest value, drawn at the height 0.
+        title: A title.
     """
-    axis = {"type": "log", "exponentformat": "power", "dtick": 1, "zeroline": False}
-    out: Chart = {
-        "height": 360,
-        "margin": {"l": 62, "r": 12, "t": 34 if title else 12, "b": 48},
-        "hovermode": "closest",
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "xaxis": {**axis, "title": {"text": x}},
-        "yaxis": {**axis, "title": {"text": y}},
+    lines = []
+    for name, some in points.items():
+        finite = np.array([(x, f) for x, f in some if math.isfinite(f)]).reshape(-1, 2)
+        x, f = finite[:, 0], finite[:, 1]
+        lines.append(Line(name, x, f - lowest, (f, x)))
+    bottom = f"lowest {what}: {show_energy(lowest)}"
+    fields = (what, x_label)
+    return Chart(x_label, f"{what} − lowest", tuple(lines), fields, title, bottom)
+
+
+def lowest_of(points: Iterable[Sequence[tuple[float, float]]]) -> float:
+    """The lowest finite value of several curves; 0 if there is none."""
+    return min((f for some in points for _, f in some if math.isfinite(f)), default=0.0)
+
+
+def sensitivity_charts(figure: Sensitivity, suite: str) -> list[Chart]:
+    """F against η, a chart for each budget."""
+    low = lowest_of(points for (s, *_), points in figure.curves.items() if s == suite)
+    out = []
+    for budget in figure.budgets:
+        points = {rule: figure.curves.get((suite, rule, budget), []) for rule in PARAMETER}
+        chart = gap_chart(
+            "η = 1/(1 + d)", "mean F", points, low, title=f"{budget_name(budget)} budget"
+        )
+        marked = (("d = L", figure.lipschitz), ("certified d", figure.certified))
+        marks = tuple((label, 1 / (1 + by[suite])) for label, by in marked if suite in by)
+        lines = tuple(replace(line, dots=True) for line in chart.lines)
+        out.append(replace(chart, lines=lines, marks=marks))
+    return out
+
+
+def people_charts(table: PeopleTable) -> list[Chart]:
+    """F and MODA against passes."""
+    energy = people_energy(table, None)
+    lines = []
+    for rule, curve in table.curves.items():
+        passes = np.arange(1, len(curve.moda), dtype=float)
+        lines.append(Line(rule, passes, curve.moda[1:], (curve.moda[1:], passes)))
+    fields = ("MODA", "gradient passes")
+    # far below 0 a rule is useless all the same
+    moda = Chart("gradient passes", "MODA", tuple(lines), fields, limits=(-0.05, 1.05))
+    return [energy, moda]
+
+
+def people_energy(table: PeopleTable, title: str | None) -> Chart:
+    """Mean F over the frames against passes."""
+    points = {
+        rule: [(float(k), float(f)) for k, f in enumerate(c.free_energy) if k > 0]
+        for rule, c in table.curves.items()
     }
-    if title:
-        out["title"] = {"text": title, "x": 0.5, "y": 0.97, "font": {"size": 14}}
+    return gap_chart("gradient passes", "mean F", points, lowest_of(points.values()), title)
+
+
+def experiment_charts(
+    curves: Sequence[Curves],
+    inpainting: InpaintingResults | None,
+    people: People | None,
+    segmentation: SegmentationResults | None,
+) -> list[Chart]:
+    """The paper's Figure 3: how F falls in each experiment for which there are results."""
+    out = []
+    if inpainting is not None and inpainting.curves:
+        first = inpainting.curves[0]
+        chart = first.charts()[1]
+        out.append(replace(chart, title=f"character inpainting ({first.suite})"))
+    exact = [t for t in people.tables if t.model == "exact" and t.curves] if people else []
+    if exact:
+        out.append(people_energy(exact[0], "people detection"))
+    out += [
+        replace(c.charts()[1], title=f"segmentation ({c.suite})")
+        for c in curves
+        if c.suite == SEGMENTATION
+    ]
+    if segmentation is not None and segmentation.tables:
+        out.append(replace(segmentation_charts(segmentation)[0], title="semantic segmentation"))
+    return out
+
+
+def segmentation_charts(results: SegmentationResults) -> list[Chart]:
+    """Mean F over the images against iterations, a chart for each field."""
+    out = []
+    for table in results.tables:
+        points = {
+            rule: [(float(k), float(f)) for k, f in enumerate(fs) if k > 0]
+            for rule, fs in table.curves.items()
+        }
+        low = lowest_of(points.values())
+        out.append(gap_chart("iterations", "mean F", points, low, title=table.name))
     return out

@@ -30,11 +30,19 @@ class Gap:
 
 @dataclass(frozen=True)
 class Gaps:
-    """All gaps, by (family, rule), and how many models each family has."""
+    """All gaps.
+
+    Attributes:
+        rules: The rules.
+        counts: Number of models of each family.
+        cells: By (family, rule).
+        log_z: Mean exact log Z of each family.
+    """
 
     rules: tuple[str, ...]
     counts: dict[str, int]
     cells: dict[tuple[str, str], Gap]
+    log_z: dict[str, float]
 
 
 def exact_tasks(instances: Iterable[Instance], rules: Sequence[Rule]) -> list[Task]:
@@ -45,11 +53,11 @@ def exact_tasks(instances: Iterable[Instance], rules: Sequence[Rule]) -> list[Ta
 def make_gaps(records: Iterable[Record | None], rules: Sequence[str]) -> Gaps:
     """Means by family; a rule that misses a model of a family has no mean there."""
     found: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    models: dict[str, set[str]] = defaultdict(set)
+    models: dict[str, dict[str, float]] = defaultdict(dict)
     for r in records:
         if r is not None and r["rule"] in rules:
             found[r["suite"], r["rule"]].append(r)
-            models[r["suite"]].add(r["instance"])
+            models[r["suite"]][r["instance"]] = number_of(r, "log_z")
     cells: dict[tuple[str, str], Gap] = {}
     for family, names in models.items():
         row = {rule: _mean(found[family, rule], len(names)) for rule in rules}
@@ -57,7 +65,8 @@ def make_gaps(records: Iterable[Record | None], rules: Sequence[str]) -> Gaps:
         tie = all(is_lowest(value, low) for value, _ in row.values()) and len(row) > 1
         for rule, (value, error) in row.items():
             cells[family, rule] = Gap(value, error, is_lowest(value, low) and not tie)
-    return Gaps(tuple(rules), {f: len(n) for f, n in models.items()}, cells)
+    means = {family: sum(some.values()) / len(some) for family, some in models.items()}
+    return Gaps(tuple(rules), {f: len(n) for f, n in models.items()}, cells, means)
 
 
 def _mean(records: list[Record], wanted: int) -> tuple[float | None, float | None]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.field import Field
-from proxfield.generate import grid, segmentation
+from proxfield.generate import grid, rbm, segmentation
 from proxfield.terms.pairwise import Ising, Pairwise, Potts
 from proxfield.terms.unary import Unary
 
@@ -45,6 +45,27 @@ Maker = Callable[[], Field]
 def generated(suite: str) -> Iterator[tuple[str, int, Maker]]:
     """Name, weight and maker of each instance of a suite; fields are made when asked for."""
     yield from {"DBN": _networks, "GRID": _grids, "SEG": _segmentations}[suite]()
+
+
+def small_models() -> Iterator[tuple[str, str, Maker]]:
+    """Family, name and maker of models so small that all labellings can be enumerated."""
+    for sign in ("attractive", "repulsive", "mixed"):
+        for strength in (1, 3):
+
+            def make_grid(sign: str = sign, strength: int = strength) -> Field:
+                return grid(4, 4, strength=strength, sign=sign, seed=SEED)
+
+            yield f"grids 4×4, {sign}", f"grid4x4.f{strength}", make_grid
+    for k in range(3):
+
+        def make_network(k: int = k) -> Field:
+            return rbm(9, 6, strength=1.0, seed=SEED + k)
+
+        def make_picture(k: int = k) -> Field:
+            return segmentation(15, seed=SEED + k)
+
+        yield "networks 9 + 6", f"rbm{k}", make_network
+        yield "pictures of 15 parts", f"picture{k}", make_picture
 
 
 def _grids() -> Iterator[tuple[str, int, Maker]]:

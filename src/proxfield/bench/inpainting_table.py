@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxfield.bench.inpainting_models import GIVEN
 from proxfield.bench.published import INPAINTING, INPAINTING_BEST_KNOWN, INPAINTING_BUDGETS
 from proxfield.bench.store import Record, number_of
-from proxfield.bench.table import budget_name, is_lowest, lowest, show
+from proxfield.bench.table import budget_name, is_lowest, lowest, show, standard_error
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Cell:
         log_truth: Mean log q of the true labels in the hole; None without the truth.
         best: Is F the lowest of its column, to the digits shown?
         iterations: Mean number of iterations.
+        spread: Standard error of mean F over the fields; None with one field.
     """
 
     free_energy: float | None
@@ -29,6 +30,7 @@ class Cell:
     log_truth: float | None = None
     best: bool = False
     iterations: float = 0.0
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,15 @@ def _cell(runs: Sequence[Record], expected: int, above: bool) -> Cell:
     if len(runs) < expected:
         return Cell(None)
     n = len(runs)
-    f = sum(number_of(r, "free_energy") - (r["best_known"] if above else 0.0) for r in runs) / n
+    each = [number_of(r, "free_energy") - (r["best_known"] if above else 0.0) for r in runs]
+    f, spread = sum(each) / n, standard_error(each)
     iterations = sum(r["iterations"] for r in runs) / n
     pixels = sum(r["pixels"] for r in runs)
     if any(r["correct"] is None for r in runs):
-        return Cell(f, iterations=iterations)
+        return Cell(f, iterations=iterations, spread=spread)
     accuracy = 100.0 * sum(r["correct"] for r in runs) / pixels
-    return Cell(f, accuracy, sum(r["log_truth"] for r in runs) / pixels, False, iterations)
+    log_truth = sum(r["log_truth"] for r in runs) / pixels
+    return Cell(f, accuracy, log_truth, False, iterations, spread)
 
 
 def show_percent(value: float | None) -> str:

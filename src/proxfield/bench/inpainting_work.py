@@ -8,7 +8,7 @@ import numpy as np
 
 from proxfield._version import __version__
 from proxfield.bench.inpainting_models import Inpainting, InpaintingInstance
-from proxfield.bench.runner import UNLIMITED, Settings, Warm, infer_with, trace_record
+from proxfield.bench.runner import UNLIMITED, Settings, Warm, infer_with, traced_run
 from proxfield.bench.store import Record, plain
 from proxfield.result import Result
 from proxfield.rules.base import Rule
@@ -65,12 +65,11 @@ class InpaintingTask:
 
     def do(self, model: Inpainting, settings: Settings) -> Record:
         """F, and how many pixels of the hole are right."""
-        result = infer_with(
-            self.rule, model.field, settings, budget=self.budget, max_iters=UNLIMITED,
-            trace=self.traced,
-        )  # fmt: skip
         if self.traced:
-            return {"n_vars": model.field.n_vars, **trace_record(result)}
+            return traced_run(self.rule, model.field, settings, self.budget)
+        result = infer_with(
+            self.rule, model.field, settings, budget=self.budget, max_iters=UNLIMITED, trace=False
+        )
         return {
             "free_energy": result.free_energy,
             "iterations": result.iterations,

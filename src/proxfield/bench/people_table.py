@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from proxfield.bench.people_work import ROWS
 from proxfield.bench.published import PEOPLE, PEOPLE_BUDGETS
 from proxfield.bench.store import Record, number_of
-from proxfield.bench.table import budget_name, is_lowest, lowest, show
+from proxfield.bench.table import budget_name, is_lowest, lowest, show, standard_error
 from proxfield.common.arrays import Doubles
 
 PASSES = (10, 25, 60)
@@ -31,12 +31,14 @@ class Cell:
         moda: Of all frames together.
         best: Is F the lowest of its column, to the digits shown?
         best_moda: Is MODA the highest?
+        spread: Standard error of mean F over the frames; None with one frame.
     """
 
     free_energy: float | None
     moda: float | None
     best: bool = False
     best_moda: bool = False
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,12 @@ class Curve:
     Attributes:
         free_energy: Mean F over the frames after 0, 1, 2, … passes.  # (m,)
         moda: Of all frames together.  # (m,)
+        spread: Standard error of mean F over the frames; NaN where there is none.  # (m,)
     """
 
     free_energy: Doubles
     moda: Doubles
+    spread: Doubles | None = None
 
 
 @dataclass(frozen=True)
@@ -182,13 +186,18 @@ def make_curve(records: Sequence[Record], length: int) -> Curve:
     people = sum(int(r["people"]) for r in records)
     missed = people - np.sum(found, axis=0)
     moda = 1.0 - (missed + np.sum(wrong, axis=0)) / max(1, people)
-    return Curve(np.mean(energies, axis=0), moda)
+    columns = np.array(energies).T.tolist()
+    spread = np.array([standard_error(c) for c in columns], dtype=np.float64)  # None is NaN
+    return Curve(np.mean(energies, axis=0), moda, spread)
 
 
 def _counted_cell(curve: Curve | None, passes: int) -> Cell:
     if curve is None:
         return Cell(None, None)
-    return Cell(float(curve.free_energy[passes]), float(curve.moda[passes]))
+    spread = None if curve.spread is None else float(curve.spread[passes])
+    if spread is not None and math.isnan(spread):
+        spread = None
+    return Cell(float(curve.free_energy[passes]), float(curve.moda[passes]), spread=spread)
 
 
 def _timed_cell(records: Sequence[Record], frames: int) -> Cell:
@@ -196,8 +205,9 @@ def _timed_cell(records: Sequence[Record], frames: int) -> Cell:
         return Cell(None, None)
     people = sum(int(r["people"]) for r in records)
     wrong = sum(int(r["people"]) - int(r["matches"]) + int(r["false_alarms"]) for r in records)
-    energy = float(np.mean([number_of(r, "free_energy") for r in records]))
-    return Cell(energy, 1.0 - wrong / max(1, people))
+    energies = [number_of(r, "free_energy") for r in records]
+    moda = 1.0 - wrong / max(1, people)
+    return Cell(float(np.mean(energies)), moda, spread=standard_error(energies))
 
 
 def _with_bests(cells: dict[str, tuple[Cell, ...]]) -> dict[str, tuple[Cell, ...]]:
@@ -208,8 +218,10 @@ def _with_bests(cells: dict[str, tuple[Cell, ...]]) -> dict[str, tuple[Cell, ...
         high = max((c.moda for c in column if c.moda is not None), default=None)
         columns.append(
             [
-                Cell(
-                    c.free_energy, c.moda, is_lowest(c.free_energy, low), _is_highest(c.moda, high)
+                replace(
+                    c,
+                    best=is_lowest(c.free_energy, low),
+                    best_moda=_is_highest(c.moda, high),
                 )
                 for c in column
             ]

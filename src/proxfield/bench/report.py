@@ -1,26 +1,64 @@
-"""The report: one HTML file that explains itself and loads nothing."""
+"""The report: one HTML file that explains itself and loads nothing.
+
+Templates (``templates/``) hold all text and markup; this module gathers what they show. Charts are
+drawn as SVG when the report is written, so that they need neither a network nor a script.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from html import escape
+from typing import TYPE_CHECKING, Any
 
-from proxfield.bench.charts import Curves, convergence_charts, sensitivity_charts
+from proxfield.bench.charts import (
+    experiment_charts,
+    people_charts,
+    segmentation_charts,
+    sensitivity_charts,
+)
+from proxfield.bench.curves import Curves
 from proxfield.bench.exact import Gaps
-from proxfield.bench.inpainting_report import InpaintingResults, inpainting_section
-from proxfield.bench.panels import make_panels, panels_section
-from proxfield.bench.people_report import People, people_section
-from proxfield.bench.published import ABOUT, FULL_NAMES
-from proxfield.bench.report_tables import effort_table, gap_table, headlines, joined, main_table
+from proxfield.bench.inpainting_models import GIVEN
+from proxfield.bench.inpainting_report import InpaintingResults
+from proxfield.bench.inpainting_table import show_percent
+from proxfield.bench.people_report import People, chart_id
+from proxfield.bench.people_table import show_moda
+from proxfield.bench.published import ABOUT, FULL_NAMES, INPAINTING_BUDGETS, PEOPLE_BUDGETS
+from proxfield.bench.segmentation_scenes import CLASSES
+from proxfield.bench.segmentation_table import SegmentationResults
 from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.store import Record
-from proxfield.bench.table import Table, budget_name
+from proxfield.bench.table import Cell, Table, bests, budget_name, show
+from proxfield.bench.wins import Wins
 from proxfield.common.extras import install_hint
+from proxfield.errors import MissingDependencyError
 from proxfield.io.files import atomic_write
-from proxfield.viz.page import definitions, legend, paragraphs, plots, whole_page
+from proxfield.viz.charts import Chart
+from proxfield.viz.page import page_style
+from proxfield.viz.plots import show_energy
+from proxfield.viz.style import rule_style
+from proxfield.viz.svg import dark_colors, page_chart
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TITLE = "Mean-field inference at a time budget"
+HEADINGS = {
+    "what": "What is measured",
+    "table": "F when the time is up",
+    "wins": "Which rule beats which",
+    "convergence": "How F falls",
+    "sensitivity": "How much the damping matters",
+    "exact": "How tight the bound is",
+    "inpainting": "Characters completed",
+    "people": "People in several cameras",
+    "segmentation": "Scenes segmented",
+    "panels": "The experiments side by side",
+    "rules": "The rules",
+    "rerun": "Run it again",
+}
+"""Sections by their id, in order."""
 
 
 @dataclass
@@ -33,12 +71,14 @@ class ReportData:
         tol: When runs stop before their budget is used up.
         repeats: Repetitions of each timed run.
         table: Table 1.
+        wins: How often each rule beats each other one.
         papers_own: Which suites are the paper's very instances.
         curves: How F falls on one instance of each suite.
         sensitivity: Figure 2.
         gaps: Gaps to the exact log Z.
         inpainting: Table 2.
         people: Table 3.
+        segmentation: Dense CRFs on scenes.
         figures: The folder and the names of the pictures saved beside the report.
         failures: What couldn't be run.
         overruns: A sentence about runs that took too long, if any did.
@@ -49,12 +89,14 @@ class ReportData:
     tol: float
     repeats: int = 1
     table: Table | None = None
+    wins: Wins | None = None
     papers_own: dict[str, bool] = field(default_factory=dict)
     curves: list[Curves] = field(default_factory=list)
     sensitivity: Sensitivity | None = None
     gaps: Gaps | None = None
     inpainting: InpaintingResults | None = None
     people: People | None = None
+    segmentation: SegmentationResults | None = None
     figures: tuple[str, list[str]] | None = None
     failures: list[str] = field(default_factory=list)
     overruns: str | None = None
@@ -65,225 +107,300 @@ def write_report(path: str, data: ReportData) -> None:
 
     Raises:
         InputError: If it can't be written.
-        MissingDependencyError: If plotly isn't installed.
+        MissingDependencyError: If jinja2 or matplotlib isn't installed.
     """
     atomic_write(path, make_report(data))
 
 
+def find_environment() -> Environment:
+    """jinja2 with the report's templates; everything is escaped that isn't markup already.
+
+    Raises:
+        MissingDependencyError: If jinja2 or matplotlib isn't installed.
+    """
+    try:
+        import jinja2
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        name = "jinja2" if "jinja2" in str(error) else "matplotlib"
+        raise MissingDependencyError(f"the report needs {name}: {install_hint('bench')}") from None
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("proxfield.bench"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters |= {
+        "budget": budget_name,
+        "energy": lambda value: show(value).replace("-", "−"),
+        "percent": show_percent,
+        "moda": lambda value: show_moda(value).replace("-", "−"),
+        "range": _range,
+    }
+    env.globals |= {"look": rule_style, "size": _size}
+    return env
+
+
+class Charts:
+    """The charts of a page, as they are drawn one after another.
+
+    Attributes:
+        data: What the page's script needs.
+    """
+
+    def __init__(self) -> None:
+        self.data: list[Record] = []
+
+    def draw(self, name: str, group: str, chart: Chart, label: str) -> Record:
+        """One chart for a template; curves of one group are shown and hidden together."""
+        from markupsafe import Markup
+
+        name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+        svg, points = page_chart(name, chart)
+        self.data.append({**points, "group": group})
+        return {"id": name, "label": label, "svg": Markup(svg)}  # of matplotlib, which escapes
+
+
 def make_report(data: ReportData) -> str:
     """The report as HTML."""
-    charts: list[Record] = []
-    sections = [_what(data)]
-    if data.table is not None:
-        sections.append(_table_section(data, data.table))
+    from markupsafe import Markup
+
+    env = find_environment()
+    charts = Charts()
     curves = [*data.curves, *(data.inpainting.curves if data.inpainting else [])]
-    if curves:
-        sections.append(_convergence_section(curves, charts))
-    if data.sensitivity is not None:
-        sections.append(_sensitivity_section(data.sensitivity, charts))
-    if data.gaps is not None and data.gaps.cells:
-        sections.append(_exact_section(data.gaps))
-    if data.inpainting is not None:
-        sections.append(inpainting_section(data.inpainting))
-    if data.people is not None:
-        sections.append(people_section(data.people, charts))
-    panels = make_panels(data.curves, data.inpainting, data.people)
-    if len(panels) > 1:
-        sections.append(panels_section(panels, charts))
-    sections += [_rules_section(data), _origin_section(data)]
+    context: dict[str, Any] = {
+        "title": TITLE,
+        "about": _about(data),
+        "style": Markup(page_style()),  # our own file
+        "dark": dark_colors(),
+        "tol": data.tol,
+        "repeats": data.repeats,
+        "full_names": FULL_NAMES,
+        "abouts": ABOUT,
+        "suites": _suites(data),
+        "table": data.table,
+        "wins": data.wins if data.wins is not None and data.wins.models else None,
+        "gaps": data.gaps if data.gaps is not None and data.gaps.cells else None,
+        "overruns": data.overruns,
+        "failures": data.failures,
+        "figures": data.figures,
+        **_table_parts(data),
+        **_convergence(curves, charts),
+        **_sensitivity(data.sensitivity, charts),
+        **_inpainting(data.inpainting),
+        **_people(data.people, charts),
+        **_segmentation(data.segmentation, charts),
+        **_panels(data, charts),
+        "rules": _rules(data),
+        "install": install_hint("bench"),
+        "commands": list(dict.fromkeys([*_commands(data.metas), data.command])),
+        "origins": [_origin(meta, data.tol) for meta in data.metas],
+    }
+    present = {**context, "what": True, "rerun": True, "exact": context["gaps"]}
+    context["contents"] = [(name, text) for name, text in HEADINGS.items() if present.get(name)]
+    context["charts"] = charts.data
+    return env.get_template("report.html.j2").render(context)
+
+
+def _about(data: ReportData) -> str:
     latest = data.metas[-1] if data.metas else {}
     versions, machine = latest.get("versions", {}), latest.get("machine", {})
-    about = ", ".join(
-        str(x)
-        for x in (
-            f"proxfield {versions.get('proxfield', '?')}",
-            machine.get("processor"),
-            latest.get("when"),
-        )
-        if x
+    parts = (
+        f"proxfield {versions.get('proxfield', '?')}",
+        machine.get("processor"),
+        latest.get("when"),
     )
-    noscript = (
-        '<noscript><p class="warn">The charts need JavaScript; the tables don’t.</p></noscript>'
-        if charts
-        else ""
-    )
-    body = (
-        f'<header><h1>{escape(TITLE)}</h1><p class="soft">{escape(about)}</p>{noscript}</header>\n'
-        f"<main>\n{''.join(sections)}\n</main>\n"
-        "<footer><p>The published numbers are those of Baqué, Bagautdinov, Fleuret and Fua, "
-        "<cite>Principled Parallel Mean-Field Inference for Discrete Random Fields</cite> "
-        "(CVPR 2016), Tables 1 to 3. This file is complete in itself and loads nothing.</p>"
-        "</footer>"
-    )
-    return whole_page(f"proxfield: {TITLE.lower()}", body, charts)
+    return ", ".join(str(x) for x in parts if x)
 
 
-def _what(data: ReportData) -> str:
-    """What is measured and why."""
-    out = "<section><h2>What is measured</h2>" + paragraphs(
-        "A random field gives a probability to every labelling of many variables. Mean field "
-        "replaces it by independent marginals, one per variable, and looks for those with the "
-        "lowest free energy F. Lower is better: −F is a certified lower bound on log Z, the "
-        "logarithm of the field’s normalizer, and one unit of F is a factor of e in the bound."
-    )
-    if data.table is None and not data.curves and data.sensitivity is None:
-        if data.inpainting is not None:
-            out += _budgets()
-        return out + "</section>"
-    out += _budgets()
+def _suites(data: ReportData) -> list[str]:
+    """The suites of the paper's first experiment that the report is about."""
     suites = list(data.table.suites) if data.table else []
     suites = suites or [c.suite for c in data.curves]
-    suites = suites or (data.sensitivity.suites if data.sensitivity else [])
-    if suites:
-        names = "".join(
-            f"<dt><strong>{escape(s)}</strong><br>{escape(FULL_NAMES.get(s, ''))}</dt>"
-            f"<dd>{escape(ABOUT.get(s, ''))}</dd>"
-            for s in suites
-        )
-        out += f"<h3>The models</h3><dl>{names}</dl>"
-    return out + "</section>"
+    return suites or (data.sensitivity.suites if data.sensitivity else [])
 
 
-def _budgets() -> str:
-    """How rules are compared."""
-    return paragraphs(
-        "The rules below all go down in F, in different ways and at different speeds, and they "
-        "end in different local minima. So each rule starts from the same uniform marginals, gets "
-        "a fixed time, and is judged by F of the state it is in when the time is up. Finding a "
-        "certified step counts as time; reading the model, compiling and evaluating that last F "
-        "don’t.",
-    )
+def _table_parts(data: ReportData) -> Record:
+    """What is said about Table 1."""
+    table = data.table
+    if table is None:
+        return {"headlines": [], "foreign": "", "differences": []}
+    own = data.papers_own
+    foreign = [s for s in table.suites if not own.get(s)]
+    budget = max(table.budgets)
+    headlines = []
+    for suite in table.suites:
+        best = [r for r in table.rules if table.cells[r, suite, budget].best]
+        ours, theirs = bests(table, suite, budget)
+        if best and ours is not None:
+            theirs = theirs if own.get(suite) else None
+            difference = "" if theirs is None else f"{ours - theirs:+.2f}".replace("-", "−")
+            headlines.append(
+                {"suite": suite, "rules": best, "budget": budget, "ours": ours, "theirs": theirs,
+                 "difference": difference}
+            )  # fmt: skip
+    differences = []
+    for suite in table.suites if any(own.get(s) for s in table.suites) else ():
+        for b in table.budgets:
+            ours, theirs = bests(table, suite, b)
+            known = own.get(suite) and ours is not None and theirs is not None
+            text = f"{ours - theirs:+.2f}" if known else "–"  # type: ignore[operator]
+            differences.append(text.replace("-", "−"))
+    return {"headlines": headlines, "foreign": joined(foreign), "differences": differences}
 
 
-def _table_section(data: ReportData, table: Table) -> str:
-    out = '<section><h2 id="table">F when the time is up</h2>'
-    out += headlines(table, data.papers_own)
-    foreign = [s for s in table.suites if not data.papers_own.get(s)]
-    if foreign:
-        which = joined(foreign)
-        out += (
-            f'<p class="warn">{escape(which)}: these are not the paper’s own instances but others '
-            "of the same kind and size, so the published numbers show only the order of magnitude "
-            "and the ranking to expect.</p>"
-        )
-    out += main_table(table, data.papers_own)
-    middle = f", the median of {data.repeats} repetitions each" if data.repeats > 1 else ""
-    out += paragraphs(
-        f"Mean F over the instances of a set{middle}. The published numbers were measured on "
-        "another machine, with other code. Where a rule has converged within its budget, only the "
-        "minimum it found counts; where it hasn’t, faster code gets further. The paper doesn’t "
-        "print the damping it used for fixed and adaptive; here it is the certified one."
-    )
-    out += (
-        "<details><summary>Iterations made, and how many instances converged</summary>"
-        f"{effort_table(table, data.tol)}</details>"
-    )
-    if data.overruns:
-        out += f'<p class="soft">{escape(data.overruns)}.</p>'
-    if data.failures:
-        items = "".join(f"<li>{escape(f)}</li>" for f in data.failures)
-        out += f'<div class="warn"><p>Not everything could be run:</p><ul>{items}</ul></div>'
-    return out + "</section>"
+def joined(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    Example:
+        >>> joined(["a", "b", "c"]), joined([])
+        ('a, b and c', '')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _convergence_section(curves: Sequence[Curves], charts: list[Record]) -> str:
-    """F against time and iterations, for one instance of each suite."""
-    rules = list(dict.fromkeys(rule for c in curves for rule in c.rows))
-    out = '<section><h2 id="convergence">How F falls</h2>' + paragraphs(
-        "One instance of each set. The height is F above the lowest F that any rule saw on that "
-        "instance, on a logarithmic scale: each step down is ten times closer. A curve that "
-        "touches the bottom is at that lowest F; one that jitters doesn’t settle. Point at a "
-        "curve for its numbers, drag to zoom, click a name to hide it, double-click to see it "
-        "alone."
-    )
-    out += legend("convergence", rules)
+def _size(table: Table, suite: str) -> str:
+    count, models = table.counts[suite], table.models[suite]
+    text = "1 instance" if count == 1 else f"{count} instances"
+    return text if count == models else f"{text}, {models} models"
+
+
+def _range(cell: Cell) -> str:
+    """The spread over repetitions, relative to the value in the table."""
+    assert cell.spread is not None and cell.value is not None
+    below, above = cell.value - cell.spread[0], cell.spread[1] - cell.value
+    return "± 0" if show(below) == show(above) == show(0.0) else f"−{below:.2f} +{above:.2f}"
+
+
+def _convergence(curves: Sequence[Curves], charts: Charts) -> Record:
+    out = []
     for c in curves:
-        ids = []
-        for (name, chart), axis in zip(convergence_charts(c), ("time", "iterations"), strict=True):
-            charts.append({"id": name, "group": "convergence", **chart})
-            ids.append((name, f"F against {axis} on {c.instance}, one curve per rule"))
-        out += f"<h3>{escape(c.suite)}: {escape(c.instance)}, {c.n_vars:,} variables</h3>"
-        caption = f"Left: against time. Right: against iterations. Lowest F: {c.lowest:,.2f}."
-        out += plots(ids, escape(caption.replace("-", "−")))
-    out += (
-        '<p class="soft">The curves come from runs of their own, which note F at every state and '
-        "are a little slower for it; the table’s runs don’t.</p>"
-    )
-    return out + "</section>"
+        iterations, seconds = c.charts()
+        name = f"convergence-{c.suite}"
+        drawn = [
+            charts.draw(
+                f"{name}-{axis}", "convergence", chart,
+                f"F against {axis} on {c.instance}, one curve per rule",
+            )
+            for chart, axis in ((seconds, "seconds"), (iterations, "iterations"))
+        ]  # fmt: skip
+        lowest = show_energy(c.lowest)
+        out.append(
+            {"suite": c.suite, "instance": c.instance, "n_vars": c.n_vars, "charts": drawn,
+             "lowest": lowest}
+        )  # fmt: skip
+    rules = list(dict.fromkeys(rule for c in curves for rule in c.rows))
+    return {"convergence": out, "convergence_rules": rules}
 
 
-def _sensitivity_section(figure: Sensitivity, charts: list[Record]) -> str:
-    out = '<section><h2 id="sensitivity">How much the damping matters</h2>' + paragraphs(
-        "Three rules have a damping parameter η = 1/(1 + d): at η = 1 they take full steps, with "
-        "smaller η they move more carefully. A flat curve means that the parameter needs no "
-        "tuning. The height is mean F above the lowest mean F of the set; points at the bottom "
-        "have reached it. The dotted lines are steps that need no tuning at all: the paper’s d = L "
-        "(L is the norm of the Hessian of the energy) and the certified d, the mean over the "
-        "instances of each. The certified d is the smallest for which no step can raise F by the "
-        "bound in docs/concepts/methods.md."
-    )
-    out += legend("sensitivity", PARAMETER)
-    for suite in figure.suites:
-        ids = []
-        for (name, chart), budget in zip(
-            sensitivity_charts(figure, suite), figure.budgets, strict=True
-        ):
-            charts.append({"id": name, "group": "sensitivity", **chart})
-            ids.append((name, f"F against the damping on {suite} at {budget_name(budget)}"))
+def _sensitivity(figure: Sensitivity | None, charts: Charts) -> Record:
+    out = []
+    for suite in figure.suites if figure else ():
+        assert figure is not None
+        drawn = [
+            charts.draw(
+                f"sensitivity-{suite}-{budget:g}".replace(".", "_"), "sensitivity", chart,
+                f"F against the damping on {suite} at {budget_name(budget)}",
+            )
+            for chart, budget in zip(
+                sensitivity_charts(figure, suite), figure.budgets, strict=True
+            )
+        ]  # fmt: skip
         marks = [
             f"{label} = {by[suite]:.3g}"
             for label, by in (("L", figure.lipschitz), ("certified d", figure.certified))
             if suite in by
         ]
         caption = f"Mean {' and mean '.join(marks)}." if marks else ""
-        out += f"<h3>{escape(suite)}</h3>" + plots(ids, escape(caption))
-    return out + "</section>"
+        out.append({"suite": suite, "charts": drawn, "caption": caption})
+    return {"sensitivity": out, "sensitivity_rules": list(PARAMETER)}
 
 
-def _exact_section(gaps: Gaps) -> str:
-    out = '<section><h2 id="exact">How tight the bound is</h2>' + paragraphs(
-        "For small models the exact log Z is known. The table shows log Z minus the bound, in "
-        "nats, as a mean over the models of a family: 0 would be exact, and below 0 would refute "
-        "the bound. Underneath is the mean absolute error of the marginals. Each rule runs to "
-        "convergence, for at most 1000 iterations."
-    )
-    return out + gap_table(gaps) + "</section>"
+def _inpainting(results: InpaintingResults | None) -> Record:
+    return {
+        "inpainting": results,
+        "inpainting_budgets": INPAINTING_BUDGETS,
+        "given": GIVEN,
+        "inpainting_pictures": _encoded(results.pictures if results else []),
+    }
 
 
-def _rules_section(data: ReportData) -> str:
+def _people(people: People | None, charts: Charts) -> Record:
+    out = []
+    for table in people.tables if people else ():
+        group = chart_id(table, "group")
+        drawn = [
+            charts.draw(
+                chart_id(table, what), group, chart, f"{what} against passes on {table.name}"
+            )
+            for chart, what in zip(people_charts(table), ("F", "MODA"), strict=True)
+            if table.curves
+        ]
+        out.append({"table": table, "group": group, "charts": drawn})
+    return {
+        "people": out,
+        "people_budgets": PEOPLE_BUDGETS,
+        "people_pictures": _encoded(people.pictures if people else []),
+    }
+
+
+def _segmentation(results: SegmentationResults | None, charts: Charts) -> Record:
+    tables = results.tables if results else []
+    drawn = [
+        charts.draw(
+            f"segmentation-{k}", "segmentation", chart, f"F against iterations, {table.name}"
+        )
+        for k, (chart, table) in enumerate(
+            zip(segmentation_charts(results) if results else [], tables, strict=True)
+        )
+    ]
+    rules = list(dict.fromkeys(rule for t in tables for rule in t.curves))
+    return {
+        "segmentation": [{"table": table} for table in tables],
+        "segmentation_plots": drawn,
+        "segmentation_rules": rules,
+        "classes_of_scenes": len(CLASSES),
+    }
+
+
+def _panels(data: ReportData, charts: Charts) -> Record:
+    some = experiment_charts(data.curves, data.inpainting, data.people, data.segmentation)
+    if len(some) < 2:
+        return {"panels": [], "panel_rules": []}
+    drawn = [
+        charts.draw(f"panel-{k}", "panels", chart, f"F against {chart.x_label} for {chart.title}")
+        for k, chart in enumerate(some)
+    ]
+    rules = list(dict.fromkeys(line.name for chart in some for line in chart.lines))
+    return {"panels": drawn, "panel_rules": rules}
+
+
+def _encoded(pictures: Iterable[tuple[str, str, bytes]]) -> list[tuple[str, str, str]]:
+    return [(name, what, base64.b64encode(png).decode("ascii")) for name, what, png in pictures]
+
+
+def _rules(data: ReportData) -> list[tuple[str, str]]:
     """What the rules do, in a line each."""
     from proxfield.rules.registry import RULES
 
-    names = list(data.table.rules) if data.table else []
-    parts = (data.inpainting, data.people)
-    names += [rule for part in parts if part for table in part.tables for rule in table.rules]
+    names = list(data.table.rules) if data.table else [r for c in data.curves for r in c.rows]
+    for table in data.people.tables if data.people else ():
+        names += table.rules
+    for each in data.inpainting.tables if data.inpainting else ():
+        names += each.rules
+    for one in data.segmentation.tables if data.segmentation else ():
+        names += one.rules
     names = list(dict.fromkeys(names)) or list(PARAMETER)
-    rows = [(name, str(RULES[name].summary)) for name in names if name in RULES]
-    return f"<section><h2>The rules</h2>{definitions(rows)}</section>"
+    return [(name, str(RULES[name].summary)) for name in names if name in RULES]
 
 
-def _origin_section(data: ReportData) -> str:
-    """How to run it again, and on what it ran."""
-    out = '<section><h2 id="rerun">Run it again</h2>'
-    own = [str(m["command"]) for m in data.metas if "command" in m]
-    commands = list(dict.fromkeys([*own, data.command]))
-    out += f"<pre><code>{install_hint('bench')}\n"
-    out += "\n".join(escape(c) for c in commands) + "</code></pre>"
-    out += paragraphs(
-        "Finished runs are kept in the results file and aren’t repeated; name a new file with "
-        "--output to start afresh. Timings are worth most on a machine that does nothing else."
-    )
-    if data.figures is not None:
-        folder, names = data.figures
-        files = ", ".join(names)
-        out += f'<p class="soft">Pictures for print, in {escape(folder)}: {escape(files)}.</p>'
-    for k, meta in enumerate(data.metas):
-        title = "Machine and versions" if k == 0 else f"Machine and versions of session {k + 1}"
-        out += f"<h3>{title}</h3>" + definitions(_origin(meta, data.tol))
-    return out + "</section>"
+def _commands(metas: Iterable[Record]) -> list[str]:
+    return [str(meta["command"]) for meta in metas if "command" in meta]
 
 
 def _origin(meta: Record, tol: float) -> list[tuple[str, str]]:
+    """How and on what a session ran."""
     machine, versions = meta.get("machine") or {}, meta.get("versions") or {}
     memory = machine.get("memory_gib")
     pairs = [

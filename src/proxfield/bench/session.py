@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from proxfield.bench.published import PAPER_RULES
 from proxfield.common.records import Record
-from proxfield.errors import InputError, MissingDependencyError, ProxfieldError
+from proxfield.errors import InputError, ProxfieldError
 
 if TYPE_CHECKING:
-    from proxfield.bench.charts import Curves
+    from proxfield.bench.curves import Curves
     from proxfield.bench.inpainting_report import InpaintingResults
     from proxfield.bench.people_report import People
     from proxfield.bench.report import ReportData
     from proxfield.bench.runner import Failure, Settings, Task, Work
+    from proxfield.bench.segmentation_table import SegmentationResults
     from proxfield.bench.sensitivity import Sensitivity
     from proxfield.bench.store import Store
     from proxfield.bench.suites import Instance
@@ -100,16 +101,13 @@ def split_names(text: str, option: str) -> list[str]:
 def check_outputs(outputs: Outputs) -> None:
     """Refuse what can't be written, and packages that are missing, before a long run."""
     if outputs.report is not None:
-        from proxfield.viz.page import plotly_script
+        from proxfield.bench.report import find_environment
 
-        plotly_script()
+        find_environment()
     if outputs.figures is not None:
-        from proxfield.viz.page import REMEDY
+        from proxfield.viz.charts import find_figure_class
 
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise MissingDependencyError(f"pictures need matplotlib: {REMEDY}") from None
+        find_figure_class()
 
 
 def trace_tasks(
@@ -123,14 +121,21 @@ def trace_tasks(
     return [Task("trace", instance, rule, budget) for instance in chosen for rule in rules]
 
 
-def stored_curves(tasks: Sequence[Work], store: Store, settings: Settings) -> list[Curves]:
-    """The curves of what was traced, by suite."""
-    from proxfield.bench.charts import make_curves
+def stored_curves(
+    tasks: Sequence[Work], store: Store, settings: Settings, timed: Sequence[Work] = ()
+) -> list[Curves]:
+    """The curves of what was traced, by suite, with the timed runs on the same instances."""
+    from proxfield.bench.curves import make_curves
 
     out = []
     for suite in dict.fromkeys(t.instance.suite for t in tasks):
-        found = [store.find(t.identity(settings)) for t in tasks if t.instance.suite == suite]
-        curves = make_curves([r for r in found if r is not None])
+        found, runs = (
+            [store.find(t.identity(settings)) for t in some if t.instance.suite == suite]
+            for some in (tasks, timed)
+        )
+        curves = make_curves(
+            [r for r in found if r is not None], [r for r in runs if r is not None]
+        )
         if curves is not None:
             out.append(curves)
     return out
@@ -160,18 +165,11 @@ def write_outputs(outputs: Outputs, data: ReportData) -> list[str]:
 
     notes = []
     try:
-        drawn = data.curves or data.sensitivity or data.people or data.inpainting
-        if outputs.pictures is not None and drawn:
-            try:
-                names = save_figures(
-                    outputs.pictures, data.curves, data.sensitivity, data.people, data.inpainting
-                )
-                data.figures = (_relative(outputs.pictures, outputs.report), names)
-                notes.append(f"pictures: {outputs.pictures}")
-            except MissingDependencyError as error:
-                if outputs.figures is not None:
-                    raise
-                notes.append(f"note: no pictures beside the report: {error}")
+        parts = (data.sensitivity, data.people, data.inpainting, data.segmentation)
+        if outputs.pictures is not None and (data.curves or any(parts)):
+            names = save_figures(outputs.pictures, data)
+            data.figures = (_relative(outputs.pictures, outputs.report), names)
+            notes.append(f"pictures: {outputs.pictures}")
         if outputs.report is not None:
             write_report(outputs.report, data)
             notes.append(f"report: {outputs.report}")
@@ -223,7 +221,7 @@ def load_people(path: str) -> tuple[list[Record], People]:
 
 def load_inpainting(path: str) -> tuple[list[Record], InpaintingResults]:
     """Where the results of ``bench inpainting`` come from, its tables and its curves."""
-    from proxfield.bench.charts import make_curves
+    from proxfield.bench.curves import make_curves
     from proxfield.bench.inpainting_report import InpaintingResults
     from proxfield.bench.inpainting_table import make_inpainting_tables
     from proxfield.bench.store import read_records
@@ -234,5 +232,20 @@ def load_inpainting(path: str) -> tuple[list[Record], InpaintingResults]:
     if not tables:
         raise InputError("no results of bench inpainting in it", path=display_name(path))
     traces = [r for r in records if r["kind"] == "trace"]
-    found = [make_curves([r for r in traces if r["suite"] == table.suite]) for table in tables]
+    found = [
+        make_curves([r for r in traces if r["suite"] == table.suite], records) for table in tables
+    ]
     return metas, InpaintingResults(tables, [c for c in found if c is not None])
+
+
+def load_segmentation(path: str) -> tuple[list[Record], SegmentationResults]:
+    """Where the results of ``bench segmentation`` come from, and its tables."""
+    from proxfield.bench.segmentation_table import SegmentationResults, make_segmentation_tables
+    from proxfield.bench.store import read_records
+    from proxfield.io.files import display_name
+
+    metas, records = read_records(path)
+    tables = make_segmentation_tables(records)
+    if not tables:
+        raise InputError("no results of bench segmentation in it", path=display_name(path))
+    return metas, SegmentationResults(tables)

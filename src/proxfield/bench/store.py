@@ -44,6 +44,7 @@ NEEDED = {
     "passes": ("passes", "trace_free_energy", "matches", "false_alarms", "people"),
     "inpainting": ("free_energy", "iterations", "seconds", "pixels", "correct", "best_known"),
     "people": ("free_energy", "seconds", "matches", "false_alarms", "people"),
+    "segmentation": ("free_energy", "iterations", "seconds", "setting", "confusion", "classifier"),
 }
 """Kinds of lines, and what each must hold beside its identity."""
 PASSING = ("when", "load_average")

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,6 +178,23 @@ def load_exact(folder_name: str) -> list[Instance]:
             path=display_name(folder),
         )
     return [_exact_instance(path) for path in paths]
+
+
+def generated_exact() -> list[Instance]:
+    """Small seeded models whose exact answers are found by enumerating all labellings."""
+    from proxfield.bench.generated import RECIPE, small_models
+
+    return [
+        Instance(family, name, 1, RECIPE, make, partial(_enumerate, make))
+        for family, name, make in small_models()
+    ]
+
+
+def _enumerate(make: Callable[[], Field]) -> Reference:
+    from proxfield.testing import enumerate_field
+
+    exact = enumerate_field(make())
+    return Reference(exact.log_z, exact.marginals)
 
 
 def beside(path: Path, ending: str) -> Path:

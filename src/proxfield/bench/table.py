@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, stdev
 
 from proxfield.bench.published import published
 from proxfield.bench.runner import Settings, Task
@@ -23,6 +23,8 @@ class Cell:
 
     Attributes:
         value: Mean F over the instances; None if a run is missing.
+        spread: Means over the instances of the lowest and of the highest F of the repetitions;
+            None with a single repetition.
         published: The paper's, where it has one.
         best: Is ``value`` the lowest of its column, to the digits shown?
         published_best: Is ``published`` the lowest of its column?
@@ -38,6 +40,7 @@ class Cell:
     iterations: float | None = None
     settled: int = 0
     seconds: float = 0.0
+    spread: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def _cell(
     """Median over repetitions, mean over instances by weight."""
     theirs = published(rule.name, suite, budget)
     values, weights, iterations = [], [], []
+    each: list[list[float]] = []  # by instance, F of every repetition
     settled, seconds = 0, 0.0
     for instance in instances:
         tasks = [Task("run", instance, rule, budget, k) for k in range(repeats)]
@@ -126,17 +130,20 @@ def _cell(
         runs = [r for r in found if r is not None]
         if len(runs) < repeats:
             return Cell(None, theirs)
-        values.append(median(number_of(r, "free_energy") for r in runs))
+        each.append([number_of(r, "free_energy") for r in runs])
+        values.append(median(each[-1]))
         weights.append(instance.weight)
         iterations.append(median(int(r["iterations"]) for r in runs))
         settled += instance.weight * (sum(_converged(r) for r in runs) * 2 > len(runs))
         seconds = max(seconds, *(float(r["seconds"]) for r in runs))
+    ends = [weighted_mean([pick(some) for some in each], weights) for pick in (min, max)]
     return Cell(
         weighted_mean(values, weights),
         theirs,
         iterations=median(iterations),
         settled=settled,
         seconds=seconds,
+        spread=(ends[0], ends[1]) if repeats > 1 else None,
     )
 
 
@@ -172,9 +179,27 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return total / sum(weights)
 
 
+def standard_error(values: Sequence[float]) -> float | None:
+    """The standard error of a mean; None of fewer than two values or of values that aren't finite.
+
+    Example:
+        >>> standard_error([1.0, 3.0]), standard_error([1.0])
+        (1.0, None)
+    """
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return None
+    return stdev(values) / math.sqrt(len(values))
+
+
 def lowest(values: Sequence[float | None]) -> float | None:
     """The lowest finite value, None if there is none."""
     return min((v for v in values if v is not None and math.isfinite(v)), default=None)
+
+
+def bests(table: Table, suite: str, budget: float) -> tuple[float | None, float | None]:
+    """The lowest F of a column, ours and the published one."""
+    column = [table.cells[rule, suite, budget] for rule in table.rules]
+    return lowest([c.value for c in column]), lowest([c.published for c in column])
 
 
 def is_lowest(value: float | None, low: float | None) -> bool:
@@ -211,6 +236,7 @@ def table_data(table: Table) -> list[dict[str, object]]:
             "rule": rule,
             "budget": budget,
             "free_energy": cell.value,
+            "spread": None if cell.spread is None else list(cell.spread),
             "best": cell.best,
             "published": cell.published,
             "iterations": cell.iterations,

@@ -9,6 +9,7 @@ import click
 from proxfield.cli.bench_all import everything
 from proxfield.cli.bench_inpainting import inpainting
 from proxfield.cli.bench_people import people
+from proxfield.cli.bench_segmentation import segmentation
 from proxfield.cli.bench_shared import (
     BenchCommand,
     BenchCommandWithRules,
@@ -28,6 +29,10 @@ from proxfield.cli.options import stack
 if TYPE_CHECKING:
     from proxfield.bench.sensitivity import Sensitivity
     from proxfield.bench.table import Table
+
+FILES = ("sensitivity", "people", "inpainting", "segmentation")
+"""Options that name results of other benchmarks."""
+GENERATED = "generated"
 
 data_options = stack(
     click.option(
@@ -51,6 +56,7 @@ def command() -> None:
 
 command.add_command(people)
 command.add_command(inpainting)
+command.add_command(segmentation)
 command.add_command(everything)
 
 
@@ -79,7 +85,8 @@ command.add_command(everything)
 @click.option(
     "--exact",
     metavar="DIR",
-    help="Models with exact answers (<family>/X.uai, X.uai.PR, …), for the report.",
+    help="Models with exact answers (<family>/X.uai, X.uai.PR, …), for the report; "
+    "'generated' makes small ones.",
 )
 @click.option(
     "--sensitivity",
@@ -96,6 +103,11 @@ command.add_command(everything)
     metavar="FILE",
     help="Results file of bench inpainting, to be included in the report.",
 )
+@click.option(
+    "--segmentation",
+    metavar="FILE",
+    help="Results file of bench segmentation, to be included in the report.",
+)
 @click.pass_context
 def paper(ctx: click.Context, /, **options: Any) -> None:
     """The paper's Table 1: mean F on three sets of models, at three budgets.
@@ -111,11 +123,12 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
         default_rules,
         load_inpainting,
         load_people,
+        load_segmentation,
         load_sensitivity,
         parse_numbers,
         split_names,
     )
-    from proxfield.bench.suites import is_the_papers, load_exact, load_suites
+    from proxfield.bench.suites import generated_exact, is_the_papers, load_exact, load_suites
     from proxfield.rules.registry import make_rule
 
     budgets = parse_numbers(options["budgets"], "--budgets")
@@ -124,25 +137,31 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
     rules = [make_rule(name) for name in names]
     outputs = prepare_outputs(
         options,
-        {f"--{name}": options[name] for name in ("sensitivity", "people", "inpainting")},
-        {"--exact": options["exact"]},
+        {f"--{name}": options[name] for name in FILES},
+        {"--exact": None if options["exact"] == GENERATED else options["exact"]},
     )
     settings = make_settings(options)
     suites = load_suites(options["data"], wanted_suites(options["suite"]))
     figure = None if options["sensitivity"] is None else load_sensitivity(options["sensitivity"])
     third = None if options["people"] is None else load_people(options["people"])
     second = None if options["inpainting"] is None else load_inpainting(options["inpainting"])
+    fourth = options["segmentation"]
+    fourth = None if fourth is None else load_segmentation(fourth)
 
     from proxfield.bench.exact import exact_tasks, make_gaps
     from proxfield.bench.report import ReportData
     from proxfield.bench.session import describe_failures, stored_curves, trace_tasks
     from proxfield.bench.store import merge_metas
     from proxfield.bench.table import make_table, overruns, paper_tasks, table_data
+    from proxfield.bench.wins import make_wins
 
     runs = paper_tasks(suites, rules, budgets, options["repeats"])
     drawn = outputs.report is not None or outputs.figures is not None
     traces = trace_tasks(suites, rules, max(budgets)) if drawn else []
-    exact = exact_tasks(load_exact(options["exact"]), rules) if options["exact"] else []
+    known = generated_exact() if options["exact"] == GENERATED else []
+    if options["exact"] and not known:
+        known = load_exact(options["exact"])
+    exact = exact_tasks(known, rules)
     with open_store(outputs, options["data"], settings) as store:
         failures = do(ctx, [*runs, *traces, *exact], store, settings)
         table = make_table(suites, rules, budgets, options["repeats"], store, settings)
@@ -152,17 +171,21 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
             print_blocks(table)
         found = [store.find(t.identity(settings)) for t in exact]
         data = ReportData(
-            metas=merge_metas(store.metas, *(part[0] for part in (figure, second, third) if part)),
+            metas=merge_metas(
+                store.metas, *(part[0] for part in (figure, second, third, fourth) if part)
+            ),
             command=this_command(),
             tol=settings.tol,
             repeats=options["repeats"],
             table=table,
+            wins=make_wins(suites, rules, max(budgets), options["repeats"], store, settings),
             papers_own={s: is_the_papers(s, instances) for s, instances in suites.items()},
-            curves=stored_curves(traces, store, settings),
+            curves=stored_curves(traces, store, settings, runs),
             sensitivity=figure[1] if figure else None,
             gaps=make_gaps(found, [r.name for r in rules]) if exact else None,
             inpainting=second[1] if second else None,
             people=third[1] if third else None,
+            segmentation=fourth[1] if fourth else None,
             failures=describe_failures(failures),
             overruns=overruns(runs, store, settings),
         )

@@ -9,6 +9,7 @@ import click
 
 from proxfield.cli.bench_inpainting import inpainting
 from proxfield.cli.bench_people import people
+from proxfield.cli.bench_segmentation import segmentation
 from proxfield.cli.bench_shared import BenchCommand, run_options
 from proxfield.cli.options import json_option
 
@@ -35,14 +36,38 @@ REPORT = "report.html"
     show_default=True,
     help="As in bench people: number of frames of each simulation.",
 )
+@click.option(
+    "--scenes",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=6,
+    show_default=True,
+    help="As --count in bench segmentation: number of scenes; 0 leaves that experiment out.",
+)
+@click.option(
+    "--exact",
+    metavar="DIR",
+    default="generated",
+    show_default=True,
+    help="As in bench paper: models with exact answers.",
+)
+@click.option(
+    "--repeats",
+    metavar="R",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="As in bench paper: number of runs; the median is used.",
+)
 @run_options
 @json_option
 @click.pass_context
 def everything(ctx: click.Context, /, **options: Any) -> None:
-    """Tables 1 to 3 and Figure 3 of the paper, in the folder OUT: one report of all experiments.
+    """All four experiments of the paper, in the folder OUT: one report of all of them.
 
-    The same as bench people, bench inpainting and bench paper one after another, each with a
-    results file in OUT; the same command goes on where it was stopped. With --json, a line each.
+    The same as bench people, bench inpainting, bench segmentation and bench paper one after
+    another, each with a results file in OUT; the same command goes on where it was stopped. With
+    --json, a line each.
 
     \b
     Examples:
@@ -60,7 +85,8 @@ def everything(ctx: click.Context, /, **options: Any) -> None:
     out = Path(options["folder"])
     make_folder(str(out), "OUT")
     shared = {key: options[key] for key in ("threads", "tol", "as_json")}
-    files = {name: str(out / f"{name}.jsonl") for name in ("people", "inpainting", "paper")}
+    names = ("people", "inpainting", "segmentation", "paper")
+    files = {name: str(out / f"{name}.jsonl") for name in names}
     parts: list[tuple[click.Command, dict[str, Any]]] = [
         (people, {"frames": options["frames"], "results": files["people"]})
     ]
@@ -69,12 +95,18 @@ def everything(ctx: click.Context, /, **options: Any) -> None:
         own = {"count": options["count"], "models": str(out / "models")}
         own |= {"data": options["inpainting_data"], "results": files["inpainting"]}
         parts.append((inpainting, own))
+    if options["scenes"]:
+        few = {"count": options["scenes"], "results": files["segmentation"]}
+        parts.append((segmentation, few))
     last = {
         "data": options["data"],
         "results": files["paper"],
         "report": str(out / REPORT),
         "people": files["people"],
         "inpainting": files["inpainting"] if runs_inpainting else None,
+        "segmentation": files["segmentation"] if options["scenes"] else None,
+        "exact": options["exact"],
+        "repeats": options["repeats"],
     }
     for k, (command, given) in enumerate([*parts, (paper, last)]):
         if k and not options["as_json"]:

@@ -118,7 +118,7 @@ def inpainting(ctx: click.Context, /, **options: Any) -> None:
             print_report({"cells": cells}, outputs, failures)
         else:
             print_tables(tables)
-        curves = stored_curves([t for t in tasks if t.traced], store, settings)
+        curves = stored_curves([t for t in tasks if t.traced], store, settings, tasks)
         pictures = draw_characters(instances, settings) if drawn else []
         report = ReportData(
             metas=store.metas,

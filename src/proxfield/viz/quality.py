@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError
-from proxfield.viz.plots import find_figure_class, label_ends
+from proxfield.viz.charts import find_figure_class, label_ends
 from proxfield.viz.style import rule_style
 
 if TYPE_CHECKING:

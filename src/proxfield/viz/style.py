@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+INK, SOFT, GRID = "#1B1F24", "#59636E", "#D9DEE4"
+"""Text, notes and grid lines of pictures and pages on a light background."""
+
 
 @dataclass(frozen=True)
 class RuleStyle:
@@ -16,7 +19,7 @@ class RuleStyle:
     Attributes:
         color: On a light background.
         dark: On a dark background.
-        dash: "solid", "dash", "dot" or "dashdot" (plotly's words; see `line_style`).
+        dash: "solid", "dash", "dot" or "dashdot"; see `line_style`.
         width: Width of the line, in points.
         paper_name: What the paper calls the rule, if it has it.
     """
@@ -78,3 +81,8 @@ def rule_style(name: str, place: int = 0) -> RuleStyle:
         return RULE_STYLES[name]
     color, dark = _SPARE[place % len(_SPARE)]
     return RuleStyle(color, dark, ("solid", "dash", "dot")[place // len(_SPARE) % 3])
+
+
+def every_style() -> list[RuleStyle]:
+    """The styles of all rules, and those for rules without one."""
+    return [*RULE_STYLES.values(), *(RuleStyle(color, dark) for color, dark in _SPARE)]

@@ -153,7 +153,7 @@ def page(result: TuneResult) -> str:
         scrolling(_table(result), "Settings and their scores"),
         "</main>",
     ]
-    return whole_page(f"Dense CRF: {result.title}", "\n".join(body), [])
+    return whole_page(f"Dense CRF: {result.title}", "\n".join(body))
 
 
 def _cells(found: Found | None) -> str:
