@@ -14,11 +14,12 @@ from helpers import repulsive_grid
 from proxfield.backends import compile_program
 from proxfield.testing import random_field
 
-SCRIPT = """
+LOADED = """
 import sys
 import numpy as np
 import proxfield as pf
 from proxfield.backends import base, compile_program
+from proxfield.inference.loop import Loop
 from proxfield.rules.plan import Chains
 
 def loaded():
@@ -35,6 +36,10 @@ if sys.argv[1] == "binary":
     field = pf.Field(9, n_labels=2, terms=[pf.Ising([[i, i + 1] for i in range(8)], 1.0)])
 else:
     field = pf.Field([2, 3, 4], terms=[pf.Potts([[0, 1], [1, 2]], -2.0)])
+"""
+SCRIPT = (
+    LOADED
+    + """
 lowered = field.lower()
 program = compile_program(lowered, "cpu")
 start = np.repeat(1.0 / lowered.layout.cardinalities, lowered.layout.cardinalities)
@@ -48,6 +53,22 @@ program.free_energy(program.start(start))
 assert loaded() == before, "loaded after the warm-up"
 assert before != nothing, "the warm-up loaded nothing"
 """
+)
+RULE = (
+    LOADED
+    + """
+seen, plain = [], Loop.warm_up
+
+def noted(self, *args):
+    plain(self, *args)
+    seen.append(loaded())
+
+Loop.warm_up = noted
+pf.infer(field, sys.argv[2], init="random", max_iters=5, tol=0.0)
+new = {name for name, count in loaded().items() if count != seen[-1].get(name, 0)}
+assert not new, f"loaded after the warm-up: {new}"
+"""
+)
 
 
 def test_chains_over_other_kinds_of_terms_are_warmed_up_too() -> None:
@@ -73,6 +94,14 @@ def test_exploring_loads_nothing_after_the_warm_up(kind: str) -> None:
         text=True,
         timeout=600,
     )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("kind", ["binary", "general"])
+def test_searching_for_a_step_loads_nothing_after_the_warm_up(kind: str) -> None:
+    """Its kernels are others than those that run many updates in one call."""
+    command = [sys.executable, "-c", RULE, kind, "backtracking"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

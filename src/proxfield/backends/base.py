@@ -269,14 +269,15 @@ class Program(Batch[Plan, State]):
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
         """Compile or load what advancing needs, once per process; the state stays as it is."""
         self.build_for(plan)
-        kind = (getattr(plan, name, None) is None for name in ("starts", "shuffle"))
+        kind = (getattr(plan, name, None) is None for name in ("starts", "shuffle", "search"))
         key = (
             *self.kernel_key(), type(plan), getattr(plan, "kind", None),
             getattr(plan, "watches", None), trace, *kind,
         )  # fmt: skip
         if key in WARM:
             return
-        once = 1 if self.parallel or not self.sweepable else 0
+        searches = getattr(plan, "search", None) is not None  # its kernels run once per trial
+        once = 1 if self.parallel or not self.sweepable or searches else 0
         if isinstance(plan, Order) and self.lowered.extras:
             once = 0  # a sweep by visits takes long
         scratch = self.start(self.marginals(state))
