@@ -40,6 +40,7 @@ extensions = [
     "public_names",
     "repository_links",
     "shape_comments",
+    "thumbnails",
     "written_signatures",
 ]
 exclude_patterns = ["_build", "jupyter_execute"]
@@ -68,7 +69,7 @@ myst_heading_anchors = 4  # the anchors that GitHub makes, so that links work th
 nb_execution_mode = "cache"
 nb_execution_in_temp = True
 nb_execution_cache_path = str(DOCS / "_build" / "jupyter_cache")
-nb_execution_timeout = 120
+nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
 
@@ -81,6 +82,7 @@ _profile.joinpath("ipython_kernel_config.py").write_text(
     "c.HistoryManager.enabled = False\n"
 )
 os.environ["IPYTHONDIR"] = str(_profile.parent)
+os.environ["MATPLOTLIBRC"] = str(DOCS / "matplotlibrc")  # how pictures of cells look
 os.environ["PROXFIELD_QUIET"] = "1"
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 

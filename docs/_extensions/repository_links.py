@@ -44,6 +44,8 @@ class RepositoryLinks(SphinxTransform):
         target = Path(os.path.normpath(here / path))  # an absolute path stays as it is
         if not path or not target.exists() or (docs in target.parents and not included):
             return
+        if root not in target.parents:  # an executed notebook, where the site is built elsewhere
+            return
         name = target.relative_to(root).as_posix()
         pages = {file: page for page, file in INCLUDED.items()}
         if docs in target.parents or name in pages:

@@ -49,7 +49,7 @@ class InsertThumbnails(SphinxPostTransform):
             path = write_thumbnail(Path(self.env.mystnb_config.output_folder), node["page"])
             uri = Path(os.path.relpath(path, self.env.srcdir)).as_posix()
             self.env.images.add_file(self.env.docname, uri)
-            node.replace_self(nodes.image(uri=uri, candidates={"*": uri}, alt=""))
+            node.replace_self(nodes.image(uri=uri, candidates={"*": uri}, alt="", classes=[TAG]))
 
 
 def write_thumbnail(folder: Path, page: str) -> Path:
