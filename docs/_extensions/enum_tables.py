@@ -1,4 +1,7 @@
-"""Tables of enumerations whose values are explanations: ``{enum-table} proxfield.Status``."""
+"""Enumerations: their members on their pages, and tables of those whose values are explanations.
+
+``{enum-table} proxfield.Status`` writes such a table.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,18 @@ class EnumTable(SphinxDirective):
         return [nodes.table("", group, classes=["colwidths-auto"])]
 
 
+def list_members(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Add the members to the docstring of an enumeration."""
+    if isinstance(obj, type) and issubclass(obj, Enum):
+        lines += ["", ".. rubric:: Members", ""]
+        for member in obj:
+            text = f": {member.value}" if isinstance(member.value, str) else ""
+            lines.append(f"- ``{member.name}``{text}")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("autodoc-process-docstring", list_members)
     app.add_directive("enum-table", EnumTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

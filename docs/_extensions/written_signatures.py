@@ -8,6 +8,7 @@ are left out.
 from __future__ import annotations
 
 import inspect
+from enum import Enum
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -24,6 +25,8 @@ def written_signature(
     returns: str | None,
 ) -> tuple[str, str] | None:
     """The arguments and the returned type of a function, a method or a constructor."""
+    if isinstance(obj, type) and issubclass(obj, Enum):
+        return "", ""  # nobody constructs one
     if signature is None or not callable(obj):
         return None
     try:
