@@ -36,6 +36,10 @@ for what a GPU does in milliseconds: there, conformance tests cover fewer combin
 are checked on fewer seeds, unless ``--all`` is given."""
 
 
+TOGETHER = "tests/gpu/test_gpu_filter.py"
+"""Its tests look at what one long run of the interpreter gave; each process would repeat it."""
+
+
 def split(folder: str, env: dict[str, str], jobs: int) -> list[list[str]]:
     """The tests of a folder, dealt out to several processes.
 
@@ -49,7 +53,11 @@ def split(folder: str, env: dict[str, str], jobs: int) -> list[list[str]]:
     names = [name for name in names if "reference" not in re.split(r"[\[\]-]", name)]
     if found.returncode or not names:
         sys.exit(f"no tests were found:\n{found.stdout}{found.stderr}")
-    return [part for part in (names[k::jobs] for k in range(jobs)) if part]
+    kept = [name for name in names if name.startswith(TOGETHER)]
+    others = [name for name in names if not name.startswith(TOGETHER)]
+    parts = [others[k::jobs] for k in range(jobs)]
+    parts[-1] += kept
+    return [part for part in parts if part]
 
 
 def run(title: str, jobs: int, on_gpu: bool, all_of_it: bool) -> tuple[int, str]:
