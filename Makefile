@@ -6,6 +6,10 @@
 #               Python 3.10 or 3.11), run some tests of every part on them
 #   make test-gpu  install torch and Triton (pinned in constraints/gpu.txt), run the GPU kernels in
 #               Triton's interpreter and in plain torch, and the torch layer; on the GPU if there is one
+#   make figures  make the pictures of docs/images again (minutes; those that need torch after
+#               make test-gpu has installed it)
+#   make figures-check  check in seconds that none of them is stale
+#   make test-studio  the page of proxfield studio in Chromium, which is installed if this is root
 #   make soak   check every promise of docs/project/reliability.md on many seeded cases, for 30 minutes
 #   make mutants  put small faults into a copy of the package, one at a time, and check that tests
 #               notice them (those of the torch layer after make test-gpu has installed torch)
@@ -56,7 +60,7 @@ export SCENE
 
 MINUTES ?= 30
 
-.PHONY: demo test coverage test-oldest test-gpu soak mutants docs docs-links lint package check-wheel format clean
+.PHONY: demo test figures figures-check coverage test-oldest test-gpu test-studio soak mutants docs docs-links lint package check-wheel format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -68,7 +72,7 @@ demo: $(STAMP)
 	@mkdir -p out
 	$(BIN)/proxfield make grid --rows 40 --cols 40 --strength 3 --repulsive --seed 1 -o out/grid.uai
 	$(BIN)/proxfield info out/grid.uai
-	$(BIN)/proxfield compare out/grid.uai --max-iters 2000 --plot out/convergence.png
+	$(BIN)/proxfield compare out/grid.uai --rules sweep,full-parallel,adhoc,fixed,auto --max-iters 2000 --plot out/convergence.png
 	@echo "The picture is in out/convergence.png"
 	@$(BIN)/python -c "$$SCENE"
 	$(BIN)/proxfield refine out/scene.png --labels out/guess.png --preset krahenbuehl -o out/refined.png --overlay out/overlay.png
@@ -110,6 +114,19 @@ docs: $(DOCS_STAMP)
 
 docs-links: $(DOCS_STAMP)
 	$(DOCS_BIN)/python -m sphinx --keep-going --builder linkcheck docs docs/_build/linkcheck
+
+figures: $(STAMP)
+	$(BIN)/python scripts/figures.py
+	$(if $(wildcard $(GPU_STAMP)),$(GPU_BIN)/python scripts/figures.py torch-training)
+
+figures-check: $(STAMP)
+	$(BIN)/python scripts/figures.py --check --quick
+
+test-studio: $(STAMP)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
+		{ echo "the tests of the studio need Chromium on the PATH" >&2; exit 1; }
+	PROXFIELD_TEST_BROWSER=1 $(BIN)/python -m pytest tests/studio
 
 soak: $(STAMP)
 	$(BIN)/python tests/reliability/soak.py --minutes $(MINUTES) --jobs $(JOBS)

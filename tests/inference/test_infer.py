@@ -48,6 +48,15 @@ every_field = pytest.mark.parametrize("kind", FIELDS)
 # ---- stopping ----
 
 
+def test_without_a_tolerance_all_updates_are_made(kernels: str) -> None:
+    field = pf.Field(3, 2).add(pf.Unary([[0.0, 1.0]] * 3))  # the first update is the last
+    result = pf.infer(field, "fixed", tol=None, max_iters=7, kernels=kernels)
+    assert (result.iterations, result.status.name, len(result.trace)) == (7, "MAX_ITERS", 8)
+    early = pf.infer(field, "fixed", max_iters=7, kernels=kernels)
+    assert early.converged and early.iterations < 7
+    np.testing.assert_array_equal(result.q, early.q)
+
+
 def test_stops_when_the_change_is_below_tol(kernels: str) -> None:
     result = pf.infer(repulsive_grid(), "fixed", tol=1e-5, kernels=kernels)
     assert result.status is pf.Status.CONVERGED

@@ -6,6 +6,7 @@ A page of another site can send requests to 127.0.0.1, and can make a name of it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 OVERHEAD = 65536
@@ -110,16 +113,14 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without the port.
+    """The name in a Host header, without the port; empty if there is anything else in it.
 
     Example:
         >>> host_name("127.0.0.1:8080"), host_name("[::1]:80"), host_name("Localhost")
         ('127.0.0.1', '::1', 'localhost')
     """
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host.lower())
+    return "" if found is None else found[1].strip("[]")
 
 
 async def _answer(send: Send, status: int, text: str) -> None:

@@ -222,7 +222,10 @@ class Page:
     # ---- settings ----
 
     def _set(self, name: str, value: float) -> None:
-        self.session.settings[name] = int(value) if name == "max_iters" else float(value)
+        new = int(value) if name == "max_iters" else float(value)
+        if self.session.settings[name] == new:  # a slider repeats its last move
+            return
+        self.session.settings[name] = new
         self._show_settings(moved=name)
         self._request()
 
@@ -327,6 +330,8 @@ class Page:
 
     def _request(self) -> None:
         self.live = []
+        self.status.props["data-done"] = ""
+        self.status.update()
 
         async def start() -> None:
             if not self.studio.ready.is_set():
@@ -336,8 +341,13 @@ class Page:
 
         background_tasks.create(start())
 
-    def show(self, outcome: Outcome) -> None:
-        """Show what a job gave."""
+    def show(self, outcome: Outcome, version: int) -> None:
+        """Show what a job gave.
+
+        Args:
+            outcome: Labels, F, mean IoU.
+            version: Number of the request.
+        """
         session, step = self.session, outcome.job.step
         n_labels, before = session.n_labels, session.labels[::step, ::step]
         self._overlay("result", label_png(outcome.labels, n_labels))
@@ -353,8 +363,8 @@ class Page:
         if step > 1:
             size = f"Preview at 1/{step} of the resolution; the full one follows"
         self.status.text = f"{size} · {outcome.seconds:.2f} s"
-        self.status.props["data-step"] = step
-        self.status.props["data-version"] = self.worker.version
+        done = step == 1 and version == self.worker.version
+        self.status.props["data-done"] = str(version) if done else ""
         self.status.update()
 
     def _tick(self) -> None:

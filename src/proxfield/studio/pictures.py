@@ -18,6 +18,8 @@ MAX_PALETTE = 255
 WIDTH, HEIGHT = 560, 170
 LEFT, RIGHT, TOP, BOTTOM = 8, 8, 12, 24
 """The curve: its size, and the margins inside."""
+MIN_SPAN = 1e-6
+"""Smaller differences of F, relative to it, are drawn as such: they are rounding."""
 
 
 def label_png(labels: NDArray[np.int64], n_labels: int, shown: Pixels | None = None) -> bytes:
@@ -86,7 +88,7 @@ def curve_svg(iterations: Sequence[int], free_energy: Sequence[float], last: int
         return f"{head}{axis}</svg>"
     end = max(1, last, points[-1][0])
     low, high = min(f for _, f in points), max(f for _, f in points)
-    span = high - low or 1.0
+    span = max(high - low, MIN_SPAN * (1.0 + abs(high)))
 
     def place(t: int, f: float) -> tuple[float, float]:
         x = LEFT + (WIDTH - LEFT - RIGHT) * t / end

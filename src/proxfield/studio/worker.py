@@ -16,7 +16,7 @@ class Worker:
 
     Args:
         session: The session.
-        show: Called with each outcome, in the event loop.
+        show: Called with each outcome and the number of its request, in the event loop.
         progress: Called with the iteration and F, in the thread that computes.
         fail: Called with an exception, in the event loop.
     """
@@ -24,7 +24,7 @@ class Worker:
     def __init__(
         self,
         session: Session,
-        show: Callable[[Outcome], object],
+        show: Callable[[Outcome, int], object],
         progress: Callable[[int, float], object],
         fail: Callable[[Exception], object],
     ) -> None:
@@ -78,6 +78,6 @@ class Worker:
             )
             if outcome is None or self.closed:
                 return
-            self.show(outcome)
+            self.show(outcome, version)
             if self.version != version:
                 return
