@@ -1,21 +1,19 @@
 """The directive ``{thumbnail} page``: a small picture that an executed page made of itself.
 
-The page has a cell with the tag ``thumbnail`` whose output is a picture; with the tag
-``remove-cell`` beside it, the page itself doesn't show that cell.
+The page has a cell with the tag ``thumbnail`` whose output is a picture. The page itself doesn't
+show that cell.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import os
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
+from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
@@ -34,9 +32,22 @@ class Thumbnail(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         page, path = self.env.relfn2path(self.arguments[0])
         self.env.note_dependency(f"{path}.md")  # a page that changed has another thumbnail
-        node = PendingThumbnail(page=page)
-        self.set_source_info(node)
-        return [node]
+        return [PendingThumbnail(page=page)]
+
+
+class TakeThumbnail(SphinxTransform):
+    """Remove the tagged cell of a page, and note the picture that it made."""
+
+    default_priority = 100
+
+    def apply(self, **kwargs: Any) -> None:
+        for cell in list(self.document.findall(nodes.container)):
+            if f"tag_{TAG}" not in cell["classes"]:
+                continue
+            for image in cell.findall(nodes.image):
+                path, _ = self.env.relfn2path(image["uri"], self.env.docname)
+                known_thumbnails(self.env)[self.env.docname] = path
+            cell.parent.remove(cell)
 
 
 class InsertThumbnails(SphinxPostTransform):
@@ -46,28 +57,39 @@ class InsertThumbnails(SphinxPostTransform):
 
     def run(self, **kwargs: Any) -> None:
         for node in list(self.document.findall(PendingThumbnail)):
-            path = write_thumbnail(Path(self.env.mystnb_config.output_folder), node["page"])
-            uri = Path(os.path.relpath(path, self.env.srcdir)).as_posix()
-            self.env.images.add_file(self.env.docname, uri)
-            node.replace_self(nodes.image(uri=uri, candidates={"*": uri}, alt="", classes=[TAG]))
+            path = known_thumbnails(self.env).get(node["page"])
+            if path is None:
+                raise ExtensionError(f"{node['page']}: no cell with the tag {TAG} made a picture")
+            self.env.images.add_file(self.env.docname, path)
+            image = nodes.image(uri=path, candidates={"*": path}, alt="", classes=[TAG])
+            node.replace_self(image)
 
 
-def write_thumbnail(folder: Path, page: str) -> Path:
-    """Extract a page's thumbnail from its executed notebook; return the picture's path."""
-    notebook = json.loads((folder / f"{page}.ipynb").read_text(encoding="utf-8"))
-    tagged = [c for c in notebook["cells"] if TAG in c.get("metadata", {}).get("tags", ())]
-    found = [o["data"]["image/png"] for c in tagged for o in c["outputs"] if "data" in o]
-    if len(found) != 1:
-        raise ExtensionError(f"{page}: {len(found)} pictures in cells tagged {TAG}, expected one")
-    content = base64.b64decode("".join(found[0]))
-    path = folder / f"thumbnail-{hashlib.sha256(content).hexdigest()[:16]}.png"
-    path.write_bytes(content)
-    return path
+def known_thumbnails(env: BuildEnvironment) -> dict[str, str]:
+    """The picture of each page that has one, kept from build to build."""
+    if not hasattr(env, "proxfield_thumbnails"):
+        env.proxfield_thumbnails = {}
+    thumbnails: dict[str, str] = env.proxfield_thumbnails
+    return thumbnails
 
 
-def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive."""
+def purge(app: Sphinx, env: BuildEnvironment, page: str) -> None:
+    """Forget a page that is read again."""
+    known_thumbnails(env).pop(page, None)
+
+
+def merge(
+    app: Sphinx, env: BuildEnvironment, pages: Iterable[str], other: BuildEnvironment
+) -> None:
+    """Take over what another process has read."""
+    known_thumbnails(env).update(known_thumbnails(other))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
     app.add_node(PendingThumbnail)
     app.add_directive("thumbnail", Thumbnail)
+    app.add_transform(TakeThumbnail)
     app.add_post_transform(InsertThumbnails)
+    app.connect("env-purge-doc", purge)
+    app.connect("env-merge-info", merge)
     return {"parallel_read_safe": True, "parallel_write_safe": False}
