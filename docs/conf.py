@@ -102,6 +102,7 @@ napoleon_use_rtype = False
 html_theme = "pydata_sphinx_theme"
 html_title = f"proxfield {release}"
 html_static_path = ["_static"]
+html_extra_path = ["../benchmarks/results/paper/report.html"]  # benchmarks/index.md links to it
 html_css_files = ["proxfield.css"]
 html_favicon = "_static/logo.svg"
 html_show_sourcelink = False

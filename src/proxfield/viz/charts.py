@@ -160,9 +160,11 @@ def draw(axes: Axes, chart: Chart) -> None:
         _draw_line(axes, line, place)
     for k, (label, x) in enumerate(chart.marks):
         axes.axvline(x, color=SOFT, linewidth=0.9, linestyle=(0, (1, 1.5)))
+        share = axes.transAxes.inverted().transform(axes.transData.transform((x, 1.0)))[0]
+        side = "right" if share > 0.7 else "left"
         axes.text(
-            x, 0.98 - 0.07 * k, f" {label}", transform=axes.get_xaxis_transform(), fontsize=9,
-            va="top", color=INK,
+            x, 0.98 - 0.07 * k, f" {label} ", transform=axes.get_xaxis_transform(), fontsize=9,
+            va="top", ha=side, color=INK,
         )  # fmt: skip
     if chart.bottom is not None:
         axes.axhline(0.0, color=SOFT, linewidth=0.9, zorder=1.5)
@@ -219,8 +221,9 @@ def gap_scale(charts: Iterable[Chart]) -> tuple[float, float] | None:
     if not np.isfinite(top) or top <= 0:
         return None
     # the winner's own wobble near 0 is no reason for more decades
-    others = [line for line in lines if float(line.y.min()) > 0]
+    others = [line for line in lines if float(line.y.min()) > 0 and not line.dots]
     lasts = [float(line.y[-1]) for line in others]
+    lasts += [float(y) for line in lines if line.dots for y in line.y]  # each is a result
     finals = [f for f in lasts if LINEAR_SHARE * top < f < np.inf]
     finest = min(finals) if finals else LINEAR_SHARE * top
     return float(10.0 ** np.floor(np.log10(finest))), top
