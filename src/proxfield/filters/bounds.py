@@ -74,5 +74,18 @@ def product_range(low: Array, high: Array, table: Array) -> tuple[Array, Array]:
     n_labels = table.shape[-1]
     centering = xp.diag(xp.ones_like(table[0])) - 1.0 / n_labels
     values = xp.linalg.eigvalsh(centering @ table @ centering)
-    ends = xp.stack([k * m for k in (low, high) for m in (values[0], values[-1])])
+    return products_within(low, high, values[0], values[-1])
+
+
+def products_within(low: Array, high: Array, least: Array, most: Array) -> tuple[Array, Array]:
+    """Bounds on products of a number within one interval and one within another, and 0.
+
+    Example:
+        >>> import numpy as np
+        >>> low, high = products_within(*map(np.array, (0.0, 1.0, -2.0, 3.0)))
+        >>> float(low), float(high)
+        (-2.0, 3.0)
+    """
+    xp = library_of(most)
+    ends = xp.stack([k * m for k in (low, high) for m in (least, most)])
     return xp.amin(ends, 0).clip(None, 0.0), xp.amax(ends, 0).clip(0.0)

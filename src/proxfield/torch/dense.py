@@ -13,25 +13,23 @@ from proxfield.backends.torch.moves import moved, softmax
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import AutogradContext, Tensor
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.filters.bounds import product_range
 from proxfield.filters.torch.operator import (
     FeatureGradient,
     Operator,
     PlannedOperator,
     differentiable,
-    eigenvalue_range,
 )
 from proxfield.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
-from proxfield.torch.finite import DIVERGED, require_features, require_marginals
+from proxfield.torch.finite import require_features, require_marginals
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
     adjoint,
-    certified_step,
     covariance,
     fixed_point,
     relative_residual,
     warn_fallback,
 )
+from proxfield.torch.steps import step_sizes
 
 
 def dense_energies(
@@ -130,49 +128,12 @@ def _updated(
     return theta
 
 
-def step_sizes(
-    unary: Tensor,
-    features: list[Tensor],
-    tables: Tensor,
-    normalization: str,
-    self_message: bool,
-    filter: str,
-    step: float | None,
-) -> Tensor:
-    """The step, or those that are certified, with their derivatives.  # (1, 1, 1) or (B, 1, 1)"""
-    if step is not None:
-        return unary.new_full((1, 1, 1), step)
-    with plain_precision(unary):
-        ranges = [eigenvalue_range(f, normalization, self_message, filter) for f in features]
-        try:
-            return certified_step(curvature(ranges, tables, unary.shape[0]))
-        except torch.linalg.LinAlgError:  # eigenvalues of NaN
-            raise InputError(DIVERGED) from None
-
-
 def _gradient(unary: Tensor, operators: Sequence[Operator], tables: Tensor, q: Tensor) -> Tensor:
     """g(q) = U + Σ_t A_t q M_t.  # (B, n, c)"""
     out = unary
     for operator, table in zip(operators, tables, strict=True):
         out = out + operator.apply(q) @ table
     return out
-
-
-def curvature(ranges: list[tuple[Tensor, Tensor]], tables: Tensor, images: int) -> Tensor:
-    """A bound λ on the curvature of the energy of each image.  # (B,)
-
-    The Hessian of a term is A ⊗ M. Potts tables that attract have no eigenvalue above 0, and A,
-    with the own message and normalized symmetrically, none below 0: λ = 0, the full step.
-
-    Args:
-        ranges: Bounds on the eigenvalues of each A.  # (B or 1,), (B or 1,) each
-        tables: # (terms, c, c)
-        images: B.
-    """
-    total = tables.new_zeros(images)
-    for (low, high), table in zip(ranges, tables, strict=True):
-        total = total + product_range(low, high, table)[1]
-    return total
 
 
 # ---- the operators ----

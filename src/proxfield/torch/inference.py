@@ -17,7 +17,7 @@ from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.filters.torch.checks import require_device, require_tensor
 from proxfield.filters.torch.filter import working_dtype
-from proxfield.filters.torch.ops import has_batch
+from proxfield.filters.torch.ops import exporting, has_batch
 from proxfield.inference.curvature import Curvature
 from proxfield.inference.request import check_limits
 from proxfield.lowering.lowered import Lowered
@@ -97,6 +97,11 @@ def infer(
         >>> q[:, 1].sum().backward()  # doctest: +SKIP
     """
     need_torch()
+    if exporting():
+        raise UnsupportedError(
+            "torch.export can't trace torch.infer, which plans on the host; call it outside of the "
+            "exported program, or export torch.DenseCRF"
+        )
     if gradient not in GRADIENTS:
         raise InputError(f"gradient={gradient!r}, expected one of: {', '.join(GRADIENTS)}")
     chosen = make_rule(rule, params)
@@ -130,7 +135,7 @@ def infer(
             f"weights or tables for a batch of {len(numbers)} but unary energies for {len(flat)}, "
             "expected one number"
         )
-    if not batched:
+    if not (batched or torch.compiler.is_compiling()):
         _require_energies(flat, field)
     if not flat.shape[0]:
         return shape.restore(flat if numbers is None else flat + 0 * numbers.sum())

@@ -14,7 +14,7 @@ from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError, refuse_keywords
 from proxfield.filters import FILTERS
 from proxfield.filters.torch.filter import working_dtype
-from proxfield.filters.torch.ops import transforming
+from proxfield.filters.torch.ops import exporting_onnx, refuse_onnx, transforming
 from proxfield.images.pixels import COLOR_SIGMA, widths
 from proxfield.images.presets import FULL_RANGE, MODEL_SETTINGS, settings_of
 from proxfield.terms.gaussian import NORMALIZATIONS
@@ -370,7 +370,13 @@ class DenseCRF(Module):  # type: ignore[misc]
             "max_iters": self.max_iters,
         }
         tables = self.tables().to(table)
-        if not self.terms or self.gradient == "unrolled":
+        onnx = exporting_onnx()
+        if onnx and self.terms and self.step is None and self.compatibility is not None:
+            refuse_onnx(
+                "ONNX has no eigenvalues for the certified step; with compatibilities other than "
+                '"potts" pass a step=, 1.0 if they attract'
+            )
+        if not self.terms or self.gradient == "unrolled" or onnx:
             # without terms pixels are independent: θ = U is the fixed point
             theta = unrolled_energies(table, features, tables, **options) if self.terms else table
             if self.check and not (torch.compiler.is_compiling() or transforming()):

@@ -7,6 +7,7 @@ from proxfield.devices.tensors import Tensor
 from proxfield.filters.operator import Operator as Operator
 from proxfield.filters.plan import SMALLEST_MASS, Plan
 from proxfield.filters.torch.filter import DIAGONAL, apply_filter
+from proxfield.filters.torch.ops import exporting_onnx, refuse_onnx
 from proxfield.filters.torch.plans import PLANS
 
 CHANNELS = 64
@@ -146,11 +147,33 @@ class RecordedPlan:
         return self.apply(self.ones()) + SMALLEST_MASS
 
 
+class MatrixPlan(RecordedPlan):
+    """K as one matrix in torch's own operations, for graphs that can't hold others.
+
+    Args:
+        features: # (Bf, n, d)
+        filter: "exact" or "auto", which is the exact one here.
+    """
+
+    def __init__(self, features: Tensor, filter: str = "exact") -> None:
+        if filter == "lattice":
+            refuse_onnx('ONNX has no lattice; use filter="exact", for small images')
+        super().__init__(features, "exact")
+        distances = [
+            (x[:, :, None] - x[:, None, :]).square() for x in features.unbind(-1)
+        ]  # (Bf, n, n) each
+        self.matrix = torch.exp(-0.5 * torch.stack(distances).sum(0))
+
+    def apply(self, values: Tensor) -> Tensor:
+        return self.matrix @ values
+
+
 def differentiable(
     features: Tensor, normalization: str, self_message: bool, filter: str = "exact"
 ) -> Operator:
     """The operator in operations that autograd records.  # features: (Bf, n, d)"""
-    return Operator(RecordedPlan(features, filter), normalization, self_message)
+    kind = MatrixPlan if exporting_onnx() else RecordedPlan
+    return Operator(kind(features, filter), normalization, self_message)
 
 
 def eigenvalue_range(

@@ -7,13 +7,14 @@ autograd differentiates it, but ``torch.func`` (``grad``, ``vmap``, ``jacrev``, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from proxfield.devices.cuda import torch
 from proxfield.devices.tensors import AutogradContext, AutogradFunction, Tensor
-from proxfield.errors import UnsupportedError
+from proxfield.errors import InputWarning, UnsupportedError
 
 Function = Callable[..., Any]
 Arguments = Sequence[Any]
@@ -29,6 +30,22 @@ def plain_precision(tensor: Tensor) -> AbstractContextManager[object]:
 def transforming() -> bool:
     """Whether a transform of ``torch.func`` is at work: tensors may have no values of their own."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def exporting() -> bool:
+    """Whether ``torch.export`` is tracing (before torch 2.7 that can't be told from compiling)."""
+    return hasattr(torch.compiler, "is_exporting") and bool(torch.compiler.is_exporting())
+
+
+def exporting_onnx() -> bool:
+    """Whether ``torch.onnx.export(dynamo=True)`` is tracing: it knows no operators but its own."""
+    return exporting() and bool(torch.onnx.is_in_onnx_export())
+
+
+def refuse_onnx(reason: str) -> NoReturn:
+    """Raise, and warn: the exporter tries again in other ways and reports the last error only."""
+    warnings.warn(reason, InputWarning, stacklevel=2)
+    raise UnsupportedError(reason)
 
 
 def has_batch(value: Tensor) -> bool:
