@@ -179,7 +179,9 @@ def test_presets_and_rules(tab: Tab, studio: Running) -> None:
 
 def scribble(tab: Tab, label: str, start: tuple[float, float], end: tuple[float, float]) -> None:
     tab.page.get_by_role("button", name=label, exact=True).click()
-    box = tab.page.locator('[data-panel="image"].pf-paint').bounding_box()
+    image = tab.page.locator('[data-panel="image"].pf-paint')
+    image.scroll_into_view_if_needed()
+    box = image.bounding_box()
     at = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (start, end)]
     tab.page.mouse.move(*at[0])
     tab.page.mouse.down()
