@@ -46,6 +46,7 @@ extensions = [
 exclude_patterns = ["_build", "jupyter_execute"]
 templates_path = ["_templates"]
 default_role = "py:obj"  # `name` in docstrings links to what it names, where there is such a page
+smartquotes = False  # --option and 'value' stay what they are
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", r".*"),  # `name` of something that isn't public, such as an argument

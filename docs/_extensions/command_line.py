@@ -6,6 +6,9 @@ usage, its help, and its options with anchors such as ``#proxfield-refine--probs
 
 from __future__ import annotations
 
+import inspect
+import re
+import textwrap
 from collections.abc import Iterator
 
 import click
@@ -17,7 +20,7 @@ from proxfield.cli.main import cli
 
 VERBATIM = "\b"
 """What click wants before a paragraph of help that is not to be wrapped."""
-
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*|-[a-z]\b)")
 SECTION = "command"
 
 
@@ -50,7 +53,7 @@ def document(context: click.Context) -> nodes.section:
     rows = nodes.definition_list(classes=["command-line-options"])
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is not None and record[0] != "-h, --help":
+        if record is not None and record[1] and record[0] != "-h, --help":
             rows += option(anchor, *record)
     if rows.children:
         section += rows
@@ -60,18 +63,17 @@ def document(context: click.Context) -> nodes.section:
 
 def help_text(text: str) -> Iterator[nodes.Element]:
     """Paragraphs of help; those marked for click as verbatim become blocks of code."""
-    for block in text.split("\n\n"):
-        lines = block.strip("\n").splitlines()
+    for block in inspect.cleandoc(text).split("\n\n"):
+        lines = block.splitlines()
         if not lines:
             continue
         if lines[0].strip() != VERBATIM:
-            yield nodes.paragraph("", " ".join(line.strip() for line in lines))
+            yield prose(block)
             continue
         title, *code = lines[1:]
         if code:
             yield nodes.paragraph("", title.strip())
-            indent = min(len(line) - len(line.lstrip()) for line in code)
-            shown = "\n".join(line[indent:] for line in code)
+            shown = textwrap.dedent("\n".join(code))
             yield nodes.literal_block(shown, shown, language="sh")
         else:
             yield nodes.literal_block(title, title.strip(), language="sh")
@@ -82,9 +84,17 @@ def option(command: str, names: str, text: str) -> nodes.definition_list_item:
     first = names.split()[0].rstrip(",")
     long = next((word for word in names.replace(",", " ").split() if word.startswith("--")), first)
     term = nodes.term("", "", nodes.literal(names, names), ids=[f"{command}{long}"])
-    return nodes.definition_list_item(
-        "", term, nodes.definition("", nodes.paragraph("", " ".join(text.split())))
-    )
+    return nodes.definition_list_item("", term, nodes.definition("", prose(text)))
+
+
+def prose(text: str) -> nodes.paragraph:
+    """A paragraph in which names of options are code."""
+    pieces = OPTION.split(" ".join(text.split()))
+    children: list[nodes.Node] = [
+        nodes.literal(piece, piece) if number % 2 else nodes.Text(piece)
+        for number, piece in enumerate(pieces)
+    ]
+    return nodes.paragraph("", "", *children)
 
 
 def register_anchors(app: Sphinx, document: nodes.document) -> None:
