@@ -206,7 +206,20 @@ def set_height(axes: Axes, charts: Iterable[Chart]) -> None:
     if found is not None:
         linear, top = found
         axes.set_yscale("symlog", linthresh=linear, linscale=0.8)
+        axes.set_yticks([0.0, *decades(linear, top)])  # others may fall between 0 and the first
         axes.set_ylim(-0.06 * linear, 1.5 * top)
+
+
+def decades(first: float, top: float) -> list[float]:
+    """At most eight powers of ten from the first one up to the top.
+
+    Example:
+        >>> decades(0.1, 20.0)
+        [0.1, 1.0, 10.0]
+    """
+    count = int(np.floor(np.log10(1.5 * top) - np.log10(first) + 1e-9)) + 1
+    every = -(-count // 8)
+    return [float(f"{first * 10.0**k:.0e}") for k in range(0, count, every)]
 
 
 def gap_scale(charts: Iterable[Chart]) -> tuple[float, float] | None:
