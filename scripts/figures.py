@@ -150,6 +150,13 @@ def people(folder: Path) -> Numbers:
     return {"people found": float(len(rows))}
 
 
+def studio(folder: Path) -> Numbers:
+    """The studio's page with its generated scene, in Chromium."""
+    target = str(folder / "studio.png")
+    *_, before, after = run("scripts/studio_screenshot.py", "-o", target, folder=ROOT).split()
+    return {"mean IoU before": float(before), "mean IoU after": float(after)}
+
+
 def torch_training(folder: Path) -> Numbers:
     """A layer trained in four ways."""
     target = str(folder / "torch-training.png")
@@ -165,6 +172,10 @@ def when_a_crf_helps(folder: Path) -> Numbers:
     return {}
 
 
+STUDIO_SOURCES = (
+    "scripts/studio_screenshot.py",
+    *(f"src/proxfield/studio/{name}" for name in ("page.py", "scene.py", "static/studio.css")),
+)
 PICTURES = {
     "convergence": Picture(convergence, ("scripts/figures.py",), 4, part=0.47),
     "dense-crf": Picture(dense_crf, ("docs/concepts/dense-crf.md",), 3),
@@ -172,6 +183,7 @@ PICTURES = {
     "inpainting": Picture(inpainting, ("examples/inpainting.py",), 120, fonts=True),
     "paper-grid": Picture(paper_grid, ("benchmarks/results/paper/paper.jsonl",), 3),
     "people": Picture(people, ("docs/how-to/people.md",), 6),
+    "studio": Picture(studio, STUDIO_SOURCES, 30, ("nicegui", "playwright")),
     "torch-training": Picture(
         torch_training, ("examples/train_crf_layer.py",), 240, ("matplotlib", "torch")
     ),
