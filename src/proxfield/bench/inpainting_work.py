@@ -8,8 +8,15 @@ import numpy as np
 
 from proxfield._version import __version__
 from proxfield.bench.inpainting_models import Inpainting, InpaintingInstance
-from proxfield.bench.runner import UNLIMITED, Settings, Warm, infer_with, traced_run
-from proxfield.bench.store import Record, plain
+from proxfield.bench.runner import (
+    UNLIMITED,
+    Settings,
+    Warm,
+    infer_with,
+    rule_identity,
+    traced_run,
+)
+from proxfield.bench.store import Record
 from proxfield.result import Result
 from proxfield.rules.base import Rule
 
@@ -42,18 +49,14 @@ class InpaintingTask:
 
     def identity(self, settings: Settings) -> Record:
         """What tells this task from others in a results file."""
-        params = {k: v for k, v in self.rule.params.items() if not callable(v)}
         return {
             "kind": self.kind,
             "suite": self.instance.suite,
             "instance": self.instance.name,
             "digest": self.instance.digest,
-            "rule": self.rule.name,
-            "params": plain(params),
             "budget": self.budget,
-            "tol": settings.tol,
-            "threads": settings.threads,
             "version": __version__,
+            **rule_identity(self.rule, settings),
         }
 
     def warm_up(self, model: Inpainting, settings: Settings, warm: Warm) -> None:

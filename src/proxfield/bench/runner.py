@@ -116,6 +116,17 @@ class Job(Work, Protocol[ModelT]):
         """The work itself: what to store beside the identity."""
 
 
+def rule_identity(rule: Rule, settings: Settings) -> Record:
+    """What tells runs of a rule from those of others in a results file."""
+    params = {k: v for k, v in rule.params.items() if not callable(v)}
+    return {
+        "rule": rule.name,
+        "params": plain(params),
+        "tol": settings.tol,
+        "threads": settings.threads,
+    }
+
+
 @dataclass(frozen=True)
 class Task:
     """One piece of work.
@@ -146,9 +157,7 @@ class Task:
             "version": __version__,
         }
         if self.rule is not None:
-            params = {k: v for k, v in self.rule.params.items() if not callable(v)}
-            out |= {"rule": self.rule.name, "params": plain(params)}
-            out |= {"tol": settings.tol, "threads": settings.threads}
+            out |= rule_identity(self.rule, settings)
         if self.budget is not None:
             out["budget"] = self.budget
         if self.repeat is not None:

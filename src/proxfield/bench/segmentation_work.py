@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from proxfield._version import __version__
-from proxfield.bench.runner import Settings, Warm, infer_with
+from proxfield.bench.runner import Settings, Warm, infer_with, rule_identity
 from proxfield.bench.segmentation_scenes import CLASSES, Scene, SceneInstance, make_field
-from proxfield.bench.store import Record, plain
+from proxfield.bench.store import Record
 from proxfield.errors import InputError, shown
 from proxfield.rules.base import Rule
 from proxfield.rules.registry import make_rule
@@ -56,19 +56,15 @@ class SegmentationTask:
 
     def identity(self, settings: Settings) -> Record:
         """What tells this task from others in a results file."""
-        params = {k: v for k, v in self.rule.params.items() if not callable(v)}
         return {
             "kind": self.kind,
             "suite": self.instance.suite,
             "instance": self.instance.name,
             "digest": f"{self.instance.digest}-{self.instance.seed}",
-            "rule": self.rule.name,
-            "params": plain(params),
             "setting": {"cooccurrence": self.cooccurrence, "traced": self.traced},
             "max_passes": self.iterations,
-            "tol": settings.tol,
-            "threads": settings.threads,
             "version": __version__,
+            **rule_identity(self.rule, settings),
         }
 
     def warm_up(self, model: Scene, settings: Settings, warm: Warm) -> None:

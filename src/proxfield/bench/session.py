@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from proxfield.bench.published import PAPER_RULES
 from proxfield.common.records import Record
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from proxfield.bench.store import Store
     from proxfield.bench.suites import Instance
     from proxfield.rules.base import Rule
+
+TableT = TypeVar("TableT")
 
 
 @dataclass(frozen=True)
@@ -209,14 +211,27 @@ def load_people(path: str) -> tuple[list[Record], People]:
     """Where the results of ``bench people`` come from, and its tables."""
     from proxfield.bench.people_report import People
     from proxfield.bench.people_table import make_people_tables
+
+    metas, _, tables = _load_tables(path, make_people_tables, "people")
+    return metas, People(tables)
+
+
+def _load_tables(
+    path: str, make: Callable[[list[Record]], list[TableT]], what: str
+) -> tuple[list[Record], list[Record], list[TableT]]:
+    """The meta lines and the records of a results file, and the tables made of them.
+
+    Raises:
+        InputError: If it has no results of that benchmark.
+    """
     from proxfield.bench.store import read_records
     from proxfield.io.files import display_name
 
     metas, records = read_records(path)
-    tables = make_people_tables(records)
+    tables = make(records)
     if not tables:
-        raise InputError("no results of bench people in it", path=display_name(path))
-    return metas, People(tables)
+        raise InputError(f"no results of bench {what} in it", path=display_name(path))
+    return metas, records, tables
 
 
 def load_inpainting(path: str) -> tuple[list[Record], InpaintingResults]:
@@ -224,13 +239,8 @@ def load_inpainting(path: str) -> tuple[list[Record], InpaintingResults]:
     from proxfield.bench.curves import make_curves
     from proxfield.bench.inpainting_report import InpaintingResults
     from proxfield.bench.inpainting_table import make_inpainting_tables
-    from proxfield.bench.store import read_records
-    from proxfield.io.files import display_name
 
-    metas, records = read_records(path)
-    tables = make_inpainting_tables(records)
-    if not tables:
-        raise InputError("no results of bench inpainting in it", path=display_name(path))
+    metas, records, tables = _load_tables(path, make_inpainting_tables, "inpainting")
     traces = [r for r in records if r["kind"] == "trace"]
     found = [
         make_curves([r for r in traces if r["suite"] == table.suite], records) for table in tables
@@ -241,11 +251,6 @@ def load_inpainting(path: str) -> tuple[list[Record], InpaintingResults]:
 def load_segmentation(path: str) -> tuple[list[Record], SegmentationResults]:
     """Where the results of ``bench segmentation`` come from, and its tables."""
     from proxfield.bench.segmentation_table import SegmentationResults, make_segmentation_tables
-    from proxfield.bench.store import read_records
-    from proxfield.io.files import display_name
 
-    metas, records = read_records(path)
-    tables = make_segmentation_tables(records)
-    if not tables:
-        raise InputError("no results of bench segmentation in it", path=display_name(path))
+    metas, _, tables = _load_tables(path, make_segmentation_tables, "segmentation")
     return metas, SegmentationResults(tables)

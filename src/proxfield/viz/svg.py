@@ -50,7 +50,9 @@ def page_chart(name: str, chart: Chart) -> tuple[str, Record]:
     curves = [
         {"name": line.name, **_places(axes, line.x, line.y, line.values)} for line in chart.lines
     ]
-    return svg, {"id": name, "fields": list(chart.fields), "curves": curves}
+    zero = SIZE[1] * POINTS - float(axes.transData.transform((1.0, 0.0))[1])
+    about = {"id": name, "fields": list(chart.fields), "zero": round(zero, 1)}
+    return svg, {**about, "curves": curves}
 
 
 def _places(axes: Axes, x: object, y: object, values: tuple[object, ...]) -> Record:
