@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -201,11 +202,12 @@ def test_what_onnx_does_not_have(options: dict[str, Any], remedy: str) -> None:
         model("exact", **options)(*scene())
 
 
+@pytest.mark.filterwarnings("ignore")  # of the exporter
 def test_onnx_runtime(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     image, logits = (x.float() for x in scene())
-    crf = model("exact").float()
+    crf = model("exact").float().eval()
     sizes = {0: torch.export.Dim("images")}
     with torch.no_grad():
         torch.onnx.export(
@@ -492,6 +494,10 @@ def test_ordinary_use_of_infer(device: str, gradient: str) -> None:
     again = unary.detach().half().requires_grad_()
     torch.utils.checkpoint.checkpoint(run, again, use_reentrant=False).square().sum().backward()
     assert torch.equal(again.grad, half.grad)
+    if gradient == "exact":  # tracing takes seconds
+        return
     torch._dynamo.reset()
-    compiled = torch.compile(run, backend="eager")
-    assert torch.allclose(compiled(unary.detach()), expected, atol=1e-6)
+    with warnings.catch_warnings():  # about what is not traced
+        warnings.simplefilter("ignore")
+        found = torch.compile(run, backend="eager")(unary.detach())
+    assert torch.allclose(found, expected, atol=1e-6)

@@ -236,8 +236,11 @@ def marginals_function() -> AutogradFunction:
                 ctx.save_for_backward(q, energies, weights, *kept)
 
             @staticmethod
-            def backward(ctx: AutogradContext, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+            def backward(
+                ctx: AutogradContext, grad: Tensor | None, *_: None
+            ) -> tuple[Tensor | None, ...]:
                 q, energies, weights, *kept = ctx.saved_tensors
+                grad = torch.zeros_like(q) if grad is None else grad
                 found = Gradients.apply(ctx.run, ctx.made, grad, q, energies, weights, *kept)
                 return *found, *[None] * (3 - len(found))
 

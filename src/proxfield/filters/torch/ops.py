@@ -50,6 +50,8 @@ def refuse_onnx(reason: str) -> NoReturn:
 
 def has_batch(value: Tensor) -> bool:
     """Whether a tensor has an axis that ``torch.func.vmap`` hides, and so no values to look at."""
+    if torch.compiler.is_compiling():  # which traces through transforms by itself
+        return False
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(value):
         if functorch.is_batchedtensor(value):
