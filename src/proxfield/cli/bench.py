@@ -8,6 +8,7 @@ import click
 
 from proxfield.cli.bench_all import everything
 from proxfield.cli.bench_inpainting import inpainting
+from proxfield.cli.bench_peers import peers
 from proxfield.cli.bench_people import people
 from proxfield.cli.bench_segmentation import segmentation
 from proxfield.cli.bench_shared import (
@@ -58,6 +59,7 @@ command.add_command(people)
 command.add_command(inpainting)
 command.add_command(segmentation)
 command.add_command(everything)
+command.add_command(peers)
 
 
 @command.command(cls=BenchCommandWithRules)

@@ -1,0 +1,107 @@
+"""What proxfield brings along: mean field, mixtures of modes, MAP search, exact elimination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from proxfield.bench.peers.base import Answer, Kind, Peer, Run, Task
+from proxfield.bench.peers.elimination import Elimination
+from proxfield.bench.peers.graph import factor_graph
+from proxfield.bench.peers.scenes import UPDATES
+from proxfield.images.densecrf import DenseCRF
+from proxfield.inference.infer import infer
+from proxfield.inference.map_result import MapStatus
+from proxfield.inference.solve_map import solve_map
+from proxfield.result import Result
+
+
+class MeanField(Peer):
+    """One of proxfield's rules; auto gets the time budget, others run until they converge."""
+
+    tasks = (Task.INFERENCE,)
+    compiles = True
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+        self.name = f"proxfield {rule}"
+        self.method = f"mean field, rule {rule}"
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        limit = budget if self.rule == "auto" else None
+        return lambda: _answer(infer(problem, self.rule, budget=limit, threads=1, trace=False))
+
+
+class Modes(Peer):
+    """A mixture of up to 16 mean fields."""
+
+    name = "proxfield modes=16"
+    tasks = (Task.INFERENCE,)
+    method = "mixture of mean fields"
+    compiles = True
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        return lambda: _answer(infer(problem, modes=16, budget=budget, threads=1, trace=False))
+
+
+def _answer(result: Result) -> Answer:
+    bound = result.log_z_bound if result.bounds_log_z else None
+    return Answer(
+        marginals=np.asarray(result.q, dtype=np.float64),
+        log_z=bound,
+        kind=None if bound is None else Kind.LOWER,
+        converged=result.converged,
+    )
+
+
+class ExactElimination(Peer):
+    """The reference itself: its time is that of plain numpy."""
+
+    name = "exact elimination"
+    tasks = (Task.INFERENCE, Task.MAP)
+    method = "variable elimination in numpy, built in"
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        graph = factor_graph(problem)
+
+        def run() -> Answer:
+            exact = Elimination(graph)
+            if task is Task.MAP:
+                return Answer(labels=exact.best_labels(), proved=True)
+            return Answer(exact.marginals(), exact.log_z, Kind.EXACT)
+
+        return run
+
+
+class MapSearch(Peer):
+    """The search for the labelling of lowest energy."""
+
+    name = "proxfield map"
+    tasks = (Task.MAP,)
+    method = "chains at falling temperatures"
+    compiles = True
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        def run() -> Answer:
+            result = solve_map(problem, budget=budget, threads=1)
+            return Answer(labels=result.labels, proved=result.status is MapStatus.OPTIMAL)
+
+        return run
+
+
+class Dense(Peer):
+    """The dense CRF of images."""
+
+    name = "proxfield DenseCRF"
+    tasks = (Task.DENSE,)
+    method = "mean field, permutohedral lattice"
+    compiles = True
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        def run() -> Answer:
+            crf = DenseCRF(problem.image, problem.probabilities, **problem.settings)
+            result = crf.infer(max_iters=UPDATES, tol=None, threads=1)
+            return Answer(labels=np.asarray(result.labels, dtype=np.int64))
+
+        return run

@@ -1,0 +1,280 @@
+"""Runs peers on models and images, each in a process of its own, and compares with the truth."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import psutil
+
+from proxfield.bench.peers.base import Answer, Kind, Peer, Task
+from proxfield.bench.peers.models import best_energy
+from proxfield.bench.peers.scenes import VOID, Scene, exact_labels
+from proxfield.bench.suites import Instance, Reference
+from proxfield.common.records import Record
+from proxfield.errors import UnsupportedError, one_line
+from proxfield.images.metrics import UNLABELLED, accuracy, count_regions, mean_iou
+from proxfield.jobs.processes import THREAD_VARIABLES
+
+SLACK = 1e-6
+"""By how much, relative to 1 + |log Z|, rounding may move a bound past log Z."""
+FILE_SLACK = 1e-4
+"""The same where log Z was read from a file, which holds a few digits."""
+START_SECONDS = 120.0
+"""Maximum time until a peer's process has imported its tool."""
+POLL_SECONDS = 0.1
+"""How often to look how much CPU time a peer has used."""
+MAX_WAIT = 10.0
+"""Maximum time to wait for an answer, as a multiple of the limit in CPU time."""
+MAX_TIMEOUTS = 2
+"""Models of a family on which a peer may time out before it is asked about no more of them."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: a task and what it is about.
+
+    Attributes:
+        task: The task.
+        suite: The family of the model, or the set of the image.
+        name: Its name.
+        problem: A `Field` or a `Scene`.
+        reference: Exact log Z and marginals, the lowest energy, or exactly computed labels.
+        slack: Rounding of the reference's log Z, relative to 1 + |log Z|.
+    """
+
+    task: Task
+    suite: str
+    name: str
+    problem: Any
+    reference: Any
+    slack: float = SLACK
+
+
+def model_cases(instances: Sequence[Instance], tasks: Sequence[Task], slack: float) -> list[Case]:
+    """The cases of some models with exact answers."""
+    out = []
+    for instance in instances:
+        field = instance.make()
+        if Task.INFERENCE in tasks and instance.reference is not None:
+            exact = instance.reference()
+            out.append(Case(Task.INFERENCE, instance.suite, instance.name, field, exact, slack))
+        if Task.MAP in tasks:
+            energy = best_energy(field)
+            if energy is not None:
+                out.append(Case(Task.MAP, instance.suite, instance.name, field, energy))
+    return out
+
+
+def scene_cases(scenes: Sequence[Scene]) -> list[Case]:
+    """The cases of some images."""
+    return [Case(Task.DENSE, s.suite, s.name, s, exact_labels(s)) for s in scenes]
+
+
+# ---- the process of a peer ----
+
+
+def answer(peer: Peer, task: Task, problem: Any, budget: float) -> Record:
+    """Ask a peer once, in this process: its answer and the CPU seconds of a warm run."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            begun = time.process_time()
+            run = peer.prepare(task, problem, budget)
+            built = time.process_time() - begun
+            if peer.compiles:
+                run()
+            begun = time.process_time()
+            found = run()
+            return {"answer": found, "seconds": time.process_time() - begun, "build": built}
+        except UnsupportedError as error:
+            return {"status": "unsupported", "why": str(error)}
+        except Exception as error:  # of a tool that isn't ours: what it says is the result
+            return {"status": "error", "why": one_line(f"{type(error).__name__}: {error}")}
+
+
+def serve(connection: Connection, peer: Peer) -> None:
+    """Answer questions until there are no more."""
+    if peer.module is not None:
+        import_module(peer.module)  # not part of the first answer's time
+    connection.send("ready")
+    while (question := connection.recv()) is not None:
+        connection.send(answer(peer, *question))
+
+
+class Process:
+    """A peer in a process of its own, which is ended and started anew if it takes too long.
+
+    Args:
+        peer: The peer.
+        timeout: Maximum number of CPU seconds per question.
+    """
+
+    def __init__(self, peer: Peer, timeout: float) -> None:
+        self.peer, self.timeout = peer, timeout
+        self._process: Any = None
+        self._connection: Any = None
+
+    def ask(self, task: Task, problem: Any, budget: float) -> Record:
+        """As `answer`; a record with a status where there is none."""
+        if self._process is None:
+            self._start()
+        try:
+            self._connection.send((task, problem, budget))
+            if self._answered():
+                return dict(self._connection.recv())
+            self.close()
+            return {"status": "timeout", "why": f"no answer in {self.timeout:g} CPU seconds"}
+        except (EOFError, OSError, psutil.NoSuchProcess):
+            self.close()
+            return {"status": "crashed", "why": "its process ended"}
+
+    def _answered(self) -> bool:
+        """Wait for an answer, no longer than the limit in CPU time (or ten times it in all)."""
+        child = psutil.Process(self._process.pid)
+        used = sum(child.cpu_times()[:2])
+        end = time.monotonic() + MAX_WAIT * self.timeout
+        while not self._connection.poll(POLL_SECONDS):
+            if sum(child.cpu_times()[:2]) - used > self.timeout or time.monotonic() > end:
+                return False
+        return True
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        saved = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+        try:
+            self._process = context.Process(target=serve, args=(other, self.peer), daemon=True)
+            self._process.start()
+        finally:
+            for name, value in saved.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        other.close()
+        if self._connection.poll(START_SECONDS):
+            self._connection.recv()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join()
+            self._connection.close()
+            self._process = None
+
+
+# ---- comparing ----
+
+
+def run_cases(
+    peers: Sequence[Peer], cases: Sequence[Case], budget: float, timeout: float, tell: Tell
+) -> list[Record]:
+    """All peers on all cases that they can do.
+
+    Args:
+        peers: The peers, all of them installed.
+        cases: The cases.
+        budget: Time budget in seconds, for tools that can use one.
+        timeout: Maximum number of CPU seconds per run, warm-up included.
+        tell: Called with a line before each run.
+
+    Returns:
+        One record per run.
+    """
+    out = []
+    for peer in peers:
+        process = Process(peer, timeout)
+        late: Counter[tuple[Task, str]] = Counter()
+        try:
+            for case in cases:
+                if case.task not in peer.tasks:
+                    continue
+                tell(f"{peer.name}: {case.suite}, {case.name}")
+                family = case.task, case.suite
+                if late[family] < MAX_TIMEOUTS:
+                    said = process.ask(case.task, case.problem, budget)
+                    late[family] += said.get("status") == "timeout"
+                else:
+                    said = {"status": "skipped", "why": "it timed out on others of the family"}
+                out.append(make_record(peer, case, said))
+        finally:
+            process.close()
+    return out
+
+
+def make_record(peer: Peer, case: Case, said: Record) -> Record:
+    """One run as numbers."""
+    record: Record = {
+        "peer": peer.name, "task": case.task.value, "suite": case.suite, "name": case.name
+    }  # fmt: skip
+    if "answer" not in said:
+        return record | said
+    found: Answer = said["answer"]
+    record |= {"status": "ok", "seconds": said["seconds"], "build_seconds": said["build"]}
+    record |= _SCORES[case.task](case, found)
+    if found.converged is not None:
+        record["converged"] = found.converged
+    return record
+
+
+def _score_inference(case: Case, found: Answer) -> Record:
+    exact: Reference = case.reference
+    out: Record = {}
+    if found.marginals is not None and exact.marginals is not None:
+        error = np.abs(found.marginals - exact.marginals)
+        if not np.isfinite(error).all():
+            return {"status": "error", "why": "marginals that are not numbers"}
+        out |= {"mean_error": float(error.mean()), "max_error": float(error.max())}
+    if found.log_z is not None:
+        gap = float(found.log_z - exact.log_z)
+        if not np.isfinite(gap):
+            return {"status": "error", "why": "log Z is not a number"}
+        out |= {"log_z_gap": gap, "kind": found.kind.value if found.kind else None}
+        room = case.slack * (1 + abs(exact.log_z))
+        if found.kind in (Kind.LOWER, Kind.UPPER):
+            sign = 1 if found.kind is Kind.LOWER else -1
+            out["valid_bound"] = sign * gap <= room
+    return out
+
+
+def _score_map(case: Case, found: Answer) -> Record:
+    assert found.labels is not None
+    gap = float(case.problem.energy(found.labels) - case.reference)
+    optimal = gap <= SLACK * (1 + abs(case.reference))
+    return {"energy_gap": gap, "optimal": optimal, "proved": found.proved}
+
+
+def _score_dense(case: Case, found: Answer) -> Record:
+    assert found.labels is not None
+    scene: Scene = case.problem
+    n_labels = scene.probabilities.shape[2]
+    truth = np.where((scene.truth == VOID) | (scene.truth >= n_labels), UNLABELLED, scene.truth)
+    counts = count_regions(truth, found.labels, n_labels)
+    before = count_regions(truth, scene.probabilities.argmax(axis=-1), n_labels)
+    out: Record = {
+        "mean_iou": mean_iou(counts),
+        "accuracy": accuracy(counts),
+        "unary_mean_iou": mean_iou(before),
+        "counts": counts.tolist(),
+        "pixels": int(scene.truth.size),
+    }
+    if case.reference is not None:
+        out["agreement"] = float((found.labels == case.reference).mean())
+    return out
+
+
+_SCORES: dict[Task, Callable[[Case, Answer], Record]] = {
+    Task.INFERENCE: _score_inference,
+    Task.MAP: _score_map,
+    Task.DENSE: _score_dense,
+}

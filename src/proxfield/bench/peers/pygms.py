@@ -1,0 +1,124 @@
+"""pyGMs: loopy belief propagation, naive mean field, mini-buckets and a junction tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from proxfield.bench.peers.base import Answer, Kind, Peer, Run, Task
+from proxfield.bench.peers.graph import FactorGraph, factor_graph
+
+ITERATIONS = 50
+"""Iterations of loopy belief propagation and of mean field; the tool has no test of convergence."""
+CLIQUE_SIZE = 8
+"""Variables per clique of mini-buckets (iBound)."""
+BOUND_ITERATIONS = 10
+"""Passes that tighten the bound of mini-buckets."""
+
+
+def build(graph: FactorGraph) -> tuple[Any, list[Any]]:
+    """The tool's model and its variables."""
+    import pygms
+
+    variables = [pygms.Var(v, size) for v, size in enumerate(graph.cardinalities)]
+    factors = [
+        pygms.Factor([variables[v] for v in scope], np.exp(-table))
+        for scope, table in zip(graph.scopes, graph.tables, strict=True)
+    ]
+    return pygms.GraphModel(factors), variables
+
+
+class PyGMs(Peer):
+    """What all of pyGMs shares."""
+
+    tasks = (Task.INFERENCE,)
+    package = "pygms"
+    module = "pygms"
+
+
+class LoopyBP(PyGMs):
+    """Sum-product; its log Z is Bethe's approximation, which is no bound."""
+
+    name = "pyGMs LBP"
+    method = "loopy belief propagation, Bethe log Z"
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        from pygms.messagepass import LBP
+
+        graph = factor_graph(problem)
+        model, _ = build(graph)
+
+        def run() -> Answer:
+            log_z, beliefs = LBP(model, maxIter=ITERATIONS)
+            marginals = graph.expand([belief.table for belief in beliefs])
+            return Answer(marginals, float(log_z) - graph.constant, Kind.ESTIMATE)
+
+        return run
+
+
+class NaiveMeanField(PyGMs):
+    """Coordinate ascent."""
+
+    name = "pyGMs NMF"
+    method = "naive mean field"
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        from pygms.messagepass import NMF
+
+        graph = factor_graph(problem)
+        model, _ = build(graph)
+
+        def run() -> Answer:
+            log_z, beliefs = NMF(model, maxIter=ITERATIONS)
+            marginals = graph.expand([belief.table for belief in beliefs])
+            return Answer(marginals, float(log_z) - graph.constant, Kind.LOWER)
+
+        return run
+
+
+class MiniBuckets(PyGMs):
+    """Weighted mini-buckets: an upper bound on log Z."""
+
+    name = "pyGMs WMB"
+    method = f"weighted mini-buckets, iBound {CLIQUE_SIZE}"
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        from pygms.wmb import WMB
+
+        graph = factor_graph(problem)
+        model, _ = build(graph)
+
+        def run() -> Answer:
+            buckets = WMB(model, iBound=CLIQUE_SIZE, weights="sum+")
+            bound = np.inf
+            for _ in range(BOUND_ITERATIONS):
+                bound = min(bound, buckets.msgForward())
+                buckets.msgBackward()
+            return Answer(log_z=bound - graph.constant, kind=Kind.UPPER)
+
+        return run
+
+
+class JunctionTree(PyGMs):
+    """Exact, where the treewidth is small."""
+
+    name = "pyGMs JTree"
+    method = "junction tree"
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        import pygms
+        from pygms.wmb import JTree
+
+        graph = factor_graph(problem)
+        model, variables = build(graph)
+        wanted = [pygms.VarSet([v]) for v in variables]
+
+        def run() -> Answer:
+            tree = JTree(model)
+            log_z = tree.msgForward()
+            found = tree.beliefs(wanted)
+            marginals = graph.expand([found[v].table for v in wanted])
+            return Answer(marginals, log_z - graph.constant, Kind.EXACT)
+
+        return run

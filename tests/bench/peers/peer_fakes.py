@@ -1,0 +1,43 @@
+"""Peers that answer, fail, crash and dawdle on purpose, for processes to import."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from proxfield.bench.peers.base import Answer, Kind, Peer, Run, Task
+from proxfield.errors import UnsupportedError
+
+
+class Fake(Peer):
+    """Does what its mode says."""
+
+    tasks = (Task.INFERENCE, Task.MAP)
+    method = "a stand-in"
+
+    def __init__(self, mode: str, compiles: bool = False) -> None:
+        self.mode, self.compiles = mode, compiles
+        self.name = f"fake {mode}"
+        self.calls = 0
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        if self.mode == "refuses":
+            raise UnsupportedError("binary variables only")
+
+        def run() -> Answer:
+            self.calls += 1
+            if self.mode == "raises":
+                raise KeyError("broken")
+            if self.mode == "crashes":
+                os._exit(7)
+            while self.mode == "dawdles":
+                pass
+            if task is Task.MAP:
+                return Answer(labels=np.zeros(problem.n_vars, dtype=np.int64))
+            q = np.full(problem.layout.size, np.nan if self.mode == "nan" else 0.5)
+            log_z = {"high": 1e3, "low": -1e3}.get(self.mode)
+            return Answer(q, log_z, None if log_z is None else Kind.LOWER, converged=False)
+
+        return run
