@@ -20,6 +20,7 @@ import proxfield as pf  # noqa: E402
 import proxfield.torch as pt  # noqa: E402
 from proxfield.errors import InputWarning, UnsupportedError  # noqa: E402
 from proxfield.filters.torch import operator  # noqa: E402
+from proxfield.filters.torch.filter import FILTER  # noqa: E402
 from proxfield.torch import layer, steps  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(  # torch's own, in its forward mode
@@ -261,6 +262,21 @@ def test_vmap(device: str, kind: str) -> None:
     pairs = torch.stack([logits, logits.flip(0)], dim=1)
     expected = torch.stack([crf(image, x) for x in pairs.unbind(1)], dim=1)
     assert torch.allclose(shared(pairs), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [(None, 2, None), (1, 3, None), (3, None, None), (0, 0, None)])
+@pytest.mark.parametrize("shared", [True, False])
+def test_vmap_of_an_operator(dims: tuple[int | None, ...], shared: bool) -> None:
+    make = {"dtype": torch.float64}
+    features, values = torch.rand(1 if shared else 3, 6, 2, **make), torch.rand(3, 6, 4, **make)
+    given = [
+        x if d is None else torch.stack([x, x.flip(1)], dim=d)
+        for x, d in zip((features, values), dims, strict=False)
+    ]
+    found = torch.func.vmap(FILTER, in_dims=dims)(*given, "exact")
+    for k in range(2):
+        one = [x if d is None else x.select(d, k) for x, d in zip(given, dims, strict=False)]
+        assert torch.allclose(found[k], FILTER(*one, "exact"), atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["exact", "implicit", "unrolled"])

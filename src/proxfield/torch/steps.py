@@ -45,9 +45,9 @@ def curvature(ranges: list[tuple[Tensor, Tensor]], tables: Tensor, images: int) 
     """
     total = tables.new_zeros(images)
     for (low, high), table in zip(ranges, tables, strict=True):
-        if exporting_onnx():  # it has no eigenvalues; those of a centered Potts table are these
+        if exporting_onnx():  # it has no eigenvalues; a centered Potts table has this one, and 0
             same = table[0, 0]
-            found = products_within(low, high, same.clamp(max=0), same.clamp(min=0))
+            found = products_within(low, high, same, same)
         else:
             found = product_range(low, high, table)
         total = total + found[1]
