@@ -109,11 +109,11 @@ $(DOCS_STAMP): pyproject.toml constraints/gpu.txt
 	@touch $@
 
 docs: $(DOCS_STAMP)
-	$(DOCS_BIN)/python -m sphinx --fail-on-warning --keep-going --builder html docs docs/_build/html
+	$(DOCS_BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
 	@echo "The site is in docs/_build/html/index.html"
 
 docs-links: $(DOCS_STAMP)
-	$(DOCS_BIN)/python -m sphinx --keep-going --builder linkcheck docs docs/_build/linkcheck
+	$(DOCS_BIN)/python -m sphinx --quiet --keep-going --builder linkcheck docs docs/_build/linkcheck
 
 figures: $(STAMP)
 	$(BIN)/python scripts/figures.py
