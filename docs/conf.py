@@ -85,6 +85,7 @@ _profile.joinpath("ipython_kernel_config.py").write_text(
 os.environ["IPYTHONDIR"] = str(_profile.parent)
 os.environ["MATPLOTLIBRC"] = str(DOCS / "matplotlibrc")  # how pictures of cells look
 os.environ["PROXFIELD_QUIET"] = "1"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads cost more than they save on small matrices
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 # Reference ---------------------------------------------------------------------------------------
