@@ -131,6 +131,7 @@ def exported(crf: Any, image: Any, logits: Any) -> Any:
         return torch.export.export(crf, (image, logits), dynamic_shapes=shapes)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # of torch.export.load
 @pytest.mark.parametrize("kind", ["exact", "loss", "filter"])
 def test_export(device: str, kind: str, tmp_path: Path) -> None:
     crf = model(kind).to(device)
@@ -444,7 +445,9 @@ def test_strides(device: str, kind: str) -> None:
     expected = crf(image, logits)
     for given in (last, wide):
         assert not given[1].is_contiguous()
-        assert torch.equal(crf(*given), expected)
+        # on a GPU sums are made in an order that depends on strides
+        tolerance = 0.0 if device == "cpu" else 1e-6
+        torch.testing.assert_close(crf(*given), expected, rtol=tolerance, atol=tolerance)
 
 
 @MODELS

@@ -97,7 +97,8 @@ def infer(
         >>> q[:, 1].sum().backward()  # doctest: +SKIP
     """
     need_torch()
-    if exporting():
+    # some versions of torch.compile take it for exporting
+    if not torch.compiler.is_dynamo_compiling() and exporting():
         raise UnsupportedError(
             "torch.export can't trace torch.infer, which plans on the host; call it outside of the "
             "exported program, or export torch.DenseCRF"

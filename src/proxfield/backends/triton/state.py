@@ -59,4 +59,5 @@ class BatchState:
     """F of a single field, if it has been computed, and the unary energies it belongs to."""
 
     def __del__(self) -> None:
-        self.pool.append(self.slot)
+        if "pool" in vars(self):  # torch.compile makes objects without calling __init__
+            self.pool.append(self.slot)

@@ -125,6 +125,9 @@ class LatticePlan(Plan):
         self.n_vertices = 0
         self.blur = SEPARABLE if blur is None else blur
         if self.n:
+            # keys of other numbers are out of range; a graph can't wait to look at them
+            if room is None and not bool(torch.isfinite(features).all()):
+                raise InputError("features hold NaN or infinite values")
             self.blur = suitable_blur(features) if blur is None else blur
             self._take(build(features, self.blur, room), room is not None)
 
