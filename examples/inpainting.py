@@ -1,7 +1,8 @@
 """Characters with a hole, completed by decision tree fields that were learnt in different ways.
 
-Renders characters from fonts of this machine (see docs/benchmarks/inpainting.md), learns from some of them in
-three ways, completes others, and compares: how many pixels are right, and how much rules differ.
+Renders characters from fonts of this machine (see docs/benchmarks/inpainting.md), learns from some
+of them in three ways, completes others, and compares: how many pixels are right, and how much
+rules differ.
 
 Run ``python examples/inpainting.py --picture inpainting.png`` (about two minutes on one core).
 """

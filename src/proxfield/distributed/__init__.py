@@ -1,4 +1,4 @@
-"""One field over several processes: partitions, transports and `infer`. See docs/how-to/distributed.md."""
+"""One field over several processes: partitions, transports, `infer`; docs/how-to/distributed.md."""
 
 from proxfield.distributed.grid import grid_partition
 from proxfield.distributed.infer import infer

@@ -17,7 +17,7 @@ from proxfield.common.logs import log
 from proxfield.inference.history import History, Seen
 from proxfield.inference.loop import Loop
 from proxfield.inference.pace import SHORT_EVALUATION
-from proxfield.inference.stationarity import MAX_PRODUCTS, judge, nudged
+from proxfield.inference.stationarity import MAX_PRODUCTS, judge, nudged, proves_minimum
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status
 from proxfield.rules.base import Rule
@@ -29,6 +29,8 @@ MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
 FIRST_PRODUCTS = 3
 """Products with H before the second-order test looks at the clock."""
+HOST_KERNELS = ("cpu", "reference")
+"""Kernel sets whose filters are those of the terms themselves."""
 FEWEST_PRODUCTS = 24
 """Products with H that the second-order test may always make."""
 QUICK_TEST_SECONDS = 0.01
@@ -180,6 +182,8 @@ class Session:
             lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
             if lowest > -2.0:
                 return Judgement(MINIMUM)
+        if self.kernels in HOST_KERNELS and proves_minimum(lowered, self.program.marginals(state)):
+            return Judgement(MINIMUM)
         deadline, now = np.inf, loop.now
         if loop.budget is not None:
             left = max(0.0, loop.seconds_left()) + loop.overtime

@@ -55,9 +55,10 @@ def solve_map(
     """Search for the labelling of lowest energy (MAP, or MPE).
 
     Chains sample labellings at falling temperatures, down to 0, and are combined with the best
-    labelling so far part by part (docs/concepts/methods.md). Where the interactions form a forest, the
-    result is optimal, and the status says so. Otherwise no change of a single variable lowers
-    its energy, if `MapResult.stable` says so: with terms over all pairs it may not be known.
+    labelling so far part by part (docs/concepts/methods.md). Where the interactions form a
+    forest, the result is optimal, and the status says so. Otherwise no change of a single
+    variable lowers its energy, if `MapResult.stable` says so: with terms over all pairs it may
+    not be known.
 
     Args:
         field: The field.

@@ -249,6 +249,14 @@ class Term(ABC):
         """
         raise missing(self, "spectrum", "a certified step without Lanczos")
 
+    def coupling_norms(self, layout: Layout, v: Floats) -> Floats:
+        """A v for a symmetric A without negative entries and a_ij ≥ ‖P_i H_ij P_j‖₂ at every q.
+
+        For terms over many pairs, where it takes far less than a product with H: it can prove
+        that a fixed point is a minimum.  # (n_vars,) -> (n_vars,)
+        """
+        raise missing(self, "coupling_norms", "a proof that a fixed point is a minimum")
+
     def relative_curvature(self, layout: Layout) -> Floats:
         """Bounds L_i with ΔᵀHΔ ≤ Σ_i L_i Σ_l Δ_il²/q_il for centered Δ, at every q.  # (n_vars,)
 
@@ -314,7 +322,9 @@ class Term(ABC):
         return cls(**{name: a.item() if a.ndim == 0 else a for name, a in arrays.items()})
 
 
-DESCRIPTIONS = frozenset({"lower", "curvature", "relative_curvature", "spectrum", "lipschitz"})
+DESCRIPTIONS = frozenset(
+    {"lower", "curvature", "relative_curvature", "spectrum", "coupling_norms", "lipschitz"}
+)
 """Optional methods of a term that say something about its energy; see `offers`."""
 
 

@@ -279,6 +279,17 @@ class Gaussian(Term):
         low, high = product_range(*self.kernel_range, self.compatibility(n_labels))
         return float(low), float(high)
 
+    def coupling_norms(self, layout: Layout, v: Floats) -> Floats:
+        # the self-message only makes A larger
+        out = np.zeros(layout.n_vars)
+        if self.n_points and not self.omitted:
+            n_labels = int(layout.cardinalities[self.first])
+            center = np.eye(n_labels) - 1.0 / n_labels
+            norm = float(np.linalg.norm(center @ self.compatibility(n_labels) @ center, 2))
+            block = slice(self.first, self.first + self.n_points)
+            out[block] = norm * self.operate(np.asarray(v)[block, None])[:, 0]
+        return out
+
     @cached_property
     def kernel_range(self) -> tuple[float, float]:
         """Bounds on the eigenvalues of A, without the self-message if that is left out."""
