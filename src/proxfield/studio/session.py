@@ -37,7 +37,7 @@ IGNORED_TRUTH = (255,)
 PREVIEW_SECONDS = 0.2
 """A computation that is expected to take longer is preceded by a preview, which takes less."""
 PREVIEW_STEPS = (1, 2, 3, 4, 6, 8)
-"""A preview has every so manieth pixel."""
+"""Strides of previews: every k-th pixel along both axes."""
 FILTER_SECONDS, UPDATE_SECONDS = 6e-7, 1.2e-8
 """First guesses: of building a filter, per pixel; of an update, per pixel and label."""
 TERMS = ("spatial", "bilateral")
@@ -52,7 +52,7 @@ class Job:
         settings: All settings of a dense CRF.
         rule: The name of a rule.
         scribbles: Labels of known pixels, 255 elsewhere; None without.  # (height, width)
-        step: Every so manieth pixel along each axis.
+        step: Stride: every k-th pixel along each axis.
     """
 
     settings: Record
