@@ -82,7 +82,14 @@ def peers(**options: Any) -> None:
     check_outputs(options)
     given = options["names"]
 
-    from proxfield.bench.peers.output import as_csv, as_html, as_json, as_markdown, make_results
+    from proxfield.bench.peers.output import (
+        about_run,
+        as_csv,
+        as_html,
+        as_json,
+        as_markdown,
+        make_results,
+    )
     from proxfield.bench.peers.registry import find_peers
     from proxfield.cli.shared import print_json
     from proxfield.cli.signals import begin_work
@@ -99,12 +106,13 @@ def peers(**options: Any) -> None:
     quick = options["quick"]
     budget = options["budget"] or (0.2 if quick else 1.0)
     timeout = options["timeout"] or (5.0 if quick else 20.0)
-    begin_work()
-    records = run(lambda: make_cases(options, tasks, *read), found, budget, timeout)
-    about = {
+    settings = {
         "data": options["data"], "scenes": options["scenes"], "tasks": tasks, "quick": quick,
         "budget": budget, "timeout": timeout, "seeds": options["seeds"],
     }  # fmt: skip
+    about = about_run(settings)
+    begin_work()
+    records = run(lambda: make_cases(options, tasks, *read), found, budget, timeout)
     results = make_results(found, missing, records, about)
     report = options["report"]
     for path, text in (

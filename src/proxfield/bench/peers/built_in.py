@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,23 @@ from proxfield.bench.peers.elimination import Elimination
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.peers.scenes import UPDATES
 from proxfield.images.densecrf import DenseCRF
-from proxfield.inference.infer import infer
+from proxfield.inference.infer import infer_one
 from proxfield.inference.map_result import MapStatus
-from proxfield.inference.solve_map import solve_map
+from proxfield.inference.modes import infer_modes
+from proxfield.inference.request import Request
+from proxfield.inference.solve_map import answer
 from proxfield.result import Result
+from proxfield.rules.base import Rule
+from proxfield.rules.map_search import MapSearch as Search
+
+
+def _request(rule: str | Rule, budget: float | None, tol: float = 1e-6) -> Request:
+    """The defaults of `proxfield.infer` on one thread, with a budget in CPU time."""
+    return Request.make(
+        rule, {}, "cpu", init="uniform", max_iters=None, tol=tol, budget=budget, callback=None,
+        seed=0, threads=1, kernels=None, dtype=None, keep="last", trace=False,
+        now=time.process_time,
+    )  # fmt: skip
 
 
 class MeanField(Peer):
@@ -29,8 +43,8 @@ class MeanField(Peer):
         self.method = f"mean field, rule {rule}"
 
     def prepare(self, task: Task, problem: Any, budget: float) -> Run:
-        limit = budget if self.rule == "auto" else None
-        return lambda: _answer(infer(problem, self.rule, budget=limit, threads=1, trace=False))
+        request = _request(self.rule, budget if self.rule == "auto" else None)
+        return lambda: _answer(infer_one(problem, request, request.open(problem)))
 
 
 class Modes(Peer):
@@ -42,7 +56,8 @@ class Modes(Peer):
     compiles = True
 
     def prepare(self, task: Task, problem: Any, budget: float) -> Run:
-        return lambda: _answer(infer(problem, modes=16, budget=budget, threads=1, trace=False))
+        request = _request("auto", budget)
+        return lambda: _answer(infer_modes(problem, request, request.open(problem), 16))
 
 
 def _answer(result: Result) -> Answer:
@@ -84,7 +99,7 @@ class MapSearch(Peer):
 
     def prepare(self, task: Task, problem: Any, budget: float) -> Run:
         def run() -> Answer:
-            result = solve_map(problem, budget=budget, threads=1)
+            result = answer(problem, _request(Search(), budget, tol=0.0))
             return Answer(labels=result.labels, proved=result.status is MapStatus.OPTIMAL)
 
         return run

@@ -238,7 +238,9 @@ def _score_inference(case: Case, found: Answer) -> Record:
     if found.log_z is not None:
         gap = float(found.log_z - exact.log_z)
         if not np.isfinite(gap):
-            return {"status": "error", "why": "log Z is not a number"}
+            none = found.log_z == -np.inf
+            why = "no labelling of positive probability found" if none else "log Z is not a number"
+            return {"status": "error", "why": why}
         out |= {"log_z_gap": gap, "kind": found.kind.value if found.kind else None}
         room = case.slack * (1 + abs(exact.log_z))
         if found.kind in (Kind.LOWER, Kind.UPPER):
@@ -250,6 +252,8 @@ def _score_inference(case: Case, found: Answer) -> Record:
 def _score_map(case: Case, found: Answer) -> Record:
     assert found.labels is not None
     gap = float(case.problem.energy(found.labels) - case.reference)
+    if not np.isfinite(gap):
+        return {"status": "error", "why": "an impossible labelling"}
     optimal = gap <= SLACK * (1 + abs(case.reference))
     return {"energy_gap": gap, "optimal": optimal, "proved": found.proved}
 

@@ -20,6 +20,11 @@ COLUMNS = (
 )  # fmt: skip
 
 
+def about_run(settings: Record) -> Record:
+    """Machine, versions, command and settings; to be asked for before the runs."""
+    return {**metadata(settings["data"], 1), **settings}
+
+
 def make_results(
     peers: Sequence[Peer], missing: Sequence[Peer], records: Sequence[Record], about: Record
 ) -> Record:
@@ -29,10 +34,10 @@ def make_results(
         peers: The peers that ran.
         missing: Those that aren't installed.
         records: One per run.
-        about: The settings of the run.
+        about: Machine and settings, see `about_run`.
     """
     return {
-        "about": {**metadata(about.get("data"), 1), **about},
+        "about": about,
         "peers": [
             {"name": p.name, "package": p.package, "version": p.version(), "method": p.method}
             for p in peers

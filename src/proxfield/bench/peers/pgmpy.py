@@ -1,4 +1,9 @@
-"""pgmpy: belief propagation on a junction tree, which is exact."""
+"""pgmpy: variable elimination, which is exact.
+
+Its belief propagation on a junction tree compares beliefs with an absolute tolerance of 1e-8, so
+that small weights end it too early: on a tree of 40 variables, marginals of version 1.1.2 were off
+by 0.17 with weights up to 1, and exact with the same weights times 10.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +16,18 @@ from proxfield.bench.peers.graph import factor_graph
 
 
 class Pgmpy(Peer):
-    """Calibrates a junction tree and asks it for every variable."""
+    """Asks for every variable; results of Markov networks come unnormalized."""
 
-    name = "pgmpy BP"
+    name = "pgmpy VE"
     tasks = (Task.INFERENCE,)
-    method = "junction tree"
+    method = "variable elimination, one query per variable"
     package = "pgmpy"
     module = "pgmpy"
     install = "pip install pgmpy"
 
     def prepare(self, task: Task, problem: Any, budget: float) -> Run:
         from pgmpy.factors.discrete import DiscreteFactor
-        from pgmpy.inference import BeliefPropagation
+        from pgmpy.inference import VariableElimination
         from pgmpy.models import DiscreteMarkovNetwork
 
         graph = factor_graph(problem)
@@ -38,12 +43,11 @@ class Pgmpy(Peer):
             model.add_factors(DiscreteFactor(list(scope), sizes, np.exp(table.min() - table)))
 
         def run() -> Answer:
-            tree = BeliefPropagation(model)
-            tree.calibrate()
+            queries = VariableElimination(model)
             rows = [
-                tree.query([v], show_progress=False).values.astype(np.float64)
+                np.asarray(queries.query([v], show_progress=False).values, dtype=np.float64)
                 for v in range(graph.n_vars)
             ]
-            return Answer(graph.expand(rows))
+            return Answer(graph.expand([row / row.sum() for row in rows]))
 
         return run

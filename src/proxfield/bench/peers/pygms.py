@@ -17,16 +17,27 @@ BOUND_ITERATIONS = 10
 """Passes that tighten the bound of mini-buckets."""
 
 
-def build(graph: FactorGraph) -> tuple[Any, list[Any]]:
-    """The tool's model and its variables."""
+FORBIDDEN = -69.0
+"""The log weight of impossible configurations, beside the largest of their table."""
+
+
+def build(graph: FactorGraph) -> tuple[Any, list[Any], float]:
+    """The tool's model, its variables, and what its log Z lacks.
+
+    Weights of each table are scaled to at most 1, so that none overflows, and zeros are replaced:
+    with zeros its beliefs and its log Z aren't numbers.
+    """
     import pygms
 
     variables = [pygms.Var(v, size) for v, size in enumerate(graph.cardinalities)]
     factors = [
-        pygms.Factor([variables[v] for v in scope], np.exp(-table))
+        pygms.Factor(
+            [variables[v] for v in scope], np.exp(np.maximum(table.min() - table, FORBIDDEN))
+        )
         for scope, table in zip(graph.scopes, graph.tables, strict=True)
     ]
-    return pygms.GraphModel(factors), variables
+    lacking = -graph.constant - sum(float(table.min()) for table in graph.tables)
+    return pygms.GraphModel(factors), variables, lacking
 
 
 class PyGMs(Peer):
@@ -47,12 +58,12 @@ class LoopyBP(PyGMs):
         from pygms.messagepass import LBP
 
         graph = factor_graph(problem)
-        model, _ = build(graph)
+        model, _, lacking = build(graph)
 
         def run() -> Answer:
             log_z, beliefs = LBP(model, maxIter=ITERATIONS)
             marginals = graph.expand([belief.table for belief in beliefs])
-            return Answer(marginals, float(log_z) - graph.constant, Kind.ESTIMATE)
+            return Answer(marginals, float(log_z) + lacking, Kind.ESTIMATE)
 
         return run
 
@@ -67,12 +78,12 @@ class NaiveMeanField(PyGMs):
         from pygms.messagepass import NMF
 
         graph = factor_graph(problem)
-        model, _ = build(graph)
+        model, _, lacking = build(graph)
 
         def run() -> Answer:
             log_z, beliefs = NMF(model, maxIter=ITERATIONS)
             marginals = graph.expand([belief.table for belief in beliefs])
-            return Answer(marginals, float(log_z) - graph.constant, Kind.LOWER)
+            return Answer(marginals, float(log_z) + lacking, Kind.LOWER)
 
         return run
 
@@ -87,7 +98,7 @@ class MiniBuckets(PyGMs):
         from pygms.wmb import WMB
 
         graph = factor_graph(problem)
-        model, _ = build(graph)
+        model, _, lacking = build(graph)
 
         def run() -> Answer:
             buckets = WMB(model, iBound=CLIQUE_SIZE, weights="sum+")
@@ -95,7 +106,7 @@ class MiniBuckets(PyGMs):
             for _ in range(BOUND_ITERATIONS):
                 bound = min(bound, buckets.msgForward())
                 buckets.msgBackward()
-            return Answer(log_z=bound - graph.constant, kind=Kind.UPPER)
+            return Answer(log_z=bound + lacking, kind=Kind.UPPER)
 
         return run
 
@@ -111,7 +122,7 @@ class JunctionTree(PyGMs):
         from pygms.wmb import JTree
 
         graph = factor_graph(problem)
-        model, variables = build(graph)
+        model, variables, lacking = build(graph)
         wanted = [pygms.VarSet([v]) for v in variables]
 
         def run() -> Answer:
@@ -119,6 +130,6 @@ class JunctionTree(PyGMs):
             log_z = tree.msgForward()
             found = tree.beliefs(wanted)
             marginals = graph.expand([found[v].table for v in wanted])
-            return Answer(marginals, log_z - graph.constant, Kind.EXACT)
+            return Answer(marginals, log_z + lacking, Kind.EXACT)
 
         return run
