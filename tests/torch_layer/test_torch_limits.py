@@ -250,6 +250,13 @@ def test_empty_batches_of_fields(device: str, gradient: str) -> None:
     assert (weights.grad == 0).all()
 
 
+@pytest.mark.parametrize("gradient", ["exact", "implicit", "unrolled"])
+def test_infer_without_a_tolerance(device: str, gradient: str) -> None:
+    unary = torch.linspace(0, 1, 12, device=device).reshape(4, 3)
+    out = pt.infer(FIELD, unary, gradient=gradient, max_iters=5, tol=None)
+    assert torch.equal(out, pt.infer(FIELD, unary, gradient=gradient, max_iters=5, tol=1e-30))
+
+
 # ---- torch.func ----
 
 
@@ -263,6 +270,9 @@ def test_vmap(device: str, kind: str) -> None:
     pairs = torch.stack([logits, logits.flip(0)], dim=1)
     expected = torch.stack([crf(image, x) for x in pairs.unbind(1)], dim=1)
     assert torch.allclose(shared(pairs), expected, atol=1e-12)
+    alone = torch.func.vmap(lambda i: crf(i[None], logits[:1])[0])  # images, with the same logits
+    expected = torch.cat([crf(i[None], logits[:1]) for i in image])
+    assert torch.allclose(alone(image), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("dims", [(None, 2, None), (1, 3, None), (3, None, None), (0, 0, None)])

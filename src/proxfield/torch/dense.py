@@ -376,7 +376,7 @@ ENERGIES = Op(
     "bool fixed_count, float implicit_tol, float adjoint_tol, int adjoint_max_iters, "
     "bool check, SymInt[] pixels) -> (Tensor, Tensor, Tensor[])",
     _energies, _energies_shape, _context, _backward,
-    images=((0, 1, 3), (True, False, True)), repeated=_repeated, jvp=_jvp,
+    images=((0,), (1, 3), (True, False, True)), repeated=_repeated, jvp=_jvp,
 )  # fmt: skip
 ADJOINT = Op(
     "dense_adjoint",

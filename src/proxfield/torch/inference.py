@@ -19,7 +19,7 @@ from proxfield.filters.torch.checks import require_device, require_tensor
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.filters.torch.ops import exporting, has_batch
 from proxfield.inference.curvature import Curvature
-from proxfield.inference.request import check_limits
+from proxfield.inference.request import NEVER, check_limits
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.base import Rule
 from proxfield.rules.plan import Custom, Order, Plan, Update
@@ -42,7 +42,7 @@ def infer(
     tables: TablesGiven = None,
     init: str | Tensor = "uniform",
     max_iters: int = 1000,
-    tol: float = 1e-6,
+    tol: float | None = 1e-6,
     gradient: str = "exact",
     adjoint_tol: float | None = None,
     adjoint_max_iters: int = 200,
@@ -72,7 +72,8 @@ def infer(
         init: "uniform", "unary" (softmax of the unary energies), or marginals, shaped like the
             result; these count as constants.
         max_iters: Maximum number of iterations.
-        tol: Stop when the largest change of a marginal, divided by the step, is below it.
+        tol: Stop when the largest change of a marginal, divided by the step, is below it; None:
+            never, make ``max_iters`` updates.
         gradient: "exact": of the updates made, with the states before them kept (θ; the moments
             for momentum and adam; q for sweeps). "implicit": of the fixed point, without memory
             for updates, and on a GPU with the iteration in the kernels of the set "cuda". Where
@@ -149,7 +150,8 @@ def infer(
         if adjoint_tol is None:
             adjoint_tol = 1e-10 if dtype == torch.float64 else 1e-5
         run = Run(
-            model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters, tol,
+            model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters,
+            NEVER if tol is None else tol,
             gradient == "implicit", adjoint_tol, adjoint_max_iters,
             learns=gradient == "exact" and torch.is_grad_enabled()
             and any(x is not None and x.requires_grad for x in (energies, numbers)),

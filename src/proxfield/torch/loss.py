@@ -284,9 +284,9 @@ LOSS = Op(
     "(Tensor s, Tensor counts, Tensor moves, Tensor[] features, float[] weights, "
     "str normalization, bool self_message, str filter, bool learns, bool check, SymInt[] pixels) "
     "-> (Tensor, Tensor)",
-    _loss, _loss_shape, _context, _backward, images=((0, 1, 2, 3), (True, True)), jvp=_jvp,
+    _loss, _loss_shape, _context, _backward, images=((0, 1, 2), (3,), (True, True)), jvp=_jvp,
 )  # fmt: skip
 PULL = Op(
     "dense_crf_loss_pull", "(Tensor grad, Tensor derivative, Tensor s) -> Tensor",
-    _pull, _pull_shape, nothing_saved, refuse, images=((0, 1, 2), (True,)),
+    _pull, _pull_shape, nothing_saved, refuse, images=((0, 1, 2), (), (True,)),
 )  # fmt: skip

@@ -216,7 +216,7 @@ def _constant(ctx: AutogradContext, inputs: tuple[object, ...], output: Tensor) 
 FILTER = Op(
     "gaussian_filter", "(Tensor features, Tensor values, str filter) -> Tensor",
     _filter, _filter_shape, _filter_context, _filter_backward,
-    images=((0, 1), (True,)), jvp=_filter_jvp,
+    images=((1,), (0,), (True,)), jvp=_filter_jvp,
 )  # fmt: skip
 PULL = Op(
     "gaussian_filter_pull", "(Tensor features, Tensor a, Tensor b, str filter) -> Tensor",
@@ -225,5 +225,5 @@ PULL = Op(
 DIAGONAL = Op(
     "gaussian_diagonal", "(Tensor features, str filter) -> Tensor",
     _diagonal, _diagonal_shape, _constant, _no_gradient,
-    images=((0,), (True,)), jvp=_no_change,
+    images=((0,), (), (True,)), jvp=_no_change,
 )  # fmt: skip

@@ -83,9 +83,10 @@ class Op:
         shape: Empty results of the right shape, for tracing.
         context: Keeps what the derivatives need, as ``setup_context`` of an autograd function.
         backward: Gradients for the arguments: None for constants, a list for a list.
-        images: Which arguments (tensors, or lists of tensors) have an axis of images first, with
-            1 where all images share them, and which results have one. ``vmap`` over these makes
-            more images of them; without, and for other arguments, it calls the kernel repeatedly.
+        images: Arguments (tensors, or lists of tensors) that have an axis of images first; those
+            that may have 1 there, to be shared by all images; and which results have such an axis.
+            ``vmap`` over these makes more images of them; without, and for other arguments, it
+            calls the kernel repeatedly.
         repeated: Arguments for such calls, whose results must have equal shapes.
         jvp: Derivatives forward: takes the context and a tangent (or None) for each argument,
             returns a tangent (None without one) for each result. Without, they are refused.
@@ -100,7 +101,7 @@ class Op:
         context: Function,
         backward: Function,
         *,
-        images: tuple[tuple[int, ...], tuple[bool, ...]] | None = None,
+        images: tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]] | None = None,
         repeated: Callable[[list[Any]], list[Any]] | None = None,
         jvp: Function | None = None,
     ) -> None:
@@ -145,9 +146,9 @@ class Op:
     def vmapped(self, size: int, args: list[Any], dims: list[Any]) -> tuple[Any, Any]:
         """Results for a batch of arguments, and which of them have a batch, in front."""
         if self.images is not None:
-            wanted, per_image = self.images
-            if all(d is None or k in wanted for k, d in enumerate(dims) if not _no_batch(d)):
-                return self._more_images(size, args, dims, wanted, per_image)
+            own, shared, per_image = self.images
+            if all(k in own or k in shared for k, d in enumerate(dims) if not _no_batch(d)):
+                return self._more_images(size, args, dims, (own, shared), per_image)
         args = self.repeated(args) if self.repeated else args
         found = [self.flat(self(*_select(args, dims, k))) for k in range(size)]
         if not found:
@@ -156,14 +157,15 @@ class Op:
         return flat, (0,) * len(flat)
 
     def _more_images(
-        self, size: int, args: list[Any], dims: list[Any], wanted: tuple[int, ...],
-        per_image: tuple[bool, ...],
+        self, size: int, args: list[Any], dims: list[Any],
+        wanted: tuple[tuple[int, ...], tuple[int, ...]], per_image: tuple[bool, ...],
     ) -> tuple[Any, Any]:  # fmt: skip
-        pairs = [_pairs(args[k], dims[k]) for k in wanted]
-        count = max(x.shape[0 if d is None else int(d == 0)] for some in pairs for x, d in some)
+        own, shared = wanted
+        pairs = {k: _pairs(args[k], dims[k]) for k in (*own, *shared)}
+        counts = [x.shape[int(d == 0)] for some in pairs.values() for x, d in some]
         given = list(args)
-        for k, some in zip(wanted, pairs, strict=True):
-            merged = [_merge(x, d, size, count) for x, d in some]
+        for k, some in pairs.items():
+            merged = [_merge(x, d, size, max(counts), k in shared) for x, d in some]
             given[k] = merged if isinstance(args[k], (list, tuple)) else merged[0]
         out = self(*given)
         outs = list(out) if isinstance(out, tuple) else [out]
@@ -176,13 +178,14 @@ class Op:
         return tuple(flat), tuple(batched)
 
 
-def _merge(x: Tensor, dim: int | None, size: int, count: int) -> Tensor:
-    """A batch of images as more images.  # (count or 1, …) -> (size · count, …) or (1, …)"""
+def _merge(x: Tensor, dim: int | None, size: int, count: int, shared: bool) -> Tensor:
+    """A batch of images as more images.  # (count or 1, …) -> (size · count, …), or 1"""
     if dim is None:
-        if x.shape[0] == 1:
+        if shared and x.shape[0] == 1:
             return x
-        return x.expand(size, *x.shape).reshape(size * count, *x.shape[1:])
-    x = x.movedim(dim, 0)  # (size, count or 1, …)
+        x = x.expand(size, *x.shape)
+    else:
+        x = x.movedim(dim, 0)  # (size, count or 1, …)
     return x.expand(size, count, *x.shape[2:]).reshape(size * count, *x.shape[2:])
 
 
