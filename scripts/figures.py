@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ class Picture:
         seconds: CPU seconds that it takes, roughly.
         modules: Packages it needs.
         fonts: Whether it needs the fonts of `proxfield make characters`.
+        browser: Whether it needs Chromium on the PATH.
         part: Share of the width that is compared; the rest shows times.
     """
 
@@ -59,6 +61,7 @@ class Picture:
     seconds: float
     modules: tuple[str, ...] = ("matplotlib", "PIL")
     fonts: bool = False
+    browser: bool = False
     part: float = 1.0
 
 
@@ -183,13 +186,14 @@ PICTURES = {
     "inpainting": Picture(inpainting, ("examples/inpainting.py",), 120, fonts=True),
     "paper-grid": Picture(paper_grid, ("benchmarks/results/paper/paper.jsonl",), 3),
     "people": Picture(people, ("docs/how-to/people.md",), 6),
-    "studio": Picture(studio, STUDIO_SOURCES, 30, ("nicegui", "playwright")),
+    "studio": Picture(studio, STUDIO_SOURCES, 30, ("nicegui", "playwright"), browser=True),
     "torch-training": Picture(
         torch_training, ("examples/train_crf_layer.py",), 240, ("matplotlib", "torch")
     ),
     "when-a-crf-helps": Picture(when_a_crf_helps, ("benchmarks/refine_sets.py",), 6),
 }
 QUICK_SECONDS = 10
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def missing(picture: Picture) -> str | None:
@@ -202,6 +206,8 @@ def missing(picture: Picture) -> str | None:
 
         if not installed_fonts():
             return "no fonts with Chinese characters are installed"
+    if picture.browser and not any(map(shutil.which, BROWSERS)):
+        return "Chromium isn't on the PATH"
     return None
 
 

@@ -128,6 +128,22 @@ def test_scribbles_fix_labels() -> None:
     np.testing.assert_array_equal(done(session).labels, free)
 
 
+def test_strokes_are_drawn_one_by_one() -> None:
+    base = np.full(SHAPE, 255, dtype=np.uint8)
+    base[:3] = 1
+    session = Session(replace(small_inputs(), scribbles=base))
+    everything = [[0.0, y] for y in (0.0, 0.5, 1.0)]
+    strokes = [
+        Stroke(2, [[0.1, 0.0], [0.6, 0.4]], 3.0),
+        Stroke(0, [[0.6, 0.0], [0.1, 0.4]], 3.0),
+        Stroke(ERASER, everything, 100.0),
+        Stroke(1, [[0.5, 0.5]], 2.0),
+    ]
+    for count in (1, 2, 3, 4, 3, 1, 2, 0, 4):  # drawn and taken back
+        session.strokes[:] = strokes[:count]
+        np.testing.assert_equal(session.scribbles, draw(strokes[:count], SHAPE, base))
+
+
 def test_strokes_cover_the_line_between_points() -> None:
     drawn = draw([Stroke(1, [[0.25, 0.5], [0.75, 0.5]], 1.0)], (11, 21))
     assert drawn is not None
@@ -199,6 +215,11 @@ def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Session(small_inputs())
 
 
+def test_a_single_number_is_refused() -> None:
+    with pytest.raises(InputError):
+        Session(replace(small_inputs(), unary=np.array(0.5, dtype=np.float32)))
+
+
 def test_channels_first() -> None:
     inputs = small_inputs()
     first = replace(inputs, image=np.moveaxis(inputs.image, -1, 0))
@@ -267,6 +288,25 @@ def test_a_full_computation_is_given_up_for_newer_settings(
     assert not failed and asked == [True]
     steps = [(o.job.step, o.job.settings["spatial_weight"]) for o in shown]
     assert steps == [(2, 1.0), (2, 7.0), (1, 7.0)]
+
+
+def test_progress_is_that_of_all_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(small_inputs())
+    monkeypatch.setattr(Session, "steps", lambda *_: (2, 1))
+    told: list[tuple[int, bool]] = []
+    compute = Session.compute
+
+    def noted(self: Session, job: Any, stop: Any, progress: Any) -> Outcome | None:
+        told.append((job.step, progress is not None))
+        return compute(self, job, stop, progress)
+
+    monkeypatch.setattr(Session, "compute", noted)
+
+    async def act(worker: Worker) -> None:
+        worker.request()
+
+    run_worker(session, act)
+    assert told == [(2, False), (1, True)]
 
 
 def test_a_failure_is_reported_and_the_next_request_served() -> None:

@@ -49,7 +49,7 @@ class Inputs:
     @property
     def options(self) -> Record:
         """Keyword arguments of `DenseCRF`, or of `from_labels`, beside the arrays."""
-        batch = None if len(self.unary) == 1 else False  # a file is one image
+        batch = None if self.unary.shape[:1] == (1,) else False  # a file is one image
         more = self.from_labels if self.what == "labels" else {}
         return {**more, **self.build, "batch": batch}
 

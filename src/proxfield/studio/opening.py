@@ -92,4 +92,5 @@ class OpenDialog:
 
     def _replace(self, inputs: Inputs) -> None:
         self.page.replace(inputs)
+        self.given.clear()
         self.dialog.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import secrets
 import socket
 import tempfile
@@ -22,7 +23,8 @@ from proxfield.studio.inputs import Inputs
 
 KEPT_PICTURES = 4
 """Versions of a picture that a browser may still ask for."""
-WILDCARDS = ("0.0.0.0", "::")
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that stand for all of this machine's, and what a browser on it calls them."""
 SHUTDOWN_SECONDS = 1
 
 
@@ -101,7 +103,7 @@ class Studio:
         app = FastAPI(openapi_url=None)
 
         @app.get("/picture/{token}")
-        def picture(token: str) -> Response:
+        async def picture(token: str) -> Response:  # in the thread that changes the pictures
             found = self.pictures.get(token)
             if found is None:
                 return Response(status_code=404)
@@ -151,7 +153,8 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family, socket.SOCK_STREAM)
         try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name == "posix":  # elsewhere it would take a port that another program has
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((host, port))
             bound.listen(128)
         except OSError:
@@ -230,13 +233,15 @@ def serve(
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
             server = uvicorn.Server(config)
-            shown = "127.0.0.1" if host in WILDCARDS else host
+            shown = WILDCARDS.get(host, host)
             shown = f"[{shown}]" if ":" in shown else shown
             address = f"http://{shown}:{bound.getsockname()[1]}/"
             studio.warm_up()
             announce(address)
             if browser:
-                threading.Timer(0.7, webbrowser.open, [address]).start()
+                timer = threading.Timer(0.7, webbrowser.open, [address])
+                timer.daemon = True  # a browser in the terminal may stay
+                timer.start()
             server.run(sockets=[bound])
         finally:
             tempfile.tempdir = before

@@ -177,8 +177,12 @@ class Session:
             raise InputError(
                 f"scribbles of shape {base.shape}, expected {self.shape}, as the image"
             )
-        if self._drawn is None or self._drawn[0] != tuple(self.strokes):
-            self._drawn = tuple(self.strokes), draw(self.strokes, self.shape, base)
+        strokes = tuple(self.strokes)
+        if self._drawn is None or self._drawn[0] != strokes[: len(self._drawn[0])]:
+            self._drawn = (), draw((), self.shape, base)
+        before, drawn = self._drawn
+        if len(strokes) > len(before):  # later strokes cover earlier ones
+            self._drawn = strokes, draw(strokes[len(before) :], self.shape, drawn)
         return self._drawn[1]
 
     def job(self, step: int = 1) -> Job:
@@ -219,9 +223,11 @@ class Session:
         """
 
         def look(seen: Progress) -> bool:
+            if stop():
+                return True
             if progress is not None and np.isfinite(seen.free_energy):
                 progress(seen.iteration, seen.free_energy)
-            return stop()
+            return False
 
         with self._busy:
             if stop():

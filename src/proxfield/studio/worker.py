@@ -17,7 +17,7 @@ class Worker:
     Args:
         session: The session.
         show: Called with each outcome and the number of its request, in the event loop.
-        progress: Called with the iteration and F, in the thread that computes.
+        progress: Called with the iteration and F at full resolution, in the thread that computes.
         fail: Called with an exception, in the event loop.
     """
 
@@ -68,13 +68,14 @@ class Worker:
         job = self.session.job()
         steps = self.session.steps(job)
         for number, step in enumerate(steps):
-            preview = number < len(steps) - 1 or len(steps) == 1  # short: always finished
+            last = number == len(steps) - 1
+            preview = not last or len(steps) == 1  # short: always finished
 
             def stale(preview: bool = preview) -> bool:
                 return self.closed or (not preview and self.version != version)
 
             outcome = await asyncio.to_thread(
-                self.session.compute, job.at(step), stale, self.progress
+                self.session.compute, job.at(step), stale, self.progress if last else None
             )
             if outcome is None or self.closed:
                 return
