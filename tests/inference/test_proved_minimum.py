@@ -86,6 +86,12 @@ def test_other_terms_leave_it_open() -> None:
     assert not proves_minimum(field.lower(), np.full(27, 1.0 / 3.0))
 
 
+def test_it_ends_when_it_is_late() -> None:
+    lowered, q = dense_field(0, 0.1).lower(), np.full(27, 1.0 / 3.0)
+    assert proves_minimum(lowered, q)
+    assert not proves_minimum(lowered, q, late=lambda: True)
+
+
 def test_confident_images_need_no_products_with_the_hessian(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -182,15 +182,20 @@ class Session:
             lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
             if lowest > -2.0:
                 return Judgement(MINIMUM)
-        if self.kernels in HOST_KERNELS and proves_minimum(lowered, self.program.marginals(state)):
-            return Judgement(MINIMUM)
         deadline, now = np.inf, loop.now
         if loop.budget is not None:
-            left = max(0.0, loop.seconds_left()) + loop.overtime
+            deadline = now() + max(0.0, loop.seconds_left()) + loop.overtime
+
+        def late() -> bool:
+            return now() > deadline
+
+        host = self.kernels in HOST_KERNELS
+        if host and proves_minimum(lowered, self.program.marginals(state), late):
+            return Judgement(MINIMUM)
+        if loop.budget is not None:
             long = loop.costs.evaluation > SHORT_EVALUATION
-            if long and FIRST_PRODUCTS * loop.costs.test() > left:
+            if long and FIRST_PRODUCTS * loop.costs.test() > deadline - now():
                 return Judgement(Verdict.UNDECIDED)
-            deadline = now() + left
         products = int(np.clip(2 * loop.iterations, FEWEST_PRODUCTS, MAX_PRODUCTS))
         quick = 2 * FEWEST_PRODUCTS * loop.costs.evaluation < QUICK_TEST_SECONDS
         return judge(
@@ -199,7 +204,7 @@ class Session:
             seed=self.problem.seed,
             max_products=THOROUGH_FACTOR * MAX_PRODUCTS if thorough else products,
             min_products=FEWEST_PRODUCTS if quick else 0,  # also on a machine that is busy
-            late=lambda: now() > deadline,
+            late=late,
         )
 
     def step_off(self, outcome: Outcome) -> Outcome:

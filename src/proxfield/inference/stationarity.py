@@ -87,7 +87,7 @@ def judge(
     return judge_in(space, program, state, seed, (min_products, max_products), late)
 
 
-def proves_minimum(lowered: Lowered, q: Floats) -> bool:
+def proves_minimum(lowered: Lowered, q: Floats, late: Callable[[], bool] = lambda: False) -> bool:
     """Whether a bound shows that all eigenvalues of Rᵀ H R are above −1, for any fixed point q.
 
     ‖(Rᵀ H R)_ij‖₂ is at most s_i a_ij s_j, where s_i² bounds the largest eigenvalue of S_i and
@@ -95,6 +95,11 @@ def proves_minimum(lowered: Lowered, q: Floats) -> bool:
     entries is at most the largest (B v)_i / v_i, for any v > 0 (Collatz and Wielandt); v is found
     by power iteration. One number per variable instead of one per label: where most marginals are
     close to 0 or 1, as those of images, this takes a small part of the time of `judge`.
+
+    Args:
+        lowered: The field.
+        q: Marginals.
+        late: Asked before each product with the bound; True: nothing is proved.
 
     Example:
         >>> import proxfield as pf
@@ -112,6 +117,8 @@ def proves_minimum(lowered: Lowered, q: Floats) -> bool:
     s = np.sqrt(np.maximum(spread, 0.0))
     v = s + SMALLEST_SHARE
     for _ in range(PROOF_PRODUCTS):
+        if late():
+            return False
         product = s * sum(term.coupling_norms(layout, s * v) for term in terms)
         if np.max(product / v) < 1.0 - PROOF_MARGIN:
             return True
