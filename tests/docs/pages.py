@@ -28,7 +28,6 @@ NOT_RUN = {
     r"^proxfield (fit|inpaint) data/": "training takes half a minute; tests/cli runs a small one",
     r"^apt install": "fonts of the system",
     r"^proxfield tune photos/": "tens of seconds; tests/cli runs a smaller one, a tutorial another",
-    r"^proxfield studio": "a server; tests/studio runs it",
     r"^proxfield solve grid.uai --budget 5": "takes five seconds; tests/cli runs a shorter one",
 }
 """Commands inside blocks that are not run, and why."""
