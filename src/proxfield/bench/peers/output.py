@@ -83,16 +83,22 @@ def as_html(results: Record) -> str:
     """The same as one page that needs nothing else."""
     from proxfield.viz.page import definitions, scrolling, whole_page
 
-    body = ["<h1>Peers</h1>", definitions(_about(results))]
+    body = ["<header><h1>Peers</h1></header><main>", definitions(_about(results))]
     for table in [_peers(results), *make_tables(results["runs"])]:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
+        first, *others = table.header
+        head = f'<th class="corner">{html.escape(first)}</th>{_cells("th", others)}'
         rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
-            for row in table.rows
+            f"<tr><th>{html.escape(first)}</th>{_cells('td', others)}</tr>"
+            for first, *others in table.rows
         )
         whole = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         body += [f"<h2>{html.escape(table.title)}</h2>", scrolling(whole, table.title)]
+    body.append("</main>")
     return whole_page("Peers", "\n".join(body))
+
+
+def _cells(tag: str, texts: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
 
 
 def _about(results: Record) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ class Pydensecrf(Peer):
     method = "mean field, permutohedral lattice"
     package = "pydensecrf2"
     module = "pydensecrf"
-    install = "pip install pydensecrf2 (needs a C++ compiler and Cython)"
+    install = "pip install pydensecrf2"
 
     def prepare(self, task: Task, problem: Any, budget: float) -> Run:
         from pydensecrf import densecrf

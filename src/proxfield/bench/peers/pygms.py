@@ -48,44 +48,42 @@ class PyGMs(Peer):
     module = "pygms"
 
 
-class LoopyBP(PyGMs):
+class MessagePassing(PyGMs):
+    """A function of pyGMs that iterates and returns log Z and a belief per variable."""
+
+    function: str
+    kind: Kind
+
+    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
+        from pygms import messagepass
+
+        graph = factor_graph(problem)
+        model, _, lacking = build(graph)
+
+        def run() -> Answer:
+            log_z, beliefs = getattr(messagepass, self.function)(model, maxIter=ITERATIONS)
+            marginals = graph.expand([belief.table for belief in beliefs])
+            return Answer(marginals, float(log_z) + lacking, self.kind)
+
+        return run
+
+
+class LoopyBP(MessagePassing):
     """Sum-product; its log Z is Bethe's approximation, which is no bound."""
 
     name = "pyGMs LBP"
     method = "loopy belief propagation, Bethe log Z"
-
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
-        from pygms.messagepass import LBP
-
-        graph = factor_graph(problem)
-        model, _, lacking = build(graph)
-
-        def run() -> Answer:
-            log_z, beliefs = LBP(model, maxIter=ITERATIONS)
-            marginals = graph.expand([belief.table for belief in beliefs])
-            return Answer(marginals, float(log_z) + lacking, Kind.ESTIMATE)
-
-        return run
+    function = "LBP"
+    kind = Kind.ESTIMATE
 
 
-class NaiveMeanField(PyGMs):
+class NaiveMeanField(MessagePassing):
     """Coordinate ascent."""
 
     name = "pyGMs NMF"
     method = "naive mean field"
-
-    def prepare(self, task: Task, problem: Any, budget: float) -> Run:
-        from pygms.messagepass import NMF
-
-        graph = factor_graph(problem)
-        model, _, lacking = build(graph)
-
-        def run() -> Answer:
-            log_z, beliefs = NMF(model, maxIter=ITERATIONS)
-            marginals = graph.expand([belief.table for belief in beliefs])
-            return Answer(marginals, float(log_z) + lacking, Kind.LOWER)
-
-        return run
+    function = "NMF"
+    kind = Kind.LOWER
 
 
 class MiniBuckets(PyGMs):
