@@ -126,7 +126,7 @@ test-studio: $(STAMP)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
 		{ echo "the tests of the studio need Chromium on the PATH" >&2; exit 1; }
-	PROXFIELD_TEST_BROWSER=1 $(BIN)/python -m pytest tests/studio
+	PROXFIELD_TEST_BROWSER=1 $(BIN)/python -m pytest tests/studio/test_studio_browser.py
 
 soak: $(STAMP)
 	$(BIN)/python tests/reliability/soak.py --minutes $(MINUTES) --jobs $(JOBS)
