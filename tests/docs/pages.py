@@ -23,7 +23,7 @@ NOT_RUN = {
     r"^pip install": "what it installs is here already",
     r"^make ": "a target of the Makefile, which CI runs or which takes long",
     r"--device cuda": "needs a GPU",
-    r"^proxfield bench (?!peers --quick)": "takes minutes; tests/bench runs small ones",
+    r"^proxfield bench": "takes minutes; tests/bench runs small ones",
     r"^proxfield make characters": "draws hundreds of pictures; tests/cli makes a few",
     r"^proxfield (fit|inpaint) data/": "training takes half a minute; tests/cli runs a small one",
     r"^apt install": "fonts of the system",
