@@ -95,6 +95,13 @@ def test_processes_that_crash_or_dawdle_are_replaced() -> None:
     assert rows["fake answers"] == ("3", "3", "0", "0")
 
 
+def test_a_tool_that_cannot_be_imported_does_not_end_the_comparison() -> None:
+    broken = Fake("answers")
+    broken.module = "no_module_of_this_name"
+    records = run_cases([broken], [coin()], 1.0, 0.2, lambda line: None)
+    assert [record["status"] for record in records] == ["crashed"]
+
+
 def test_means_name_how_many_models_they_are_of() -> None:
     runs = [record_of(mode, coin(name=mode)) | {"peer": "x"} for mode in ("answers", "raises")]
     table = make_tables(runs)[0]

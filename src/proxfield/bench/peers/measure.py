@@ -127,9 +127,10 @@ class Process:
 
     def ask(self, task: Task, problem: Any, budget: float) -> Record:
         """As `answer`; a record with a status where there is none."""
-        if self._process is None:
-            self._start()
         try:
+            if self._process is None and not self._start():
+                self.close()
+                return {"status": "timeout", "why": f"not ready after {START_SECONDS:g} seconds"}
             self._connection.send((task, problem, budget))
             if self._answered():
                 return dict(self._connection.recv())
@@ -149,7 +150,8 @@ class Process:
                 return False
         return True
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Start the process; returns whether it became ready. EOFError if it ended instead."""
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         saved = {name: os.environ.get(name) for name in THREAD_VARIABLES}
@@ -161,8 +163,10 @@ class Process:
             for name, value in saved.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
         other.close()
-        if self._connection.poll(START_SECONDS):
-            self._connection.recv()
+        if not self._connection.poll(START_SECONDS):
+            return False
+        self._connection.recv()
+        return True
 
     def close(self) -> None:
         """End the process."""
