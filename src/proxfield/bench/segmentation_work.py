@@ -110,7 +110,7 @@ def segmentation_rules(names: Sequence[str] | None) -> list[Rule]:
 def segmentation_tasks(
     instances: Sequence[SceneInstance], rules: Sequence[Rule], iterations: Sequence[int]
 ) -> list[SegmentationTask]:
-    """All runs, scene by scene; those of the most iterations are traced."""
+    """All runs, scene by scene; those with the largest number of iterations are traced."""
     most = max(iterations)
     return [
         SegmentationTask(instance, rule, cooccurrence, count, traced=count == most)

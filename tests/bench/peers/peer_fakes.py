@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Kind, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
 from proxfield.errors import UnsupportedError
 
 
@@ -38,6 +38,6 @@ class Fake(Peer):
                 return Answer(labels=np.zeros(problem.n_vars, dtype=np.int64))
             q = np.full(problem.layout.size, np.nan if self.mode == "nan" else 0.5)
             log_z = {"high": 1e3, "low": -1e3}.get(self.mode)
-            return Answer(q, log_z, None if log_z is None else Kind.LOWER, converged=False)
+            return Answer(q, log_z, None if log_z is None else LogZKind.LOWER, converged=False)
 
         return run

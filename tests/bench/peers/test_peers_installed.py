@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.bench.peers.base import Kind, Peer, Task
+from proxfield.bench.peers.base import LogZKind, Peer, Task
 from proxfield.bench.peers.elimination import Elimination
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.peers.measure import answer
@@ -63,7 +63,7 @@ def test_answers_on_a_tree(peer: Peer, task: Task) -> None:
         tolerance = 0.25 if loose else TOLERANCE
         np.testing.assert_allclose(found.marginals, exact.marginals(), atol=tolerance)
     if found.log_z is not None:
-        if found.kind is Kind.LOWER:
+        if found.kind is LogZKind.LOWER:
             assert exact.log_z - 1 <= found.log_z <= exact.log_z + 1e-9
         else:
             assert found.log_z == pytest.approx(exact.log_z, abs=TOLERANCE)
@@ -89,7 +89,7 @@ def test_tables_of_unequal_sizes(peer: Peer) -> None:
     assert "answer" in said, said
     if said["answer"].marginals is not None and not peer.name.startswith(MEAN_FIELD):
         np.testing.assert_allclose(said["answer"].marginals, exact.marginals(), atol=TOLERANCE)
-    if said["answer"].kind in (Kind.EXACT, Kind.UPPER, Kind.ESTIMATE):
+    if said["answer"].kind in (LogZKind.EXACT, LogZKind.UPPER, LogZKind.ESTIMATE):
         assert said["answer"].log_z == pytest.approx(exact.log_z, abs=TOLERANCE)
 
 

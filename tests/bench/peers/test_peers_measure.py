@@ -7,7 +7,7 @@ import pytest
 from peer_fakes import Fake
 
 import proxfield as pf
-from proxfield.bench.peers.base import Answer, Kind, Peer, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Task
 from proxfield.bench.peers.measure import Case, answer, make_record, run_cases, scene_cases
 from proxfield.bench.peers.models import generated_models
 from proxfield.bench.peers.scenes import make_scene
@@ -47,7 +47,7 @@ def test_bounds_are_checked(mode: str, valid: bool) -> None:
 def test_an_upper_bound_lies_above() -> None:
     case = coin()
     for log_z, valid in ((0.0, False), (2.0, True)):
-        said = {"answer": Answer(log_z=log_z, kind=Kind.UPPER), "seconds": 0.0, "build": 0.0}
+        said = {"answer": Answer(log_z=log_z, kind=LogZKind.UPPER), "seconds": 0.0, "build": 0.0}
         assert make_record(Fake("answers"), case, said)["valid_bound"] is valid
 
 

@@ -26,7 +26,7 @@ class Task(str, Enum):
     """The label map of an image, by ten updates of a dense CRF."""
 
 
-class Kind(str, Enum):
+class LogZKind(str, Enum):
     """What a number for log Z is."""
 
     EXACT = "exact"
@@ -49,7 +49,7 @@ class Answer:
 
     marginals: NDArray[np.float64] | None = None
     log_z: float | None = None
-    kind: Kind | None = None
+    kind: LogZKind | None = None
     labels: NDArray[np.int64] | None = None
     proved: bool = False
     converged: bool | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Kind, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
 from proxfield.bench.peers.elimination import Elimination
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.peers.scenes import UPDATES
@@ -65,7 +65,7 @@ def _answer(result: Result) -> Answer:
     return Answer(
         marginals=np.asarray(result.q, dtype=np.float64),
         log_z=bound,
-        kind=None if bound is None else Kind.LOWER,
+        kind=None if bound is None else LogZKind.LOWER,
         converged=result.converged,
     )
 
@@ -84,7 +84,7 @@ class ExactElimination(Peer):
             exact = Elimination(graph)
             if task is Task.MAP:
                 return Answer(labels=exact.best_labels(), proved=True)
-            return Answer(exact.marginals(), exact.log_z, Kind.EXACT)
+            return Answer(exact.marginals(), exact.log_z, LogZKind.EXACT)
 
         return run
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Kind, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
 from proxfield.bench.peers.graph import FactorGraph, factor_graph
 from proxfield.errors import UnsupportedError
 
@@ -68,7 +68,7 @@ class TreeDecomposition(Dwave):
             ones = np.array([info["variable_marginals"][v] for v in range(graph.n_vars)])
             rows = np.stack([1 - ones, ones], axis=1)
             log_z = info["log_partition_function"] - graph.constant
-            return Answer(graph.expand(list(rows)), log_z, Kind.EXACT)
+            return Answer(graph.expand(list(rows)), log_z, LogZKind.EXACT)
 
         return run
 

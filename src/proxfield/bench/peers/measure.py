@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from proxfield.bench.peers.base import Answer, Kind, Peer, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Task
 from proxfield.bench.peers.models import best_energy
 from proxfield.bench.peers.scenes import VOID, Scene, exact_labels
 from proxfield.bench.suites import Instance, Reference
@@ -247,8 +247,8 @@ def _score_inference(case: Case, found: Answer) -> Record:
             return {"status": "error", "why": why}
         out |= {"log_z_gap": gap, "kind": found.kind.value if found.kind else None}
         room = case.slack * (1 + abs(exact.log_z))
-        if found.kind in (Kind.LOWER, Kind.UPPER):
-            sign = 1 if found.kind is Kind.LOWER else -1
+        if found.kind in (LogZKind.LOWER, LogZKind.UPPER):
+            sign = 1 if found.kind is LogZKind.LOWER else -1
             out["valid_bound"] = sign * gap <= room
     return out
 

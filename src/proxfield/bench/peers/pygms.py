@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.bench.peers.base import Answer, Kind, Peer, Run, Task
+from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
 from proxfield.bench.peers.graph import FactorGraph, factor_graph
 
 ITERATIONS = 50
@@ -52,7 +52,7 @@ class MessagePassing(PyGMs):
     """A function of pyGMs that iterates and returns log Z and a belief per variable."""
 
     function: str
-    kind: Kind
+    kind: LogZKind
 
     def prepare(self, task: Task, problem: Any, budget: float) -> Run:
         from pygms import messagepass
@@ -74,7 +74,7 @@ class LoopyBP(MessagePassing):
     name = "pyGMs LBP"
     method = "loopy belief propagation, Bethe log Z"
     function = "LBP"
-    kind = Kind.ESTIMATE
+    kind = LogZKind.ESTIMATE
 
 
 class NaiveMeanField(MessagePassing):
@@ -83,7 +83,7 @@ class NaiveMeanField(MessagePassing):
     name = "pyGMs NMF"
     method = "naive mean field"
     function = "NMF"
-    kind = Kind.LOWER
+    kind = LogZKind.LOWER
 
 
 class MiniBuckets(PyGMs):
@@ -104,7 +104,7 @@ class MiniBuckets(PyGMs):
             for _ in range(BOUND_ITERATIONS):
                 bound = min(bound, buckets.msgForward())
                 buckets.msgBackward()
-            return Answer(log_z=bound + lacking, kind=Kind.UPPER)
+            return Answer(log_z=bound + lacking, kind=LogZKind.UPPER)
 
         return run
 
@@ -128,6 +128,6 @@ class JunctionTree(PyGMs):
             log_z = tree.msgForward()
             found = tree.beliefs(wanted)
             marginals = graph.expand([found[v].table for v in wanted])
-            return Answer(marginals, log_z + lacking, Kind.EXACT)
+            return Answer(marginals, log_z + lacking, LogZKind.EXACT)
 
         return run
