@@ -56,7 +56,7 @@ SUFFIXES = (".html", ".md")
     "--timeout",
     metavar="S",
     type=click.FloatRange(0, min_open=True),
-    help="Maximum number of CPU seconds per run, warm-up included; 20 by default, 5 with --quick.",
+    help="Maximum number of CPU seconds per run (once compiled); 20 by default, 5 with --quick.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write all results (JSON).")
 @click.option("--csv", "table", metavar="FILE", help="Write one row per run.")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import numpy as np
 
 from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
 from proxfield.errors import UnsupportedError
+
+COMPILING = 0.6
+"""CPU seconds that the first run of the mode "compiles" takes."""
 
 
 class Fake(Peer):
@@ -34,6 +38,10 @@ class Fake(Peer):
                 os._exit(7)
             while self.mode == "dawdles":
                 pass
+            if self.mode == "compiles" and self.calls == 1:
+                end = time.process_time() + COMPILING
+                while time.process_time() < end:
+                    pass
             if task is Task.MAP:
                 return Answer(labels=np.zeros(problem.n_vars, dtype=np.int64))
             q = np.full(problem.layout.size, np.nan if self.mode == "nan" else 0.5)

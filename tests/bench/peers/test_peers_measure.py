@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from peer_fakes import Fake
+from peer_fakes import COMPILING, Fake
 
 import proxfield as pf
+from proxfield.bench.peers import measure
 from proxfield.bench.peers.base import Answer, LogZKind, Peer, Task
 from proxfield.bench.peers.measure import Case, answer, make_record, run_cases, scene_cases
 from proxfield.bench.peers.models import generated_models
@@ -93,6 +94,16 @@ def test_processes_that_crash_or_dawdle_are_replaced() -> None:
     rows = {row[0]: row[1:5] for row in make_tables(records)[-1].rows}
     assert rows["fake dawdles"] == ("3", "0", "0", "3")
     assert rows["fake answers"] == ("3", "3", "0", "0")
+
+
+def test_compiling_does_not_count_towards_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Fake("compiles", compiles=True)
+    (record,) = run_cases([peer], [coin()], 1.0, COMPILING / 3, lambda line: None)
+    assert record["status"] == "ok"
+    assert record["seconds"] < COMPILING / 3
+    monkeypatch.setattr(measure, "WARM_UP_SECONDS", 0.1)
+    (record,) = run_cases([peer], [coin()], 1.0, COMPILING / 3, lambda line: None)
+    assert record["status"] == "timeout"
 
 
 def test_a_tool_that_cannot_be_imported_does_not_end_the_comparison() -> None:

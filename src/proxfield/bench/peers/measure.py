@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,12 +32,16 @@ FILE_SLACK = 1e-4
 """The same where log Z was read from a file, which holds a few digits."""
 START_SECONDS = 120.0
 """Maximum time until a peer's process has imported its tool."""
+WARM_UP_SECONDS = 60.0
+"""Maximum CPU time of the first run of a tool that compiles, which compiles and isn't timed."""
 POLL_SECONDS = 0.1
 """How often to look how much CPU time a peer has used."""
 MAX_WAIT = 10.0
 """Maximum time to wait for an answer, as a multiple of the limit in CPU time."""
 MAX_TIMEOUTS = 2
 """Models of a family on which a peer may time out before it is asked about no more of them."""
+WARM = "warm"
+"""Sent by a peer's process between its first and its timed run."""
 Tell = Callable[[str], None]
 
 
@@ -84,8 +89,13 @@ def scene_cases(scenes: Sequence[Scene]) -> list[Case]:
 # ---- the process of a peer ----
 
 
-def answer(peer: Peer, task: Task, problem: Any, budget: float) -> Record:
-    """Ask a peer once, in this process: its answer and the CPU seconds of a warm run."""
+def answer(
+    peer: Peer, task: Task, problem: Any, budget: float, warmed: Callable[[], None] = lambda: None
+) -> Record:
+    """Ask a peer once, in this process: its answer and the CPU seconds of a warm run.
+
+    ``warmed`` is called when the tool has been built and is warm.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -94,6 +104,7 @@ def answer(peer: Peer, task: Task, problem: Any, budget: float) -> Record:
             built = time.process_time() - begun
             if peer.compiles:
                 run()
+            warmed()
             begun = time.process_time()
             found = run()
             return {"answer": found, "seconds": time.process_time() - begun, "build": built}
@@ -109,7 +120,7 @@ def serve(connection: Connection, peer: Peer) -> None:
         import_module(peer.module)  # not part of the first answer's time
     connection.send("ready")
     while (question := connection.recv()) is not None:
-        connection.send(answer(peer, *question))
+        connection.send(answer(peer, *question, warmed=partial(connection.send, WARM)))
 
 
 class Process:
@@ -117,7 +128,7 @@ class Process:
 
     Args:
         peer: The peer.
-        timeout: Maximum number of CPU seconds per question.
+        timeout: Maximum number of CPU seconds to build the tool's model, and again to run it.
     """
 
     def __init__(self, peer: Peer, timeout: float) -> None:
@@ -132,21 +143,25 @@ class Process:
                 self.close()
                 return {"status": "timeout", "why": f"not ready after {START_SECONDS:g} seconds"}
             self._connection.send((task, problem, budget))
-            if self._answered():
-                return dict(self._connection.recv())
-            self.close()
-            return {"status": "timeout", "why": f"no answer in {self.timeout:g} CPU seconds"}
+            said = WARM
+            limit = self.timeout + (WARM_UP_SECONDS if self.peer.compiles else 0.0)
+            while said == WARM:
+                if not self._answered(limit):
+                    self.close()
+                    return {"status": "timeout", "why": f"no answer in {limit:g} CPU seconds"}
+                said, limit = self._connection.recv(), self.timeout
+            return dict(said)
         except (EOFError, OSError, psutil.NoSuchProcess):
             self.close()
             return {"status": "crashed", "why": "its process ended"}
 
-    def _answered(self) -> bool:
+    def _answered(self, limit: float) -> bool:
         """Wait for an answer, no longer than the limit in CPU time (or ten times it in all)."""
         child = psutil.Process(self._process.pid)
         used = sum(child.cpu_times()[:2])
-        end = time.monotonic() + MAX_WAIT * self.timeout
+        end = time.monotonic() + MAX_WAIT * limit
         while not self._connection.poll(POLL_SECONDS):
-            if sum(child.cpu_times()[:2]) - used > self.timeout or time.monotonic() > end:
+            if sum(child.cpu_times()[:2]) - used > limit or time.monotonic() > end:
                 return False
         return True
 
@@ -189,7 +204,7 @@ def run_cases(
         peers: The peers, all of them installed.
         cases: The cases.
         budget: Time budget in seconds, for tools that can use one.
-        timeout: Maximum number of CPU seconds per run, warm-up included.
+        timeout: Maximum number of CPU seconds per run, after the tool has compiled.
         tell: Called with a line before each run.
 
     Returns:
