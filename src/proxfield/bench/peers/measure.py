@@ -143,7 +143,7 @@ class Process:
                 self.close()
                 return {"status": "timeout", "why": f"not ready after {START_SECONDS:g} seconds"}
             self._connection.send((task, problem, budget))
-            said = WARM
+            said: Any = WARM
             limit = self.timeout + (WARM_UP_SECONDS if self.peer.compiles else 0.0)
             while said == WARM:
                 if not self._answered(limit):
