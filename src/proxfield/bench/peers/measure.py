@@ -120,7 +120,8 @@ def serve(connection: Connection, peer: Peer) -> None:
         import_module(peer.module)  # not part of the first answer's time
     connection.send("ready")
     while (question := connection.recv()) is not None:
-        connection.send(answer(peer, *question, warmed=partial(connection.send, WARM)))
+        task, problem, budget = question
+        connection.send(answer(peer, task, problem, budget, partial(connection.send, WARM)))
 
 
 class Process:
