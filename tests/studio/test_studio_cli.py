@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import Request, urlopen
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
-from studio_cases import write_files
+from studio_cases import SHAPE, write_files
 
 from conftest import start
 from proxfield.cli.main import cli
+from proxfield.studio.server import MAX_TABS
 
 
 def call(*arguments: object) -> Any:
@@ -99,3 +102,50 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
         code, errors = running.stop()
     assert (code, errors) == (0, "proxfield: studio closed\n")
     assert list(running.temporary.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_tabs_are_limited_in_number(tmp_path: Path) -> None:
+    pytest.importorskip("nicegui", reason="needs the extra studio")
+    files = write_files(tmp_path)
+    running = start([files["image"], "--labels", files["labels"]], tmp_path, files)
+    with running.process:
+        for number in range(MAX_TABS + 1):
+            with urlopen(running.address, timeout=60) as answer:
+                page = answer.read().decode()
+            assert (f"{MAX_TABS} tabs of the studio are open" in page) == (number == MAX_TABS)
+        assert running.stop()[0] == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_labels_that_stand_for_no_stroke_cannot_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("nicegui", reason="needs the extra studio")
+    files = write_files(tmp_path)
+    probs = tmp_path / "many.npy"
+    rng = np.random.default_rng(0)
+    np.save(probs, rng.dirichlet(np.ones(300), SHAPE).astype(np.float32))
+    running = start([files["image"], "--probs", probs], tmp_path, files)
+    with running.process:
+        with urlopen(running.address, timeout=60) as answer:
+            page = answer.read().decode()
+        assert "label 254" in page and "eraser" in page
+        assert "label 255" not in page
+        assert running.stop()[0] == 0
+
+
+def test_strokes_are_limited_in_number() -> None:
+    pytest.importorskip("nicegui", reason="needs the extra studio")
+    from proxfield.studio.page import MAX_STROKES, Page
+
+    said: list[str] = []
+    tab = SimpleNamespace(
+        brush=1,
+        radius=4.0,
+        session=SimpleNamespace(strokes=[None] * (MAX_STROKES - 1)),
+        notify=said.append,
+        _strokes_changed=lambda: None,
+    )
+    for _ in range(2):
+        Page._stroke(tab, [[0.1, 0.1], [0.2, 0.2]])  # type: ignore[arg-type]
+    assert len(tab.session.strokes) == MAX_STROKES
+    assert said == [f"{MAX_STROKES} strokes are the most; undo or clear some"]

@@ -10,6 +10,7 @@ import numpy as np
 from nicegui import background_tasks, ui
 
 from proxfield.errors import ProxfieldError, one_line
+from proxfield.images.known import NO_STROKE
 from proxfield.images.presets import PRESETS, settings_of
 from proxfield.rules.registry import dense_rules
 from proxfield.studio.code import as_python, as_toml
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 CUSTOM = "custom"
 """What is shown instead of a preset's name once a setting differs."""
-BRUSH_RADIUS = 4.0
+BRUSH_RADIUS, MAX_RADIUS = 4.0, 40
+MAX_STROKES = 1000
+"""Strokes of a tab."""
 LIVE_SECONDS = 0.1
 """Time between two looks at a running computation."""
 PANELS = {
@@ -53,6 +56,7 @@ class Page:
 
     def __init__(self, studio: Studio) -> None:
         self.studio = studio
+        studio.pages.add(self)
         self.client = ui.context.client
         self.session = Session(studio.inputs, studio.preset, studio.rule)
         self.worker = self._new_worker()
@@ -91,6 +95,7 @@ class Page:
         """The tab is gone."""
         self.worker.close()
         self.studio.pictures.drop(self)
+        self.studio.pages.discard(self)
 
     def notify(self, text: str) -> None:
         """Say what went wrong, in a message that fades."""
@@ -166,7 +171,7 @@ class Page:
             with ui.element("div").classes("pf-row"):
                 with labelled("Brush radius (px)") as value:
                     value.text = f"{self.radius:g}"
-                    brush = ui.slider(min=1, max=40, step=1, value=self.radius)
+                    brush = ui.slider(min=1, max=MAX_RADIUS, step=1, value=self.radius)
                     brush.props('aria-label="Brush radius"')
                     brush.on("update:model-value", lambda e: self._set_radius(e.args, value))
                 with labelled("Opacity of the labels") as value:
@@ -258,9 +263,8 @@ class Page:
     def _show_legend(self) -> None:
         names = self.session.inputs.names
         self.legend.clear()
-        chips = [
-            (k, names[k] if k < len(names) else f"label {k}") for k in range(self.session.n_labels)
-        ]
+        drawable = min(self.session.n_labels, NO_STROKE)  # this label stands for none
+        chips = [(k, names[k] if k < len(names) else f"label {k}") for k in range(drawable)]
         with self.legend:
             for label, text in [*chips, (ERASER, "eraser")]:
                 chip = ui.element("button").classes("pf-chip").props('type="button"')
@@ -290,12 +294,15 @@ class Page:
         self._show_legend()
 
     def _set_radius(self, radius: float, value: Any) -> None:
-        self.radius = float(radius)
+        self.radius = min(max(1.0, float(radius)), float(MAX_RADIUS))
         value.text = f"{self.radius:g}"
         self._show_legend()
 
     def _stroke(self, points: Any) -> None:
         if self.brush is None or not isinstance(points, list) or not points:
+            return
+        if len(self.session.strokes) >= MAX_STROKES:
+            self.notify(f"{MAX_STROKES} strokes are the most; undo or clear some")
             return
         pairs = [p for p in points if isinstance(p, list) and len(p) == 2]
         if pairs and all(isinstance(x, int | float) for p in pairs for x in p):
@@ -318,13 +325,13 @@ class Page:
 
     def _show_strokes(self) -> None:
         drawn = self.session.scribbles
-        known = 0 if drawn is None else int((drawn != 255).sum())
+        known = 0 if drawn is None else int((drawn != NO_STROKE).sum())
         self.notes["image"].text = f"{known} known pixels" if known else ""
         if drawn is None:
             self.images["image"][2].props.pop("src", None)
             self.images["image"][2].update()
         else:
-            self._overlay("image", label_png(drawn, min(255, self.session.n_labels)))
+            self._overlay("image", label_png(drawn, min(NO_STROKE, self.session.n_labels)))
 
     # ---- results ----
 

@@ -23,6 +23,8 @@ from proxfield.studio.inputs import Inputs
 
 KEPT_PICTURES = 4
 """Versions of a picture that a browser may still ask for."""
+MAX_TABS = 32
+"""Tabs that may be open at once: each has a copy of the classifier's energies."""
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of this machine's, and what a browser on it calls them."""
 SHUTDOWN_SECONDS = 1
@@ -73,6 +75,8 @@ class Studio:
         self.inputs, self.preset, self.rule = inputs, preset, rule
         self.max_bytes, self.folder = max_bytes, folder
         self.pictures = Pictures()
+        self.pages: set[object] = set()
+        """The tabs that are open."""
         self.ready = threading.Event()
         """Set when kernels are loaded."""
 
@@ -111,7 +115,10 @@ class Studio:
             return Response(found[0], media_type=found[1], headers=headers)
 
         def root() -> None:
-            Page(self)
+            if len(self.pages) < MAX_TABS:
+                Page(self)
+            else:
+                ui.label(f"{MAX_TABS} tabs of the studio are open; close one, then load this again")
 
         ui.run_with(
             app,
