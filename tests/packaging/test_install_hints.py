@@ -51,6 +51,14 @@ def test_hints_have_one_form_and_name_extras_that_exist() -> None:
         assert what in forms, (name, what)
 
 
+def test_one_page_says_where_the_package_comes_from() -> None:
+    """README's section Install, which the site includes; figures name the command that was run."""
+    said = re.compile(r"pip install (-e |--editable )?\"?\.(\[|\"|\s)|from a clone", re.IGNORECASE)
+    elsewhere = {"CONTRIBUTING.md", "docs/benchmarks/measurements.md"}
+    saying = {name for name, text in texts().items() if said.search(text)}
+    assert {name for name in saying - elsewhere if name.endswith(".md")} == {"README.md"}
+
+
 def test_modules_leave_the_wording_to_one_place() -> None:
     """Docstrings may show a command; messages are made by `install_hint`."""
     said = re.compile(r"[\"'][^\"'\n]*pip install \\?[\"']?proxfield\[")
