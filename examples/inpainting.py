@@ -1,4 +1,4 @@
-"""Characters with a hole, completed by decision tree fields that were learnt in different ways.
+"""Characters with a hole, completed by decision tree fields that were learned in different ways.
 
 Renders characters from fonts of this machine (see docs/benchmarks/inpainting.md), learns from some
 of them in three ways, completes others, and compares: how many pixels are right, and how much
@@ -108,7 +108,7 @@ def main() -> None:
         print(
             f"{name:18} {100 * seen['accuracy']:.1f} % right, log q(truth) "
             f"{seen['log_likelihood']:.3f}; a font not seen: {100 * other['accuracy']:.1f} %, "
-            f"{other['log_likelihood']:.3f}; learnt in {seconds:.1f} s",
+            f"{other['log_likelihood']:.3f}; learned in {seconds:.1f} s",
             flush=True,
         )
         if args.rules and settings.get("offsets") is None:

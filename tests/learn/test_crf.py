@@ -90,7 +90,7 @@ def test_edges_help(method: str) -> None:
     assert float(model.parameters_["pairwise"][0]) > 0.3
 
 
-def test_rules_agree_on_what_is_learnt_through_marginals() -> None:
+def test_rules_agree_on_what_is_learned_through_marginals() -> None:
     rng = np.random.default_rng(0)
     y = [np.repeat(rng.integers(0, 2, 8), 5) for _ in range(30)]
     chain = [[i, i + 1] for i in range(39)]
@@ -239,7 +239,7 @@ def test_an_interrupt_ends_all_stages(method: str) -> None:
     assert told[-1].method == method and again.parameters_["unary"].any()
 
 
-def test_an_interrupt_between_stages_keeps_what_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_between_stages_keeps_what_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -345,7 +345,7 @@ def test_bad_settings(params: dict[str, Any], message: str) -> None:
         CRF(**params).fit(X, y)
 
 
-def test_settings_are_checked_before_anything_is_learnt() -> None:
+def test_settings_are_checked_before_anything_is_learned() -> None:
     X, y = make_data(3)
     told: list[FitProgress] = []
     for params in ({"step": 1.5}, {"n_updates": 0}, {"seed": -1, "method": "chains"}):

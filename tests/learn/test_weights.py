@@ -80,9 +80,9 @@ def test_a_potts_weight(method: str) -> None:
         return
     assert weights["smooth"] < 3.0
     test, labels = noisy(99)
-    learnt = pf.Field(100, 2, [test.terms[0], pf.Potts(test.terms[1].edges, weights["smooth"])])
+    learned = pf.Field(100, 2, [test.terms[0], pf.Potts(test.terms[1].edges, weights["smooth"])])
     alone = pf.Field(100, 2, [test.terms[0]])
-    right = [(pf.infer(f, "sweep").labels == labels).mean() for f in (learnt, alone)]
+    right = [(pf.infer(f, "sweep").labels == labels).mean() for f in (learned, alone)]
     assert right[0] > right[1] + 0.05
 
 
@@ -99,7 +99,7 @@ def test_weights_of_terms_without_tables() -> None:
     assert end < one
     with pytest.raises(InputError, match="step=2"):
         fit_weights(fields, truth, ["unary", "dense"], step=2)
-    with pytest.raises(UnsupportedError, match="Gaussian can only be learnt with"):
+    with pytest.raises(UnsupportedError, match="Gaussian can only be learned with"):
         fit_weights(fields, truth, ["unary", "dense"], method="pseudo")
     with pytest.raises(UnsupportedError, match="can't be expressed as tables"):
         tie(fields[0], [None, "dense"], truth[0])

@@ -1,4 +1,4 @@
-"""``proxfield fit``: a decision tree field, learnt from label images."""
+"""``proxfield fit``: a decision tree field, learned from label images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def count(name: str, default: int | None, text: str) -> Decorator:
     type=click.Choice(METHODS),
     default="marginals",
     show_default=True,
-    help="What is learnt: marginals that mean field computes, the likelihood (by persistent "
+    help="What is learned: marginals that mean field computes, the likelihood (by persistent "
     "chains), or the pseudo-likelihood.",
 )
 @count("--unary-leaves", 128, "Maximum number of leaves of the tree of single pixels.")

@@ -69,7 +69,7 @@ class VideoMasks:
         cameras: Names of the cameras.
         sizes: Width and height that videos must have; by default any.
         scale: Resolution of the masks relative to the videos.
-        history: Number of frames that the background is learnt from.
+        history: Number of frames that the background is learned from.
         threshold: Squared distance, in variances, from which a pixel is foreground.
 
     Raises:

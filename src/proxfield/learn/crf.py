@@ -187,7 +187,7 @@ class CRF(Estimator):
         return parameters
 
     def field(self, instance: Any) -> Field:
-        """An instance as an ordinary `Field`, with the learnt parameters.
+        """An instance as an ordinary `Field`, with the learned parameters.
 
         Args:
             instance: A `Graph` or a tuple; observed labels become evidence.

@@ -57,7 +57,7 @@ class DecisionTreeField(Estimator):
     E = Σ_i U[leaf(i)][y_i] + Σ_o Σ_i V_o[leaf_o(i)][y_i, y_{i+o}]: a tree looks at what is observed
     around pixel i and gives it a table of unary energies, and for each offset o another tree gives
     the pair of pixels i and i + o a table. Trees are grown first, to predict labels and pairs of
-    labels; then the tables are learnt together, by ``method``. Observed pixels stay as they are.
+    labels; then the tables are learned together, by ``method``. Observed pixels stay as they are.
 
     Args:
         offsets: Offsets (rows, columns) of pixels that interact, one of each two opposite ones; 32

@@ -107,7 +107,7 @@ class Estimator:
     # ---- prediction ----
 
     def field(self, instance: Any) -> Field:
-        """An instance as an ordinary field, with the learnt parameters."""
+        """An instance as an ordinary field, with the learned parameters."""
         raise NotImplementedError
 
     def marginals(self, X: Sequence[Any]) -> list[Doubles]:
@@ -225,7 +225,7 @@ class Estimator:
         self.parameters_ = found
 
     def card(self) -> str:
-        """A model card in text: what was learnt, from which data, how, and with which versions."""
+        """A model card in text: what was learned, from which data, how, and with which versions."""
         self.check_fitted()
         lines = [f"# {type(self).__name__}", ""]
         lines += [f"- {key}: {value}" for key, value in self.about_.items()]

@@ -16,7 +16,7 @@ from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
 FACTORS = (1.0, 0.5, 0.25, 0.125, 0.0625, 0.0)
-"""What interactions are multiplied by before marginals are learnt."""
+"""What interactions are multiplied by before marginals are learned."""
 
 
 def marginal_loss(

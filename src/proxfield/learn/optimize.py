@@ -99,7 +99,7 @@ class Packing:
 
     Args:
         parameters: Parameters, whose shapes count and whose values fixed ones keep.
-        fixed: Names of parameters that aren't learnt.
+        fixed: Names of parameters that aren't learned.
     """
 
     def __init__(self, parameters: Parameters, fixed: Collection[str] = ()) -> None:
@@ -114,7 +114,7 @@ class Packing:
         self.ends = np.cumsum([0, *sizes])
 
     def pack(self, parameters: Parameters) -> Doubles:
-        """One vector of the parameters that are learnt."""
+        """One vector of the parameters that are learned."""
         parts = [np.asarray(parameters[name], dtype=np.float64).ravel() for name in self.names]
         return np.concatenate([np.zeros(0), *parts])
 

@@ -17,7 +17,7 @@ from proxfield.terms.base import Term, offers
 from proxfield.terms.pairwise import Ising, Potts
 
 FIXED = "(fixed)"
-"""Name of the weight 1 of terms that aren't learnt."""
+"""Name of the weight 1 of terms that aren't learned."""
 
 
 def tie(field: Field, share: Sequence[str | None], labels: ArrayLike | None = None) -> TiedField:

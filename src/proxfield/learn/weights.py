@@ -93,7 +93,7 @@ def fit_weights(
     else:
         if method != "marginals":
             kind = next(type(t).__name__ for f in fields for t in f.terms if not is_tabular(t))
-            raise UnsupportedError(f'{kind} can only be learnt with method="marginals"')
+            raise UnsupportedError(f'{kind} can only be learned with method="marginals"')
         found = _fit(fields, labels, share, weights, l2, fixed, callback, **options)
     found = {**started, **found}  # terms without factors keep their start
     return {name: float(value[0]) for name, value in found.items() if name != FIXED}

@@ -108,7 +108,10 @@ def infer(
         raise InputError(f"gradient={gradient!r}, expected one of: {', '.join(GRADIENTS)}")
     chosen = make_rule(rule, params)
     if type(chosen).solve is not Rule.solve:
-        raise UnsupportedError(f"{chosen.name} runs other rules; torch.infer needs one that moves")
+        raise UnsupportedError(
+            f"{chosen.name} runs other rules, through which there is no gradient; expected a rule "
+            "such as fixed or adaptive"
+        )
     check_limits(max_iters, tol, None, None)
     if adjoint_tol is not None and not (is_real(adjoint_tol) and adjoint_tol >= 0):
         raise InputError(f"adjoint_tol={shown(adjoint_tol)}, expected a number, 0 or more")
