@@ -93,7 +93,8 @@ def gaussian_filter(
         most = max(x.shape[0] for x in f)
         f = [torch.cat([x.expand(most, -1, -1) for x in f], dim=1)]
         v = torch.cat([v, v.new_zeros((count, f[0].shape[1] - n, v.shape[-1]))], dim=1)
-    out = apply_filter(f[0], v, filter)
+    # contiguous: products of matrices are summed in an order that depends on strides
+    out = apply_filter(f[0].contiguous(), v.contiguous(), filter)
     if at is not None:
         out = out[:, n:]
     if normalize:
