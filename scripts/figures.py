@@ -117,8 +117,9 @@ def gaussian_filter(folder: Path) -> Numbers:
 def inpainting(folder: Path) -> Numbers:
     """Characters completed by four models."""
     target = str(folder / "inpainting.png")
-    run("examples/inpainting.py", "--seed", "1", "--picture", target, folder=ROOT)
-    return {}
+    text = run("examples/inpainting.py", "--seed", "1", "--picture", target, folder=ROOT)
+    rows = re.findall(r"^(.*?) +([\d.]+) % right, log", text, re.MULTILINE)
+    return {f"% right, {name}": float(share) for name, share in rows}
 
 
 def paper_grid(folder: Path) -> Numbers:
