@@ -22,6 +22,7 @@ from proxfield.cli.bench_shared import (
     output_options,
     prepare_outputs,
     print_report,
+    run_experiment,
     run_options,
     this_command,
 )
@@ -227,26 +228,17 @@ def sensitivity(ctx: click.Context, /, **options: Any) -> None:
     settings = make_settings(options)
     suites = load_suites(options["data"], wanted_suites(options["suite"]))
 
-    from proxfield.bench.report import ReportData
-    from proxfield.bench.session import describe_failures
-
-    tasks = sensitivity_tasks(suites, etas, budgets)
-    with open_store(outputs, options["data"], settings) as store:
-        failures = do(ctx, tasks, store, settings)
-        found = [store.find(t.identity(settings)) for t in tasks]
-        figure = make_sensitivity([r for r in found if r is not None])
-        if options["as_json"]:
-            print_report(figure.data(), outputs, failures)
-        else:
-            print_sensitivity(figure)
-        data = ReportData(
-            metas=store.metas,
-            command=this_command(),
-            tol=settings.tol,
-            sensitivity=figure,
-            failures=describe_failures(failures),
-        )
-        finish(outputs, data)
+    run_experiment(
+        ctx,
+        sensitivity_tasks(suites, etas, budgets),
+        outputs,
+        settings,
+        options["data"],
+        make=make_sensitivity,
+        summary=lambda found: found.data(),
+        show=print_sensitivity,
+        report=lambda found, _: {"sensitivity": found},
+    )
 
 
 def wanted_suites(given: str | None) -> list[str] | None:

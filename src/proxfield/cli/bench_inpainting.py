@@ -8,22 +8,20 @@ import click
 
 from proxfield.cli.bench_shared import (
     BenchCommandWithRules,
-    do,
-    finish,
     make_settings,
     note,
-    open_store,
     output_options,
     prepare_outputs,
-    print_report,
+    run_experiment,
     run_options,
-    this_command,
 )
 from proxfield.cli.options import seed_option
 
 if TYPE_CHECKING:
     from proxfield.bench.inpainting_models import InpaintingInstance
     from proxfield.bench.inpainting_table import InpaintingTable
+    from proxfield.bench.store import Store
+    from proxfield.common.records import Record
 
 
 @click.command(cls=BenchCommandWithRules)
@@ -103,31 +101,28 @@ def inpainting(ctx: click.Context, /, **options: Any) -> None:
     from proxfield.bench.inpainting_report import InpaintingResults, draw_characters
     from proxfield.bench.inpainting_table import inpainting_data, make_inpainting_tables
     from proxfield.bench.inpainting_work import inpainting_tasks
-    from proxfield.bench.report import ReportData
-    from proxfield.bench.session import describe_failures, stored_curves
+    from proxfield.bench.session import stored_curves
 
     instances = find_instances(options)
     drawn = outputs.report is not None or outputs.figures is not None
     tasks = inpainting_tasks(instances, rules, budgets)
-    with open_store(outputs, options["data"], settings) as store:
-        failures = do(ctx, tasks, store, settings)
-        found = [store.find(t.identity(settings)) for t in tasks]
-        tables = make_inpainting_tables([r for r in found if r is not None])
-        if options["as_json"]:
-            cells = [cell for table in tables for cell in inpainting_data(table)]
-            print_report({"cells": cells}, outputs, failures)
-        else:
-            print_tables(tables)
+
+    def report(found: list[InpaintingTable], store: Store) -> Record:
         curves = stored_curves([t for t in tasks if t.traced], store, settings, tasks)
         pictures = draw_characters(instances, settings) if drawn else []
-        report = ReportData(
-            metas=store.metas,
-            command=this_command(),
-            tol=settings.tol,
-            inpainting=InpaintingResults(tables, curves, pictures),
-            failures=describe_failures(failures),
-        )
-        finish(outputs, report)
+        return {"inpainting": InpaintingResults(found, curves, pictures)}
+
+    run_experiment(
+        ctx,
+        tasks,
+        outputs,
+        settings,
+        options["data"],
+        make=make_inpainting_tables,
+        summary=lambda found: {"cells": [c for table in found for c in inpainting_data(table)]},
+        show=print_tables,
+        report=report,
+    )
 
 
 def find_instances(options: dict[str, Any]) -> list[InpaintingInstance]:

@@ -8,20 +8,18 @@ import click
 
 from proxfield.cli.bench_shared import (
     BenchCommand,
-    do,
-    finish,
     make_settings,
-    open_store,
     output_options,
     prepare_outputs,
-    print_report,
+    run_experiment,
     run_options,
-    this_command,
 )
 
 if TYPE_CHECKING:
     from proxfield.bench.people_frames import FrameInstance
     from proxfield.bench.people_table import PeopleTable
+    from proxfield.bench.store import Store
+    from proxfield.common.records import Record
 
 
 @click.command(cls=BenchCommand)
@@ -108,8 +106,6 @@ def people(ctx: click.Context, /, **options: Any) -> None:
     from proxfield.bench.people_report import People, draw_frame
     from proxfield.bench.people_table import make_people_tables, people_data
     from proxfield.bench.people_work import PeopleTask, Setting, people_rules
-    from proxfield.bench.report import ReportData
-    from proxfield.bench.session import describe_failures
 
     rules = people_rules(names)
     frames: list[FrameInstance]
@@ -126,25 +122,23 @@ def people(ctx: click.Context, /, **options: Any) -> None:
         for rule in some
     ]
     data = ", ".join(options["data"]) or None
-    with open_store(outputs, data, settings) as store:
-        failures = do(ctx, tasks, store, settings)
-        found = [store.find(t.identity(settings)) for t in tasks]
-        tables = make_people_tables([r for r in found if r is not None], passes, budgets)
-        if options["as_json"]:
-            cells = [cell for table in tables for cell in people_data(table)]
-            print_report({"cells": cells}, outputs, failures)
-        else:
-            print_tables(tables)
+
+    def report(found: list[PeopleTable], _: Store) -> Record:
         drawn = outputs.report is not None or outputs.figures is not None
         pictures = draw_frame(frames[0].make(), tasks[0].setting, settings) if drawn else []
-        report = ReportData(
-            metas=store.metas,
-            command=this_command(),
-            tol=settings.tol,
-            people=People(tables, pictures),
-            failures=describe_failures(failures),
-        )
-        finish(outputs, report)
+        return {"people": People(found, pictures)}
+
+    run_experiment(
+        ctx,
+        tasks,
+        outputs,
+        settings,
+        data,
+        make=lambda records: make_people_tables(records, passes, budgets),
+        summary=lambda found: {"cells": [c for table in found for c in people_data(table)]},
+        show=print_tables,
+        report=report,
+    )
 
 
 def print_tables(tables: list[PeopleTable]) -> None:

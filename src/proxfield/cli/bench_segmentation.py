@@ -8,15 +8,11 @@ import click
 
 from proxfield.cli.bench_shared import (
     BenchCommand,
-    do,
-    finish,
     make_settings,
-    open_store,
     output_options,
     prepare_outputs,
-    print_report,
+    run_experiment,
     run_options,
-    this_command,
 )
 from proxfield.cli.options import seed_option
 
@@ -63,7 +59,6 @@ def segmentation(ctx: click.Context, /, **options: Any) -> None:
     outputs = prepare_outputs({**options, "data": None}, {}, {})
     settings = make_settings(options)
 
-    from proxfield.bench.report import ReportData
     from proxfield.bench.segmentation_scenes import scene_instances
     from proxfield.bench.segmentation_table import (
         SegmentationResults,
@@ -71,28 +66,21 @@ def segmentation(ctx: click.Context, /, **options: Any) -> None:
         segmentation_data,
     )
     from proxfield.bench.segmentation_work import segmentation_rules, segmentation_tasks
-    from proxfield.bench.session import describe_failures
 
     rules = segmentation_rules(names)
     instances = scene_instances(options["count"], options["seed"])
     tasks = segmentation_tasks(instances, rules, iterations)
-    with open_store(outputs, None, settings) as store:
-        failures = do(ctx, tasks, store, settings)
-        found = [store.find(t.identity(settings)) for t in tasks]
-        tables = make_segmentation_tables([r for r in found if r is not None])
-        if options["as_json"]:
-            cells = [cell for table in tables for cell in segmentation_data(table)]
-            print_report({"cells": cells}, outputs, failures)
-        else:
-            print_tables(tables)
-        report = ReportData(
-            metas=store.metas,
-            command=this_command(),
-            tol=settings.tol,
-            segmentation=SegmentationResults(tables),
-            failures=describe_failures(failures),
-        )
-        finish(outputs, report)
+    run_experiment(
+        ctx,
+        tasks,
+        outputs,
+        settings,
+        None,
+        make=make_segmentation_tables,
+        summary=lambda found: {"cells": [c for table in found for c in segmentation_data(table)]},
+        show=print_tables,
+        report=lambda found, _: {"segmentation": SegmentationResults(found)},
+    )
 
 
 def print_tables(tables: list[SegmentationTable]) -> None:

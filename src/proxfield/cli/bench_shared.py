@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from proxfield.bench.store import Store
 
 ModelT = TypeVar("ModelT")
+FoundT = TypeVar("FoundT")
 BUSY_LOAD = 0.5
 """Load average per core above which timings are doubtful."""
 
@@ -182,6 +183,52 @@ def finish(outputs: Outputs, data: ReportData) -> None:
 
     for line in write_outputs(outputs, data):
         click.echo(line, err=True)
+
+
+def run_experiment(
+    ctx: click.Context,
+    tasks: Sequence[Job[ModelT]],
+    outputs: Outputs,
+    settings: Settings,
+    data: str | None,
+    *,
+    make: Callable[[list[Record]], FoundT],
+    summary: Callable[[FoundT], Record],
+    show: Callable[[FoundT], None],
+    report: Callable[[FoundT, Store], Record],
+) -> None:
+    """Run what isn't stored yet, print what was found, and write pictures and report.
+
+    Args:
+        ctx: Of the command, which has the options of this module.
+        tasks: What to run.
+        outputs: Where things go.
+        settings: What all runs share.
+        data: Where the models come from, for the record.
+        make: Tables or figures, from the records of the tasks.
+        summary: What ``--json`` prints of them.
+        show: Prints them.
+        report: Their part of `ReportData`.
+    """
+    from proxfield.bench.report import ReportData
+    from proxfield.bench.session import describe_failures
+
+    with open_store(outputs, data, settings) as store:
+        failures = do(ctx, tasks, store, settings)
+        records = [store.find(t.identity(settings)) for t in tasks]
+        found = make([r for r in records if r is not None])
+        if ctx.params["as_json"]:
+            print_report(summary(found), outputs, failures)
+        else:
+            show(found)
+        page = ReportData(
+            metas=store.metas,
+            command=this_command(),
+            tol=settings.tol,
+            failures=describe_failures(failures),
+            **report(found, store),
+        )
+        finish(outputs, page)
 
 
 def note(text: str) -> None:
