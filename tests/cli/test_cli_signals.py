@@ -253,3 +253,61 @@ main()
 def test_ctrl_c_does_not_pass_through_imports(model: Path, environment: dict[str, str]) -> None:
     done = run(IN_AN_IMPORT.format(model=str(model)), environment)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{MESSAGE}\n")
+
+
+# ---- where no exception may pass ----
+
+COMPILER = """
+import os, signal, sys, time
+from proxfield.cli import signals
+from proxfield.common.interrupts import finish_first
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+scope = {{"__name__": "llvmlite.binding.ffi", "press": press}}
+exec('''
+def free(times):
+    done = 0
+    for _ in range(times):
+        press()
+    for _ in range(1000):
+        done += 1
+    return done
+''', scope)
+free = scope["free"]
+signals.install()
+signals.begin_work()
+try:
+    {body}
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("KeyboardInterrupt", signals.interrupted())
+"""
+BODIES = {
+    "waits": ("print(free(1))", "1000\nKeyboardInterrupt True\n"),
+    "waits for what must not be cut off": (
+        "with finish_first(): print(free(1)); time.sleep(0.1); print('whole')",
+        "1000\nwhole\nKeyboardInterrupt True\n",
+    ),
+    "is handled by who asks": (
+        "free(1); print(signals.interrupted()); time.sleep(0.2); print('after'); press()",
+        "True\nafter\nKeyboardInterrupt True\n",
+    ),
+    "lets an update end": (
+        "with finish_first(): press(); time.sleep(0.1); print('whole')",
+        "whole\nKeyboardInterrupt True\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_ctrl_c_in_a_compiler(body: str, environment: dict[str, str]) -> None:
+    code, expected = BODIES[body]
+    done = run(COMPILER.format(body=code), environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+def test_a_second_ctrl_c_in_a_compiler_ends_the_process(environment: dict[str, str]) -> None:
+    done = run(COMPILER.format(body="print(free(2))"), environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{MESSAGE}\n")

@@ -2,8 +2,9 @@
 
 Inside an inference Ctrl-C is a KeyboardInterrupt that ends it with the best result so far. Anywhere
 else (imports, compilation, reading and writing) it ends the process; during imports at once,
-because modules in C print or swallow an exception that passes through them. This module imports
-next to nothing, because it guards the imports of all others.
+because modules in C print or swallow an exception that passes through them. No exception passes
+through a compiler, where llvmlite would free memory twice. This module imports next to nothing,
+because it guards the imports of all others.
 """
 
 from __future__ import annotations
@@ -36,12 +37,22 @@ SHOW_CURSOR = "\x1b[?25h"
 IMPORTING = "<frozen importlib._bootstrap"
 """How the names of files begin whose frames are on the stack during an import."""
 
+COMPILERS = ("numba", "llvmlite")
+"""Packages whose functions an exception must not leave at any point."""
+RETRY_SECONDS = 0.02
+"""Time after which a KeyboardInterrupt that had to wait is tried again."""
+
 _seen = False
 _begun = False
 
 
 def interrupted() -> bool:
-    """Whether this process has received Ctrl-C: any error after it is a consequence of it."""
+    """Whether this process has received Ctrl-C: any error after it is a consequence of it.
+
+    Who asks handles it: a KeyboardInterrupt that is still to come doesn't come any more.
+    """
+    if _seen and hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return _seen
 
 
@@ -61,6 +72,8 @@ def install() -> None:
 def ignore() -> None:
     """Ignore Ctrl-C from now on: there is nothing left to interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
 
 def finish(code: object) -> None:
@@ -101,12 +114,38 @@ def _flush() -> None:
 
 def _on_interrupt(_: int, frame: FrameType | None) -> None:
     global _seen
-    _seen = True
-    while frame is not None and not _begun:
-        if frame.f_code.co_filename.startswith(IMPORTING):
+    again, _seen = _seen, True
+    compiling = False
+    while frame is not None:
+        if not _begun and frame.f_code.co_filename.startswith(IMPORTING):
             leave()
+        compiling |= frame.f_globals.get("__name__", "").partition(".")[0] in COMPILERS
         frame = frame.f_back
-    raise KeyboardInterrupt
+    if compiling and (again or not _begun):
+        leave()
+    if not (compiling and _later()):
+        raise KeyboardInterrupt
+
+
+_on_interrupt.raises = True  # type: ignore[attr-defined]  # as finish_first asks
+
+
+def _later() -> bool:
+    """Try again in a moment; returns False where the system has no timer."""
+    if not hasattr(signal, "setitimer"):
+        return False
+    signal.signal(signal.SIGALRM, _on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
+    return True
+
+
+def _on_alarm(number: int, frame: FrameType | None) -> None:
+    global _seen
+    if signal.getsignal(signal.SIGINT) is not _on_interrupt:  # something isn't to be cut off
+        _later()
+        return
+    _seen = False  # it is the first one, still
+    _on_interrupt(number, frame)
 
 
 def _on_unraisable(args: Unraisable) -> None:

@@ -17,14 +17,16 @@ def finish_first() -> Iterator[None]:
 
     An update that is cut off in the middle would leave marginals and natural parameters of
     different states. A second Ctrl-C is raised at once. Signals can only be handled in the
-    main thread, and a handler of the user's own is left alone.
+    main thread. A handler of the user's own is left alone, unless it has an attribute ``raises``
+    that is true: then it is called at the end.
 
     Example:
         >>> with finish_first():
         ...     both = [1, 2]
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    before = signal.getsignal(signal.SIGINT)
+    if not main or not (before is signal.default_int_handler or getattr(before, "raises", False)):
         yield
         return
     asked = False
@@ -32,15 +34,16 @@ def finish_first() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # the second one is raised
+        signal.signal(signal.SIGINT, before)  # the second one is raised
 
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
     if asked:
-        raise KeyboardInterrupt
+        assert callable(before)
+        before(signal.SIGINT, None)  # raises KeyboardInterrupt
 
 
 RETRY_SECONDS = 0.02
