@@ -26,6 +26,12 @@ ENTRY = {
 }
 
 
+@pytest.fixture
+def environment(environment: dict[str, str]) -> dict[str, str]:
+    """Without coverage, which swallows Ctrl-C while it starts."""
+    return {k: v for k, v in environment.items() if not k.startswith("COV")}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A field that takes long."""
