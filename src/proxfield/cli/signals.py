@@ -115,6 +115,19 @@ def _flush() -> None:
 def _on_interrupt(_: int, frame: FrameType | None) -> None:
     global _seen
     again, _seen = _seen, True
+    _interrupt(frame, again)
+
+
+_on_interrupt.raises = True  # type: ignore[attr-defined]  # as finish_first asks
+
+
+def _interrupt(frame: FrameType | None, again: bool) -> None:
+    """Leave, raise KeyboardInterrupt, or wait until the compiler is done.
+
+    Args:
+        frame: Where the main thread is.
+        again: Ctrl-C was pressed before.
+    """
     compiling = False
     while frame is not None:
         if not _begun and frame.f_code.co_filename.startswith(IMPORTING):
@@ -127,9 +140,6 @@ def _on_interrupt(_: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-_on_interrupt.raises = True  # type: ignore[attr-defined]  # as finish_first asks
-
-
 def _later() -> bool:
     """Try again in a moment; returns False where the system has no timer."""
     if not hasattr(signal, "setitimer"):
@@ -139,13 +149,11 @@ def _later() -> bool:
     return True
 
 
-def _on_alarm(number: int, frame: FrameType | None) -> None:
-    global _seen
-    if signal.getsignal(signal.SIGINT) is not _on_interrupt:  # something isn't to be cut off
+def _on_alarm(_: int, frame: FrameType | None) -> None:
+    if signal.getsignal(signal.SIGINT) is _on_interrupt:
+        _interrupt(frame, again=False)
+    else:  # something else isn't to be cut off
         _later()
-        return
-    _seen = False  # it is the first one, still
-    _on_interrupt(number, frame)
 
 
 def _on_unraisable(args: Unraisable) -> None:
