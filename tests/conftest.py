@@ -11,6 +11,7 @@ from pathlib import Path
 # other: eigenvalues of fields of some thousand variables took three times as long with two threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PROXFIELD_QUIET", "1")  # tests look at stderr, and caches may be empty
+os.environ.setdefault("PROXFIELD_LAZY", "0")  # test compiled kernels, whatever is cached
 
 import numpy as np
 import pytest

@@ -120,16 +120,16 @@ def _sparse(all: bool, n_labels: int, large: int) -> None:
     from proxfield.rules.registry import RULES
 
     small = grid(4, 4, n_labels=n_labels)
-    _ = infer(small, max_iters=50).map_energy
-    solve_map(small, max_iters=50)
+    _ = infer(small, max_iters=50, kernels="cpu").map_energy
+    solve_map(small, max_iters=50, kernels="cpu")
     for rule in ("fixed", "adam"):  # on large fields `auto` runs the second
-        infer(small, rule, max_iters=3)
+        infer(small, rule, max_iters=3, kernels="cpu")
     if not all:
         return
     for dtype in ("float64", "float32"):
         for rule in RULES:
             if rule != "original":  # for occupancy maps
-                infer(small, rule, max_iters=3, dtype=dtype)
+                infer(small, rule, max_iters=3, dtype=dtype, kernels="cpu")
         field = grid(large, large, n_labels=n_labels)
         for rule in ("fixed", "adaptive", "colored"):
             infer(field, rule, max_iters=2, dtype=dtype)

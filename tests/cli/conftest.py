@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,6 @@ import pytest
 from click.testing import CliRunner
 
 from proxfield.cli.main import cli
-from proxfield.cli.progress import COMPILING
 from proxfield.generate import grid
 from proxfield.inference.infer import infer
 from proxfield.io import write_model
@@ -66,7 +66,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Out
 
     def call(*args: Any, **options: Any) -> Outcome:
         result = runner.invoke(cli, [str(a) for a in args], **options)
-        stderr = result.stderr.replace(f"{COMPILING}\n", "", 1)
+        stderr = re.sub("compiling kernels.*…\n", "", result.stderr, count=1)
         return Outcome(result.exit_code, result.stdout, stderr, result.exception)
 
     return call

@@ -150,5 +150,17 @@ def test_compilation_is_announced_once(
     fresh = {"PROXFIELD_CACHE_DIR": str(tmp_path / "cache")}
     first = process("solve", models / "grid.uai", "--rule", "sweep", env=fresh)
     assert first.returncode == 0
-    assert first.stderr == "compiling kernels for the first time (cached afterwards)…\n"
+    about = "compiling kernels for fields of two labels, once, about 10 s (cached afterwards)…\n"
+    assert first.stderr == about
     assert process("solve", models / "grid.uai", "--rule", "sweep", env=fresh).stderr == ""
+
+
+@pytest.mark.parametrize("rule", ["fixed", "sweep"])
+def test_a_first_solve_of_a_small_model_compiles_nothing(
+    rule: str, process: Callable[..., Any], models: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    env = {"PROXFIELD_CACHE_DIR": str(cache), "PROXFIELD_LAZY": "1"}
+    first = process("solve", models / "grid.uai", "--rule", rule, env=env)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert not list(cache.rglob("*.nbi"))

@@ -184,11 +184,10 @@ def triple(x: float) -> float:
     return 3 * x
 
 
-def test_helpers_are_for_kernels() -> None:
+def test_helpers_are_for_kernels_and_run_uncompiled_elsewhere() -> None:
     @numba.njit
     def call(x: float) -> float:
         return triple(x)
 
     assert call(2.0) == 6.0
-    with pytest.raises(TypeError, match="triple can be called in kernels only"):
-        triple(2.0)
+    assert triple("ab") == "ababab"

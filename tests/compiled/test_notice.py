@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from proxfield.common.logs import COMPILING
+import proxfield
 from proxfield.compiled import jit, notice
 
+COMPILING = "compiling kernels, once (cached afterwards)…"
 LINE = f"proxfield: {COMPILING}\n"
 
 
@@ -88,6 +91,21 @@ def test_seconds_are_counted_on_a_terminal(
     assert text.endswith(" s\n") and text.count("\n") == 1
 
 
+def test_it_says_what_is_compiled_and_about_how_long() -> None:
+    assert notice.describe(event("proxfield.backends.numba.dense")) == (
+        "compiling kernels for dense fields, once, about 10 s (cached afterwards)…"
+    )
+    assert notice.describe(event("proxfield.x")) == COMPILING
+    package = Path(proxfield.__file__).parent
+    kernels = []
+    for path in package.rglob("*.py"):
+        module = ".".join(path.relative_to(package).with_suffix("").parts)
+        found = re.findall(r"^@(?:parallel_)?kernel\ndef (\w+)", path.read_text("utf-8"), re.M)
+        kernels += [f"{module}.{name}" for name in found]
+    for beginning, _, _ in notice.WORK:
+        assert any(name.startswith(beginning) for name in kernels), beginning
+
+
 def test_who_listens_gets_it_instead(
     heard: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +132,7 @@ def test_nothing_is_said(
     elif how == "level":
         monkeypatch.setattr(notice.log, "level", logging.WARNING)
         notice.log.manager._clear_cache()  # type: ignore[attr-defined]
-    with jit.when_compiling(lambda: None) if how == "suspended" else notice.compiled_kernels():
+    with jit.when_compiling(lambda text: None) if how == "suspended" else notice.compiled_kernels():
         compile_for(listener, 0.2, "somebody.else" if how == "not ours" else "proxfield.x")
     assert capsys.readouterr().err == ""
     notice.log.manager._clear_cache()  # type: ignore[attr-defined]

@@ -40,6 +40,7 @@ class KernelSet:
 KERNELS: dict[str, KernelSet] = {
     "reference": KernelSet("proxfield.backends.reference", "ReferenceProgram"),
     "cpu": KernelSet("proxfield.backends.numba.programs", "compile_cpu"),
+    "lazy": KernelSet("proxfield.backends.lazy", "compile_lazy"),
     "cuda": KernelSet("proxfield.backends.triton.program", "compile_cuda", torch=True, triton=True),
     "torch": KernelSet(
         "proxfield.backends.torch.program", "compile_torch", torch=True, anywhere=True

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxfield.common.logs import COMPILING
 from proxfield.inference.progress import detail, make_bar, share_done
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from proxfield.inference.history import Progress
 
-__all__ = ["COMPILING", "Counter", "Display", "make_bar"]
+__all__ = ["Counter", "Display", "make_bar"]
 
 LINE_SECONDS = 10.0
 """Time between two lines of progress where stderr isn't a terminal."""
@@ -72,10 +71,10 @@ class Display:
         """Say so, once in a command, if kernels have to be compiled."""
         from proxfield.compiled.jit import when_compiling
 
-        def notify(*_: object) -> None:
+        def notify(text: str) -> None:
             if not self._announced:
                 self._announced = True
-                self.note(COMPILING)
+                self.note(text)
 
         with when_compiling(notify):
             yield

@@ -52,9 +52,9 @@ def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
     return result
 
 
-def threads_used(threads: int | None, kernels: str) -> int:
-    """Threads that an inference may use."""
-    if kernels != "cpu":
+def threads_used(threads: int | None, kernels: str | None) -> int:
+    """Threads that an inference may use; None stands for the CPU's own kernels."""
+    if kernels not in (None, "cpu"):
         return 1
     from proxfield.compiled.jit import max_threads
 
@@ -62,8 +62,12 @@ def threads_used(threads: int | None, kernels: str) -> int:
 
 
 def check_device(options: Record) -> None:
-    """Refuse a device that isn't there before a file is read; names what defaults stand for."""
+    """Refuse a device that isn't there before a file is read; names what defaults stand for.
+
+    The CPU's own kernels stay a default: small fields may not need them.
+    """
     from proxfield.inference.request import choose_kernels
 
-    chosen = choose_kernels(options["device"], options.get("kernels"), options.get("dtype"))
-    options["kernels"], options["dtype"] = chosen
+    kernels = options.get("kernels")
+    chosen, options["dtype"] = choose_kernels(options["device"], kernels, options.get("dtype"))
+    options["kernels"] = None if kernels is None and chosen == "cpu" else chosen

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from proxfield.lowering.lowered import Lowered
 
-COMPILING = "compiling kernels for the first time (cached afterwards)…"
-"""What is said of a call that takes seconds, on the command line as in Python."""
-
 log = logging.getLogger("proxfield")
 log.addHandler(logging.NullHandler())  # else Python prints warnings that nobody listens to
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxfield.compiled.jit import kernel
+from proxfield.compiled.jit import integer_kernel
 
 
-@kernel
+@integer_kernel
 def label_components(row: Any, column: Any, chosen: Any, component: Any, queue: Any) -> int:
     """Number the connected components of the chosen variables; the others get −1.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.compiled.jit import inlined, kernel
+from proxfield.compiled.jit import inlined, integer_kernel
 from proxfield.compiled.random import uniform
 
 
@@ -19,7 +19,7 @@ def root_of(joined: Any, i: int) -> int:
     return i
 
 
-@kernel
+@integer_kernel
 def induced_forest(
     row: Any, column: Any, member_row: Any, member: Any, taken: Any, covered: Any, seed: Any,
     room: Any, node: Any, above: Any, edge: Any,
@@ -109,7 +109,7 @@ def induced_forest(
     return count
 
 
-@kernel
+@integer_kernel
 def tree_levels(
     node: Any, above: Any, place: Any, parent: Any, height: Any, depth: Any
 ) -> None:  # fmt: skip

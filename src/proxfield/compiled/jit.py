@@ -89,6 +89,25 @@ def kernel_cache() -> Path:
         return spare
 
 
+_ready: set[str] = set()
+"""Families of kernels that are known to be compiled; see `is_ready`."""
+
+
+def note_ready(name: str) -> None:
+    """Remember, for later processes too, that a family of kernels is compiled."""
+    if name not in _ready:
+        _ready.add(name)
+        with suppress(OSError):  # a folder that can't be written to: they are found out again
+            (kernel_cache() / f"{name}.ready").touch()
+
+
+def is_ready(name: str) -> bool:
+    """Whether a family of kernels has been compiled, by this process or an earlier one."""
+    if name not in _ready and (kernel_cache() / f"{name}.ready").exists():
+        _ready.add(name)
+    return name in _ready
+
+
 def _private_folder() -> Path:
     """A folder for temporary files that only this user can write to.
 
@@ -168,12 +187,56 @@ class ParallelKernel:
         return getattr(self.compiled, name)
 
 
-class Helper(CPUDispatcher):
-    """A compiled function that only compiled functions call; from Python it can't be called."""
+MAX_PLAIN_ENTRIES = 4096
+"""Entries of the largest array up to which an `integer_kernel` may run in Python."""
+MAX_PLAIN_SECONDS = 0.2
+"""Seconds that it may spend there before it is compiled: less than that takes."""
 
-    def __call__(self, *_: object) -> None:
-        name = self.py_func.__name__
-        raise TypeError(f"{name} can be called in kernels only; compile it as a kernel instead")
+
+def integer_kernel(function: Callable[..., Any]) -> IntegerKernel:
+    """Compile a kernel over whole numbers, when small inputs have taken a while in plain Python."""
+    return IntegerKernel(function)
+
+
+class IntegerKernel:
+    """A kernel whose results are the same in Python, since it rounds nothing.
+
+    Where it isn't compiled yet, small inputs run in Python: compiling would take longer.
+
+    Args:
+        function: The kernel.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        self.function, self.compiled = function, kernel(function)
+        self.patience = MAX_PLAIN_SECONDS
+
+    def warm_up(self) -> None:
+        """Compile or load it in the next call, for work that is timed."""
+        self.patience = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        entries = max(arg.size for arg in args if isinstance(arg, np.ndarray))
+        small = entries <= MAX_PLAIN_ENTRIES and self.patience > 0.0
+        name = f"{self.function.__module__}.{self.function.__name__}"
+        if not small or is_ready(name):
+            found = self.compiled(*args)
+            note_ready(name)
+            return found
+        begun = time.perf_counter()
+        try:
+            with np.errstate(over="ignore"):  # random numbers count modulo 2⁶⁴
+                return self.function(*args)
+        finally:
+            self.patience -= time.perf_counter() - begun
+
+
+class Helper(CPUDispatcher):
+    """A compiled function that only compiled functions call; from Python it runs uncompiled."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self.py_func(*args)
 
 
 def _helper(function: Callable[..., Any], **options: Any) -> Any:
@@ -205,21 +268,25 @@ def exact(function: Callable[..., Any]) -> Any:
 
 
 class _Listener(event.Listener):
-    def __init__(self, notify: Callable[[], None]) -> None:
-        self.pending: Callable[[], None] | None = notify
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self.pending: Callable[[str], None] | None = notify
 
     def on_start(self, event: Any) -> None:
         if self.pending is not None:
             call, self.pending = self.pending, None
-            call()
+            call(notice.describe(event))
 
     def on_end(self, event: Any) -> None:
         pass
 
 
 @contextmanager
-def when_compiling(notify: Callable[[], None]) -> Any:
-    """Call ``notify`` once, when a kernel is really compiled rather than loaded."""
+def when_compiling(notify: Callable[[str], None]) -> Any:
+    """Call ``notify`` once, when a kernel is really compiled rather than loaded.
+
+    Args:
+        notify: Gets a line that says what is being compiled, and about how long that takes.
+    """
     listener = _Listener(notify)
     register: Any = event.register
     unregister: Any = event.unregister

@@ -18,13 +18,26 @@ from typing import Any
 
 from numba.core import event
 
-from proxfield.common.logs import COMPILING
-
 SWITCH = "PROXFIELD_QUIET"
 PATIENCE = 1.0
 """Seconds of compiling before anything is said."""
 PAUSE = 0.2
 """Seconds between two looks; compiling that rests as long has ended."""
+
+WORK = (
+    ("backends.numba.binary_chains.", "searches in fields of two labels", 3),
+    ("backends.numba.chains.binary_", "searches in fields of two labels", 3),
+    ("backends.numba.binary", "fields of two labels", 10),
+    ("backends.numba.general_chains.", "searches in fields of any labels", 10),
+    ("backends.numba.chains.", "searches in fields of any labels", 10),
+    ("backends.numba.general", "fields of any labels", 8),
+    ("backends.numba.occupancy", "occupancy maps", 15),
+    ("backends.numba.dense", "dense fields", 10),
+    ("filters.", "dense fields", 10),
+    ("learn.", "learning", 10),
+)
+"""What kernels are for, by how their names begin, and seconds that all of a first call take
+(`benchmarks/cold_start.py`, one core of 2024)."""
 
 log = logging.getLogger("proxfield.compiling")
 log.setLevel(logging.INFO)
@@ -38,6 +51,7 @@ class Notice(event.Listener):
         self.said = False
         self.suspended = 0
         self.depth = 0
+        self.message = ""  # of the kernel that is being compiled
         self.spent = 0.0  # seconds of compiling before the present one
         self.since = 0.0
         self.watcher: threading.Thread | None = None
@@ -47,6 +61,7 @@ class Notice(event.Listener):
             return
         if self.depth == 0:
             self.since = time.monotonic()
+            self.message = describe(event)
         self.depth += 1
         if self.said or self.quiet or self.suspended:
             return
@@ -75,12 +90,12 @@ class Notice(event.Listener):
             return
         self.said = True
         if _is_heard():
-            log.info(COMPILING)
+            log.info(self.message)
             return
         live = _Line()
         log.addHandler(live)
         try:
-            log.info(COMPILING)
+            log.info(self.message)
             resting = 0
             while resting < 2:  # one look may fall between two kernels
                 live.count(self.seconds())
@@ -123,6 +138,16 @@ class _Line(logging.Handler):
 def _is_ours(event: Any) -> bool:
     function = getattr(event.data.get("dispatcher"), "py_func", None)
     return str(getattr(function, "__module__", "")).startswith("proxfield.")
+
+
+def describe(event: Any) -> str:
+    """What is being compiled and about how long that takes, from an event of numba."""
+    function = event.data["dispatcher"].py_func
+    name = f"{function.__module__}.{function.__qualname__}".removeprefix("proxfield.")
+    for beginning, what, seconds in WORK:
+        if name.startswith(beginning):
+            return f"compiling kernels for {what}, once, about {seconds} s (cached afterwards)…"
+    return "compiling kernels, once (cached afterwards)…"
 
 
 def _is_heard() -> bool:

@@ -16,7 +16,7 @@ class CpuDevice(Device):
     """
 
     kind = "cpu"
-    kernel_sets = ("cpu", "reference", "torch")
+    kernel_sets = ("cpu", "lazy", "reference", "torch")
     dtype = "float64"
     numbered = False
     separate = False

@@ -167,7 +167,7 @@ def completed(field: Field, request: Request, session: Session, outcome: Outcome
     lowered = session.problem.lowered
     rough = lowered.layout.size <= MAX_DOUBLE_CHECK and not session.program.sums_in_double
     if request.dtype == "float32" and rough and np.isfinite(outcome.free_energy):
-        outcome = in_double(outcome, lowered, request.kernels)
+        outcome = in_double(outcome, lowered, session.kernels)
     return finish(field, request, session, outcome)
 
 
@@ -221,7 +221,7 @@ def finish(field: Field, request: Request, session: Session, outcome: Outcome) -
         params=request.rule.params,
         trace=loop.make_trace(),
         feasible=outcome.labels,
-        kernels=request.kernels,
+        kernels=session.kernels,
     )
     log.debug("%r", result)
     return result

@@ -79,7 +79,8 @@ class Partition:
         self.possible = np.isfinite(lowered.unary)
         combining = session.sweepable and lowered.layout.n_vars > 0
         recombination = Recombination(lowered)
-        Components.warm_up()
+        if session.loop.budget is not None:
+            Components.warm_up()
         ends = 2 * len(recombination.edges) if combining else 0
         pool = Pool.for_field(lowered, ends)
         self.work = CellWork(session, request.rule, pool)
@@ -321,5 +322,5 @@ def in_cell(cell: Cell, request: Request, session: Session) -> Outcome:
     rough = lowered.layout.size <= MAX_DOUBLE_CHECK and not session.program.sums_in_double
     if request.dtype == "float32" and rough and np.isfinite(cell.free_energy):
         end.q = cell.condition(lowered.layout, cell.q)
-        end = in_double(end, lowered, request.kernels)
+        end = in_double(end, lowered, session.kernels)
     return end

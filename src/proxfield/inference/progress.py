@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from proxfield.inference.history import Callback, Progress
 
-COMPILING = "compiling kernels, once"
-
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
 
@@ -176,7 +174,7 @@ def watching(wanted: bool, name: str, callback: Callback | None) -> Iterator[Cal
 
     try:
         bar.update(None, name, "")
-        with when_compiling(lambda: bar.update(None, name, COMPILING)):
+        with when_compiling(lambda text: bar.update(None, name, text)):
             yield show
     finally:
         bar.stop()

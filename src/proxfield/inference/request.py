@@ -55,6 +55,9 @@ class Request:
     trace: bool
     now: Clock
     """The clock; processes that must agree on when to stop give another one."""
+    lazy: bool = False
+    """Whether small fields may be answered in numpy while nothing is compiled: the user chose no
+    kernels, and no budget in which compiled ones would do more."""
 
     @classmethod
     def make(
@@ -84,13 +87,22 @@ class Request:
             raise InputError(f"trace={shown(trace)}, expected True or False")
         if rest["callback"] is not None and not callable(rest["callback"]):
             raise InputError(f"callback={shown(rest['callback'])}, expected a function")
+        lazy = kernels is None and device == "cpu" and rest["budget"] is None
         kernels, dtype = choose_kernels(device, kernels, dtype)
         if not isinstance(keep, str) or keep not in ("last", "best"):
             raise InputError(f"keep={shown(keep)}, expected last or best")
         rest.update(seed=int(seed), trace=bool(trace))
         log.debug("%r on kernels %s in %s, seed %d", chosen, kernels, dtype, rest["seed"])
         clock = time.perf_counter if now is None else now
-        return cls(chosen, kernels=kernels, dtype=dtype, now=clock, **rest)
+        return cls(chosen, kernels=kernels, dtype=dtype, now=clock, lazy=lazy, **rest)
+
+    def kernels_for(self, lowered: Lowered) -> str:
+        """The kernel set that iterates a field."""
+        if self.lazy:
+            from proxfield.backends.lazy import suits  # imports numba
+
+            return "lazy" if suits(lowered, self.dtype) else self.kernels
+        return self.kernels
 
     def open(self, field: Field, init: Start | None = None) -> Session:
         """The session of one field; where no labelling is possible, it starts uniform.
@@ -103,8 +115,9 @@ class Request:
         if on_gpu(self.kernels):
             lowered = moved(lowered, self.kernels, self.dtype)
         hurry = np.inf if self.budget is None else CURVATURE_SHARE * self.budget
-        host = on_host(self.kernels)  # finds λ
-        at_once = self.budget is not None and host == self.kernels
+        kernels = self.kernels_for(lowered)
+        host = on_host(kernels)  # finds λ
+        at_once = self.budget is not None and host == kernels
         device = None  # where λ of large fields is found
         if on_gpu(self.kernels):
             device = partial(
@@ -132,7 +145,7 @@ class Request:
                 self.now,
             ),
             start=start,
-            kernels=self.kernels,
+            kernels=kernels,
             dtype=self.dtype,
             threads=self.threads,
             keep=self.keep,

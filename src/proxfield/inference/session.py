@@ -29,7 +29,7 @@ MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
 FIRST_PRODUCTS = 3
 """Products with H before the second-order test looks at the clock."""
-HOST_KERNELS = ("cpu", "reference")
+HOST_KERNELS = ("cpu", "lazy", "reference")
 """Kernel sets whose filters are those of the terms themselves."""
 FEWEST_PRODUCTS = 24
 """Products with H that the second-order test may always make."""

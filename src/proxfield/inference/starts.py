@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.backends.base import softmax
+from proxfield.backends.base import softmax, softmax_rows
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.lowering.lowered import Lowered
@@ -76,11 +76,4 @@ def softmax_of(layout: Layout, energies: Floats) -> NDArray[Any]:
     """q_i = softmax(−energies_i), in the energies' type where all variables are alike."""
     if layout.common is None or layout.common == 1 or layout.size < 2**16:
         return softmax(layout.owner, layout.offsets, energies)
-    from proxfield.backends.numba.dense import softmax_rows
-    from proxfield.compiled.jit import threads_for
-    from proxfield.compiled.simd import padded
-
-    out = np.zeros_like(energies)
-    with threads_for(layout.size):
-        softmax_rows(energies, layout.common, padded(layout.common), out)
-    return out
+    return softmax_rows(energies, layout.common)

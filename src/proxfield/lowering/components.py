@@ -46,6 +46,7 @@ class Components:
         """Compile or load what it needs."""
         from proxfield.compiled.components import label_components
 
+        label_components.warm_up()
         row, column = np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.int32)
         one = np.zeros(1, dtype=np.int32)
         label_components(row, column, np.ones(1, dtype=bool), one, one.copy())

@@ -125,7 +125,7 @@ class Search:
         session, loop = self.session, self.session.loop
         self.best_q, self.best_f = start, f
         session.warm_up_chains(start)
-        if not session.problem.lowered.hard:
+        if loop.budget is not None and not session.problem.lowered.hard:
             Components.warm_up()
         first = session.measure(start)
         loop.tell(start, first)

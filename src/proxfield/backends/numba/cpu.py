@@ -22,8 +22,16 @@ from proxfield.backends.numba.pack import CHUNK
 from proxfield.backends.numba.state import ArraysT, CpuState, Kernels, PackT, SweepKernels
 from proxfield.backends.numba.terms import CpuTerm, on_cpu
 from proxfield.backends.numba.visits import VisitingSweeps
+from proxfield.backends.reference import ReferenceState
 from proxfield.common.arrays import Array
-from proxfield.compiled.jit import PARALLEL_WORK, ParallelKernel, max_threads, thread_count
+from proxfield.compiled.forests import induced_forest
+from proxfield.compiled.jit import (
+    PARALLEL_WORK,
+    ParallelKernel,
+    max_threads,
+    note_ready,
+    thread_count,
+)
 from proxfield.lowering.forests import FORESTS
 from proxfield.lowering.lowered import Lowered
 from proxfield.rules.plan import (
@@ -107,7 +115,32 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     def _theta(self, s: CpuState[ArraysT]) -> NDArray[np.float64]:
         """Natural parameters in the flat layout."""
 
+    @abstractmethod
+    def _take_moments(
+        self, s: CpuState[ArraysT], theta: Floats, u: Floats, v: Floats, centered: bool
+    ) -> None:
+        """Take natural parameters and moments in the flat layout; marginals stay as they are."""
+
+    def resumed(self, before: ReferenceState, plan: Plan) -> CpuState[ArraysT]:
+        """The state of a run in numpy, to go on with a plan from there."""
+        s: CpuState[ArraysT] = self.start(before.q).arrays
+        centered = isinstance(plan, Update) and plan.kind.centered
+        self._take_moments(s, before.theta, before.u, before.v, centered)
+        s.size = before.size
+        return s
+
     # ---- Program ----
+
+    @property
+    def family(self) -> str:
+        """A name for the kernels of small fields like this one."""
+        return family_name(type(self), self.dtype.name)
+
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        super().warm_up(plan, state, trace)
+        small = not (self.parallel or self.lowered.extras)
+        if small and isinstance(plan, Update) and plan.search is None:
+            note_ready(self.family)
 
     def _evaluate(self, s: CpuState[ArraysT]) -> float:
         """F of the buffer in use; its gradient is left in ``g``."""
@@ -501,6 +534,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
         return self._pack_forests(0, np.zeros(self.layout.n_vars, dtype=bool))
 
     def warm_up_forests(self) -> None:
+        induced_forest.warm_up()
         self._pack_forests(1, np.zeros(self.layout.n_vars, dtype=bool))
 
     @abstractmethod
@@ -539,6 +573,11 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             True, 0.0, rows, rows.copy(),
         )  # fmt: skip
         return self.marginals(state)
+
+
+def family_name(program: type[Program], dtype: str) -> str:
+    """A name for the kernels with which a class of programs iterates small fields."""
+    return f"{program.__name__}-{dtype}"
 
 
 def inverse_of(step: NDArray[np.float64], dtype: np.dtype[np.floating]) -> Floats:

@@ -346,36 +346,6 @@ def advance(
         parts[c, 3] = twice
 
 
-@parallel_kernel
-def softmax_rows(energies: Any, labels: int, width: int, out: Any) -> None:
-    """out_i = softmax(−energies_i) for rows of equal length; uniform where all are +inf.
-
-    width: labels, padded to whole groups of lanes.
-    """
-    n = len(energies) // labels
-    for task in numba.prange((n + CHUNK - 1) // CHUNK):
-        g = np.empty(RUN * width, dtype=out.dtype)
-        e = np.empty(RUN * width, dtype=out.dtype)
-        none = out[:0]
-        end = min(n, (task + 1) * CHUNK)
-        for i0 in range(task * CHUNK, end, RUN):
-            i1 = min(end, i0 + RUN)
-            for k in range(0, (i1 - i0) * width, LANES):
-                clear(g, k)
-            add_unary(energies, none, labels, i0, i1, width, g)
-            exponentials(i1 - i0, width, g, e)
-            for i in range(i0, i1):
-                at = (i - i0) * width
-                whole = total(e, at, width)
-                if whole == 0:
-                    for l in range(labels):
-                        e[at + l] = 1.0 / labels
-                else:
-                    for l in range(0, width, LANES):
-                        scale(e, at + l, 1.0 / whole, 0.0)
-                store_row(out, i * labels, e, at, labels)
-
-
 def dot(a: Any, b: Any) -> float:
     """⟨a, b⟩ in float64, by chunks in order; 0 · inf is 0."""
     parts = np.zeros((len(a) + CHUNK - 1) // CHUNK)

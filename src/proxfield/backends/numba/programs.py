@@ -16,7 +16,7 @@ from proxfield.backends.numba.binary_chains import (
     draw_binary,
     pack_binary_forests,
 )
-from proxfield.backends.numba.cpu import CpuProgram
+from proxfield.backends.numba.cpu import CpuProgram, family_name
 from proxfield.backends.numba.draws import BLOCK
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.general_chains import (
@@ -55,7 +55,17 @@ def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = 
 
         if is_dense(lowered):
             return DenseProgram(lowered, dtype, threads)
-    return (BinaryProgram if is_binary(lowered) else GeneralProgram)(lowered, dtype, threads)
+    return sparse_program(lowered)(lowered, dtype, threads)
+
+
+def sparse_program(lowered: Lowered) -> type[BinaryProgram] | type[GeneralProgram]:
+    """The class of programs for a field that isn't dense."""
+    return BinaryProgram if is_binary(lowered) else GeneralProgram
+
+
+def family(lowered: Lowered, dtype: str) -> str:
+    """A name for the kernels that a small field needs, without packing it; see `note_ready`."""
+    return family_name(sparse_program(lowered), dtype)
 
 
 class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
@@ -244,6 +254,14 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
         q = softmax(self.layout.owner, self.layout.offsets, theta)
         self._buffer(s)[self._inside] = q[1::2] - 0.5
 
+    def _take_moments(
+        self, s: BinaryState, theta: Floats, u: Floats, v: Floats, centered: bool
+    ) -> None:
+        known = np.isfinite(theta[1::2]) & np.isfinite(theta[::2])  # the others are clamped
+        s.arrays.a[known] = theta[1::2][known] - theta[::2][known]
+        s.arrays.first[:] = u[1::2] if centered else u[1::2] - u[::2]
+        s.arrays.second[:] = v[1::2]
+
     def _theta(self, s: BinaryState) -> NDArray[np.float64]:
         return np.stack([np.zeros(self.n), s.arrays.a.astype(np.float64)], axis=1).ravel()
 
@@ -363,6 +381,11 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     def _set(self, s: GeneralState, theta: Floats) -> None:
         s.arrays.theta[:] = theta
         self._buffer(s)[:] = softmax(self.layout.owner, self.layout.offsets, theta)
+
+    def _take_moments(
+        self, s: GeneralState, theta: Floats, u: Floats, v: Floats, centered: bool
+    ) -> None:
+        s.arrays.theta[:], s.arrays.u[:], s.arrays.v[:] = theta, u, v
 
     def _theta(self, s: GeneralState) -> NDArray[np.float64]:
         return np.array(s.arrays.theta, dtype=np.float64)

@@ -58,16 +58,6 @@ def check(energies: NDArray[np.float32]) -> None:
         raise ValueError(f"variable {bad} has a unary energy of NaN or -inf, or +inf throughout")
 
 
-def softmax(energies: NDArray[np.float32]) -> NDArray[np.float32]:
-    """exp(−energies), normalized for each variable.  # (N, L) -> (N · L,)"""
-    from proxfield.backends.numba.dense import softmax_rows
-    from proxfield.compiled.simd import padded
-
-    out = np.empty(energies.size, dtype=np.float32)
-    softmax_rows(energies.reshape(-1), energies.shape[1], padded(energies.shape[1]), out)
-    return out
-
-
 class Engine:
     """One field, compiled, and its certified update.
 
@@ -107,10 +97,9 @@ class Engine:
     @property
     def unary_only(self) -> NDArray[np.float32]:
         """Marginals that the unary energies alone give.  # (N · L,)"""
-        from proxfield.compiled.jit import thread_count, threads_for
+        from proxfield.backends.base import softmax_rows
 
-        with thread_count(threads_to_use()), threads_for(self.rows.size):
-            return softmax(self.rows)
+        return softmax_rows(self.rows.reshape(-1), self.rows.shape[1])
 
     def advance(self, q: NDArray[np.float32], n: int) -> NDArray[np.float32]:
         """Marginals after ``n`` updates, perhaps in the array given.  # (N · L,) -> (N · L,)"""

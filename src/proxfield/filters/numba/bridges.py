@@ -71,8 +71,8 @@ def renumber(beside: Indices) -> Indices:
     order, number = breadth_first(beside)
     before = np.empty_like(beside[0])
     for plane in beside:  # one after another, to need little memory
-        before[:] = plane
-        permute(before, order, number, plane)
+        np.minimum(plane, len(order), out=before)
+        np.take(number, before[order], out=plane)
     return number
 
 
@@ -181,13 +181,3 @@ def breadth_first(beside: Indices) -> tuple[Indices, Indices]:
                     order[last] = other
                     last += 1
     return order, number
-
-
-@parallel_kernel
-def permute(before: Indices, order: Indices, number: Indices, after: Indices) -> None:
-    """Neighbors along one axis in new numbers.  # (vertices, 2) each"""
-    n = len(order)
-    for task in numba.prange((n + VERTICES - 1) // VERTICES):
-        for k in range(task * VERTICES, min(n, (task + 1) * VERTICES)):
-            for side in range(2):
-                after[k, side] = number[min(np.int64(before[order[k], side]), n)]
