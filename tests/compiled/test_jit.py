@@ -155,11 +155,11 @@ def test_compiling_is_announced_once() -> None:
     def double(x: float) -> float:
         return 2 * x
 
-    with jit.when_compiling(lambda: calls.append(1)):
+    with jit.when_compiling(lambda text: calls.append(1)):
         double(1.0)
         double(np.float32(1.0))
     assert calls == [1]
-    with jit.when_compiling(lambda: calls.append(2)):
+    with jit.when_compiling(lambda text: calls.append(2)):
         double(2.0)
     assert calls == [1]
     double(1)  # nobody listens any more

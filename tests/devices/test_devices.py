@@ -11,7 +11,7 @@ import pytest
 from devices_added import ADDED, AddedDevice
 
 import proxfield as pf
-from proxfield.backends.registry import KERNELS, placed
+from proxfield.backends.registry import ALL_KERNELS, placed
 from proxfield.cli.doctor import graphics
 from proxfield.devices import cuda, other, pytorch
 from proxfield.devices.base import Device
@@ -58,7 +58,7 @@ def test_what_a_kind_says_of_itself(kind: str) -> None:
     assert isinstance(device, Device)
     assert device.kind == device.name == kind
     assert device.dtype in ("float32", "float64")
-    assert set(device.kernel_sets) <= KERNELS.keys()
+    assert set(device.kernel_sets) <= ALL_KERNELS.keys()
     assert str(placed(str(placed(device.kernel_sets[0])))) == device.kernel_sets[0]
 
 

@@ -40,12 +40,13 @@ class KernelSet:
 KERNELS: dict[str, KernelSet] = {
     "reference": KernelSet("proxfield.backends.reference", "ReferenceProgram"),
     "cpu": KernelSet("proxfield.backends.numba.programs", "compile_cpu"),
-    "lazy": KernelSet("proxfield.backends.lazy", "compile_lazy"),
     "cuda": KernelSet("proxfield.backends.triton.program", "compile_cuda", torch=True, triton=True),
     "torch": KernelSet(
         "proxfield.backends.torch.program", "compile_torch", torch=True, anywhere=True
     ),
 }
+ALL_KERNELS = {**KERNELS, "lazy": KernelSet("proxfield.backends.lazy", "compile_lazy")}
+"""Also what `infer` chooses by itself, for small fields on the CPU."""
 MAX_SINGLE_ENERGY = 1e37
 """Sum of the sizes of all energies above which float32 is refused: it holds up to 3.4e38."""
 
@@ -59,7 +60,7 @@ class Placement(NamedTuple):
     @property
     def kernels(self) -> KernelSet:
         """The set of this name."""
-        return KERNELS[self.name]
+        return ALL_KERNELS[self.name]
 
     def __str__(self) -> str:
         """As `placed` reads it: "cpu", "cuda:1", "torch", "torch:mps"."""
@@ -81,11 +82,11 @@ def placed(kernels: str) -> Placement:
         Placement(name='reference', device=CpuDevice('cpu'))
     """
     name, colon, rest = kernels.partition(":")
-    if name not in KERNELS or (colon and not KERNELS[name].torch):
+    if name not in ALL_KERNELS or (colon and not ALL_KERNELS[name].torch):
         raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(KERNELS)}")
     if name in DEVICES:
         return Placement(name, find(kernels))
-    device = find(rest if colon else "cpu", any_of_torch=KERNELS[name].anywhere)
+    device = find(rest if colon else "cpu", any_of_torch=ALL_KERNELS[name].anywhere)
     if name not in device.kernel_sets:
         raise InputError(f"kernels={name!r} don't run on device {device.name!r}")
     return Placement(name, device)

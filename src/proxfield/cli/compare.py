@@ -221,6 +221,7 @@ def print_report(
             "n_observed": loaded.n_observed,
             "load_seconds": loaded.seconds,
             **limits,
+            "kernels": limits["kernels"] or "cpu",
             "threads": threads_used(limits["threads"], limits["kernels"]),
             "best": best_rule(results),
             "results": runs,
