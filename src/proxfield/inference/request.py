@@ -87,16 +87,15 @@ class Request:
             raise InputError(f"trace={shown(trace)}, expected True or False")
         if rest["callback"] is not None and not callable(rest["callback"]):
             raise InputError(f"callback={shown(rest['callback'])}, expected a function")
-        lazy = kernels is None and rest["budget"] is None
+        chosen_by_user = kernels is not None
         kernels, dtype = choose_kernels(device, kernels, dtype)
+        lazy = kernels == "cpu" and not chosen_by_user and rest["budget"] is None
         if not isinstance(keep, str) or keep not in ("last", "best"):
             raise InputError(f"keep={shown(keep)}, expected last or best")
         rest.update(seed=int(seed), trace=bool(trace))
         log.debug("%r on kernels %s in %s, seed %d", chosen, kernels, dtype, rest["seed"])
         clock = time.perf_counter if now is None else now
-        return cls(
-            chosen, kernels=kernels, dtype=dtype, now=clock, lazy=lazy and kernels == "cpu", **rest
-        )
+        return cls(chosen, kernels=kernels, dtype=dtype, now=clock, lazy=lazy, **rest)
 
     def kernels_for(self, lowered: Lowered) -> str:
         """The kernel set that iterates a field."""
