@@ -27,6 +27,7 @@ from proxfield.images.tile_grid import Grid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
 from proxfield.images.tile_work import INPUTS, Tile, make_tile
 from proxfield.io.files import display_name
+from proxfield.io.npy import naming_damage
 from proxfield.io.progress_folder import ProgressFolder
 from proxfield.io.referenced import GeoReference
 from proxfield.io.remote import is_remote
@@ -214,14 +215,14 @@ def _check(kind: str, output: str, dtype: str, jobs: int | None, options: Record
 def _write_tile(target: Output, held: ProgressFolder, work: Tile, grid: Grid, number: int) -> None:
     """Copy a finished tile into the output; its own file goes."""
     stored = tile_path(held.path, number)
-    try:
-        values = np.load(stored)
-    except FileNotFoundError:
+    if not stored.exists():
         raise InputError(
             "was finished elsewhere but isn't here, expected a folder that all workers share "
             "(folder=)",
             path=display_name(stored),
-        ) from None
+        )
+    with naming_damage(display_name(stored)):
+        values = np.load(stored, allow_pickle=False)
     with writing_to(held.path):
         target.write(work.window(grid.part(number).core), values)
         held.finish(number)
