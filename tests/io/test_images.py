@@ -400,3 +400,12 @@ def test_plain_arrays_are_read_as_numpy_reads_them(
         if values.size:
             assert view_array(data[:-1]) is None
     assert view_array(b"PK\x03\x04") is None
+
+
+@pytest.mark.parametrize("bad", [1e300, np.inf, -1e19])
+def test_labels_that_no_integer_holds_are_refused(bad: float) -> None:
+    from proxfield.io.images import as_labels
+
+    assert as_labels(np.array([[0.0, 3.0]]), "x.npy").tolist() == [[0, 3]]
+    with pytest.raises(InputError, match=r"x\.npy: labels hold -?[0-9einf+.]+, expected whole"):
+        as_labels(np.array([[0.0, bad]]), "x.npy")

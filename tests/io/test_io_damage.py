@@ -121,7 +121,7 @@ def lose(name: str) -> Edit:
         (say("holds", value="Popen"), "it holds a 'Popen', which isn't known here"),
         (say("field", "class", value="Result"), "it holds a Result, expected a Field"),
         (say("field", "n_vars", value=4), "3 names for 4 variables"),
-        (say("field", "n_vars", value=-1), "can't have -1 variables"),
+        (say("field", "n_vars", value=-1), "n_vars=-1, expected a whole number, 0 or more"),
         (say("field", "n_labels", value=3), "label_names, but variable 0 has 3 labels"),
         (say("field", "names", value=["a", "a", "b"]), "names hold 'a' twice"),
         (say("field", "terms", 0, "kind", value="os.system"), "kind 'os.system' isn't known"),

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from proxfield.common.checks import whole_numbers
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.images.densecrf import DenseCRF
@@ -241,10 +242,11 @@ def _chosen(parts: Sequence[int] | str | None, count: int) -> list[int]:
         return list(range(count))
     if isinstance(parts, str):
         return Part.parse(parts).of(range(count))
-    chosen = [int(number) for number in parts]
-    if any(not 0 <= number < count for number in chosen):
-        raise InputError(f"parts hold {max(chosen)}, expected numbers from 0 to {count - 1}")
-    return sorted(set(chosen))
+    chosen: list[int] = np.unique(whole_numbers(parts, "parts")).tolist()
+    wrong = [number for number in chosen if not 0 <= number < count]
+    if wrong:
+        raise InputError(f"parts hold {wrong[-1]}, expected numbers from 0 to {count - 1}")
+    return chosen
 
 
 def _folder(out: Any, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.common.arrays import Pixels
+from proxfield.common.checks import whole_numbers
 from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
@@ -195,7 +196,10 @@ def _label_numbers(page: Image) -> Pixels:
 def as_labels(values: Pixels, name: str) -> Pixels:
     """Labels as whole numbers; floats only if they are whole."""
     if values.dtype.kind == "f" and (values == np.rint(values)).all():
-        values = values.astype(np.int64)
+        try:
+            values = whole_numbers(values, "labels")
+        except InputError as error:
+            raise InputError(error.message, path=name) from None
     if values.dtype.kind not in "iub":
         raise InputError(f"holds {values.dtype}, expected labels as whole numbers", path=name)
     return values
