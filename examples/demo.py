@@ -68,41 +68,30 @@ def draw_panels(photo: np.ndarray, rough: np.ndarray, refined: np.ndarray, path:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    """Run both parts; the grid's methods in a process of their own, meanwhile."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, default=Path("out"), help="folder")
-    out: Path = parser.parse_args().output
-    out.mkdir(parents=True, exist_ok=True)
-    sys.stdout.reconfigure(line_buffering=True)  # also in a pipe
-    proxfield = (sys.executable, "-m", "proxfield")
-
-    print(
-        "1  Five methods on a grid of 40 × 40 variables whose couplings repel (in the background)"
-    )
-    subprocess.run(
-        [*proxfield, "make", "grid", *GRID.split(), "-o", str(out / "grid.uai")],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    plot = ("--max-iters", "2000", "--plot", str(out / "convergence.png"))
-    comparing = subprocess.Popen(
-        [*proxfield, "compare", str(out / "grid.uai"), "--rules", RULES, *plot],
+def start_comparison(out: Path) -> subprocess.Popen[str]:
+    """Five methods on a grid of 40 × 40 variables, in a process of its own."""
+    command = (sys.executable, "-m", "proxfield")
+    grid, plot = str(out / "grid.uai"), str(out / "convergence.png")
+    make = [*command, "make", "grid", *GRID.split(), "-o", grid]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [*command, "compare", grid, "--rules", RULES, "--max-iters", "2000", "--plot", plot],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
     )
 
+
+def refine_photograph(out: Path) -> None:
+    """A photograph with rough labels, which a dense CRF refines."""
     with Image.open(get_sample_data("grace_hopper.jpg")) as picture:
         photo = np.asarray(picture.convert("RGB"))
     height, width, _ = photo.shape
     rough = rough_labels(width, height)
     Image.fromarray(photo).save(out / "photo.png")
     Image.fromarray(rough).save(out / "rough.png")
-    print(
-        f"2  A photograph of {width} × {height} pixels with labels in blocks of {BLOCK}", flush=True
-    )
+    print(f"2  A photograph of {width} × {height} pixels, with labels in blocks of {BLOCK}")
     crf = pf.DenseCRF.from_labels(photo, rough, preset=PRESET)
     crf.infer()  # compiles the kernels
     begin = time.perf_counter()
@@ -112,10 +101,21 @@ def main() -> None:
     print(f"   refined in {seconds:.1f} s: {changed:.0f} % of the pixels have another label")
     draw_panels(photo, rough, refined, out / "demo.png")
 
-    table, _ = comparing.communicate()
-    if comparing.returncode:
-        raise SystemExit(f"proxfield compare failed with exit status {comparing.returncode}")
-    print("3  The five methods have ended; the lowest F is best, and auto is the default")
+
+def main() -> None:
+    """Run both parts at the same time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, default=Path("out"), help="folder")
+    out: Path = parser.parse_args().output
+    out.mkdir(parents=True, exist_ok=True)
+    sys.stdout.reconfigure(line_buffering=True)  # also in a pipe
+    print("1  Five methods on a grid whose couplings repel: they run in the background")
+    comparison = start_comparison(out)
+    refine_photograph(out)
+    table, errors = comparison.communicate()
+    if comparison.returncode:
+        raise SystemExit(errors)
+    print("3  The five methods have ended (the lowest F is best; auto is the default)")
     print("\n".join(f"   {line}" for line in table.splitlines()))
     refine = f"proxfield refine {out}/photo.png --labels {out}/rough.png --preset {PRESET}"
     print(f"""

@@ -26,7 +26,7 @@ def test_make_demo_draws_the_first_picture() -> None:
     demo = (ROOT / "examples/demo.py").read_text(encoding="utf-8")
     assert f'GRID = "{figures.DEMO_GRID}"' in demo
     assert f'RULES = "{figures.DEMO_RULES}"' in demo
-    assert '"--max-iters", "2000"' in demo
+    assert '"--rules", RULES, "--max-iters", "2000", "--plot", plot' in demo
     record = json.loads(figures.RECORD.read_text("utf-8"))["convergence"]["numbers"]
     lowest = f"{min(record.values()):.2f}".replace("-", "−")
     assert lowest in (ROOT / "README.md").read_text(encoding="utf-8")
