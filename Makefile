@@ -1,6 +1,6 @@
 # Everything that a fresh machine with Python (3.10 to 3.14) and make needs.
-#   make demo   install, run all methods on a repulsive grid, draw the convergence picture, refine the
-#               labels of a generated image
+#   make demo   install what it needs (not the development tools), refine the labels of a photograph,
+#               run five methods on a repulsive grid, draw both; about a minute
 #   make test   install, run the whole test suite
 #   make test-oldest  install the oldest dependencies that are allowed (constraints/oldest.txt; needs
 #               Python 3.10 or 3.11), run some tests of every part on them
@@ -24,6 +24,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 GPU_VENV ?= .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
 GPU_STAMP := $(GPU_VENV)/.installed
@@ -45,38 +46,27 @@ SMOKE := tests/test_result.py::test_labels_are_the_most_probable_ones \
 	tests/lowering/test_lowering.py tests/properties/test_curvature.py tests/rules/test_kinds.py \
 	tests/terms/test_terms.py tests/viz
 
-define SCENE
-import numpy as np
-from PIL import Image
-rng = np.random.default_rng(0)
-y, x = np.mgrid[:160, :240]
-truth = np.where((x - 120) ** 2 + (y - 80) ** 2 < 60**2, 1, 0)  # a disc
-image = np.array([[70, 120, 180], [210, 90, 50]])[truth] + rng.normal(scale=12, size=(160, 240, 3))
-guess = np.where(rng.random(truth.shape) < 0.3, 1 - truth, truth)  # three in ten are wrong
-Image.fromarray(image.clip(0, 255).astype(np.uint8)).save("out/scene.png")
-Image.fromarray(guess.astype(np.uint8)).save("out/guess.png")
-endef
-export SCENE
-
 MINUTES ?= 30
 
 .PHONY: demo test figures figures-check coverage test-oldest test-gpu test-studio soak mutants docs docs-links lint package check-wheel format clean
 
-$(STAMP): pyproject.toml
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[plot,dev]"
+
+# the demo needs few packages, and only some of their modules: those are compiled when they are imported
+$(DEMO_STAMP): pyproject.toml | $(BIN)/python
+	@echo "Installing proxfield and what the demo needs in $(VENV), once"
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check --editable ".[plot]"
 	@touch $@
 
-demo: $(STAMP)
-	@mkdir -p out
-	$(BIN)/proxfield make grid --rows 40 --cols 40 --strength 3 --repulsive --seed 1 -o out/grid.uai
-	$(BIN)/proxfield info out/grid.uai
-	$(BIN)/proxfield compare out/grid.uai --rules sweep,full-parallel,adhoc,fixed,auto --max-iters 2000 --plot out/convergence.png
-	@echo "The picture is in out/convergence.png"
-	@$(BIN)/python -c "$$SCENE"
-	$(BIN)/proxfield refine out/scene.png --labels out/guess.png --preset krahenbuehl -o out/refined.png --overlay out/overlay.png
-	@echo "The refined labels are in out/refined.png, and over the image in out/overlay.png"
+$(STAMP): pyproject.toml | $(BIN)/python
+	@echo "Installing proxfield and all development tools in $(VENV), once"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[plot,dev]"
+	@touch $@ $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP)
+	@$(BIN)/python examples/demo.py --output out
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS)

@@ -22,8 +22,22 @@ def small() -> pf.Field:
     [
         (lambda: pf.Field([2, 0]), "variable 1 has 0 labels, expected at least 1"),
         (lambda: pf.Field([2, -3]), "variable 1 has -3 labels"),
-        (lambda: pf.Field(-1, n_labels=2), "can't have -1 variables"),
-        (lambda: pf.Field(2, n_labels=0), "variable 0 has 0 labels"),
+        (lambda: pf.Field(-1, n_labels=2), "n_vars=-1, expected a whole number, 0 or more"),
+        *(
+            (lambda bad=bad: pf.Field(2, n_labels=bad), f"n_labels={bad!r}, expected a whole")
+            for bad in (0, -1, 2.5, True, np.nan, np.inf, "2", [2])
+        ),
+        *(
+            (lambda bad=bad: pf.Field(bad, n_labels=2), f"n_vars={bad!r}, expected a whole")
+            for bad in (2.5, True, np.nan, "2", [2], None)
+        ),
+        (lambda: pf.Field([[2], [2, 3]]), "cardinalities must be integers in one rectangular"),
+        (lambda: pf.Field([2, np.nan]), "cardinalities must be integers, not float64"),
+        (lambda: pf.Field([True, True]), "cardinalities must be integers, not bool"),
+        (lambda: pf.Field(["2"]), "cardinalities must be integers"),
+        (lambda: pf.Field(np.array([2**63], np.uint64)), "hold 9223372036854775808, expected"),
+        (lambda: pf.Field(3), "needs n_labels="),
+        (lambda: pf.Field(np.int64(3)), "needs n_labels="),
         (lambda: pf.Field([2.5, 2]), "cardinalities must be integers"),
         (lambda: pf.Field([[2, 2]]), "cardinalities must have 1 dimension"),
         (lambda: small().energy([0]), "1 labels for 2 variables"),
@@ -162,6 +176,8 @@ def test_entropy() -> None:
 def test_huge_fields_are_refused_before_allocating(n: int) -> None:
     with pytest.raises(pf.MemoryLimitError, match=r"variables would need about .*available"):
         pf.Field(n, n_labels=2)
+    with pytest.raises(pf.MemoryLimitError):
+        pf.Field(2, n_labels=n)
 
 
 def test_huge_labels_are_refused() -> None:

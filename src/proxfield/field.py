@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.checks import whole_count
 from proxfield.common.logs import Described, log
 from proxfield.common.memory import check_memory
 from proxfield.errors import InputError, UnsupportedError, cut_middle, refuse_keywords
@@ -84,12 +85,11 @@ class Field:
     ) -> None:
         refuse_keywords("Field", unknown, {"labels": "n_labels"})
         if n_labels is not None:
-            n = int(np.asarray(cardinalities))
-            if n < 0:
-                raise InputError(f"a field can't have {n} variables")
-            check_memory(8 * n * (2 + STATE_ARRAYS * max(1, int(n_labels))), f"{n:,} variables")
-            cardinalities = np.full(min(n, 1), int(n_labels))
-        if n_labels is None and np.ndim(cardinalities) == 0:
+            n = whole_count(cardinalities, "n_vars", 0)
+            labels = whole_count(n_labels, "n_labels", 1)
+            check_memory(8 * n * (2 + STATE_ARRAYS * labels), f"{n:,} variables")
+            cardinalities = np.full(min(n, 1), labels)
+        if isinstance(cardinalities, int | float | np.generic):
             raise InputError("Field(n) needs n_labels=, the number of labels of every variable")
         cards = as_indices(cardinalities, "cardinalities", 1)
         if (cards < 1).any():

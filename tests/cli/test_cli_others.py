@@ -17,6 +17,7 @@ import proxfield as pf
 from proxfield import generate
 from proxfield.cli.main import cli
 from proxfield.cli.progress import Display
+from proxfield.compiled import jit
 from proxfield.compiled.simd_choice import choose
 from proxfield.inference.curvature import Curvature
 from proxfield.io import format_model
@@ -281,6 +282,28 @@ def test_make(invoke: Callable[..., Any], args: tuple[Any, ...], field: pf.Field
 # ---- doctor ----
 
 
+def test_doctor_says_where_kernels_are_read_and_written(
+    invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROXFIELD_CACHE_DIR", str(tmp_path / "shared"))
+    monkeypatch.setattr("proxfield.compiled.jit._private_folder", lambda: tmp_path / "own")
+    monkeypatch.setattr("proxfield.compiled.shared.is_writable", lambda folder: False)
+    folder = jit._wanted_folder()
+    folder.mkdir(parents=True)
+    (folder / "f.nbi").write_text("of somebody else")
+    jit.kernel_cache.cache_clear()
+    try:
+        data = json.loads(invoke("doctor", "--json").stdout)
+        text = " ".join(invoke("doctor").stdout.split())
+    finally:
+        monkeypatch.undo()
+        jit.kernel_cache.cache_clear()
+    assert data["cache_writable"] is False
+    assert data["shared_kernel_folder"] == str(folder)
+    assert Path(data["kernel_folder"]).parent == tmp_path / "own"
+    assert f"its kernels are used, new ones go to {data['kernel_folder']}" in text
+
+
 def test_doctor(invoke: Callable[..., Any]) -> None:
     result = invoke("doctor", "--json")
     assert result.exit_code == 0
@@ -291,6 +314,7 @@ def test_doctor(invoke: Callable[..., Any]) -> None:
     assert data["cores"] >= 1 and data["threads"] >= 1
     assert data["simd"] == str(choose())
     assert data["cache_writable"] is True and data["cache_bytes"] > 0
+    assert data["shared_kernel_folder"] is None
     text = invoke("doctor").stdout
     assert f"SIMD {choose()}" in " ".join(text.split())
     assert text.rstrip().endswith("ok")

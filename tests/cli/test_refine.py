@@ -273,6 +273,19 @@ def test_broken_images_are_passed_over(work: Callable[..., Any], jobs: int) -> N
     assert "skipped  2" in again.stdout and "failed   3" in again.stdout
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_damaged_array_header_is_passed_over(work: Callable[..., Any], jobs: int) -> None:
+    """numpy raises `tokenize.TokenError` where a bracket is missing, also when sizes are asked."""
+    whole = Path("probs/b.npy").read_bytes()
+    Path("probs/b.npy").write_bytes(whole.replace(b", 3), }", b", 3,  }"))
+    result = work(*FOLDERS, "--jobs", jobs)
+    assert result.exit_code == 1
+    assert files() == ["a.png", "c.png"]
+    each, last = result.stderr.splitlines()
+    assert each.startswith("proxfield: error: probs/b.npy: array file is damaged or cut short (EOF")
+    assert last.startswith("proxfield: error: 1 of 3 images failed: images/b.png")
+
+
 def test_a_single_broken_image(work: Callable[..., Any]) -> None:
     Path("images/a.png").write_text("no image")
     result = work("images/a.png", "--probs", "probs/a.npy", "-o", "x.png")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numba
@@ -17,7 +19,7 @@ from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 
 import proxfield
-from proxfield.compiled import jit
+from proxfield.compiled import jit, shared
 
 COLOR_A_TRIANGLE = """
 import warnings
@@ -33,12 +35,34 @@ print(proxfield.__file__)
 """
 
 
-def run(code: str, package: Path, **env: str) -> list[str]:
+COUNT_HITS = """
+from proxfield.compiled.jit import kernel_cache, shared_kernels
+print(sum(greedy_colors.stats.cache_hits.values()), sum(greedy_colors.stats.cache_misses.values()))
+print(kernel_cache())
+print(shared_kernels())
+"""
+CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
+
+
+def heed_permissions() -> None:
+    """Before a process starts: not even root may write where permissions say no."""
+    if os.getuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
+def run(code: str, package: Path, start: Callable[[], None] | None = None, **env: str) -> list[str]:
     """Run code in a fresh process with a copy of the package; returns lines of its output."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PROXFIELD", "XDG"))}
     clean |= {"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", **env}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", code],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        preexec_fn=start,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -90,6 +114,84 @@ def test_second_process_loads_instead_of_compiling(package: Path, tmp_path: Path
     code = COLOR_A_TRIANGLE + "print(sum(greedy_colors.stats.cache_hits.values()))\n"
     hits = [run(code, package, PROXFIELD_CACHE_DIR=str(tmp_path))[-1] for _ in range(2)]
     assert hits == ["0", "1"]
+
+
+@pytest.fixture
+def read_only_cache(package: Path, tmp_path: Path) -> Iterator[Path]:
+    """A warm cache that processes started with `heed_permissions` can't write to."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("permissions are taken from root by a call of Linux")
+    cache = tmp_path / "cache"
+    run(COLOR_A_TRIANGLE, package, PROXFIELD_CACHE_DIR=str(cache))
+    (tmp_path / "tmp").mkdir()
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        probe = f"import os; print(os.access({str(cache)!r}, os.W_OK))"
+        writable = run(probe, package, heed_permissions)
+    except subprocess.SubprocessError:
+        writable = ["unknown"]
+    if writable != ["False"]:
+        pytest.skip("this user may write to folders that are read-only")
+    yield cache
+    for path in [cache, *cache.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_kernels_of_a_read_only_cache_are_used(
+    package: Path, read_only_cache: Path, tmp_path: Path
+) -> None:
+    code, before = COLOR_A_TRIANGLE + COUNT_HITS, files(read_only_cache)
+    env = {"PROXFIELD_CACHE_DIR": str(read_only_cache), "TMPDIR": str(tmp_path / "tmp")}
+    colors, caught, _, counts, written, read = run(code, package, heed_permissions, **env)
+    assert (colors, caught, counts) == ("[0, 1, 2]", "[]", "1 0")
+    assert Path(written).is_relative_to(tmp_path / "tmp")
+    assert Path(read).parent == read_only_cache
+    assert files(read_only_cache) == before
+    assert all(path.is_symlink() for path in Path(written).rglob("*.nb?"))
+
+
+def test_new_kernels_are_written_beside_a_read_only_cache(
+    package: Path, read_only_cache: Path, tmp_path: Path
+) -> None:
+    other = COLOR_A_TRIANGLE.replace("[0, 2, 4, 6]", "[0, 2, 4, 6], dtype=np.int32")
+    env = {"PROXFIELD_CACHE_DIR": str(read_only_cache), "TMPDIR": str(tmp_path / "tmp")}
+    before = files(read_only_cache)
+    for code, expected in ((other, "0 1"), (other, "1 0"), (COLOR_A_TRIANGLE, "1 0")):
+        *_, counts, written, _ = run(code + COUNT_HITS, package, heed_permissions, **env)
+        assert counts == expected
+    assert files(read_only_cache) == before
+    kernels = sorted(Path(written).rglob("*.nbc"))
+    assert [path.is_symlink() for path in kernels] == [True, False]
+
+
+def test_links_are_of_one_state_of_a_shared_cache(tmp_path: Path) -> None:
+    """Links to code that was compiled again, under an index that wasn't, would be mixed up."""
+    there = tmp_path / "kernels-1"
+    (there / "inner").mkdir(parents=True)
+    for name in ("f.nbi", "f.1.nbc", "f.nbi.tmp.123"):
+        (there / "inner" / name).write_text(name)
+    linked = [shared.link_kernels(there, shared.kernel_files(there), tmp_path) for _ in range(2)]
+    assert linked[0] == linked[1]
+    assert {path.name for path in linked[0].rglob("*.*")} == {"f.nbi", "f.1.nbc"}
+    assert (linked[0] / "inner" / "f.nbi").read_text() == "f.nbi"
+    (there / "inner" / "f.1.nbc").write_text("compiled again")
+    assert shared.link_kernels(there, shared.kernel_files(there), tmp_path) != linked[0]
+
+
+def test_kernels_are_copied_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "kernels-1"
+    there.mkdir()
+    (there / "f.nbi").write_text("index")
+
+    def refuse(*_: object) -> None:
+        raise OSError("a required privilege is not held")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    linked = shared.link_kernels(there, shared.kernel_files(there), tmp_path)
+    assert (linked / "f.nbi").read_text() == "index"
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ def test_every_picture_has_code_and_a_record() -> None:
 
 
 def test_make_demo_draws_the_first_picture() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert f"make grid {figures.DEMO_GRID} -o out/grid.uai" in makefile
-    assert f"compare out/grid.uai --rules {figures.DEMO_RULES} --max-iters 2000" in makefile
+    demo = (ROOT / "examples/demo.py").read_text(encoding="utf-8")
+    assert f'GRID = "{figures.DEMO_GRID}"' in demo
+    assert f'RULES = "{figures.DEMO_RULES}"' in demo
+    assert '"--rules", RULES, "--max-iters", "2000", "--plot", plot' in demo
     record = json.loads(figures.RECORD.read_text("utf-8"))["convergence"]["numbers"]
     lowest = f"{min(record.values()):.2f}".replace("-", "−")
     assert lowest in (ROOT / "README.md").read_text(encoding="utf-8")

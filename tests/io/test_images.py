@@ -385,18 +385,27 @@ def test_plain_arrays_are_read_as_numpy_reads_them(
     tmp_path: Path, dtype: str, shape: tuple[int, ...]
 ) -> None:
     """Without a copy, in both orders; what isn't plain takes numpy's own way."""
-    from proxfield.io.images import _view_array
+    from proxfield.io.npy import view_array
 
     values = np.random.default_rng(0).integers(0, 2, size=shape).astype(dtype)
     for given in (values, np.asfortranarray(values)):
         out = BytesIO()
         np.save(out, given)
         data = out.getvalue()
-        found = _view_array(data)
+        found = view_array(data)
         assert found is not None
         assert found.dtype == given.dtype
         assert np.array_equal(found, np.load(BytesIO(data)))
-        assert _view_array(data + b"x") is None
+        assert view_array(data + b"x") is None
         if values.size:
-            assert _view_array(data[:-1]) is None
-    assert _view_array(b"PK\x03\x04") is None
+            assert view_array(data[:-1]) is None
+    assert view_array(b"PK\x03\x04") is None
+
+
+@pytest.mark.parametrize("bad", [1e300, np.inf, -1e19])
+def test_labels_that_no_integer_holds_are_refused(bad: float) -> None:
+    from proxfield.io.images import as_labels
+
+    assert as_labels(np.array([[0.0, 3.0]]), "x.npy").tolist() == [[0, 3]]
+    with pytest.raises(InputError, match=r"x\.npy: labels hold -?[0-9einf+.]+, expected whole"):
+        as_labels(np.array([[0.0, bad]]), "x.npy")

@@ -65,7 +65,7 @@ def test_flipped_bits_are_found_or_do_no_harm() -> None:
     [
         (b"", "isn't a file that Field.save wrote, expected an npz archive"),
         (b"MARKOV\n1\n2\n", "isn't a file that Field.save wrote, expected an npz archive"),
-        (b"PK\x03\x04 and so on", "damaged or incomplete"),
+        (b"PK\x03\x04 and so on", "damaged or cut short"),
     ],
 )
 def test_other_files_are_refused(path: Path, content: bytes, message: str) -> None:
@@ -121,14 +121,14 @@ def lose(name: str) -> Edit:
         (say("holds", value="Popen"), "it holds a 'Popen', which isn't known here"),
         (say("field", "class", value="Result"), "it holds a Result, expected a Field"),
         (say("field", "n_vars", value=4), "3 names for 4 variables"),
-        (say("field", "n_vars", value=-1), "can't have -1 variables"),
+        (say("field", "n_vars", value=-1), "n_vars=-1, expected a whole number, 0 or more"),
         (say("field", "n_labels", value=3), "label_names, but variable 0 has 3 labels"),
         (say("field", "names", value=["a", "a", "b"]), "names hold 'a' twice"),
         (say("field", "terms", 0, "kind", value="os.system"), "kind 'os.system' isn't known"),
-        (say("field", "terms", 1, "arrays", value=["edges"]), "damaged or incomplete"),
-        (say("field", "terms", value=7), "damaged or incomplete"),
-        (say("result", "status", value="FINE"), "damaged or incomplete"),
-        (say("result", "params", value=3), "damaged or incomplete"),
+        (say("field", "terms", 1, "arrays", value=["edges"]), "damaged or cut short"),
+        (say("field", "terms", value=7), "damaged or cut short"),
+        (say("result", "status", value="FINE"), "damaged or cut short"),
+        (say("result", "params", value=3), "damaged or cut short"),
         (put("term/1/edges", [[0, 9], [1, 2]]), "edge 0 names variable 9"),
         (put("term/1/edges", [[0, -1], [1, 2]]), "edge 0 names variable -1"),
         (put("term/1/edges", [[0.5, 1], [1, 2]]), "edges must be integers"),
@@ -142,8 +142,8 @@ def lose(name: str) -> Edit:
         (put("q", [np.nan] * 6), "marginals hold NaN"),
         (put("trace/change", [1.0]), "columns of the trace differ in length"),
         (put("feasible", [[0.5]]), "feasible labelling must"),
-        (lose("q"), "damaged or incomplete"),
-        (lose("term/2/tables"), "damaged or incomplete"),
+        (lose("q"), "damaged or cut short"),
+        (lose("term/2/tables"), "damaged or cut short"),
     ],
 )
 def test_hostile_files_are_refused(edit: Edit, message: str) -> None:
@@ -194,7 +194,7 @@ def test_nothing_is_unpickled() -> None:
     def edit(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         arrays["q"] = np.array([print, None])
 
-    with pytest.raises(pf.InputError, match="damaged or incomplete"):
+    with pytest.raises(pf.InputError, match="damaged or cut short"):
         pf.Result.load(edited(saved(everything()).getvalue(), edit))
 
 

@@ -97,14 +97,33 @@ def test_other_numbers_of_labels() -> None:
             lambda: pf.Field.from_networkx(triangle(table=np.eye(3))),
             "table of edge ((1, 2), 7) has",
         ),
-        (lambda: pf.Field.from_networkx(triangle(weight=[1, 2])), "expected a number"),
-        (lambda: pf.Field.from_networkx(triangle(weight=np.nan)), "hold NaN"),
+        (lambda: pf.Field.from_networkx(triangle(weight=[1, 2])), "expected a finite number"),
+        *(
+            (
+                lambda bad=bad: pf.Field.from_networkx(triangle(weight=bad)),
+                f"weight of edge ((1, 2), 7) is {bad}, expected a finite number",
+            )
+            for bad in (None, np.nan, np.inf)
+        ),
+        (
+            lambda: pf.Field.from_networkx(Graph({1: {}, 2: {}}, [(1, 2, {})]), weight=None),
+            "weight of edge (1, 2) is None",
+        ),
+        (
+            lambda: pf.Field.from_networkx(Graph({1: {"energies": [0.0, None]}}, [])),
+            "energies of node 1 is [0.0, None], expected numbers",
+        ),
+        (
+            lambda: pf.Field.from_networkx(triangle(table=[[0.0, -np.inf], [0.0, 0.0]])),
+            "table of edge ((1, 2), 7) is [[0.0, -inf], [0.0, 0.0]], expected numbers",
+        ),
         (
             lambda: pf.Field.from_networkx(triangle(), coupling="xor"),
             "coupling='xor', expected pot",
         ),
         (lambda: pf.Field.from_networkx(Graph({1: {}, "1": {}}, [])), "names hold '1' twice"),
-        (lambda: pf.Field.from_networkx(Graph({1: {}}, []), n_labels=0), "has 0 labels"),
+        (lambda: pf.Field.from_networkx(Graph({1: {}}, []), n_labels=0), "n_labels=0, expected"),
+        (lambda: pf.Field.from_networkx(Graph({1: {}}, []), n_labels=2.5), "n_labels=2.5, expec"),
     ],
 )
 def test_bad_graphs_get_one_line(make: Callable[[], object], message: str) -> None:
@@ -233,7 +252,15 @@ def test_factors_without_state_names() -> None:
         ),
         (
             lambda: pf.Field.from_pgmpy(BayesianNetwork([DiscreteFactor(["a"], [1.0, -1.0])])),
-            "factor 0 holds a value that isn't a finite number, 0 or more",
+            "factor 0 over ['a'] holds -1.0, expected finite numbers, 0 or more",
+        ),
+        (
+            lambda: pf.Field.from_pgmpy(BayesianNetwork([DiscreteFactor(["a"], ["x", "y"])])),
+            "values of factor 0 over ['a'] is ['x', 'y'], expected numbers",
+        ),
+        (
+            lambda: pf.Field.from_pgmpy(BayesianNetwork([RAIN, DiscreteFactor(["a", "b"], [1.0])])),
+            "factor 1 over ['a', 'b'] has values of shape (1,), expected an axis per variable",
         ),
         (
             lambda: pf.Field.from_pgmpy(

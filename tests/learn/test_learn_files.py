@@ -100,7 +100,7 @@ def test_other_files_are_refused(model: CRF, tmp_path: Path) -> None:
         "the header is damaged": rewritten(data, params={"nonsense": 1}),
         "its arrays aren't those of the header": rewritten(data, arrays=["parameters/unary"]),
         "isn't an npz archive": b"not an archive",
-        "is damaged or incomplete": data[:-30],
+        "is damaged or cut short": data[:-30],
         "has no header": plain.getvalue(),
         "damaged": objects.getvalue(),
     }

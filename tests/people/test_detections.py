@@ -126,8 +126,13 @@ def test_from_map() -> None:
 def test_checks() -> None:
     with pytest.raises(InputError, match=r"x has shape \(1,\), expected \(2,\)"):
         Detections([0, 1], [0.0], [0.0, 1.0])
-    with pytest.raises(InputError, match="frame must be whole numbers"):
-        Detections([0.5], [0.0], [0.0])
+    for bad in (0.5, 1e300, np.nan, np.inf, 2**53 + 2, 10**30):
+        with pytest.raises(
+            InputError, match=r"frame hold [0-9naife.+]+, expected whole numbers up to"
+        ):
+            Detections([bad], [0.0], [0.0])
+    with pytest.raises(InputError, match="location must be whole numbers"):
+        Detections([0], [0.0], [0.0], None, ["x"])
     with pytest.raises(InputError, match="frames don't have 3"):
         Detections([3], [0.0], [0.0], frames=[1, 2])
     with pytest.raises(InputError, match="x holds infinite numbers"):
@@ -200,6 +205,16 @@ def test_other_tables(tmp_path: Path) -> None:
         ("frame,x,y\n1,2\n", "d.csv:2: has only one coordinate"),
         ("frame,x,y\n,2,3\n", "d.csv:2: has no frame"),
         ("frame,x,y\n0.5,2,3\n", "d.csv:2: frame is '0.5', expected a whole number"),
+        (
+            "frame,x,y\n1,2,3\n1e300,2,3\n",
+            "d.csv:3: frame is '1e300', expected a whole number up to",
+        ),
+        ("1 2 3\n-1e19 2 3\n", "d.csv:2: frame is '-1e19', expected a whole number up to"),
+        ("9007199254740994,2,3\n", "d.csv:1: frame is '9007199254740994', expected a whole number"),
+        ("frame,location\n1,1e30\n", "d.csv:2: location is '1e30', expected a whole number up to"),
+        ('{"detections": [{"frame": 1e300}]}', r"detection 0: frame is 1e\+300, expected a whole"),
+        ('{"detections": [{"frame": 1, "location": 1e19}]}', "detection 0: location is 1e"),
+        ('{"detections": [], "frames": [1, 1e300]}', r'"frames" holds 1e\+300, expected whole'),
         ("{}", 'expected an object with a list "detections"'),
         ('{"detections": [1]}', "detection 0 isn't an object"),
         ('{"detections": [{"x": 1}]}', "detection 0: frame is None"),
@@ -241,6 +256,7 @@ def test_wildtrack(tmp_path: Path) -> None:
         ("00000005.json", "{}", "expected a list of people"),
         ("00000005.json", "[", "00000005.json:1: isn't JSON"),
         ("truth.json", "[]", "its name is no frame number"),
+        (f"{10**16}.json", "[]", "has more than 15 digits, expected a frame number"),
         ("truth.txt", "[]", "holds no .json file"),
     ],
 )

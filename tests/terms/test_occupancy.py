@@ -354,7 +354,7 @@ BLANK = np.zeros((2, 3))
         (lambda: pf.Occupancy([BOXES], [BLANK], first=-1), "first=-1"),
         (lambda: pf.Boxes(2, 3, [[0, 0, 4, 1]]), "location 0, [0, 0, 4, 1], is outside"),
         (lambda: pf.Boxes(2, 3, [[0, 0, 1]]), "4 columns"),
-        (lambda: pf.Boxes(0, 3, []), "has no pixels"),
+        (lambda: pf.Boxes(0, 3, []), "height=0, expected a whole number, 1 or more"),
         (lambda: pf.Runs(2, 3, [[2, 0, 1]], [0, 1]), "run 0, [2, 0, 1], isn't inside"),
         (lambda: pf.Runs(2, 3, [[1, 0, 1]], [0, 2]), "don't divide the runs"),
         (lambda: pf.Runs.from_masks(BLANK), "3 dimensions"),

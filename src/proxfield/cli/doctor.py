@@ -85,12 +85,13 @@ def processors() -> Record:
 
 def cache() -> Record:
     """Where compiled kernels are kept."""
-    from proxfield.compiled.jit import cache_root, kernel_cache
+    from proxfield.compiled.jit import cache_root, kernel_cache, shared_kernels
 
-    folder = kernel_cache()
+    folder, shared = kernel_cache(), shared_kernels()
     return {
         "cache_folder": str(cache_root()),
         "kernel_folder": str(folder),
+        "shared_kernel_folder": None if shared is None else str(shared),
         "cache_bytes": sum(size(f) for f in cache_root().rglob("*")),
         "cache_writable": folder.is_relative_to(cache_root()) and os.access(folder, os.W_OK),
     }
@@ -173,7 +174,9 @@ def describe(data: Record) -> list[tuple[str, str]]:
     hint = {name: f"missing: {install_hint(of)}" for name, of in extra.items()}
     writable = "writable"
     if not data["cache_writable"]:
-        writable = f"not writable: kernels go to {data['kernel_folder']}; set PROXFIELD_CACHE_DIR"
+        used = data["shared_kernel_folder"] is not None
+        what = "its kernels are used, new ones" if used else "kernels"
+        writable = f"not writable: {what} go to {data['kernel_folder']}; set PROXFIELD_CACHE_DIR"
     return [
         *((name, v or hint.get(name, "missing")) for name, v in data["versions"].items()),
         ("platform", data["platform"]),

@@ -281,11 +281,10 @@ def _place(pair: Pair, target: Path) -> tuple[Path, Any]:
 
 def _as_picture(place: Path, target: Path, n_labels: int) -> None:
     """Labels as the picture that was asked for, in one piece: a byte or two per pixel."""
-    import numpy as np
-
     from proxfield.io.images import write_labels
+    from proxfield.io.npy import map_array
 
-    write_labels(target, np.load(place, mmap_mode="r"), n_labels)
+    write_labels(target, map_array(place), n_labels)
     place.unlink()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,15 +73,11 @@ def solve_distributed(
 
 def read_grid(transport: Transport, path: str, coupling: float) -> Partition:
     """A grid whose unary energies are in a file, of which each rank reads its box."""
-    import numpy as np
-
     from proxfield.distributed import grid_partition
     from proxfield.errors import InputError
+    from proxfield.io.npy import map_array
 
-    try:
-        energies = np.load(Path(path), mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"can't be read as an array ({error})", path=path) from None
+    energies = map_array(path)
     if energies.ndim < 2 or energies.dtype.kind != "f" or energies.shape[-1] < 2:
         raise InputError(
             f"an array of {energies.dtype} of shape {energies.shape}, expected unary energies: "

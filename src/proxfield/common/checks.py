@@ -7,6 +7,7 @@ from operator import index
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.errors import InputError, shown
 
@@ -36,6 +37,53 @@ def is_whole(value: Any) -> bool:
         (True, True, False, False)
     """
     return is_real(value) and math.isfinite(value) and int(value) == value
+
+
+EXACT = 2**53
+"""The largest whole number below which a float holds all others."""
+
+
+def is_exact(value: Any) -> bool:
+    """Whether a value is a whole number that survives as a float and as an int64.
+
+    Example:
+        >>> is_exact(3.0), is_exact(2.5), is_exact(1e300), is_exact(2**53 + 1)
+        (True, False, False, False)
+    """
+    return is_whole(value) and abs(int(value)) <= EXACT
+
+
+def whole_count(value: Any, what: str, least: int) -> int:
+    """A whole number, at least ``least``, as an int; 3.0 counts as one, unlike `whole_number`."""
+    plain = value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    if not is_whole(plain) or plain < least:
+        raise InputError(f"{what}={shown(plain)}, expected a whole number, {least} or more")
+    return int(plain)
+
+
+def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
+    """Whole numbers as int64, also such as were floats.
+
+    Raises:
+        InputError: For fractions, NaN, infinity and numbers beyond ±2^53, with the first of these.
+
+    Example:
+        >>> whole_numbers([1.0, 2.0], "frames")
+        array([1, 2])
+    """
+    try:
+        raw = np.asarray(values)
+        numbers = raw if raw.dtype.kind in "iu" else np.asarray(raw, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{what} must be whole numbers") from None
+    with np.errstate(invalid="ignore"):
+        wrong = ~((numbers >= -EXACT) & (numbers <= EXACT))
+        if numbers.dtype.kind == "f":
+            wrong |= numbers != np.rint(numbers)
+    if wrong.any():
+        first = numbers[wrong].ravel()[0]
+        raise InputError(f"{what} hold {first:.17g}, expected whole numbers up to 2^53")
+    return numbers.astype(np.int64)
 
 
 def whole_number(value: Any, what: str, least: int | None) -> int:

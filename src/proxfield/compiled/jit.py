@@ -1,8 +1,9 @@
 """One way to compile for the whole project: cached per user, serial or parallel.
 
-Compiled kernels are kept in a per-user folder, never in the install folder (which may
-be read-only). The folder's name holds a digest of all kernel sources, because numba
-itself only notices edits in the file of the function it caches.
+Compiled kernels are kept in a per-user folder, never in the install folder (which may be
+read-only). The folder's name holds a digest of all kernel sources, because numba itself only
+notices edits in the file of the function it caches. A folder of kernels that can't be written is
+still read; see `shared`.
 
 `threads` runs kernels on several threads.
 """
@@ -29,7 +30,7 @@ from numba.core import event
 from numba.core.registry import CPUDispatcher
 from platformdirs import PlatformDirs
 
-from proxfield.compiled import collection, notice, simd_choice
+from proxfield.compiled import collection, notice, shared, simd_choice
 from proxfield.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
 from proxfield.compiled.threads import current_threads as current_threads
 from proxfield.compiled.threads import in_shares, run_shares, source_lines
@@ -63,30 +64,45 @@ def cache_root() -> Path:
 
 @cache
 def kernel_cache() -> Path:
-    """The folder of the kernels compiled from these very sources."""
+    """The folder that kernels compiled from these very sources are read from and written to.
+
+    If the user's can't be written, it is a temporary one with links to what is in the user's.
+    """
+    wanted = _wanted_folder()
+    with suppress(OSError):
+        if not wanted.exists():
+            _forget_old(wanted.parent)
+        wanted.mkdir(parents=True, exist_ok=True)
+        if shared.is_writable(wanted):
+            return wanted
+    private = _private_folder()
+    there = shared.kernel_files(wanted)
+    if there:
+        return shared.link_kernels(wanted, there, private)
+    spare = private / wanted.name
+    warnings.warn(
+        f"can't write compiled kernels to {wanted.parent}; using {spare} "
+        "(set PROXFIELD_CACHE_DIR to a folder that lasts)",
+        stacklevel=2,
+    )
+    spare.mkdir(parents=True, exist_ok=True)
+    return spare
+
+
+def shared_kernels() -> Path | None:
+    """The folder that kernels are read from but not written to; None if there is none."""
+    wanted = _wanted_folder()
+    return wanted if wanted != kernel_cache() and shared.kernel_files(wanted) else None
+
+
+def _wanted_folder() -> Path:
+    """The folder of these sources' kernels in the user's cache, whether it can be used or not."""
     digest = hashlib.sha256(f"{numba.__version__} {simd_choice.choose().name}".encode())
     package = Path(__file__).parents[1]
     sources = [sorted((package / folder).glob("*.py")) for folder in SOURCES]
     for source in (*chain.from_iterable(sources), *(package / name for name in CONSTANTS)):
         digest.update(source.read_bytes())
-    root = cache_root()
-    name = f"kernels-{digest.hexdigest()[:12]}"
-    try:
-        if not (root / name).exists():
-            _forget_old(root)
-        (root / name).mkdir(parents=True, exist_ok=True)
-        if not os.access(root / name, os.W_OK):
-            raise PermissionError
-        return root / name
-    except OSError:
-        spare = _private_folder() / name
-        warnings.warn(
-            f"can't write compiled kernels to {root}; using {spare} "
-            "(set PROXFIELD_CACHE_DIR to a folder that lasts)",
-            stacklevel=2,
-        )
-        spare.mkdir(parents=True, exist_ok=True)
-        return spare
+    return cache_root() / f"kernels-{digest.hexdigest()[:12]}"
 
 
 _ready: set[str] = set()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.common.arrays import Floats, Pixels
+from proxfield.common.checks import whole_count
 from proxfield.common.records import Record
 from proxfield.errors import InputError, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
@@ -249,9 +250,7 @@ class DenseCRF(Field):
         skipped = np.zeros(given.shape, dtype=bool) if void is None else given == void
         known = ~skipped if unsure is None else ~skipped & (given != unsure)
         top = int(given.max(where=known, initial=0))
-        count = top + 1 if n_labels is None else int(n_labels)
-        if count < 1:
-            raise InputError(f"n_labels={shown(n_labels)}, expected 1 or more")
+        count = top + 1 if n_labels is None else whole_count(n_labels, "n_labels", 1)
         low = int(given.min(where=known, initial=0))
         if low < 0 or top >= count:
             value = low if low < 0 else top

@@ -16,6 +16,7 @@ from proxfield.common.records import Record
 from proxfield.errors import InputError
 from proxfield.images.tile_grid import Grid, Part
 from proxfield.images.tile_work import Tile
+from proxfield.io.npy import map_array
 from proxfield.io.sliced import Held, Mapped, Sliced
 from proxfield.io.windows import writing_to
 from proxfield.jobs import run_jobs, slots_of, threads_per_item
@@ -106,7 +107,7 @@ def _on_disk(work: Tile, place: Path) -> Tile:
             return given
         with writing_to(place):
             np.save(place / name, given.array)
-        mapped = np.load(place / name, mmap_mode="r")
+        mapped = map_array(place / name)
         return Mapped(place / name, mapped.shape, mapped.dtype, int(mapped.offset))
 
     unary = stored(work.unary, "unary.npy")

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from proxfield.common.checks import whole_numbers
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.images.densecrf import DenseCRF
@@ -27,6 +28,7 @@ from proxfield.images.tile_grid import Grid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
 from proxfield.images.tile_work import INPUTS, Tile, make_tile
 from proxfield.io.files import display_name
+from proxfield.io.npy import naming_damage
 from proxfield.io.progress_folder import ProgressFolder
 from proxfield.io.referenced import GeoReference
 from proxfield.io.remote import is_remote
@@ -214,14 +216,14 @@ def _check(kind: str, output: str, dtype: str, jobs: int | None, options: Record
 def _write_tile(target: Output, held: ProgressFolder, work: Tile, grid: Grid, number: int) -> None:
     """Copy a finished tile into the output; its own file goes."""
     stored = tile_path(held.path, number)
-    try:
-        values = np.load(stored)
-    except FileNotFoundError:
+    if not stored.exists():
         raise InputError(
             "was finished elsewhere but isn't here, expected a folder that all workers share "
             "(folder=)",
             path=display_name(stored),
-        ) from None
+        )
+    with naming_damage(display_name(stored)):
+        values = np.load(stored, allow_pickle=False)
     with writing_to(held.path):
         target.write(work.window(grid.part(number).core), values)
         held.finish(number)
@@ -240,10 +242,11 @@ def _chosen(parts: Sequence[int] | str | None, count: int) -> list[int]:
         return list(range(count))
     if isinstance(parts, str):
         return Part.parse(parts).of(range(count))
-    chosen = [int(number) for number in parts]
-    if any(not 0 <= number < count for number in chosen):
-        raise InputError(f"parts hold {max(chosen)}, expected numbers from 0 to {count - 1}")
-    return sorted(set(chosen))
+    chosen: list[int] = np.unique(whole_numbers(parts, "parts")).tolist()
+    wrong = [number for number in chosen if not 0 <= number < count]
+    if wrong:
+        raise InputError(f"parts hold {wrong[-1]}, expected numbers from 0 to {count - 1}")
+    return chosen
 
 
 def _folder(out: Any, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:

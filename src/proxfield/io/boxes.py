@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from proxfield.common.arrays import Doubles
-from proxfield.common.checks import is_real, is_whole
+from proxfield.common.checks import is_exact, is_real
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, read_bytes
 from proxfield.io.masks import Size, check_scale, check_sizes, fill_boxes
@@ -223,8 +223,8 @@ def _from_frames(content: dict[str, Any], name: str) -> Found:
         rates = [None] * len(some) if scores is None else scores[k]
         if not isinstance(rates, list) or len(rates) != len(some):
             raise InputError(f"frame {shown(frame)} has another number of scores", path=name)
-        if not is_whole(frame):
-            raise InputError(f"frame {shown(frame)}, expected a whole number", path=name)
+        if not is_exact(frame):
+            raise InputError(f"frame {shown(frame)}, expected a whole number up to 2^53", path=name)
         out[""].setdefault(int(frame), [])
         for box, score in zip(some, rates, strict=True):
             row = [*box, score] if isinstance(box, list) else [box]
@@ -242,8 +242,8 @@ def _add(
 
     if len(row) == 5 and row[4] is None:
         row = [*row[:4], 1.0]
-    if not is_whole(frame):
-        raise refuse(f"has frame {shown(frame)}, expected a whole number")
+    if not is_exact(frame):
+        raise refuse(f"has frame {shown(frame)}, expected a whole number up to 2^53")
     if len(row) != 5 or not all(is_real(v) and np.isfinite(v) for v in row):
         raise refuse("isn't made of numbers, expected left, top, right, bottom")
     if row[2] < row[0] or row[3] < row[1]:

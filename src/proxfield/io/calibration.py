@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from proxfield.common.arrays import Floats
-from proxfield.common.checks import is_whole
+from proxfield.common.checks import is_exact
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
@@ -162,7 +162,7 @@ def _size(value: Mapping[str, object], camera: str, name: str) -> tuple[int, int
         given = [value["width"], value["height"]]
     if given is None:
         return None
-    if not isinstance(given, list) or len(given) != 2 or not all(is_whole(v) for v in given):
+    if not isinstance(given, list) or len(given) != 2 or not all(is_exact(v) for v in given):
         raise InputError(f"camera {camera}: size {shown(given)}, expected two numbers", path=name)
     width, height = int(given[0]), int(given[1])
     if min(width, height) < 1:

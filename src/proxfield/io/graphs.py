@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.checks import whole_count
 from proxfield.errors import InputError, InputTypeError, shown
 from proxfield.terms import Constant, Factor, Ising, Pairwise, Potts, Unary
 
@@ -75,7 +76,7 @@ def from_networkx(
     for node, data in graph.nodes(data=True):
         v = number[node] = len(number)
         if energies in data:
-            row = _numbers(data[energies], f"{energies} of node {shown(node)}")
+            row = _energies(data[energies], f"{energies} of node {shown(node)}")
             if row.ndim != 1:
                 raise InputError(
                     f"{energies} of node {shown(node)} have shape {row.shape}, expected one "
@@ -84,7 +85,7 @@ def from_networkx(
             unaries.append(((v,), row))
             cards.append(len(row))
         else:
-            cards.append(2 if n_labels is None else n_labels)
+            cards.append(2 if n_labels is None else whole_count(n_labels, "n_labels", 1))
     edges: list[tuple[int, int]] = []
     weights: list[float] = []
     tables: list[Table] = []
@@ -94,7 +95,7 @@ def from_networkx(
         if pair[0] == pair[1]:
             raise InputError(f"{here} joins a node with itself, expected different nodes")
         if table in data:
-            cost = _numbers(data[table], f"{table} of {here}")
+            cost = _energies(data[table], f"{table} of {here}")
             want = cards[pair[0]], cards[pair[1]]
             if cost.shape != want:
                 raise InputError(
@@ -103,10 +104,10 @@ def from_networkx(
                 )
             tables.append((pair, cost))
         if not isinstance(weight, str) or weight in data:
-            value = data[weight] if isinstance(weight, str) else weight
-            strength = _numbers(value, f"{weight} of {here}")
-            if strength.ndim:
-                raise InputError(f"{weight} of {here} is {shown(value)}, expected a number")
+            key, value = (weight, data[weight]) if isinstance(weight, str) else ("weight", weight)
+            strength = _numbers(value, f"{key} of {here}")
+            if strength.ndim or not np.isfinite(strength):
+                raise InputError(f"{key} of {here} is {shown(value)}, expected a finite number")
             edges.append(pair)
             weights.append(float(strength))
         elif table not in data:
@@ -132,6 +133,15 @@ def _numbers(value: ArrayLike, what: str) -> NDArray[np.float64]:
         raise InputError(f"{what} is {shown(value)}, expected numbers") from None
 
 
+def _energies(value: ArrayLike, what: str) -> NDArray[np.float64]:
+    out = _numbers(value, what)
+    if not (out > -np.inf).all():  # None becomes NaN, too
+        raise InputError(
+            f"{what} is {shown(value)}, expected numbers (+inf for what is impossible)"
+        )
+    return out
+
+
 # ---- pgmpy ----
 
 
@@ -145,9 +155,13 @@ def from_pgmpy(model: FactorModel) -> Field:
     number = {variable: v for v, variable in enumerate(order)}
     tables: list[Table] = []
     for k, factor in enumerate(factors):
-        values = np.asarray(factor.values, dtype=np.float64)
-        if not (np.isfinite(values) & (values >= 0)).all():
-            raise InputError(f"factor {k} holds a value that isn't a finite number, 0 or more")
+        values = _numbers(factor.values, f"values of {_described(factor, k)}")
+        wrong = ~(np.isfinite(values) & (values >= 0))
+        if wrong.any():
+            raise InputError(
+                f"{_described(factor, k)} holds {values[wrong][0]}, expected finite numbers, 0 or "
+                "more"
+            )
         for axis, variable in enumerate(factor.variables):
             values = _aligned(values, axis, variable, factor, states[variable])
         with np.errstate(divide="ignore"):
@@ -174,12 +188,23 @@ def _factors(model: Any) -> list[ModelFactor]:
     )
 
 
+def _described(factor: ModelFactor, k: int) -> str:
+    """A factor in messages: its number and its variables."""
+    return f"factor {k} over {shown(list(factor.variables))}"
+
+
 def _states(factors: Sequence[ModelFactor]) -> dict[Hashable, list[Hashable]]:
     """States of each variable, in the order of the first factor that has it."""
     out: dict[Hashable, list[Hashable]] = {}
-    for factor in factors:
+    for k, factor in enumerate(factors):
         named = getattr(factor, "state_names", None) or {}
-        for variable, size in zip(factor.variables, np.shape(factor.values), strict=True):
+        sizes = np.shape(factor.values)
+        if len(sizes) != len(factor.variables):
+            raise InputError(
+                f"{_described(factor, k)} has values of shape {sizes}, expected an axis per "
+                "variable"
+            )
+        for variable, size in zip(factor.variables, sizes, strict=True):
             out.setdefault(variable, list(named.get(variable, range(size))))
     return out
 

@@ -6,10 +6,8 @@ failure is one line that names the file; files are written aside and renamed.
 
 from __future__ import annotations
 
-import math
 import struct
 import warnings
-import zipfile
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -19,9 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.common.arrays import Pixels
+from proxfield.common.checks import whole_numbers
 from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.io.npy import load_array
 from proxfield.io.referenced import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ KEYS = ("probabilities", "prob", "probs", "softmax")
 
 _PLAIN = {"1": np.uint8, "L": np.uint8, "RGB": np.uint8, "I": np.int32, "F": np.float32}
 _BROKEN = (OSError, ValueError, SyntaxError, EOFError, KeyError, IndexError, TypeError)
-"""What Pillow and numpy raise for files that are damaged or something else altogether."""
+"""What Pillow raises for files that are damaged or something else altogether."""
 
 
 def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
@@ -67,7 +67,7 @@ def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
     """
     data, name = read_bytes(path)
     if is_array(data):
-        return _load_array(data, name, ())
+        return load_array(data, name, ())
     if has_deep_color(data):
         if has_rasterio():
             return read_geotiff(path, notes).values
@@ -96,7 +96,7 @@ def read_probabilities(path: Target) -> Pixels:
     """
     data, name = read_bytes(path)
     if is_array(data):
-        return as_probabilities(_load_array(data, name, KEYS), name)
+        return as_probabilities(load_array(data, name, KEYS), name)
     pages = _decode(data, name)
     gray = pages[0].mode in ("1", "L", "I") or pages[0].mode.startswith("I;16")
     if len(pages) > 1 or not gray:
@@ -137,7 +137,7 @@ def read_logits(path: Target) -> Pixels:
     data, name = read_bytes(path)
     if not is_array(data):
         raise InputError("is no numpy array, expected .npy or .npz with logits", path=name)
-    return as_logits(_load_array(data, name, ("logits", "scores")), name)
+    return as_logits(load_array(data, name, ("logits", "scores")), name)
 
 
 def as_logits(values: Pixels, name: str) -> Pixels:
@@ -156,7 +156,7 @@ def read_array(path: Target, what: str) -> Pixels:
     data, name = read_bytes(path)
     if not is_array(data):
         raise InputError(f"is no numpy array, expected .npy or .npz with {what}", path=name)
-    return _load_array(data, name, ())
+    return load_array(data, name, ())
 
 
 def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
@@ -172,7 +172,7 @@ def read_labels(path: Target) -> tuple[Pixels, list[int] | None]:
     """
     data, name = read_bytes(path)
     if is_array(data):
-        values = _load_array(data, name, ("labels",))
+        values = load_array(data, name, ("labels",))
         if values.dtype.kind not in "iub":
             raise InputError(f"holds {values.dtype}, expected labels as whole numbers", path=name)
         return values, None
@@ -196,7 +196,10 @@ def _label_numbers(page: Image) -> Pixels:
 def as_labels(values: Pixels, name: str) -> Pixels:
     """Labels as whole numbers; floats only if they are whole."""
     if values.dtype.kind == "f" and (values == np.rint(values)).all():
-        values = values.astype(np.int64)
+        try:
+            values = whole_numbers(values, "labels")
+        except InputError as error:
+            raise InputError(error.message, path=name) from None
     if values.dtype.kind not in "iub":
         raise InputError(f"holds {values.dtype}, expected labels as whole numbers", path=name)
     return values
@@ -363,49 +366,6 @@ def png_bytes(picture: Image) -> bytes:
 def is_array(data: bytes) -> bool:
     """Whether these bytes begin like ``.npy`` or ``.npz``."""
     return data.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06"))
-
-
-def _load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
-    """An array from ``.npy``, or the one from ``.npz`` that a key names, else the first."""
-    try:
-        plain = _view_array(data)
-        stored = np.load(BytesIO(data), allow_pickle=False) if plain is None else plain
-        if isinstance(stored, np.ndarray):
-            return stored
-        with stored:
-            names = list(stored.files)
-            if names:
-                value = stored[next((k for k in keys if k in names), names[0])]
-                if isinstance(value, np.ndarray):
-                    return value
-    except (*_BROKEN, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"array file is damaged or cut short ({reason}), expected a whole file", path=name
-        ) from None
-    except MemoryError:
-        raise InputError("array doesn't fit in memory, expected a smaller one", path=name) from None
-    raise InputError("holds no array, expected .npz with at least one", path=name)
-
-
-def _view_array(data: bytes) -> Pixels | None:
-    """The array of a plain ``.npy`` file without copying it; None for any other file.
-
-    Other threads can work meanwhile, as they can't while numpy copies from a stream.
-    """
-    stream = BytesIO(data)
-    form: Any = np.lib.format
-    if data[:6] != form.MAGIC_PREFIX or form.read_magic(stream) not in ((1, 0), (2, 0)):
-        return None
-    read = form.read_array_header_1_0 if data[6] == 1 else form.read_array_header_2_0
-    shape, by_column, dtype = read(stream)
-    start = stream.tell()
-    if dtype.hasobject or len(data) - start != math.prod(shape) * dtype.itemsize:
-        return None  # np.load says what is wrong
-    values: Pixels = np.empty(0, dtype)
-    if len(data) > start:
-        values = np.frombuffer(data, dtype=dtype, offset=start)
-    return np.reshape(values, shape, order="F" if by_column else "C")
 
 
 def _array_bytes(values: Pixels, suffix: str, key: str) -> bytes:

@@ -41,6 +41,10 @@ FORMATS = {
 KEYWORDS = ("ROOM", "CAMERA", "RECTANGLE", "PROCESS", *FORMATS, *SETTINGS)
 HIDDEN = b"notvisible"
 MAX_LOCATIONS = 100_000_000
+MAX_FRAMES = 10_000_000
+"""Frames of a PROCESS line."""
+MAX_WHOLE = 999_999_999_999
+"""The largest number that is read; an int64 has room for it."""
 MAX_PIXELS = 1_000_000
 """Columns or rows of an image."""
 # numbers that can't be in a rectangle, for reading those of many lines at once; short and
@@ -190,7 +194,8 @@ class _Reader:
             attribute, kind = SETTINGS[key]
             self.settings[attribute] = self._setting(key, values[0], kind is int, line)
         elif key == "PROCESS":
-            first, count = (self._whole(key, v, 0, line) for v in values)
+            first = self._whole(key, values[0], 0, line)
+            count = self._whole(key, values[1], 0, line, MAX_FRAMES)
             self.process.append((first, count))
         elif key == "CAMERA":
             camera, width, height = (
@@ -219,11 +224,11 @@ class _Reader:
         if max(width, height) > MAX_PIXELS:
             raise self.error(f"images of {width}×{height} pixels, expected smaller ones", line)
 
-    def _whole(self, key: str, word: str, least: int, line: int) -> int:
+    def _whole(self, key: str, word: str, least: int, line: int, most: int = MAX_WHOLE) -> int:
         value = int(word) if _WHOLE.fullmatch(word) else least - 1
-        if value < least:
+        if not least <= value <= most:
             raise self.error(
-                f"{key} has {shown(word)}, expected a whole number, {least} or more", line
+                f"{key} has {shown(word)}, expected a whole number, {least} to {most}", line
             )
         return value
 
@@ -337,7 +342,8 @@ class _Reader:
             found = np.zeros(0)
         if found.size == 7 * len(self.rectangles):
             rows = found.reshape(-1, 7)
-            if (rows[:, 6] == _END).all() and (rows == np.rint(rows)).all():
+            small = (np.abs(rows) <= _END) & (rows == np.rint(rows))  # NaN and 1e300 aren't
+            if (rows[:, 6] == _END).all() and small.all():
                 return rows[:, :6].astype(np.int64)
         return self._slowly()
 
@@ -356,7 +362,7 @@ class _Reader:
                     "notvisible or xmin ymin xmax ymax",
                     number,
                 )
-            row = [self._whole("RECTANGLE", w, -_END, number) for w in words[1:]]
+            row = [self._whole("RECTANGLE", w, -_END, number, _END) for w in words[1:]]
             out.append(row)
         return np.array(out, dtype=np.int64)
 

@@ -21,6 +21,7 @@ from proxfield.common.arrays import Pixels
 from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import display_name
+from proxfield.io.npy import map_array, naming_damage
 from proxfield.io.referenced import GEOTIFF, ending, has_rasterio, import_rasterio, is_geotiff
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
 
@@ -222,8 +223,9 @@ class Mapped(Sliced):
 
     def read(self, window: Window) -> Pixels:
         order: Any = self.order
-        there: Any = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
-        return np.array(there[window])
+        with naming_damage(self.name):
+            there: Any = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
+            return np.array(there[window])
 
     def identity(self) -> str:
         return _stamp(self.path)
@@ -231,10 +233,7 @@ class Mapped(Sliced):
 
 def _open_npy(path: Path) -> Mapped:
     name = display_name(path)
-    try:
-        there = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise _damaged(error, name) from None
+    there = map_array(path)
     if not isinstance(there, np.memmap):  # empty
         raise InputError(f"holds an array of shape {there.shape}, expected pixels", path=name)
     order = "C" if there.flags.c_contiguous else "F"

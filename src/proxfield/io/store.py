@@ -25,6 +25,7 @@ from proxfield.common.memory import check_memory
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
+from proxfield.io.npy import naming_damage, read_member
 from proxfield.mixture import Clamp, Mode, make_modes
 from proxfield.terms.base import as_indices
 from proxfield.terms.saving import make_term, term_arrays
@@ -274,17 +275,15 @@ def _class(name: str, base: type[Field | Result]) -> Any:
 
 def _damage(error: Exception) -> str:
     reason = " ".join(str(error).split())
-    return f"the file is damaged or incomplete ({type(error).__name__}: {reason})"
+    return f"the file is damaged or cut short ({type(error).__name__}: {reason})"
 
 
 class _Archive:
-    """Arrays by name. A damaged archive makes zipfile and numpy raise errors of a dozen kinds."""
+    """Arrays by name."""
 
     def __init__(self, data: bytes) -> None:
-        try:
+        with naming_damage(None):
             self._zip = zipfile.ZipFile(io.BytesIO(data))
-        except Exception as error:
-            raise InputError(_damage(error)) from None
         self.size = sum(member.file_size for member in self._zip.infolist())
         """Bytes of all arrays."""
         self.holds = ""
@@ -295,14 +294,7 @@ class _Archive:
         return name in self.names
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        try:
-            with self._zip.open(f"{name}.npy") as member:
-                array = np.lib.format.read_array(member, allow_pickle=False)
-                if member.read(1):  # the checksum is compared at the end
-                    raise ValueError("more than one array")
-                return np.asarray(array)
-        except Exception as error:
-            raise InputError(_damage(error)) from None
+        return read_member(self._zip, name)
 
 
 @contextmanager

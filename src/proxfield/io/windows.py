@@ -20,6 +20,7 @@ import numpy as np
 from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
+from proxfield.io.npy import map_array
 from proxfield.io.referenced import GEOTIFF, GeoReference, ending, import_rasterio
 from proxfield.io.remote import reason
 from proxfield.io.sliced import CACHE_MB, Window, import_tifffile, import_zarr, is_zarr
@@ -138,7 +139,7 @@ class NpyOutput(Output):
                 mapped = np.lib.format.open_memmap(aside, "w+", dtype, shape)
                 del mapped
                 aside.replace(self.path)
-        self.offset = int(np.load(self.path, mmap_mode="r").offset)
+        self.offset = int(map_array(self.path).offset)
 
     def write(self, window: Window, values: Pixels) -> None:
         values = np.ascontiguousarray(values, dtype=self.dtype)
@@ -216,7 +217,7 @@ class TiffOutput(NpyOutput):
         self.path.unlink()
 
     def _stored(self) -> Any:
-        return np.load(self.path, mmap_mode="r")
+        return map_array(self.path)
 
     def _by_tifffile(self, made: Path) -> None:
         planes = len(self.shape) == 3 and self.shape[0] < self.shape[-1]

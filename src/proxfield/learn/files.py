@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from proxfield.common.memory import check_memory
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
+from proxfield.io.npy import naming_damage, read_member
 
 FORMAT = "proxfield-learn"
 VERSION = 1
@@ -75,34 +75,21 @@ def read_arrays(
     if not data.startswith(b"PK"):
         raise InputError("isn't an npz archive, expected a file that save() wrote", path=path)
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with naming_damage(None), zipfile.ZipFile(io.BytesIO(data)) as archive:
             check_memory(sum(m.file_size for m in archive.infolist()), f"reading {path}")
             header = _read_header(archive, holds)
             names = [str(name) for name in header["arrays"]]
             if {f"{name}.npy" for name in ("header", *names)} != set(archive.namelist()):
                 raise InputError("the file is damaged: its arrays aren't those of the header")
-            return header, {name: _read_array(archive, name) for name in names}
+            return header, {name: read_member(archive, name) for name in names}
     except InputError as error:
         raise InputError(error.message, path=path) from None
-    except MemoryError:
-        raise
-    except Exception as error:  # zipfile, zlib, numpy and json raise a dozen kinds
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(f"the file is damaged or incomplete ({reason})", path=path) from None
-
-
-def _read_array(archive: zipfile.ZipFile, name: str) -> Any:
-    with archive.open(f"{name}.npy") as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
-        if member.read(1):  # the checksum is compared at the end
-            raise ValueError("more than one array")
-        return array
 
 
 def _read_header(archive: zipfile.ZipFile, holds: str) -> Record:
     if "header.npy" not in archive.namelist():
         raise InputError("has no header, expected a file that save() wrote")
-    header = json.loads(_read_array(archive, "header").tobytes().decode())
+    header = json.loads(read_member(archive, "header").tobytes().decode())
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise InputError("isn't a file of proxfield.learn, expected one that save() wrote")
     if header.get("version") != VERSION:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from proxfield.common.arrays import Doubles
-from proxfield.common.checks import is_real, is_whole
+from proxfield.common.checks import is_exact, is_real, is_whole
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
@@ -23,6 +23,8 @@ WILDTRACK_COLUMNS, WILDTRACK_ROWS = 480, 1440
 """The grid of WILDTRACK's positions, x first."""
 WILDTRACK_ORIGIN = (-3.0, -9.0)
 WILDTRACK_SPACING = 0.025
+MAX_DIGITS = 15
+"""Of the frame number in a file's name."""
 
 
 def read_detections(source: Source) -> Detections:
@@ -174,8 +176,11 @@ def _cell(cells: list[str], at: int, key: str, name: str, line: int) -> float:
     if not _is_number(text) or not np.isfinite(float(text)):
         raise InputError(f"{key} is {shown(text)}, expected a number", path=name, line=line)
     value = float(text)
-    if key in ("frame", "location") and not is_whole(value):
-        raise InputError(f"{key} is {shown(text)}, expected a whole number", path=name, line=line)
+    if key in ("frame", "location") and not is_exact(value):
+        most = "" if not is_whole(value) else " up to 2^53"
+        raise InputError(
+            f"{key} is {shown(text)}, expected a whole number{most}", path=name, line=line
+        )
     return value
 
 
@@ -231,15 +236,23 @@ def _from_json(content: object, name: str) -> Detections:
         defaults = {"x": np.nan, "y": np.nan, "score": 1.0, "location": -1}
         row: list[Any] = [item.get(key, defaults.get(key)) for key in COLUMNS]
         for key, value in zip(COLUMNS, row, strict=True):
-            kind = is_whole if key in ("frame", "location") else is_real
-            if not kind(value):
-                raise InputError(f"detection {k}: {key} is {shown(value)}", path=name)
+            whole = key in ("frame", "location")
+            if not (is_exact(value) if whole else is_real(value)):
+                expected = "a whole number up to 2^53" if whole else "a number"
+                raise InputError(
+                    f"detection {k}: {key} is {shown(value)}, expected {expected}", path=name
+                )
         rows.append(tuple(float(value) for value in row))
     given = content.get("frames")
     frames = sorted({int(row[0]) for row in rows})
     if given is not None:
-        if not isinstance(given, list) or not all(is_whole(f) for f in given):
+        if not isinstance(given, list):
             raise InputError('"frames" must be a list of whole numbers', path=name)
+        for number in given:
+            if not is_exact(number):
+                raise InputError(
+                    f'"frames" holds {shown(number)}, expected whole numbers up to 2^53', path=name
+                )
         frames = [int(f) for f in given]
     return _checked(np.array(rows, dtype=float).reshape(-1, 5), frames, name)
 
@@ -287,6 +300,10 @@ def _frame_of(name: str) -> int:
     stem = Path(name).name.split(".")[0]
     if not (stem.isascii() and stem.isdigit()):
         raise InputError("its name is no frame number, expected 00000005.json, say", path=name)
+    if len(stem.lstrip("0")) > MAX_DIGITS:
+        raise InputError(
+            f"its name has more than {MAX_DIGITS} digits, expected a frame number", path=name
+        )
     return int(stem)
 
 

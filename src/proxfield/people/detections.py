@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 
 from proxfield.common.arrays import Doubles, Ints
-from proxfield.common.checks import is_real
+from proxfield.common.checks import is_real, whole_numbers
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target
 
@@ -261,7 +261,4 @@ def _floats(values: ArrayLike, what: str) -> Doubles:
 
 
 def _whole(values: ArrayLike, what: str) -> Ints:
-    numbers = _floats(values, what)
-    if not (np.isfinite(numbers) & (numbers == np.rint(numbers))).all():
-        raise InputError(f"{what} must be whole numbers")
-    return numbers.astype(np.int64)
+    return np.atleast_1d(whole_numbers(values, what))

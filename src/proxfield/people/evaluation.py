@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 
 from proxfield.common.arrays import Doubles, Ints
-from proxfield.common.checks import is_real
+from proxfield.common.checks import is_real, whole_numbers
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import display_name, read_bytes
@@ -158,7 +158,7 @@ def evaluate(
     """
     if not is_real(radius) or not 0 < radius < math.inf:
         raise InputError(f"radius={shown(radius)}, expected a number of meters above 0")
-    wanted = truth.frames if frames is None else np.unique(np.asarray(frames, dtype=np.int64))
+    wanted = truth.frames if frames is None else np.unique(whole_numbers(frames, "frames"))
     lost = np.setdiff1d(wanted, truth.frames)
     if lost.size:
         raise InputError(f"the truth doesn't have frame {lost[0]}")

@@ -412,11 +412,16 @@ def as_floats(
 
 def as_indices(values: ArrayLike, what: str, ndim: int) -> Ints:
     """An int64 array of the given number of dimensions."""
-    raw = np.asarray(values)
+    try:
+        raw = np.asarray(values)
+    except ValueError:
+        raise InputError(f"{what} must be integers in one rectangular array") from None
     if raw.size == 0:
-        raw = raw.astype(np.int64)
+        raw = np.zeros(raw.shape, dtype=np.int64)
     if raw.dtype.kind not in "iu":
         raise InputError(f"{what} must be integers, not {raw.dtype}")
+    if raw.dtype == np.uint64 and raw.size and raw.max() > np.iinfo(np.int64).max:
+        raise InputError(f"{what} hold {raw.max()}, expected numbers that fit int64")
     if raw.ndim != ndim:
         raise InputError(f"{what} must have {ndim} dimension(s), not shape {raw.shape}")
     return raw.astype(np.int64)

@@ -68,10 +68,14 @@ class Factor(Term):
         raw = np.asarray(scopes)
         scope = as_indices(raw[None] if raw.ndim == 1 else raw, "scopes", 2)
         k = scope.shape[1]
+        if k == 0:
+            raise InputError(
+                "a factor needs at least one variable; Constant(3.0), say, is an energy without any"
+            )
         table = as_floats(tables, "a table's energies", allow_inf=True)
         if table.ndim == k:
             table = table[None]
-        if k == 0 or table.ndim != k + 1:
+        if table.ndim != k + 1:
             raise InputError(
                 f"tables for {k} variables need {k} dimensions (or {k + 1} for several), "
                 f"not shape {np.shape(tables)}"

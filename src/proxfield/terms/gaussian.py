@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.arrays import Arrays
+from proxfield.common.checks import whole_count
 from proxfield.errors import InputError, shown
 from proxfield.filters import FILTERS, choose, make_filter
 from proxfield.filters.bounds import product_range
@@ -107,7 +108,7 @@ class Gaussian(Term):
         self.normalization = normalization
         self.self_message = bool(self_message)
         self.filter_name = filter
-        self.first = int(first)
+        self.first = whole_count(first, "first", 0)
         compatibility = read_compatibility(compatibility)
         self.potts = compatibility is None
         self.matrix: NDArray[np.float64] | None = None

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.common.checks import whole_count
 from proxfield.errors import InputError
 from proxfield.terms.base import Floats, Ints, as_indices
 
@@ -109,8 +110,7 @@ class Boxes(Silhouettes):
         b = as_indices(given if given.size else given.reshape(0, 4), "boxes", 2)
         if b.shape[1] != 4:
             raise InputError(f"boxes need 4 columns (left, top, right, bottom), not {b.shape[1]}")
-        if height < 1 or width < 1:
-            raise InputError(f"an image of {width}×{height} pixels has no pixels")
+        height, width = whole_count(height, "height", 1), whole_count(width, "width", 1)
         b = np.where(((b[:, 2] <= b[:, 0]) | (b[:, 3] <= b[:, 1]))[:, None], 0, b)
         outside = (b[:, :2] < 0).any(axis=1) | (b[:, 2] > width) | (b[:, 3] > height)
         if outside.any():
@@ -119,7 +119,7 @@ class Boxes(Silhouettes):
                 f"the rectangle of location {k}, {b[k].tolist()}, is outside of the image of "
                 f"{width}×{height} pixels; clip it first"
             )
-        for name, value in (("height", int(height)), ("width", int(width)), ("boxes", b)):
+        for name, value in (("height", height), ("width", width), ("boxes", b)):
             object.__setattr__(self, name, value)
 
     @property
@@ -180,8 +180,7 @@ class Runs(Silhouettes):
         s = as_indices(starts, "starts", 1)
         if r.shape[1] != 3:
             raise InputError(f"runs need 3 columns (row, first, end), not {r.shape[1]}")
-        if height < 1 or width < 1:
-            raise InputError(f"an image of {width}×{height} pixels has no pixels")
+        height, width = whole_count(height, "height", 1), whole_count(width, "width", 1)
         if len(s) < 1 or s[0] != 0 or s[-1] != len(r) or (np.diff(s) < 0).any():
             raise InputError("starts of runs don't divide the runs")
         row, first, end = r.T
@@ -191,7 +190,7 @@ class Runs(Silhouettes):
             raise InputError(
                 f"run {k}, {r[k].tolist()}, isn't inside the image of {width}×{height} pixels"
             )
-        values = (("height", int(height)), ("width", int(width)), ("runs", r), ("starts", s))
+        values = (("height", height), ("width", width), ("runs", r), ("starts", s))
         for name, value in values:
             object.__setattr__(self, name, value)
 

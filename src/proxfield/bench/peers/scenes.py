@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
+from proxfield.io.npy import naming_damage
 
 UPDATES = 10
 """Updates of mean field, as published dense CRFs make."""
@@ -102,14 +103,12 @@ def read_scenes(folder: str) -> list[Scene]:
 
 def _read_scene(path: Path) -> Scene:
     name = display_name(path)
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            found = {key: np.asarray(data[key]) for key in ("image", "probabilities", "truth")}
-    except KeyError as error:
-        what = f"{error.args[0]}, expected image, probabilities and truth"
-        raise InputError(what, path=name) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"can't be read ({error}), expected an .npz file", path=name) from None
+    with naming_damage(name), np.load(path, allow_pickle=False) as data:
+        missing = {"image", "probabilities", "truth"} - set(data.files)
+        if missing:
+            what = f"no {', '.join(sorted(missing))}, expected image, probabilities and truth"
+            raise InputError(what, path=name)
+        found = {key: np.asarray(data[key]) for key in ("image", "probabilities", "truth")}
     image, p, truth = found["image"], found["probabilities"], found["truth"]
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise InputError(f"image {image.dtype}{image.shape}, expected 8-bit colors", path=name)

@@ -1,0 +1,159 @@
+"""Reading numpy's ``.npy`` and ``.npz`` files, whole or mapped; damage is one line with the name.
+
+For a damaged file, numpy, zipfile, zlib and Python's own parser (the header is a Python literal)
+raise a dozen kinds of errors, `tokenize.TokenError` and MemoryError among them. `naming_damage`
+makes an `InputError` of them all; whatever reads such files in this package uses it.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from os import SEEK_END, PathLike
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from proxfield.common.arrays import Pixels
+from proxfield.errors import InputError, ProxfieldError
+from proxfield.io.files import display_name
+
+_format: Any = np.lib.format
+
+
+@contextmanager
+def naming_damage(name: str | None) -> Iterator[None]:
+    """Raise `InputError` for whatever goes wrong while arrays are read from a file.
+
+    Args:
+        name: The file's name in messages; None if the caller adds it.
+
+    Example:
+        >>> with naming_damage("x.npy"):
+        ...     np.load(BytesIO(b""))
+        Traceback (most recent call last):
+        proxfield.errors.InputError: x.npy: array file is damaged or cut short (No data left in \
+file), expected a whole file
+    """
+    try:
+        yield
+    except ProxfieldError:
+        raise
+    except FileNotFoundError:
+        raise InputError("no such file, expected an existing file", path=name) from None
+    except MemoryError:
+        raise InputError(
+            "array doesn't fit in memory, expected a smaller one (or a whole file, if its size is "
+            "wrong)",
+            path=name,
+        ) from None
+    except Exception as error:
+        said = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
+        reason = display_name(" ".join(said.split())) or type(error).__name__
+        raise InputError(
+            f"array file is damaged or cut short ({reason}), expected a whole file", path=name
+        ) from None
+
+
+def load_array(data: bytes, name: str, keys: tuple[str, ...]) -> Pixels:
+    """The array of a ``.npy`` file, or one of a ``.npz`` file: the first that a key names, if any.
+
+    Args:
+        data: The content of the file.
+        name: Its name in messages.
+        keys: Names of arrays in the order of preference; without any of these, the first counts.
+
+    Raises:
+        InputError: If the file is damaged or holds no array.
+    """
+    with naming_damage(name):
+        plain = view_array(data)
+        stored = np.load(BytesIO(data), allow_pickle=False) if plain is None else plain
+        if isinstance(stored, np.ndarray):
+            return stored
+        with stored:
+            names = list(stored.files)
+            if names:
+                value = stored[next((k for k in keys if k in names), names[0])]
+                if isinstance(value, np.ndarray):
+                    return value
+    raise InputError("holds no array, expected .npz with at least one", path=name)
+
+
+def view_array(data: bytes) -> Pixels | None:
+    """The array of a plain ``.npy`` file without copying it; None for any other file.
+
+    Other threads can work meanwhile, as they can't while numpy copies from a stream.
+    """
+    stream = BytesIO(data)
+    if data[:6] != _format.MAGIC_PREFIX or _format.read_magic(stream) not in ((1, 0), (2, 0)):
+        return None
+    read = _format.read_array_header_1_0 if data[6] == 1 else _format.read_array_header_2_0
+    shape, by_column, dtype = read(stream)
+    start = stream.tell()
+    if dtype.hasobject or len(data) - start != math.prod(shape) * dtype.itemsize:
+        return None  # np.load says what is wrong
+    values: Pixels = np.empty(0, dtype)
+    if len(data) > start:
+        values = np.frombuffer(data, dtype=dtype, offset=start)
+    return np.reshape(values, shape, order="F" if by_column else "C")
+
+
+def map_array(path: str | PathLike[str]) -> Any:
+    """The array of a ``.npy`` file, mapped for reading: a `numpy.memmap` unless it is empty.
+
+    Raises:
+        InputError: If the file is missing, damaged or shorter than its header says.
+    """
+    with naming_damage(display_name(path)):
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(mapped, np.ndarray):  # an archive of several
+            mapped.close()
+            raise InputError("is an .npz archive, expected .npy", path=display_name(path))
+        return mapped
+
+
+def read_member(archive: zipfile.ZipFile, name: str) -> Pixels:
+    """The array of a name in an ``.npz`` archive, compared with its checksum.
+
+    Raises:
+        InputError: If it is missing or damaged; the caller adds the file's name.
+    """
+    with naming_damage(None), archive.open(f"{name}.npy") as member:
+        array = _format.read_array(member, allow_pickle=False)
+        if member.read(1):  # the checksum is compared at the end
+            raise ValueError("more than one array")
+        return np.asarray(array)
+
+
+def stored_shape(path: str | PathLike[str]) -> tuple[int, ...]:
+    """The shape of the array in a ``.npy`` file or of the first one in ``.npz``, from its header.
+
+    Raises:
+        InputError: If the file is missing, damaged or holds no array.
+    """
+    name = display_name(path)
+    with naming_damage(name), Path(path).open("rb") as stream:
+        if stream.read(2) == b"PK":
+            with zipfile.ZipFile(stream) as archive:
+                for member in archive.infolist()[:1]:
+                    with archive.open(member) as first:
+                        return _read_shape(first, member.file_size)
+                raise InputError("holds no array, expected .npz with at least one", path=name)
+        size = stream.seek(0, SEEK_END)
+        stream.seek(0)
+        return _read_shape(stream, size)
+
+
+def _read_shape(stream: IO[bytes], size: int) -> tuple[int, ...]:
+    """The shape that a header names; ValueError if its numbers don't fit into so many bytes."""
+    first = _format.read_magic(stream) == (1, 0)
+    read = _format.read_array_header_1_0 if first else _format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"an array of {dtype} of shape {shape} in {size} bytes")
+    return tuple(shape)
