@@ -111,7 +111,8 @@ class Request:
                 program_for, kernels=self.kernels, dtype=self.dtype, threads=self.threads
             )
         curvature = Curvature(lowered, field, host, hurry, self.now, at_once, device)
-        problem = Problem(lowered, curvature, self.seed)
+        plain_chains = placed(self.kernels).kernels.plain_chains
+        problem = Problem(lowered, curvature, self.seed, plain_chains)
         max_iters = self.max_iters
         if max_iters is None:
             unlimited = self.budget is not None

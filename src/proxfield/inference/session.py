@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from proxfield.backends import compile_program
 from proxfield.backends.base import Program, State, slack
 from proxfield.backends.cache import program_for
+from proxfield.backends.registry import on_host
 from proxfield.common.logs import log
+from proxfield.inference.curvature import Curvature
 from proxfield.inference.history import History, Seen
 from proxfield.inference.loop import Loop
 from proxfield.inference.pace import SHORT_EVALUATION
@@ -125,6 +127,13 @@ class Session:
         other = replace(self, start=start)
         other.__dict__["program"] = self.program
         return other
+
+    def with_energies(self, lowered: Lowered) -> Session:
+        """The same session of a field with the same variables and other energies."""
+        problem = self.problem
+        host, seconds = on_host(self.kernels), problem.curvature.seconds
+        curvature = Curvature(lowered, None, host, seconds, self.loop.now)
+        return replace(self, problem=replace(problem, lowered=lowered, curvature=curvature))
 
     def run_plan(
         self, rule: Rule, plan: Plan, start: NDArray[np.float64], *, thorough: bool = False
