@@ -197,6 +197,27 @@ STOPPING = [
         "inference/test_oscillation.py::test_marginals_that_repeat_are_an_oscillation[reference]",
     ),
     Mutant(
+        "map-energies-not-scaled",
+        "inference/solve_map.py",
+        "return 0 if ordinary else int(np.frexp(size)[1])",
+        "return 0",
+        "inference/test_map_scale.py::test_a_search_is_the_same_at_every_scale",
+    ),
+    Mutant(
+        "map-energies-told-in-another-unit",
+        "inference/solve_map.py",
+        "np.ldexp(np.minimum.accumulate(rows.free_energy), exponent)",
+        "np.minimum.accumulate(rows.free_energy)",
+        "inference/test_map_scale.py::test_a_search_is_the_same_at_every_scale",
+    ),
+    Mutant(
+        "plain-chains-without-a-limit-of-their-own",
+        "rules/map_search.py",
+        "if problem.plain_chains and not problem.lowered.extras:",
+        "if False:",
+        "inference/test_map_scale.py::test_the_reference_ends_by_itself",
+    ),
+    Mutant(
         "fixed-point-test-dropped",
         "inference/stationarity.py",
         "np.asarray(residual <= tol + rounding)",

@@ -25,6 +25,7 @@ from proxfield.inference.pace import Clock
 from proxfield.inference.session import Session
 from proxfield.inference.starts import Start, starting_point
 from proxfield.lowering.lowered import Lowered
+from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Problem
@@ -55,6 +56,12 @@ class Request:
     trace: bool
     now: Clock
     """The clock; processes that must agree on when to stop give another one."""
+
+    def asked(self, status: Status) -> str:
+        """`Result.asked` of a result with this status."""
+        if status is not Status.MAX_ITERS or self.tol != NEVER:
+            return ""
+        return "the rule's default number" if self.max_iters is None else "as asked"
 
     @classmethod
     def make(
