@@ -172,6 +172,9 @@ class Result:
     best: Ints | None = None
     """The most probable label of each variable, where that was found along with q."""
     modes: tuple[Mode, ...] = ()
+    asked: str = ""
+    """Why so many updates were made, where a number of them was asked for and made (``tol=None``,
+    or a preset's own number): "as asked", for example. Empty where ``max_iters`` is a limit."""
     with_field: bool = False
     """Whether a pickle holds the terms of the field, too. Without them a result takes little more
     than its marginals; what needs terms (``map_labels``, ``expected_energy``) then raises
@@ -202,10 +205,10 @@ class Result:
         return out
 
     def __repr__(self) -> str:
-        return (
-            f"Result({self.status.label} after {self.iterations} iterations of {self.rule}, "
-            f"{self.seconds:.3g} s, free energy {self.free_energy:.6g})"
-        )
+        ended = f"{self.status.label} after {self.iterations} iterations of {self.rule}"
+        if self.asked:
+            ended = f"{self.rule}: {self.message}"
+        return f"Result({ended}, {self.seconds:.3g} s, free energy {self.free_energy:.6g})"
 
     def _repr_html_(self) -> str:
         from proxfield.viz.notebook import result_html
@@ -246,7 +249,9 @@ class Result:
 
     @property
     def message(self) -> str:
-        """The status in words, with the remedy."""
+        """The status in words, with the remedy; what was asked for needs none."""
+        if self.asked:
+            return f"{self.iterations} update{'s' * (self.iterations != 1)}, {self.asked}"
         return self.status.value
 
     @property

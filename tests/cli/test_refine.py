@@ -721,3 +721,20 @@ def test_help_loads_nothing_heavy(environment: dict[str, str]) -> None:
     )
     assert done.stdout.endswith("LOADED []\n")
     assert "--bilateral-color" in done.stdout
+
+
+def test_a_presets_own_number_of_updates_is_no_failure(work: Callable[..., Any]) -> None:
+    args = ("images/a.png", "--probs", "probs/a.npy", "-o", "out.png", "--tol", 0)
+    args = (*args, "--preset", "krahenbuehl")
+    result = work(*args)
+    assert "status   10 updates, as the preset asks\n" in result.stdout
+    (record,) = json.loads(work(*args, "--json").stdout)["files"]
+    assert record["status"] == "max-iters" and record["iterations"] == 10
+    assert record["message"] == "10 updates, as the preset asks"
+    assert "raise --max-iters or --tol" in work(*args, "--max-iters", 3).stdout
+
+
+def test_statuses_of_several_images_are_told_if_they_agree(work: Callable[..., Any]) -> None:
+    args = ("images", "--probs", "probs", "-o", "out")
+    assert work(*args, "--force").stdout.count("status ") == 1
+    assert "status " not in work(*args).stdout  # all done before

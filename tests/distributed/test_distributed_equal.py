@@ -11,6 +11,7 @@ from proxfield.backends import compile_program
 from proxfield.distributed import Partition, Transport, grid_partition, infer, run_threads
 from proxfield.distributed.curvature import curvature_of
 from proxfield.distributed.grid import Plan
+from proxfield.generate import grid
 from proxfield.testing import random_field
 
 RULES = {
@@ -403,3 +404,17 @@ def test_a_callback_on_one_rank_stops_all():
 
     for result in run_threads(2, work):
         assert (result.status, result.iterations) == (pf.Status.STOPPED, 4)
+
+
+def test_what_oscillates_is_told_as_on_one_process():
+    """And what overshoots isn't, though F goes up and down."""
+    field = grid(4, 4, strength=3.0, sign="repulsive", seed=2)
+    owner = np.arange(16) // 8
+    for rule, expected in (
+        ("full-parallel", pf.Status.OSCILLATING),
+        ("momentum", pf.Status.MAX_ITERS),
+        ("adam", pf.Status.MAX_ITERS),
+    ):
+        one, several = both(field, owner, 2, rule, max_iters=150)
+        assert one.status is expected, rule
+        assert all(result.status is expected for _, result in several), rule

@@ -362,44 +362,6 @@ def test_custom_rules_memory_lasts(kernels: str) -> None:
     np.testing.assert_allclose(ours.q, theirs.q, atol=1e-8)
 
 
-def test_a_rule_that_oscillates_is_told(kernels: str) -> None:
-    for rule, params in (("full-parallel", {}), ("fixed", {"step": 1.0})):
-        result = pf.infer(repulsive_grid(), rule, max_iters=100, kernels=kernels, **params)
-        assert result.status is pf.Status.OSCILLATING, rule
-        assert "rule='fixed'" in result.message
-
-
-def following(path: Array) -> pf.CustomRule:
-    """A rule that gives the only binary variable one natural parameter after another."""
-
-    def move(theta: Array, q: Array, g: Array, memory: dict[str, Any]) -> Array:
-        memory["at"] = memory.get("at", -1) + 1
-        return np.array([0.0, path[memory["at"] % len(path)]])
-
-    return pf.CustomRule(move)
-
-
-def test_marginals_that_repeat_are_an_oscillation(kernels: str) -> None:
-    """Though F is the same at both ends: the field is symmetric."""
-    field, cycle = pf.Field(1, 2), following(np.array([1.0, -1.0]))
-    start = [[1 / (1 + np.e), np.e / (1 + np.e)]]
-    result = pf.infer(field, cycle, init=start, max_iters=20, kernels=kernels)
-    assert np.ptp(result.trace.free_energy) < 1e-12
-    assert result.status is pf.Status.OSCILLATING
-
-
-def test_free_energies_that_go_up_and_down_are_an_oscillation(kernels: str) -> None:
-    """A cycle of three states; but not where F falls in spite of steps back."""
-    field = pf.Field(1, 2).add(pf.Unary([[0.0, 4.0]]))
-    cycle = following(np.array([0.0, 1.0, 2.0]))
-    result = pf.infer(field, cycle, max_iters=30, kernels=kernels)
-    assert result.status is pf.Status.OSCILLATING
-    falling = following(np.cumsum(np.tile([0.5, 0.5, -0.3], 5)))
-    result = pf.infer(field, falling, max_iters=15, kernels=kernels)
-    assert np.diff(result.trace.free_energy).max() > 0.01
-    assert result.status is pf.Status.MAX_ITERS
-
-
 @pytest.mark.parametrize("cards", [[2, 2], [3, 2]])
 def test_nan_is_never_called_converged(cards: list[int], kernels: str) -> None:
     """The printed ADAM divides by the size of the gradient, which is 0 here: it blows up."""

@@ -61,6 +61,8 @@ class State:
 
     arrays: Any
     memory: dict[str, Any] = field(default_factory=dict)
+    earlier: Doubles | None = None
+    """Marginals before the last update, where a plan is `Custom` and the arrays don't hold them."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class KernelSet:
         torch: Whether it computes with torch, on a device that it is told.
         anywhere: Whether it runs on every device of torch.
         triton: Whether the field's filters move to the device too, and batches iterate there.
+        plain_chains: Whether chains are those of the reference, which compute the whole gradient
+            for each variable that moves.
     """
 
     module: str
@@ -35,14 +37,19 @@ class KernelSet:
     torch: bool = False
     anywhere: bool = False
     triton: bool = False
+    plain_chains: bool = False
 
 
 KERNELS: dict[str, KernelSet] = {
-    "reference": KernelSet("proxfield.backends.reference", "ReferenceProgram"),
+    "reference": KernelSet("proxfield.backends.reference", "ReferenceProgram", plain_chains=True),
     "cpu": KernelSet("proxfield.backends.numba.programs", "compile_cpu"),
     "cuda": KernelSet("proxfield.backends.triton.program", "compile_cuda", torch=True, triton=True),
     "torch": KernelSet(
-        "proxfield.backends.torch.program", "compile_torch", torch=True, anywhere=True
+        "proxfield.backends.torch.program",
+        "compile_torch",
+        torch=True,
+        anywhere=True,
+        plain_chains=True,
     ),
 }
 ALL_KERNELS = {**KERNELS, "lazy": KernelSet("proxfield.backends.lazy", "compile_lazy")}

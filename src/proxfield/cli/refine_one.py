@@ -15,6 +15,7 @@ import numpy as np
 from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_inputs import in_options
 from proxfield.cli.refine_record import record_path, write_record
+from proxfield.cli.shared import status_line
 from proxfield.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
@@ -182,6 +183,7 @@ def compute_one(
         "pixels": list(crf.pixels),
         "n_labels": crf.n_labels,
         "status": result.status.label,
+        "message": status_line(result.status, result.message if result.asked else ""),
         "iterations": result.iterations,
         "free_energy": result.free_energy,
         "seconds": result.seconds,

@@ -30,6 +30,9 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
         rows.append(("in parts", f"{summary['partial']}, with tiles that other parts have to do"))
     if summary["failed"]:
         rows.append(("failed", str(summary["failed"])))
+    ended = {record["message"] for record in records if record.get("message")}
+    if len(ended) == 1:
+        rows.append(("status", ended.pop()))
     print_pairs([*rows, ("results", summary["output"])])
 
 

@@ -142,10 +142,15 @@ def number(value: float, digits: int = 8) -> str:
     return f"{value + 0.0:.{digits}g}"  # + 0.0 turns -0 into 0
 
 
-def status_line(status: Status) -> str:
-    """A status in words, with the remedy where there is one."""
-    if status.converged:
-        return status.label
+def status_line(status: Status, asked: str = "") -> str:
+    """A status in words, with the remedy where there is one.
+
+    Args:
+        status: The status.
+        asked: What the result says instead where it is what was asked for.
+    """
+    if asked or status.converged:
+        return asked or status.label
     return f"{status.label} ({REMEDIES.get(status.name, status.value)})"
 
 

@@ -12,8 +12,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-KERNELS = (".nbi", ".nbc")
-"""Endings of numba's files: the signatures of a function, and the code for one of them."""
+KERNELS = (".nbi", ".nbc", ".ready")
+"""Endings of numba's files (the signatures of a function, the code for one of them) and of ours."""
 
 
 def is_writable(folder: Path) -> bool:

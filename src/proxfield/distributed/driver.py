@@ -270,7 +270,7 @@ class Driver:
         if not request.trace:
             f = np.full(len(f), np.nan)
         history.append(0, [seconds], [Rows(f, change)], last, True)
-        if status in (Status.MAX_ITERS, Status.BUDGET) and not self.moves.never_rises:
+        if status in (Status.MAX_ITERS, Status.BUDGET) and self.moves.may_oscillate:
             status = name_oscillation(history, status)
         q = program.marginals(state)
         if self.best_q is not None and self.best_f < last:

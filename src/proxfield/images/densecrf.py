@@ -43,7 +43,7 @@ from proxfield.images.presets import (
 )
 from proxfield.inference.infer import infer
 from proxfield.inference.rounding import round_marginals
-from proxfield.result import Result
+from proxfield.result import Result, Status
 from proxfield.rules.base import Rule
 from proxfield.terms.base import Ints, Term
 from proxfield.terms.gaussian import Gaussian
@@ -412,11 +412,14 @@ class DenseCRF(Field):
         """
         if not isinstance(init, str | Result) and np.shape(init) == self.shape:
             init = as_rows(np.asarray(to_host(init)), self.form)
+        preset = isinstance(max_iters, str)
         if isinstance(max_iters, str):
             if max_iters != "preset":
                 raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
             max_iters = self.max_iters
         result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
+        if preset and result.status is Status.MAX_ITERS:
+            result.asked = "as the preset asks"
         return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
 
 

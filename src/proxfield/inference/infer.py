@@ -222,6 +222,7 @@ def finish(field: Field, request: Request, session: Session, outcome: Outcome) -
         trace=loop.make_trace(),
         feasible=outcome.labels,
         kernels=session.kernels,
+        asked=request.asked(outcome.status),
     )
     log.debug("%r", result)
     return result

@@ -14,15 +14,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from proxfield.backends.registry import on_host
-from proxfield.inference.curvature import Curvature
 from proxfield.inference.forbidden import HALTED, Finder
 from proxfield.inference.session import Session
 from proxfield.lowering.interactions import interaction_scale
 from proxfield.lowering.lowered import Lowered
 from proxfield.result import Status, one_hot
 from proxfield.rules.map_search import Search
-from proxfield.rules.session import Outcome, Problem
+from proxfield.rules.session import Outcome
 
 FIRST_SHARE = 0.5
 """Share of the limits for the search before repair and backtracking."""
@@ -74,10 +72,8 @@ def started(session: Session, found: Outcome) -> Session:
 
 def softened(session: Session) -> Session:
     """The session of the field with penalties."""
-    problem, loop = session.problem, session.loop
-    soft = problem.lowered.soften(single_penalty(problem.lowered))
-    curvature = Curvature(soft, None, on_host(session.kernels), problem.curvature.seconds, loop.now)
-    return replace(session, problem=Problem(soft, curvature, problem.seed))
+    lowered = session.problem.lowered
+    return session.with_energies(lowered.soften(single_penalty(lowered)))
 
 
 def single_penalty(lowered: Lowered) -> float:

@@ -25,6 +25,7 @@ from proxfield.inference.pace import Clock
 from proxfield.inference.session import Session
 from proxfield.inference.starts import Start, starting_point
 from proxfield.lowering.lowered import Lowered
+from proxfield.result import Status
 from proxfield.rules.base import Rule
 from proxfield.rules.registry import make_rule
 from proxfield.rules.session import Problem
@@ -58,6 +59,12 @@ class Request:
     lazy: bool = False
     """Whether small fields may be answered in numpy while nothing is compiled: the user chose no
     kernels, and no budget in which compiled ones would do more."""
+
+    def asked(self, status: Status) -> str:
+        """`Result.asked` of a result with this status."""
+        if status is not Status.MAX_ITERS or self.tol != NEVER:
+            return ""
+        return "the rule's default number" if self.max_iters is None else "as asked"
 
     @classmethod
     def make(
@@ -125,7 +132,8 @@ class Request:
                 program_for, kernels=self.kernels, dtype=self.dtype, threads=self.threads
             )
         curvature = Curvature(lowered, field, host, hurry, self.now, at_once, device)
-        problem = Problem(lowered, curvature, self.seed)
+        plain_chains = placed(self.kernels).kernels.plain_chains
+        problem = Problem(lowered, curvature, self.seed, plain_chains)
         max_iters = self.max_iters
         if max_iters is None:
             unlimited = self.budget is not None

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from proxfield.backends import compile_program
 from proxfield.backends.base import Program, State, slack
 from proxfield.backends.cache import program_for
+from proxfield.backends.registry import on_host
 from proxfield.common.logs import log
+from proxfield.inference.curvature import Curvature
 from proxfield.inference.history import History, Seen
 from proxfield.inference.loop import Loop
 from proxfield.inference.pace import SHORT_EVALUATION
@@ -40,6 +42,9 @@ THOROUGH_FACTOR = 10
 SADDLE_TESTS = 20
 """Fixed-point tests that take as long as leaving a saddle."""
 MAX_ESCAPES = 100
+SWINGS, STEADY, SMALLEST_SWING, REPEATED = 20, 0.99, 1e-5, 1e-4
+"""What an oscillation is: so many updates change q by the same amount, as a share of the largest
+change, which is more than rounding; and q is that of two updates before, as a share of the last."""
 
 
 @dataclass
@@ -122,6 +127,13 @@ class Session:
         other = replace(self, start=start)
         other.__dict__["program"] = self.program
         return other
+
+    def with_energies(self, lowered: Lowered) -> Session:
+        """The same session of a field with the same variables and other energies."""
+        problem = self.problem
+        host, seconds = on_host(self.kernels), problem.curvature.seconds
+        curvature = Curvature(lowered, None, host, seconds, self.loop.now)
+        return replace(self, problem=replace(problem, lowered=lowered, curvature=curvature))
 
     def run_plan(
         self, rule: Rule, plan: Plan, start: NDArray[np.float64], *, thorough: bool = False
@@ -341,21 +353,14 @@ def conclude(
             if best_f < f - margin:
                 f, q = best_f, best_q
                 status = Status.OVERSHOT if status is Status.CONVERGED else status
-    if status in (Status.MAX_ITERS, Status.BUDGET) and not rule.never_rises:
+    if status in (Status.MAX_ITERS, Status.BUDGET) and rule.may_oscillate:
         status = name_oscillation(loop, status)
     return Outcome(q, f, status)
 
 
 def name_oscillation(loop: History, status: Status) -> Status:
-    """Call it oscillating when q repeats itself, or F goes up and down and gets nowhere."""
-    trace = loop.make_trace()
-    if len(trace) < 3:
+    """Call it oscillating where q alternates between two states, and its swings don't decay."""
+    swings = loop.make_trace().change[-SWINGS:]
+    if len(swings) < SWINGS or not swings.min() >= max(STEADY * swings.max(), SMALLEST_SWING):
         return status
-    if loop.period2 < 0.01 * trace.change[-1]:
-        return Status.OSCILLATING
-    f = trace.free_energy[-100:]
-    steps = np.diff(f)
-    if len(steps) < 10 or not np.isfinite(steps).all():
-        return status
-    up, net = float(steps[steps > 0].sum()), float(f[0] - f[-1])
-    return Status.OSCILLATING if up > 1e-6 * (1 + abs(f[-1])) and up > max(net, 0.0) else status
+    return Status.OSCILLATING if loop.period2 <= REPEATED * swings[-1] else status

@@ -35,6 +35,8 @@ TOLERANCE = 1e-6
 """Of the minimum of F that is rounded where variables can't be visited one by one."""
 TRIALS = 100
 """Changes of single variables that are tried in a field with terms over all pairs."""
+SMALLEST_SIZE, LARGEST_SIZE = 2.0**-20, 2.0**100
+"""Energy per variable below and above which energies are scaled before the search."""
 
 
 def solve_map(
@@ -140,6 +142,7 @@ def starting_labels(field: Field, init: object) -> Start:
 
 def search(field: Field, request: Request, session: Session) -> MapResult:
     """Search in the way that suits the field."""
+    session, exponent = in_range(session)
     lowered, loop = session.problem.lowered, session.loop
     if lowered.infeasible:
         labels = np.where(field.evidence >= 0, field.evidence, 0)
@@ -173,8 +176,35 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
         status = MapStatus.NO_FEASIBLE
     return MapResult(
         field, labels, energy, status, stable and bool(np.isfinite(energy)), loop.iterations,
-        loop.elapsed, trace_of(session, energy),
+        loop.elapsed, trace_of(session, energy, exponent),
     )  # fmt: skip
+
+
+# ---- very small and very large energies ----
+
+
+def in_range(session: Session) -> tuple[Session, int]:
+    """The session with energies of ordinary size, and the power of 2 that they were divided by.
+
+    Very small or large ones under- and overflow in squares of energies, and tell no gain from
+    rounding. Whatever the callback is told stays in the user's unit.
+    """
+    lowered, loop = session.problem.lowered, session.loop
+    exponent, callback = exponent_of(lowered), session.loop.callback
+    if exponent == 0 or lowered.extras:
+        return session, 0
+    if callback is not None:
+        loop.callback = lambda seen: callback(
+            replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
+        )
+    return session.with_energies(lowered.scaled(-exponent)), exponent
+
+
+def exponent_of(lowered: Lowered) -> int:
+    """The power of 2 that energies are of, where that is unusual; else 0."""
+    size = lowered.magnitude / max(1, lowered.layout.n_vars)
+    ordinary = size == 0.0 or SMALLEST_SIZE <= size <= LARGEST_SIZE
+    return 0 if ordinary else int(np.frexp(size)[1])
 
 
 # ---- forests ----
@@ -247,10 +277,10 @@ def descend_fully(program: Program, q: NDArray[np.float64]) -> NDArray[np.float6
         q = new
 
 
-def trace_of(session: Session, energy: float) -> MapTrace:
+def trace_of(session: Session, energy: float, exponent: int) -> MapTrace:
     """The rows of a search at which the energy fell, the first and the last."""
     loop, rows = session.loop, session.loop.make_trace()
-    e = np.append(np.minimum.accumulate(rows.free_energy), energy)
+    e = np.append(np.ldexp(np.minimum.accumulate(rows.free_energy), exponent), energy)
     keep = np.append(True, e[1:] < e[:-1])
     keep[-1] = True
     return MapTrace(
@@ -296,14 +326,14 @@ def improved_singly(program: Program, labels: Ints) -> tuple[Ints, bool]:
         term.degree is not None and not getattr(term, "self_message", False)
         for term in lowered.terms
     )
-    energy = lowered.energy(labels)
+    energy, unit = lowered.energy(labels), float(np.ldexp(1.0, exponent_of(lowered)))
     for _ in range(TRIALS):
         q = one_hot(layout.offsets, labels).astype(np.float64, copy=False)
         g = program.gradient(q)
         cheapest = layout.best_labels(-g)
         gain = g[layout.offsets[:-1] + labels] - g[layout.offsets[:-1] + cheapest]
         gain[np.isnan(gain)] = 0.0
-        if not gain.max(initial=0.0) > 1e-9 * (1.0 + abs(energy)):
+        if not gain.max(initial=0.0) > 1e-9 * (unit + abs(energy)):
             return labels, linear
         better = groups.improve(labels, energy)
         if np.array_equal(better, labels):

@@ -199,8 +199,13 @@ class Scaled:
         return float((a * b).sum())
 
     def norm(self, a: Array) -> float:
-        """‖a‖₂."""
-        return float(self.dot(a, a) ** 0.5)
+        """‖a‖₂, also where the squares of entries overflow."""
+        with np.errstate(over="ignore"):
+            square = self.dot(a, a)
+        if square < np.inf:
+            return float(square**0.5)
+        largest = self.largest(a)
+        return float(largest * self.dot(a / largest, a / largest) ** 0.5)
 
     def largest(self, a: Array) -> float:
         """The largest absolute value of an entry."""

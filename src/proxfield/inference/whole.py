@@ -151,4 +151,5 @@ def result_of(field: Field, request: Request, found: Found, key: CallKey, second
         trace=trace,
         kernels=request.kernels,
         best=download(found.best).astype(np.int64, copy=False),
+        asked=request.asked(Status.MAX_ITERS),
     )

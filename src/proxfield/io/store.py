@@ -88,6 +88,7 @@ def save_result(result: Result, path: Target, with_field: bool = True) -> None:
         "rule": result.rule,
         "params": {k: v for k, v in result.params.items() if not callable(v)},
         "members": None if members is None else known,
+        **({"asked": result.asked} if result.asked else {}),
         **({} if whole else {"bounds_log_z": bool(result.bounds_log_z)}),
     }
     _write(path, type(result).__name__, {"field": field, "result": about}, arrays)
@@ -224,6 +225,7 @@ def load_result(wanted: type[R], source: Source, max_bytes: int | None = None) -
             trace=Trace(**dict(zip(TRACE, columns, strict=True)), member=member),
             feasible=feasible,
             modes=_read_modes(field, archive) if "modes/q" in archive else (),
+            asked=str(about.get("asked", "")),
             **{key: float(archive[key]) for key in NUMBERS},
         )
         if not field.has_terms:

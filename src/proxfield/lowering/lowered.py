@@ -70,6 +70,23 @@ class Lowered:
         e = self.constant + float(self.unary[self.layout.offsets[:-1] + labels].sum())
         return e + sum(t.labelling_energy(self.layout, labels) for t in self.terms)
 
+    def scaled(self, exponent: int) -> Lowered:
+        """All energies times 2**exponent, which is exact; for a field without ``extras``."""
+
+        def times(values: Floats) -> Floats:
+            return np.asarray(np.ldexp(values, exponent))
+
+        ising, potts = self.ising, self.potts
+        return replace(
+            self,
+            constant=float(np.ldexp(self.constant, exponent)),
+            unary=times(self.unary),
+            ising=None if ising is None else Ising(ising.edges, times(ising.weights)),
+            potts=None if potts is None else Potts(potts.edges, times(potts.weights)),
+            factors=tuple(Factor(f.scopes, times(f.tables), f.index) for f in self.factors),
+            magnitude=float(np.ldexp(self.magnitude, exponent)),
+        )
+
     def soften(self, penalty: float) -> Lowered:
         """Forbidden configurations made to cost ``penalty`` above their table's worst."""
         whole = Reduction(self.layout, np.ones(self.layout.size, dtype=bool))

@@ -22,6 +22,9 @@ class Rule(ABC):
     summary: ClassVar[str]
     monotone: ClassVar[bool] = False
     """Whether it is proved that F never rises (with the default parameters)."""
+    overshoots: ClassVar[bool] = False
+    """Whether it averages steps over time, so that q swings on the way to a fixed point, too: what
+    looks like an oscillation is none."""
     special: ClassVar[bool] = False
     """Whether it is for one kind of term, and refuses other fields."""
     visits_variables: ClassVar[bool] = False
@@ -68,6 +71,11 @@ class Rule(ABC):
     def never_rises(self) -> bool:
         """Whether it is proved that F never rises with these parameters."""
         return self.monotone
+
+    @property
+    def may_oscillate(self) -> bool:
+        """Whether q that alternates between two states will do so forever."""
+        return not (self.never_rises or self.overshoots)
 
     @property
     def suits_dense_fields(self) -> bool:

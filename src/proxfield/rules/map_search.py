@@ -76,6 +76,9 @@ STALL_SWEEPS = 5000
 """Sweeps without a gain after which a search without limits may end."""
 DEFAULT_VISITS = 2e8
 """Entries and edge ends to visit where the user sets no limit."""
+PLAIN_VISITS, PLAIN_CALL = 1e9, 15_000
+"""The same where chains compute whole gradients, and visits that take as long as calling one, for
+each label."""
 REPORT_SECONDS = 0.05
 """Time between two calls of the callback."""
 OPENING_SWEEPS = 10
@@ -101,8 +104,17 @@ class MapSearch(Rule):
         """Nothing: no step is needed."""
 
     def default_iterations(self, problem: Problem) -> int:
-        """As many sweeps as take a second or two on a large field."""
-        return int(np.clip(DEFAULT_VISITS / max(1, visits(problem.lowered)), 200, 50_000))
+        """As many sweeps as take a second or two on a large field; of plain chains, perhaps none.
+
+        These compute a gradient for each variable that moves, and one per label for the tables of
+        a forest.
+        """
+        layout, each = problem.lowered.layout, visits(problem.lowered)
+        if problem.plain_chains and not problem.lowered.extras:
+            call = PLAIN_CALL * int(layout.cardinalities.max(initial=1))
+            sweep = (layout.n_vars + layout.size) * (each + call)
+            return int(min(PLAIN_VISITS / max(1, sweep), 50_000))
+        return int(np.clip(DEFAULT_VISITS / max(1, each), 200, 50_000))
 
     def solve(self, session: Session) -> Outcome:
         return Search(session).run()

@@ -139,6 +139,7 @@ class Momentum(Rule):
 
     name = "momentum"
     summary = "averaged steps that overshoot; often finds better minima on hard fields"
+    overshoots = True
     gamma: float = 0.95
     step: float | str = 1.0
     variant: str = "default"
@@ -168,6 +169,7 @@ class Adam(Rule):
 
     name = "adam"
     summary = "steps scaled by second moments; quickly finds a good minimum on easy fields"
+    overshoots = True
     gamma1: float | None = None
     gamma2: float = 0.999
     step: float | str = 1.0

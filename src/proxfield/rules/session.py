@@ -67,6 +67,8 @@ class Problem:
     lowered: Lowered
     curvature: Curvature
     seed: int = 0
+    plain_chains: bool = False
+    """Whether chains compute the whole gradient for each variable that moves."""
 
     @property
     def n_vars(self) -> int:

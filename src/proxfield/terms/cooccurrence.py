@@ -244,7 +244,7 @@ class Cooccurrence(Term):
         ΔᵀHΔ = −κ² Var_r(Σ a_l Z_l) with a_l = Σ_i Δ_il. What lies in an interval of length
         ``Σ |a_l|`` varies by at most ``(Σ |a_l|)² / 4`` ≤ m ‖a‖² / 4, and ‖a‖² ≤ N ‖Δ‖².
         """
-        return -0.25 * self.kappa**2 * self.pixels * len(self.classes), 0.0
+        return -0.25 * self.kappa * self.kappa * self.pixels * len(self.classes), 0.0
 
 
 class LatentCooccurrence(Cooccurrence):
@@ -294,7 +294,8 @@ class LatentCooccurrence(Cooccurrence):
         share = min(1.0, reach)
         out[self.first : self.first + self.pixels] = share if len(self.classes) else 0.0
         y = slice(self.presence, self.presence + len(self.classes))
-        out[y] = (reach**2 / share if share else 0.0) + 0.5 * self.weights.sum(axis=1)
+        with np.errstate(over="ignore"):  # no step is certified then
+            out[y] = (reach**2 / share if share else 0.0) + 0.5 * self.weights.sum(axis=1)
         return out
 
     def lipschitz(self, layout: Layout) -> float:

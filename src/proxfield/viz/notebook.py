@@ -39,7 +39,7 @@ def result_html(result: Result) -> str:
     """How an inference ended, and the marginals of the first variables."""
     bound = result.log_z_bound
     rows = [
-        ("status", f"{result.status.label}: {result.message}"),
+        ("status", result.message if result.asked else f"{result.status.label}: {result.message}"),
         ("rule", result.rule),
         ("iterations", f"{result.iterations:,}"),
         ("seconds", f"{result.seconds:.3g}"),

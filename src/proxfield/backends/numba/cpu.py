@@ -474,7 +474,6 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
     def _advance_custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
         s: CpuState[ArraysT] = state.arrays
         energies, changes, period2 = [], [], np.inf
-        earlier = None
         for _ in range(n):
             energies.append(self._evaluate(s))
             q = self.marginals(state)
@@ -483,9 +482,9 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             new = self.marginals(state)
             moved = float(np.abs(new - q).max(initial=0.0)) / plan.step
             changes.append(moved if np.isfinite(new).all() else np.nan)
+            earlier, state.earlier = state.earlier, q
             back = np.inf if earlier is None else float(np.abs(new - earlier).max(initial=0.0))
             period2 = back / plan.step
-            earlier = q
             if not changes[-1] > tol:
                 break
         s.entropy = None

@@ -202,7 +202,7 @@ class GpuProgram(Program):
 
     def _custom(self, state: State, plan: Custom, n: int, tol: float) -> Rows:
         s: BatchState = state.arrays
-        energies, changes, period2, earlier = [], [], np.inf, None
+        energies, changes, period2 = [], [], np.inf
         for _ in range(n):
             q = self.batch.tensor(s, torch.float64)
             f, g = self.batch.look(q)
@@ -217,8 +217,9 @@ class GpuProgram(Program):
                 self.batch.set_marginals(s, torch.as_tensor(after).to(self.device))
             change = float(np.abs(after - old).max(initial=0.0)) / plan.step
             changes.append(change if finite else np.nan)
+            earlier, state.earlier = state.earlier, old
             back = np.inf if earlier is None else float(np.abs(after - earlier).max(initial=0.0))
-            period2, earlier = back / plan.step, old
+            period2 = back / plan.step
             if not changes[-1] > tol:
                 break
         return Rows(np.array(energies), np.array(changes), period2)
