@@ -655,7 +655,6 @@ def test_missing_partners(refuse: Callable[..., str]) -> None:
         (("out", *FOLDERS[1:]), "out: no such file"),
         ((*FOLDERS, "--n-labels", 3), "--n-labels goes with --labels only"),
         ((*FOLDERS, "--unsure", 3), "--unsure goes with --labels only"),
-        ((*FOLDERS, "--confidence", 0.5), "--confidence goes with --labels only"),
         (("images", "--labels", "maps", "-o", "out", "--normalize"), "goes with --probs only"),
         (("images", "--labels", "maps", "-o", "out", "--confidence", 0), "--confidence"),
         ((*FOLDERS, "--spatial-sigma", 0), "--spatial-sigma"),

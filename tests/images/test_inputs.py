@@ -308,7 +308,9 @@ def test_other_values_to_ignore() -> None:
     assert make(image, np.where(labels == 3, 300, labels)).n_labels == 301
     binary = np.where(labels > 1, 255, 0)
     message = error(image, binary, call=make)
-    assert "only 0 and 255" in message and "probabilities=labels / 255" in message
+    assert "only 0 and 255" in message and "pass labels // 255" in message
+    foreground = make(image, binary // 255).infer().labels  # what it recommends works
+    assert 0 < (foreground != (binary > 0)).sum() < binary.size / 2
     assert make(image, binary, 2).infer(max_iters=1).labels.max() == 255
     for bad in ("255", 2.5, True):
         assert "ignore=" in error(image, labels, ignore=bad, call=make)

@@ -185,6 +185,7 @@ def compute_one(
         "iterations": result.iterations,
         "free_energy": result.free_energy,
         "seconds": result.seconds,
+        "changed": int(result.changed.sum()),
     }
     labels = result.labels if work.kind == "labels" or pair.overlay is not None else None
     values: Any = labels if work.kind == "labels" else result.probabilities
@@ -198,6 +199,7 @@ def compute_one(
 def build_one(pair: Pair, work: Work, inputs: Inputs) -> DenseCRF:
     """The field of one image; notes what was read otherwise than people may expect."""
     from proxfield.images.densecrf import DenseCRF
+    from proxfield.images.inputs import confidence_note
 
     build: Record = dict(work.build)
     build["batch"] = None if len(inputs.unary) == 1 else False  # a file is one image
@@ -212,6 +214,14 @@ def build_one(pair: Pair, work: Work, inputs: Inputs) -> DenseCRF:
     name, there = display_name(pair.unary), inputs.unary.shape
     if work.from_labels is None and crf.shape != there:
         inputs.notes.append(f"{name}: {work.what} are enlarged from {there} to {crf.shape}")
+    if crf.confidence is not None:
+        note = in_options(confidence_note(work.what, crf.confidence))
+        inputs.notes.append(f"{name}: {note}")
+    elif work.what == "probabilities" and crf.labels_axis is None and not inputs.unary.max() > 0.5:
+        inputs.notes.append(
+            f"{name}: foreground has at most probability {float(inputs.unary.max()):.2g}, so there "
+            "is none (label maps are given as --labels)"
+        )
     if len(crf.pixels) > 2 and ending(pair.image) in ARRAYS:
         inputs.notes.append(f"{display_name(pair.image)}: read as a volume, {crf.pixels}")
     image = inputs.image
