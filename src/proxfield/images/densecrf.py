@@ -58,6 +58,8 @@ from proxfield.terms.gaussian import Gaussian
 from proxfield.terms.unary import Unary
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 
@@ -507,6 +509,44 @@ class DenseResult(Result):
     def map_labels(self) -> Ints:
         """Coordinate-wise rounding, where all terms allow it; else `labels`.  # (*pixels)"""
         return round_marginals(self).reshape(self.field.pixels)
+
+    def show(
+        self,
+        image: ArrayLike | None = None,
+        path: str | PathLike[str] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        title: str | None = None,
+    ) -> Figure:
+        """The image, the labels before and after, and the pixels that changed. Needs matplotlib.
+
+        `proxfield.viz.convergence_figure` draws how F fell.
+
+        Args:
+            image: The image; by default as the field has it, and without one the labels alone.
+                # (*pixels), (*pixels, channels) or (channels, *pixels)
+            path: Also save the figure, as .png, .svg or .pdf.
+            names: Names of the labels, for the legend.
+            title: A title.
+
+        Returns:
+            A matplotlib figure of four panels, three without an image.
+
+        Raises:
+            MissingDependencyError: If matplotlib isn't installed.
+            UnsupportedError: If the result came from another process without its field's terms.
+        """
+        from proxfield.viz.plots import save_figure
+        from proxfield.viz.segmentation import segmentation_figure
+
+        figure = segmentation_figure(self, image, names=names, title=title)
+        if path is not None:
+            save_figure(figure, path)
+        return figure
+
+    def plot(self, path: str | PathLike[str] | None = None, title: str | None = None) -> Figure:
+        """What `show` draws, with the image that the field has."""
+        return self.show(path=path, title=title)
 
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
         """Independent label maps drawn from Q.  # (count, *pixels)"""

@@ -125,9 +125,8 @@ def find_axes(
         option = "labels_axis" if len({w.labels for w in ways}) > 1 else "channel_axis"
         raise InputError(f"{shapes} can be read in more than one way; pass {option}=0 or -1")
     raise InputError(
-        f"{shapes} don't match; expected (*pixels, labels) or (labels, *pixels) for an image "
-        f"(*pixels), (*pixels, channels) or (channels, *pixels), and at most {MAX_DIMENSIONS} "
-        "axes and channels in all"
+        f"{shapes} don't match; expected (*pixels, labels) or (labels, *pixels), the image's "
+        f"pixels, and at most {MAX_DIMENSIONS} axes and channels"
     )
 
 

@@ -22,6 +22,7 @@ from proxfield.common.arrays import Pixels
 from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.io.palette import label_colors
 from proxfield.io.referenced import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def as_probabilities(values: Pixels, name: str) -> Pixels:
             return np.asarray(values / np.float32(full))
     raise InputError(
         f"holds {values.dtype} of shape {values.shape}, expected probabilities as floats, or as "
-        "shares that sum to 255 (uint8) or 65535 (uint16); label maps: refine --labels, read_labels",
+        "shares of 255 (uint8) or 65535 (uint16); a label map: refine --labels, or read_labels",
         path=name,
     )
 
@@ -226,14 +227,18 @@ def write_labels(
     *,
     palette: list[int] | None = None,
 ) -> None:
-    """Write a label map as ``.png`` (8 bits for up to 256 labels, else 16), ``.npy`` or ``.npz``.
+    """Write a label map as ``.png``, ``.npy`` or ``.npz``.
+
+    A picture of up to 256 labels has 8 bits and a palette, so that viewers show colors, those of
+    overlays; what it holds are the labels. With more labels it is gray, with 16 bits.
 
     Args:
         path: Where to write.
         labels: Whole numbers from 0; a picture needs two axes.
         n_labels: How many labels there are, which decides on the size; by default one more
             than the largest.
-        palette: Colors for an 8-bit picture, as from `read_labels`.
+        palette: Colors for an 8-bit picture, as from `read_labels`; by default
+            `proxfield.io.palette.label_colors`.
 
     Raises:
         InputError: If labels don't fit, or the file can't be written.
@@ -255,8 +260,9 @@ def write_labels(
         what = f"shape {values.shape}" if values.ndim != 2 else f"{top + 1} labels"
         raise InputError(f"labels of {what} don't fit a picture, expected .npy", path=name)
     picture = import_pillow().fromarray(values)
-    if palette is not None and kind is np.uint8:
-        picture.putpalette(palette)  # L becomes P
+    if kind is np.uint8:  # L becomes P
+        count = 256 if palette is None else max(len(palette) // 3, top + 1)
+        picture.putpalette(label_colors(count, palette).ravel().tolist())
     atomic_write(path, png_bytes(picture))
 
 
