@@ -280,12 +280,12 @@ def test_255_is_ignored_and_carried_through(tmp_path: Path) -> None:
     void = np.zeros(SIZE, dtype=bool)
     void[:3, 4:9] = void[8, 8] = void[-1, -1] = True
     marked = np.where(void, 255, labels).astype(np.uint8)
-    crf = pf.DenseCRF.from_labels(image, marked)
+    crf = pf.DenseCRF.from_labels(image, marked, preset="krahenbuehl")
     assert crf.n_labels == 4
     np.testing.assert_allclose(crf.terms[0].energies[void.ravel()], np.log(4), rtol=1e-6)
     result = crf.infer()
     np.testing.assert_array_equal(result.labels == 255, void)
-    unsure = pf.DenseCRF.from_labels(image, marked, unsure=255).infer()
+    unsure = pf.DenseCRF.from_labels(image, marked, unsure=255, preset="krahenbuehl").infer()
     assert (unsure.labels < 4).all()
     np.testing.assert_array_equal(unsure.labels[~void], result.labels[~void])
     np.testing.assert_array_equal(unsure.q, result.q)
@@ -352,7 +352,8 @@ def test_scribbles_on_the_lattice_and_with_label_maps() -> None:
     image, scores = scene(size=(50, 60))
     strokes = np.full((50, 60), -1)
     strokes[20, 10:50] = 2
-    result = pf.DenseCRF.from_labels(image, scores.argmax(axis=0), scribbles=strokes).infer()
+    options = {"scribbles": strokes, "preset": "krahenbuehl"}
+    result = pf.DenseCRF.from_labels(image, scores.argmax(axis=0), **options).infer()
     assert [t.filter.name for t in result.field.terms[1:]] == ["lattice", "lattice"]
     assert (result.labels[20, 10:50] == 2).all()
     assert np.isfinite(result.free_energy)

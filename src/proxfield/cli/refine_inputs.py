@@ -57,14 +57,16 @@ array_options = stack(
 )
 """How arrays of probabilities and images are laid out."""
 
+confidence_option = click.option(
+    "--confidence",
+    metavar="P",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Probability that a label is right, also of probabilities that are all 0 or 1.  "
+    "[default: 0.7]",
+)
+
 map_options = stack(
-    click.option(
-        "--confidence",
-        metavar="P",
-        type=click.FloatRange(0, 1, min_open=True),
-        help="Probability that a label is right, also of probabilities that are all 0 or 1.  "
-        "[default: 0.7]",
-    ),
+    confidence_option,
     click.option(
         "--n-labels",
         metavar="N",

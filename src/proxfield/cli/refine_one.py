@@ -7,6 +7,7 @@ computed. What a later step needs travels in `Inputs` and `Refined`.
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_inputs import in_options
 from proxfield.cli.refine_record import record_path, write_record
 from proxfield.common.records import Record
-from proxfield.errors import InputError, ProxfieldError
+from proxfield.errors import InputError, InputWarning, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.images import (
     ARRAYS,
@@ -172,9 +173,13 @@ def compute_one(
     built: DenseCRF | None = None,
 ) -> Refined:
     """Step 2: build the field, unless it is given, and infer; reads and writes no files."""
+    from proxfield.images.densecrf import UNCHANGED
+
     crf = build_one(pair, work, inputs) if built is None else built
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
+    # the report says how many pixels changed, and what to try
+    warnings.filterwarnings("ignore", UNCHANGED, InputWarning)
     result = crf.infer(**work.run, callback=callback)
     if result.status.name == "INTERRUPTED":  # never pass for finished
         raise KeyboardInterrupt
@@ -214,7 +219,7 @@ def build_one(pair: Pair, work: Work, inputs: Inputs) -> DenseCRF:
     name, there = display_name(pair.unary), inputs.unary.shape
     if work.from_labels is None and crf.shape != there:
         inputs.notes.append(f"{name}: {work.what} are enlarged from {there} to {crf.shape}")
-    if crf.confidence is not None:
+    if crf.confidence is not None and work.from_labels is None:
         note = in_options(confidence_note(work.what, crf.confidence))
         inputs.notes.append(f"{name}: {note}")
     elif work.what == "probabilities" and crf.labels_axis is None and not inputs.unary.max() > 0.5:

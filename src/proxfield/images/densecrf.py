@@ -63,6 +63,10 @@ if TYPE_CHECKING:
     from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 
+UNCHANGED = "no pixel changed"
+"""How the warning about labels that outweigh all else begins."""
+
+
 class DenseCRF(Field):
     """A field over the pixels of an image: unaries, a spatial and a bilateral Gaussian term.
 
@@ -185,7 +189,7 @@ class DenseCRF(Field):
             confidence=CONFIDENCE if confidence is None else confidence,
         )
         self.confidence = read.confidence
-        """The probability that labels are right, where probabilities were labels; else None."""
+        """The probability that labels are right, where labels were given; None for probabilities."""
         if confidence is None and read.confidence is not None:
             what = "probabilities" if logits is None else "logits"
             warnings.warn(confidence_note(what, read.confidence), InputWarning, stacklevel=2)
@@ -290,6 +294,7 @@ class DenseCRF(Field):
         table[~sure] = np.log(count)
         crf = cls(image, energies=table.reshape(*given.shape, count), labels_axis=-1, **options)
         crf.original = Original.of(labels)
+        crf.confidence = confidence
         if void is not None and skipped.any():
             crf.ignored = (void, runs_of(skipped))
         return crf
@@ -458,7 +463,26 @@ class DenseCRF(Field):
                 raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
             max_iters = self.max_iters
         result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
-        return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
+        found = DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
+        if self._labels_outweigh_terms() and result.iterations and not found.changed.any():
+            warnings.warn(
+                f"{UNCHANGED}: {self.n_labels} labels of confidence {self.confidence:g} outweigh "
+                "the terms; lower confidence=, or pass larger weights (preset='krahenbuehl')",
+                InputWarning,
+                stacklevel=2,
+            )
+        return found
+
+    def _labels_outweigh_terms(self) -> bool:
+        """Whether labels were given of which about none can change.
+
+        That is where the log odds of a right label are no less than about what both terms cost.
+        """
+        if self.confidence is None or self.confidence == 1 or self.n_labels < 2:
+            return False
+        others = (1 - self.confidence) / (self.n_labels - 1)
+        weights = [abs(t.weight) for t in self.terms if isinstance(t, Gaussian)]
+        return 0 < 0.8 * sum(weights) <= np.log(self.confidence / others)
 
 
 @dataclass(repr=False, eq=False)
