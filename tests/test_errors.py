@@ -138,13 +138,17 @@ def test_library_errors_are_one_short_line(call: str, value: Any) -> None:
 def test_what_was_expected_is_never_cut() -> None:
     with pytest.raises(InputError) as caught:
         pf.DenseCRF(np.zeros((375, 500, 3)), np.zeros((21, 100, 200, 300, 4)))
-    assert "expected (*pixels, labels) or (labels, *pixels), the image's pixels" in str(caught.value)
+    assert "expected (*pixels, labels) or (labels, *pixels), the image's pixels" in str(
+        caught.value
+    )
     assert "…" not in str(caught.value)
 
 
 def test_long_values_are_cut_before_an_expectation() -> None:
     expected = "expected " + "a number of some kind, " * 4 + "or none (try --help)"
-    message = str(InputError(f"value of {SPACED} for {LONG}, {expected}", path="/a" * 90 + "/b.npy"))
+    message = str(
+        InputError(f"value of {SPACED} for {LONG}, {expected}", path="/a" * 90 + "/b.npy")
+    )
     assert message.endswith(f", {expected}")
     assert len(message) <= LONGEST_LINE and "…" in message
 

@@ -16,7 +16,7 @@ from proxfield.common.arrays import Pixels
 from proxfield.images.pixels import ROWS, TOLERANCE
 
 NEGLIGIBLE = 1e-5
-"""Probabilities up to this count as 0: what rounding leaves of them, and the default of ``clip``."""
+"""Probabilities up to this count as 0; the default of ``clip``."""
 ODDS = -math.log(NEGLIGIBLE)
 """Difference of two logits from which on one of the labels counts as certain."""
 
@@ -72,7 +72,7 @@ def as_confident(values: Pixels, axis: int | None, what: str, confidence: float)
         sure = values == values.max(axis=axis, keepdims=True)
         if what == "logits":
             confidence, others = math.log(confidence), math.log(others)
-    return np.where(sure, np.float32(confidence), np.float32(others))
+    return np.asarray(np.where(sure, np.float32(confidence), np.float32(others)))
 
 
 def _blocks(values: Pixels, axis: int | None) -> Iterator[Pixels]:

@@ -189,7 +189,7 @@ class DenseCRF(Field):
             confidence=CONFIDENCE if confidence is None else confidence,
         )
         self.confidence = read.confidence
-        """The probability that labels are right, where labels were given; None for probabilities."""
+        """The probability that labels are right, if labels were given; None for probabilities."""
         if confidence is None and read.confidence is not None:
             what = "probabilities" if logits is None else "logits"
             warnings.warn(confidence_note(what, read.confidence), InputWarning, stacklevel=2)
@@ -482,7 +482,7 @@ class DenseCRF(Field):
             return False
         others = (1 - self.confidence) / (self.n_labels - 1)
         weights = [abs(t.weight) for t in self.terms if isinstance(t, Gaussian)]
-        return 0 < 0.8 * sum(weights) <= np.log(self.confidence / others)
+        return bool(0 < 0.8 * sum(weights) <= np.log(self.confidence / others))
 
 
 @dataclass(repr=False, eq=False)
@@ -560,13 +560,9 @@ class DenseResult(Result):
             MissingDependencyError: If matplotlib isn't installed.
             UnsupportedError: If the result came from another process without its field's terms.
         """
-        from proxfield.viz.plots import save_figure
         from proxfield.viz.segmentation import segmentation_figure
 
-        figure = segmentation_figure(self, image, names=names, title=title)
-        if path is not None:
-            save_figure(figure, path)
-        return figure
+        return segmentation_figure(self, image, path, names=names, title=title)
 
     def plot(self, path: str | PathLike[str] | None = None, title: str | None = None) -> Figure:
         """What `show` draws, with the image that the field has."""

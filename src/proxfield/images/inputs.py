@@ -153,7 +153,11 @@ def confidence_note(what: str, confidence: float, of: str = "") -> str:
     )
 
 
-READERS = {"the image": "read_image", "probabilities": "read_probabilities", "logits": "read_logits"}
+READERS = {
+    "the image": "read_image",
+    "probabilities": "read_probabilities",
+    "logits": "read_logits",
+}
 """Functions of `proxfield.io.images` by what they read."""
 
 

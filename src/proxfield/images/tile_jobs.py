@@ -44,8 +44,8 @@ def run_tiles(
         jobs: Number of tiles at a time; see `run_jobs`.
 
     Returns:
-        A record per tile, in any order: its ``number``, the ``status`` of its inference, and how many of
-        its pixels ``changed``.
+        A record per tile, in any order: its ``number``, the ``status`` of its inference, and how
+        many of its pixels ``changed``.
 
     Raises:
         InputError: If a tile can't be refined or stored.

@@ -143,7 +143,8 @@ class Task:
 def run_task(task: Task) -> Record:
     """Counts of one image: ``{"digest": …, "counts": {key: {updates: counts}}, "error": …}``.
 
-    ``certain`` says whether its probabilities were labels, see `DenseCRF`. The labels without a CRF are always among them.
+    ``certain`` says whether its probabilities were labels, see `DenseCRF`. The labels without a CRF
+    are always among the counts.
     """
     record: Record = {"digest": task.case.digest, "counts": {}, "error": None, "certain": False}
     try:

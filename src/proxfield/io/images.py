@@ -83,8 +83,8 @@ def read_probabilities(path: Target) -> Pixels:
 
     Whole numbers stand for shares of 255 or 65535; they are taken for that only if they sum to
     about as much along the first or the last axis, and come normalized. A gray picture, or an array
-    of whole numbers with two axes, is a mask: shares of foreground. One of 0 and 1 alone is refused:
-    it is a label map.
+    of whole numbers with two axes, is a mask: shares of foreground. One of 0 and 1 alone is
+    refused: it is a label map.
 
     Args:
         path: ``.npy``, or ``.npz`` with an array ``probabilities``, ``prob``, ``probs`` or

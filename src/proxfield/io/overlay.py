@@ -14,6 +14,7 @@ from proxfield.io.files import Target, atomic_write, display_name
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.palette import label_colors
 
+
 def overlay(
     image: ArrayLike | None,
     labels: ArrayLike,

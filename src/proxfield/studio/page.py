@@ -48,7 +48,11 @@ def confidence_text(confidence: float | None) -> str:
         >>> confidence_text(0.7)
         'labels, right with probability 0.7 (--confidence)'
     """
-    return "" if confidence is None else f"labels, right with probability {confidence:g} (--confidence)"
+    return (
+        ""
+        if confidence is None
+        else f"labels, right with probability {confidence:g} (--confidence)"
+    )
 
 
 def explain(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from proxfield.io.overlay import displayable, overlay
 from proxfield.io.palette import label_colors
 from proxfield.terms.gaussian import Gaussian
 from proxfield.viz.charts import find_figure_class
+from proxfield.viz.plots import save_figure
 from proxfield.viz.style import INK, SOFT
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ MAX_ENTRIES = 24
 def segmentation_figure(
     result: DenseResult,
     image: ArrayLike | None = None,
+    path: str | PathLike[str] | None = None,
     *,
     names: Sequence[str] | None = None,
     title: str | None = None,
@@ -52,6 +55,7 @@ def segmentation_figure(
         result: The result.
         image: The image; by default as the bilateral term has it, and without one the labels alone.
             # (*pixels), (*pixels, channels) or (channels, *pixels)
+        path: Also save the figure, as .png, .svg or .pdf.
         names: Names of the labels, for the legend.
         title: A title.
 
@@ -106,6 +110,8 @@ def segmentation_figure(
     look: Record = {"frameon": False, "fontsize": 8, "labelcolor": INK, "columnspacing": 1.2}
     square: Record = {"handlelength": 1.0, "handleheight": 1.0}
     figure.legend(handles=entries, loc="lower center", ncol=columns, **look, **square)
+    if path is not None:
+        save_figure(figure, path)
     return figure
 
 
