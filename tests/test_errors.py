@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.errors import LONGEST_LINE, InputError, MemoryLimitError, one_line, shown
+from proxfield.errors import (
+    LEAST_HEAD,
+    LONGEST_LINE,
+    InputError,
+    MemoryLimitError,
+    _expectation,
+    one_line,
+    shown,
+)
 
 LONG = "x" * 5000
 SPACED = "word " * 2000
@@ -120,3 +130,51 @@ def test_library_errors_are_one_short_line(call: str, value: Any) -> None:
     message = str(caught.value)
     assert 0 < len(message) < 200
     assert "\n" not in message
+
+
+# ---- what was expected stays whole ----
+
+
+def test_what_was_expected_is_never_cut() -> None:
+    with pytest.raises(InputError) as caught:
+        pf.DenseCRF(np.zeros((375, 500, 3)), np.zeros((21, 100, 200, 300, 4)))
+    assert "expected (*pixels, labels) or (labels, *pixels), the image's pixels" in str(
+        caught.value
+    )
+    assert "…" not in str(caught.value)
+
+
+def test_long_values_are_cut_before_an_expectation() -> None:
+    expected = "expected " + "a number of some kind, " * 4 + "or none (try --help)"
+    message = str(
+        InputError(f"value of {SPACED} for {LONG}, {expected}", path="/a" * 90 + "/b.npy")
+    )
+    assert message.endswith(f", {expected}")
+    assert len(message) <= LONGEST_LINE and "…" in message
+
+
+def raised_texts() -> list[tuple[str, str]]:
+    """Where an error is raised, and the part of its message that is the same in all cases."""
+    found = []
+    for path in sorted(Path(pf.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                text = "".join(
+                    part.value
+                    for part in ast.walk(node.exc.args[0])
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                )
+                found.append((f"{path.name}:{node.lineno}", text))
+    return found
+
+
+def test_every_expectation_fits_beside_what_it_is_about() -> None:
+    """Room for a file's name and some values is left in every line."""
+    texts = raised_texts()
+    assert len(texts) > 500
+    long = [
+        (where, text)
+        for where, text in texts
+        if len(text) - _expectation(text) > LONGEST_LINE - LEAST_HEAD or len(text) > 170
+    ]
+    assert long == []

@@ -1,7 +1,7 @@
 """The exceptions that proxfield raises on purpose, and its warnings.
 
 Every message is one line of less than 200 characters: what is wrong, where, and what was expected.
-Longer ones are cut where that loses least.
+Longer ones are cut in what they echo, not in what was expected.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ LONGEST_VALUE = 60
 """Maximum number of characters of a value that a message echoes."""
 LONGEST_WORD = 40
 """Characters to which long words (file names, say) and quoted texts are cut first."""
+LEAST_HEAD = 60
+"""Characters of what is wrong that stay, however long what was expected is."""
 ELLIPSIS = "…"
 
 _short = Repr()
@@ -24,6 +26,7 @@ _short.maxstring = _short.maxother = _short.maxlong = LONGEST_VALUE
 _short.maxlist = _short.maxtuple = _short.maxset = _short.maxdict = _short.maxarray = 6
 _PIECES = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|[^\s,;]+")
 """What can be cut in the middle: quoted text, brackets, words."""
+_EXPECTED = re.compile(r"(?:[,;]| \(| but)? ?\bexpected ")
 
 
 def shown(value: object) -> str:
@@ -61,23 +64,43 @@ def cut_middle(text: str, longest: int, *, head_share: float = 0.5) -> str:
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
     """A message on one line of limited length.
 
-    The longest words, quoted texts and brackets lose their middle first, then the whole line
-    does: its beginning says what is wrong, its end what was expected.
+    What was expected, and the remedy, stay whole: only what comes before them is cut, unless they
+    alone don't fit.
 
     Example:
         >>> one_line("unknown rule '" + "x" * 500 + "', expected one of: sweep, auto", 86)
         "unknown rule 'xxxxxxxxxxxxxxxxxxxx…xxxxxxxxxxxxxxxxxxxx', expected one of: sweep, auto"
     """
     line = " ".join(text.split())
-    while len(line) > longest:
-        piece = max(_PIECES.finditer(line), key=lambda m: m.end() - m.start(), default=None)
-        if piece is None or piece.end() - piece.start() <= LONGEST_WORD:
-            return cut_middle(line, longest)
-        start, end = piece.span()
-        spare = max(LONGEST_WORD, (end - start) - (len(line) - longest))
-        share = 0.2 if "/" in piece[0] else 0.5  # of a path, the end is the file's name
-        line = line[:start] + cut_middle(piece[0], spare, head_share=share) + line[end:]
-    return line
+    if len(line) <= longest:
+        return line
+    at = _expectation(line)
+    least = min(LEAST_HEAD, longest // 3)
+    head = _shorten(line[:at], max(least, longest - (len(line) - at)))
+    return head + _shorten(line[at:], longest - len(head))
+
+
+def _expectation(line: str) -> int:
+    """Where a message begins to say what was expected; its length if it doesn't."""
+    found = _EXPECTED.search(line)
+    if found is not None:
+        return found.start()
+    remedy = line.rfind("; ")
+    return len(line) if remedy < 0 else remedy
+
+
+def _shorten(line: str, longest: int) -> str:
+    """A line without the middle of its longest pieces, and if need be without its own middle."""
+    for least in (LONGEST_WORD, LONGEST_WORD // 2):
+        while len(line) > longest:
+            piece = max(_PIECES.finditer(line), key=lambda m: m.end() - m.start(), default=None)
+            if piece is None or piece.end() - piece.start() <= least:
+                break
+            start, end = piece.span()
+            spare = max(least, (end - start) - (len(line) - longest))
+            share = 0.2 if "/" in piece[0] else 0.5  # of a path, the end is the file's name
+            line = line[:start] + cut_middle(piece[0], spare, head_share=share) + line[end:]
+    return cut_middle(line, longest)
 
 
 class ProxfieldError(Exception):

@@ -19,6 +19,7 @@ from PIL import Image
 import proxfield as pf
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.io.images import read_image, read_labels, read_probabilities
+from proxfield.io.palette import label_colors
 
 NAMES = ("a", "b", "c")
 SIZE = (20, 30)
@@ -66,6 +67,46 @@ def refuse(work: Callable[..., Any]) -> Callable[..., str]:
 
 
 FOLDERS = ("images", "--probs", "probs", "-o", "out")
+
+
+def test_how_many_pixels_changed(work: Callable[..., Any]) -> None:
+    """Of all images, in the report, in JSON, and beside each result."""
+    result = work(*FOLDERS)
+    counts = {}
+    for name in NAMES:
+        before = np.load(f"probs/{name}.npy").argmax(axis=-1)
+        counts[name] = int((read_labels(f"out/{name}.png")[0] != before).sum())
+        stored = json.loads(Path(f"out/{name}.png.json").read_text(encoding="utf-8"))
+        assert stored["result"]["changed"] == counts[name]
+    total, pixels = sum(counts.values()), len(NAMES) * before.size
+    share = f"{total} of {pixels:,} pixels ({100 * total / pixels:.1f} %)\n"
+    assert f"changed  {share}" in result.stdout
+    assert "--preset" not in result.stdout  # enough have changed
+    stored = json.loads(work(*FOLDERS, "--force", "--json").stdout)
+    assert (stored["changed"], stored["pixels"]) == (total, pixels)
+    assert [record["changed"] for record in stored["files"]] == list(counts.values())
+    assert "changed" not in work(*FOLDERS).stdout  # nothing was refined
+
+
+def test_where_hardly_any_changed_presets_and_tune_are_named(work: Callable[..., Any]) -> None:
+    result = work(*FOLDERS, "--spatial-weight", 0, "--bilateral-weight", 1e-9)
+    assert (
+        "changed  0 of 1,800 pixels (0 %); for more, try another --preset, or proxfield tune"
+        in (result.stdout)
+    )
+    labels = work("images/a.png", "--labels", "maps/a.png", "--confidence", 0.99, "-o", "a.png")
+    assert "changed  0 of 600 pixels (0 %); for more" in labels.stdout
+    assert labels.stderr == ""  # no warning beside it
+
+
+def test_results_are_pictures_with_colors(work: Callable[..., Any]) -> None:
+    work(*FOLDERS)
+    with Image.open("out/a.png") as picture:
+        assert picture.mode == "P"
+        assert (np.array(picture) == read_labels("out/a.png")[0]).all()
+        assert picture.convert("RGB").getpixel((0, 0)) == tuple(
+            label_colors(3)[np.array(picture)[0, 0]].tolist()
+        )
 
 
 def files(folder: str = "out") -> list[str]:
@@ -668,7 +709,6 @@ def test_missing_partners(refuse: Callable[..., str]) -> None:
         (("out", *FOLDERS[1:]), "out: no such file"),
         ((*FOLDERS, "--n-labels", 3), "--n-labels goes with --labels only"),
         ((*FOLDERS, "--unsure", 3), "--unsure goes with --labels only"),
-        ((*FOLDERS, "--confidence", 0.5), "--confidence goes with --labels only"),
         (("images", "--labels", "maps", "-o", "out", "--normalize"), "goes with --probs only"),
         (("images", "--labels", "maps", "-o", "out", "--confidence", 0), "--confidence"),
         ((*FOLDERS, "--spatial-sigma", 0), "--spatial-sigma"),

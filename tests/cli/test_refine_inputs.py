@@ -189,6 +189,53 @@ def test_masks_of_0_and_255_are_no_label_maps(work: Callable[..., Any]) -> None:
     assert "only 0 and 255" in line and "give the file as --probs" in line
     assert "--ignore 255" in line
     refined(work, "image.png", "--probs", "mask.png", "-o", "x.png")
+    assert (read_labels("x.png")[0] != (logits[1] > 0)).sum() > 20  # what it recommends works
+
+
+@pytest.mark.parametrize("form", ["mask.png", "bool.npy", "hot.npy", "hot8.npy"])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_hard_probabilities_are_labels(work: Callable[..., Any], form: str, tiled: bool) -> None:
+    _, logits = scene()
+    mask = logits[1] > 0
+    hot = np.stack([~mask, mask])
+    Image.fromarray((255 * mask).astype(np.uint8)).save("mask.png")
+    np.save("bool.npy", mask)
+    np.save("hot.npy", hot.astype(np.float16))
+    np.save("hot8.npy", hot.astype(np.uint8))
+    if tiled and form == "mask.png":
+        np.save("mask.npy", (255 * mask).astype(np.uint8))
+        form = "mask.npy"
+    tile = ("--tile", 16, "--halo", 16) if tiled else ()
+    result = refined(work, "image.png", "--probs", form, "-o", "x.npy", *tile)
+    lines = result.stderr.splitlines()
+    assert [line for line in lines if "right with probability 0.7" in line] == [
+        f"proxfield: note: {form}: probabilities are all 0 or 1: taken as labels that are right "
+        "with probability 0.7; --confidence sets it (1 takes them as certain)"
+    ]
+    changed = int((np.load("x.npy") != mask).sum())
+    assert changed > 20
+    assert f"changed  {changed} of 600 pixels ({changed / 6:.1f} %)\n" in result.stdout
+    refined(work, "image.png", "--probs", form, "-o", "y.npy", "--confidence", "0.9999", *tile)
+    assert (np.load("y.npy") == mask).all()
+
+
+def test_label_maps_as_probabilities_are_not_taken_for_background(
+    work: Callable[..., Any],
+) -> None:
+    _, logits = scene()
+    labels = logits.argmax(axis=0).astype(np.uint8)
+    Image.fromarray((labels > 0).astype(np.uint8)).save("mask.png")
+    line = failed(work, "image.png", "--probs", "mask.png", "-o", "x.png")
+    assert "mask.png: holds only 0 and 1" in line and "refine --labels" in line
+    refined(work, "image.png", "--labels", "mask.png", "-o", "x.png")  # what it recommends
+    assert (read_labels("x.png")[0] != (labels > 0)).sum() > 20
+    np.save("labels.npy", labels.astype(np.int64))
+    assert "refine --labels" in failed(work, "image.png", "--probs", "labels.npy", "-o", "y.png")
+    Image.fromarray(labels).save("labels.png")
+    result = refined(work, "image.png", "--probs", "labels.png", "-o", "y.png")
+    assert "labels.png: foreground has at most probability 0.0078, so there is none" in (
+        result.stderr
+    )
 
 
 # ---- scribbles ----

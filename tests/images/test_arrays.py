@@ -40,7 +40,7 @@ def test_torch_tensors(expected: Any) -> None:
         np.testing.assert_array_equal(result.labels.numpy(), expected.labels)
     logits = torch.log(p).bfloat16()
     assert (pf.DenseCRF(image, logits=logits).infer(max_iters=3).labels.shape) == SIZE
-    labels = pf.DenseCRF.from_labels(image, p.argmax(dim=0)).infer(max_iters=1).labels
+    labels = pf.DenseCRF.from_labels(image, p.argmax(dim=0), preset="wsss").infer().labels
     assert isinstance(labels, torch.Tensor)
     start = pf.DenseCRF(image, p).infer(max_iters=1)
     again = start.field.infer(init=start.probabilities, max_iters=2)
@@ -147,7 +147,8 @@ def test_arrays_on_a_gpu(expected: Any) -> None:
     batch = pf.refine_batch(OnDevice([image.get()] * 2), OnDevice([p.get()] * 2), max_iters=3)
     assert isinstance(batch, OnDevice) and batch.shape == (2, 4, *SIZE)
     labels = OnDevice(p.get().argmax(axis=0))
-    assert isinstance(pf.DenseCRF.from_labels(image, labels).infer(max_iters=1).labels, OnDevice)
+    by_labels = pf.DenseCRF.from_labels(image, labels, preset="wsss")
+    assert isinstance(by_labels.infer(max_iters=1).labels, OnDevice)
 
 
 def test_numpy_stays_numpy(expected: Any) -> None:

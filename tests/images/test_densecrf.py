@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
+from proxfield.errors import InputWarning
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 SIZE = (21, 24)
@@ -303,7 +304,8 @@ def test_from_labels() -> None:
     image, p = scene()
     labels = p.argmax(axis=-1)
     maps = np.where(np.eye(3, dtype=bool)[labels], 0.8, 0.1)
-    by_labels = pf.DenseCRF.from_labels(image, labels, 3, confidence=0.8, **SOFT).infer()
+    with pytest.warns(InputWarning, match="no pixel changed: 3 labels of confidence 0.8"):
+        by_labels = pf.DenseCRF.from_labels(image, labels, 3, confidence=0.8, **SOFT).infer()
     by_maps = soft(image, maps)
     np.testing.assert_allclose(by_labels.probabilities, by_maps.probabilities, atol=1e-5)
     unsure = labels.copy()

@@ -280,12 +280,12 @@ def test_255_is_ignored_and_carried_through(tmp_path: Path) -> None:
     void = np.zeros(SIZE, dtype=bool)
     void[:3, 4:9] = void[8, 8] = void[-1, -1] = True
     marked = np.where(void, 255, labels).astype(np.uint8)
-    crf = pf.DenseCRF.from_labels(image, marked)
+    crf = pf.DenseCRF.from_labels(image, marked, preset="krahenbuehl")
     assert crf.n_labels == 4
     np.testing.assert_allclose(crf.terms[0].energies[void.ravel()], np.log(4), rtol=1e-6)
     result = crf.infer()
     np.testing.assert_array_equal(result.labels == 255, void)
-    unsure = pf.DenseCRF.from_labels(image, marked, unsure=255).infer()
+    unsure = pf.DenseCRF.from_labels(image, marked, unsure=255, preset="krahenbuehl").infer()
     assert (unsure.labels < 4).all()
     np.testing.assert_array_equal(unsure.labels[~void], result.labels[~void])
     np.testing.assert_array_equal(unsure.q, result.q)
@@ -308,7 +308,9 @@ def test_other_values_to_ignore() -> None:
     assert make(image, np.where(labels == 3, 300, labels)).n_labels == 301
     binary = np.where(labels > 1, 255, 0)
     message = error(image, binary, call=make)
-    assert "only 0 and 255" in message and "probabilities=labels / 255" in message
+    assert "only 0 and 255" in message and "pass labels // 255" in message
+    foreground = make(image, binary // 255).infer().labels  # what it recommends works
+    assert 0 < (foreground != (binary > 0)).sum() < binary.size / 2
     assert make(image, binary, 2).infer(max_iters=1).labels.max() == 255
     for bad in ("255", 2.5, True):
         assert "ignore=" in error(image, labels, ignore=bad, call=make)
@@ -350,7 +352,8 @@ def test_scribbles_on_the_lattice_and_with_label_maps() -> None:
     image, scores = scene(size=(50, 60))
     strokes = np.full((50, 60), -1)
     strokes[20, 10:50] = 2
-    result = pf.DenseCRF.from_labels(image, scores.argmax(axis=0), scribbles=strokes).infer()
+    options = {"scribbles": strokes, "preset": "krahenbuehl"}
+    result = pf.DenseCRF.from_labels(image, scores.argmax(axis=0), **options).infer()
     assert [t.filter.name for t in result.field.terms[1:]] == ["lattice", "lattice"]
     assert (result.labels[20, 10:50] == 2).all()
     assert np.isfinite(result.free_energy)

@@ -19,7 +19,8 @@ from proxfield.io.images import (
     write_labels,
     write_probabilities,
 )
-from proxfield.io.overlay import TABLE, label_colors, overlay, write_overlay
+from proxfield.io.overlay import overlay, write_overlay
+from proxfield.io.palette import IGNORED_COLOR, TABLE, label_colors
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, size=(7, 9, 3), dtype=np.uint8)
@@ -254,7 +255,8 @@ def test_labels_there_and_back(tmp_path: Path, suffix: str, top: int, dtype: Any
     labels[0, 0] = top
     write_labels(tmp_path / f"x{suffix}", labels)
     found, palette = read_labels(tmp_path / f"x{suffix}")
-    assert palette is None
+    colored = suffix == ".png" and top < 256
+    assert palette == (label_colors(256).ravel().tolist() if colored else None)
     assert found.dtype == dtype or suffix == ".png"
     np.testing.assert_array_equal(found, labels)
 
@@ -265,7 +267,26 @@ def test_the_depth_follows_the_number_of_labels(tmp_path: Path) -> None:
         assert picture.mode.startswith("I")
     write_labels(tmp_path / "y.png", np.zeros((3, 4), dtype=int), 256)
     with Image.open(tmp_path / "y.png") as picture:
-        assert picture.mode == "L"
+        assert picture.mode == "P"
+
+
+def test_label_pictures_show_the_colors_of_overlays(tmp_path: Path) -> None:
+    labels = np.arange(21).reshape(3, 7)
+    labels[0, 0] = 255
+    write_labels(tmp_path / "x.png", labels)
+    with Image.open(tmp_path / "x.png") as picture:
+        assert (np.array(picture) == labels).all()  # what is stored are the labels
+        seen = np.array(picture.convert("RGB"))
+    assert (seen == overlay(None, labels)).all()
+    assert tuple(seen[0, 0]) == IGNORED_COLOR
+    assert len({tuple(color) for color in seen.reshape(-1, 3)}) == labels.size
+
+
+def test_a_short_palette_keeps_labels_beyond_it(tmp_path: Path) -> None:
+    write_labels(tmp_path / "x.png", [[0, 1], [2, 255]], palette=[255, 255, 255, 0, 0, 0])
+    found, palette = read_labels(tmp_path / "x.png")
+    assert found.tolist() == [[0, 1], [2, 255]]
+    assert palette is not None and palette[:6] == [255, 255, 255, 0, 0, 0]
 
 
 def test_palettes_are_kept(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
+from proxfield.errors import InputWarning
 
 torch = pytest.importorskip("torch", reason="needs torch")
 refine = pytest.importorskip("proxfield.torch").refine
@@ -89,3 +90,17 @@ def test_what_is_refused(device: str) -> None:
         refine(there, torch.where(maps == maps.max(), torch.nan, maps))
     with pytest.raises(pf.InputError, match=r"expected a torch\.Tensor"):
         refine(image, p)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_hard_probabilities_are_labels(device: str) -> None:
+    """On a GPU too, where the host takes them for what they are."""
+    image, p = scene()
+    before = p.argmax(0)
+    hard = tensor(np.moveaxis(np.eye(4, dtype=np.float32)[before], -1, 0), device)
+    seen, options = tensor(image, device), {"preset": "krahenbuehl"}
+    with pytest.warns(InputWarning, match="are all 0 or 1"):
+        found = refine(seen, hard, **options)
+    same = refine(seen, hard, confidence=0.7, **options)
+    assert torch.equal(found.labels, same.labels)
+    assert (found.labels.cpu().numpy() != before).sum() > 20

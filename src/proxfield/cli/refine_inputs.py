@@ -11,8 +11,8 @@ from proxfield.common.records import Record
 
 AXES = {"auto": "auto", "first": 0, "last": -1, "none": None}
 """How options name an axis, and what Python calls it."""
-MAPS = ("n_labels", "confidence", "unsure")
-"""Options that go to `DenseCRF.from_labels` as they are."""
+MAPS = ("n_labels", "unsure")
+"""Options that go to `DenseCRF.from_labels` as they are, and to nothing else."""
 KINDS = {"probs": "probabilities", "logits": "logits", "labels": "labels"}
 """What an option names."""
 OPTION_NAMES = (
@@ -57,13 +57,16 @@ array_options = stack(
 )
 """How arrays of probabilities and images are laid out."""
 
+confidence_option = click.option(
+    "--confidence",
+    metavar="P",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Probability that a label is right, also of probabilities that are all 0 or 1.  "
+    "[default: 0.7]",
+)
+
 map_options = stack(
-    click.option(
-        "--confidence",
-        metavar="P",
-        type=click.FloatRange(0, 1, min_open=True),
-        help="Probability that a label is right.  [default: 0.7]",
-    ),
+    confidence_option,
     click.option(
         "--n-labels",
         metavar="N",
@@ -130,10 +133,14 @@ def choose_input(options: Record) -> tuple[str, str]:
 
 def input_settings(options: Record, name: str) -> tuple[Record, Record | None]:
     """Options for `DenseCRF`, and those for `from_labels` (None: no label maps)."""
+    given = options["confidence"]
     if name == "labels":
-        from_labels = {k: options[k] for k in MAPS if options[k] is not None}
+        from_labels = {k: options[k] for k in (*MAPS, "confidence") if options[k] is not None}
         return {}, {**from_labels, "ignore": options["ignore"]}
+    from proxfield.images.known import CONFIDENCE
+
     build: Record = {"labels_axis": AXES[options["labels_axis"]]}
+    build["confidence"] = CONFIDENCE if given is None else given
     if name == "probs":
         build["normalize"] = options["normalize"]
     return build, None
@@ -151,7 +158,8 @@ def in_options(message: str) -> str:
         'colors are wide; pass --bilateral-color, a standard deviation'
     """
     message = re.sub(r"\b(labels|channel)_axis=0 or -1", r"--\1-axis first or last", message)
-    message = message.replace("pass probabilities=labels / 255", "give the file as --probs")
+    message = message.replace("pass labels // 255", "give the file as --probs")
+    message = message.replace("DenseCRF.from_labels(image, labels)", "--labels")
 
     def option(found: re.Match[str]) -> str:
         flag, value = f"--{found[1].replace('_', '-')}", found[2]

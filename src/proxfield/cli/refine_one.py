@@ -7,6 +7,7 @@ computed. What a later step needs travels in `Inputs` and `Refined`.
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from proxfield.cli.refine_inputs import in_options
 from proxfield.cli.refine_record import record_path, write_record
 from proxfield.cli.shared import status_line
 from proxfield.common.records import Record
-from proxfield.errors import InputError, ProxfieldError
+from proxfield.errors import InputError, InputWarning, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.images import (
     ARRAYS,
@@ -173,9 +174,13 @@ def compute_one(
     built: DenseCRF | None = None,
 ) -> Refined:
     """Step 2: build the field, unless it is given, and infer; reads and writes no files."""
+    from proxfield.images.densecrf import UNCHANGED
+
     crf = build_one(pair, work, inputs) if built is None else built
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
+    # the report says how many pixels changed, and what to try
+    warnings.filterwarnings("ignore", UNCHANGED, InputWarning)
     result = crf.infer(**work.run, callback=callback)
     if result.status.name == "INTERRUPTED":  # never pass for finished
         raise KeyboardInterrupt
@@ -187,6 +192,7 @@ def compute_one(
         "iterations": result.iterations,
         "free_energy": result.free_energy,
         "seconds": result.seconds,
+        "changed": int(result.changed.sum()),
     }
     labels = result.labels if work.kind == "labels" or pair.overlay is not None else None
     values: Any = labels if work.kind == "labels" else result.probabilities
@@ -200,6 +206,7 @@ def compute_one(
 def build_one(pair: Pair, work: Work, inputs: Inputs) -> DenseCRF:
     """The field of one image; notes what was read otherwise than people may expect."""
     from proxfield.images.densecrf import DenseCRF
+    from proxfield.images.inputs import confidence_note
 
     build: Record = dict(work.build)
     build["batch"] = None if len(inputs.unary) == 1 else False  # a file is one image
@@ -214,6 +221,14 @@ def build_one(pair: Pair, work: Work, inputs: Inputs) -> DenseCRF:
     name, there = display_name(pair.unary), inputs.unary.shape
     if work.from_labels is None and crf.shape != there:
         inputs.notes.append(f"{name}: {work.what} are enlarged from {there} to {crf.shape}")
+    if crf.confidence is not None and work.from_labels is None:
+        note = in_options(confidence_note(work.what, crf.confidence))
+        inputs.notes.append(f"{name}: {note}")
+    elif work.what == "probabilities" and crf.labels_axis is None and not inputs.unary.max() > 0.5:
+        inputs.notes.append(
+            f"{name}: foreground has at most probability {float(inputs.unary.max()):.2g}, so there "
+            "is none (label maps are given as --labels)"
+        )
     if len(crf.pixels) > 2 and ending(pair.image) in ARRAYS:
         inputs.notes.append(f"{display_name(pair.image)}: read as a volume, {crf.pixels}")
     image = inputs.image

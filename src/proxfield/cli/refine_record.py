@@ -80,7 +80,9 @@ def write_record(pair: Pair, work: Work, target: AnyPath, summary: Record) -> No
         work.what: str(pair.unary),
         **({} if pair.scribbles is None else {"scribbles": str(pair.scribbles)}),
         "parameters": parameters(work),
-        "result": {k: summary[k] for k in ("pixels", "n_labels", "status", "iterations")},
+        "result": {
+            k: summary[k] for k in ("pixels", "n_labels", "status", "iterations", "changed")
+        },
     }
     atomic_write(record_path(target), json.dumps(plain(data), indent=1, allow_nan=False) + "\n")
 

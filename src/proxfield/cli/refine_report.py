@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import re
+from math import prod
 
 import click
 
 from proxfield.common.records import Record
 
 FAILED = 1
+FEW = 0.001
+"""Share of changed pixels below which the settings are worth a look."""
+FEW_HINT = "; for more, try another --preset, or proxfield tune on images with known labels"
 
 
 def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     """What was done, on stdout."""
     from proxfield.cli.main import report
     from proxfield.cli.shared import print_json, print_pairs
+    from proxfield.images.metrics import share_of
 
     for first, count in alike([note for record in records for note in record["notes"]]):
         more = f" (and {count - 1} more notes like this)" if count > 1 else ""
         report(f"{first}{more}", kind="note: ")
+    refined = [record for record in records if "changed" in record]
+    pixels = sum(record.get("refined_pixels", prod(record["pixels"])) for record in refined)
+    changed = sum(record["changed"] for record in refined)
     if as_json:
-        print_json({**summary, "files": records})
+        print_json({**summary, "pixels": pixels, "changed": changed, "files": records})
         return
     seconds = f"{summary['seconds']:.3g} s"
     rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
+    if pixels:
+        hint = FEW_HINT if changed < FEW * pixels else ""
+        rows.append(("changed", share_of(changed, pixels) + hint))
     if summary["skipped"]:
         rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
     if summary["partial"]:

@@ -190,11 +190,14 @@ def refine_in_tiles(one: Tiled, jobs: int | None, resume: bool) -> Record:
 
 def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Record:
     from proxfield.cli.progress import Counter, Display
+    from proxfield.cli.refine_inputs import in_options
     from proxfield.cli.refine_record import record_path, write_record
     from proxfield.common.interrupts import deferred
+    from proxfield.io.files import display_name
     from proxfield.io.remote import RemotePath
 
     with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
+        from proxfield.images.inputs import confidence_note
         from proxfield.images.tiles import refine_tiles
     pair, work = one.pair, one.work
     target = pair.targets[0]
@@ -231,6 +234,9 @@ def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Recor
             callback=progress,
             **options,
         )
+    if found.confidence is not None:
+        note = in_options(confidence_note(work.what, found.confidence))
+        record["notes"].append(f"{display_name(pair.unary)}: {note}")
     status = Counts(found.statuses).most_common(1)[0][0] if found.statuses else "done before"
     summary: Record = {
         "pixels": list(found.pixels),
@@ -239,6 +245,8 @@ def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Recor
         "iterations": None,
         "free_energy": None,
         "seconds": found.seconds,
+        "changed": found.changed,
+        "refined_pixels": found.refined,
         "tiles": found.tiles,
         "tiles_left": found.left,
         "halo": list(found.halo),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from proxfield.cli.options import jobs_on, jobs_options, json_option, seed_option, stack
 from proxfield.cli.progress import Display
-from proxfield.cli.refine_inputs import AXES, array_options
+from proxfield.cli.refine_inputs import AXES, array_options, confidence_option, in_options
 
 if TYPE_CHECKING:
     from proxfield.images.tune import TuneProgress, TuneResult
@@ -41,6 +42,7 @@ input_options = stack(
         help="A true label that stands for unlabelled; repeatable.",
     ),
     array_options,
+    confidence_option,
     click.option(
         "--color-range",
         metavar="X",
@@ -162,14 +164,19 @@ def command(
     with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
         from proxfield.images.tune import tune
     build = {"labels_axis": AXES[options["labels_axis"]], "normalize": options["normalize"]}
+    build["confidence"] = options["confidence"]
     same = ("metric", "ignore", "tolerance", "trials", "folds", "filters", "seed", "budget")
     try:
         with (
+            warnings.catch_warnings(),
             raised_again(),
             connected(cluster),
             TuneDisplay() as display,
             display.announcing_compilation(),
         ):
+            warnings.showwarning = lambda text, *_: display.note(
+                f"proxfield: note: {in_options(str(text))}"
+            )
             result = tune(
                 found,
                 probs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from inspect import signature
@@ -11,9 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.common.records import Record
-from proxfield.errors import InputError, ProxfieldError, shown
+from proxfield.errors import InputError, InputWarning, ProxfieldError, shown
 from proxfield.images.arrays import Original, to_host
 from proxfield.images.densecrf import DenseCRF
+from proxfield.images.inputs import confidence_note
+from proxfield.images.known import CONFIDENCE
 from proxfield.jobs import run_jobs, slots_of, threads_per_item
 
 OUTPUTS = ("probabilities", "labels", "results")
@@ -72,9 +75,15 @@ def refine_batch(
     what = "probabilities" if logits is None else "logits"
     kinds = [Original.of(x) for x in unaries]
     items = list(zip(range(len(unaries)), pictures, unaries, strict=True))
+    said = build.get("confidence") is not None
+    build["confidence"] = build["confidence"] if said else CONFIDENCE
     one = partial(_refine, what=what, output=output, build=build, run=run)
     records = _in_order(one, items, None if jobs is None else max(1, min(jobs, len(items))), run)
     found = [record["result"] for record in records]
+    certain = sum(record["certain"] for record in records)
+    if certain and not said:
+        of = f" of {certain} of {len(records)} images"
+        warnings.warn(confidence_note(what, CONFIDENCE, of), InputWarning, stacklevel=2)
     if output == "results":
         return found
     axis = records[0]["labels_axis"] if records and output == "labels" else None
@@ -95,10 +104,11 @@ def _refine(
         result = crf.infer(**run)
     except InputError as error:
         raise InputError(f"image {number} of the batch: {error}") from None
+    record: Record = {"number": number, "certain": crf.confidence is not None}
     if output == "results":
-        return {"number": number, "result": result}
+        return {**record, "result": result}
     values = np.asarray(to_host(getattr(result, output)))
-    return {"number": number, "result": values, "labels_axis": crf.labels_axis}
+    return {**record, "result": values, "labels_axis": crf.labels_axis}
 
 
 def _in_order(

@@ -6,6 +6,7 @@ of the engine serves it; this module knows images: axes, channels, probabilities
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -13,17 +14,25 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.common.arrays import Floats, Pixels
 from proxfield.common.checks import whole_count
 from proxfield.common.records import Record
-from proxfield.errors import InputError, cut_middle, shown
+from proxfield.errors import InputError, InputWarning, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.filters.points import PixelPoints
 from proxfield.images.arrays import Original, to_host
-from proxfield.images.inputs import Form, as_given, as_rows, read_inputs
-from proxfield.images.known import find_ignored, fix_labels, flags_of, runs_of
+from proxfield.images.inputs import Form, as_given, as_rows, confidence_note, read_inputs
+from proxfield.images.known import (
+    CONFIDENCE,
+    check_confidence,
+    find_ignored,
+    fix_labels,
+    flags_of,
+    runs_of,
+)
+from proxfield.images.metrics import share_of
 from proxfield.images.pixels import (
     channels_last,
     check_size,
@@ -50,7 +59,13 @@ from proxfield.terms.gaussian import Gaussian
 from proxfield.terms.unary import Unary
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from proxfield.images.cooccurrence import CooccurrenceStatistics
+
+
+UNCHANGED = "no pixel changed"
+"""How the warning about labels that outweigh all else begins."""
 
 
 class DenseCRF(Field):
@@ -67,7 +82,8 @@ class DenseCRF(Field):
             # (*pixels), (*pixels, channels) or (channels, *pixels)
         probabilities: What a classifier says; for each pixel they sum to 1. One number per
             pixel is the probability of foreground, label 1 of two. Maps that are smaller than the
-            image, by the same factor along all axes, are enlarged by linear interpolation.
+            image, by the same factor along all axes, are enlarged by linear interpolation. If
+            all are 0 or 1 (masks, one-hot maps) they are labels, see ``confidence``.
             # (*pixels, labels), (labels, *pixels), (*pixels), or with a first axis of 1
         logits: Scores of a network in their place, of which it would take the softmax (the
             sigmoid, if there is one number per pixel).
@@ -109,6 +125,9 @@ class DenseCRF(Field):
         filter: See `Gaussian`.
         clip: Probabilities below it count as this much, so that no label is ruled out.
         normalize: Divide the probabilities of each pixel by their sum instead of refusing them.
+        confidence: Probability that labels are right, where probabilities or logits leave no pixel
+            in doubt (all are 0 or 1, up to 1e-5); the other labels share the rest. None: 0.7, and a
+            warning says so. 1: they are taken as they are, and hardly anything can change.
 
     Example:
         >>> import numpy as np, proxfield as pf
@@ -127,6 +146,7 @@ class DenseCRF(Field):
     ignored: tuple[int, tuple[int, ...]] | None = None
     """A label that results carry, and the runs of pixels that have it; see `from_labels`."""
     settings: Record | None = None
+    confidence: float | None = None
     max_iters: int = PUBLISHED_UPDATES
 
     def __init__(
@@ -155,7 +175,9 @@ class DenseCRF(Field):
         filter: str = "auto",
         clip: float = 1e-5,
         normalize: bool = False,
+        confidence: float | None = None,
     ) -> None:
+        check_confidence(CONFIDENCE if confidence is None else confidence)
         read = read_inputs(
             image,
             {"probabilities": probabilities, "logits": logits, "energies": energies},
@@ -165,7 +187,13 @@ class DenseCRF(Field):
             per_axis=(spacing, spatial_sigma, bilateral_sigma),
             clip=clip,
             normalize=normalize,
+            confidence=CONFIDENCE if confidence is None else confidence,
         )
+        self.confidence = read.confidence
+        """The probability that labels are right, if labels were given; None for probabilities."""
+        if confidence is None and read.confidence is not None:
+            what = "probabilities" if logits is None else "logits"
+            warnings.warn(confidence_note(what, read.confidence), InputWarning, stacklevel=2)
         pixels, axes, table = read.image, read.axes, read.table
         self.pixels = axes.pixels
         """Shape of the image without channels: that of a label map."""
@@ -213,7 +241,7 @@ class DenseCRF(Field):
         labels: ArrayLike,
         n_labels: int | None = None,
         *,
-        confidence: float = 0.7,
+        confidence: float = CONFIDENCE,
         unsure: int | None = None,
         ignore: int | str | None = "auto",
         clip: float = 1e-5,
@@ -244,8 +272,7 @@ class DenseCRF(Field):
         if given.dtype.kind not in "iub":
             raise InputError(f"labels must be whole numbers, not {given.dtype}")
         check_size(given.shape, "labels")
-        if not 0 < confidence <= 1:
-            raise InputError(f"confidence={shown(confidence)}, expected above 0 and at most 1")
+        check_confidence(confidence)
         void = find_ignored(given, ignore, unsure, n_labels)
         skipped = np.zeros(given.shape, dtype=bool) if void is None else given == void
         known = ~skipped if unsure is None else ~skipped & (given != unsure)
@@ -266,6 +293,7 @@ class DenseCRF(Field):
         table[~sure] = np.log(count)
         crf = cls(image, energies=table.reshape(*given.shape, count), labels_axis=-1, **options)
         crf.original = Original.of(labels)
+        crf.confidence = confidence
         if void is not None and skipped.any():
             crf.ignored = (void, runs_of(skipped))
         return crf
@@ -373,6 +401,23 @@ class DenseCRF(Field):
         return int(self.cardinalities[0])
 
     @property
+    def input_labels(self) -> Ints:
+        """The most probable label of each pixel before inference.  # (*pixels)
+
+        Ignored pixels have their value.
+        """
+        unary = self.terms[0]
+        assert isinstance(unary, Unary)
+        return self._as_map(np.asarray(unary.energies).reshape(self.n_vars, -1).argmin(axis=1))
+
+    def _as_map(self, labels: Ints) -> Ints:
+        """Labels in a row as a map, with the value of ignored pixels; changes what is given."""
+        if self.ignored is not None:
+            value, runs = self.ignored
+            labels[flags_of(runs, len(labels))] = value
+        return labels.reshape(self.pixels)
+
+    @property
     def form(self) -> Form:
         """The form of the array that was given, for results in the same form."""
         return Form(self.pixels, self.labels_axis, self.shape)
@@ -420,7 +465,26 @@ class DenseCRF(Field):
         result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
         if preset and result.status is Status.MAX_ITERS:
             result.asked = "as the preset asks"
-        return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
+        found = DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
+        if self._labels_outweigh_terms() and result.iterations and not found.changed.any():
+            warnings.warn(
+                f"{UNCHANGED}: {self.n_labels} labels of confidence {self.confidence:g} outweigh "
+                "the terms; lower confidence=, or pass larger weights (preset='krahenbuehl')",
+                InputWarning,
+                stacklevel=2,
+            )
+        return found
+
+    def _labels_outweigh_terms(self) -> bool:
+        """Whether labels were given of which about none can change.
+
+        That is where the log odds of a right label are no less than about what both terms cost.
+        """
+        if self.confidence is None or self.confidence == 1 or self.n_labels < 2:
+            return False
+        others = (1 - self.confidence) / (self.n_labels - 1)
+        weights = [abs(t.weight) for t in self.terms if isinstance(t, Gaussian)]
+        return bool(0 < 0.8 * sum(weights) <= np.log(self.confidence / others))
 
 
 @dataclass(repr=False, eq=False)
@@ -444,17 +508,67 @@ class DenseResult(Result):
 
         An array of numpy, unless what was given was of torch, cupy or xarray.
         """
-        best = self._most_probable()
-        if self.field.ignored is not None:
-            value, runs = self.field.ignored
-            best[flags_of(runs, len(best))] = value
-        axis = self.field.labels_axis
-        return self.field.original.restore(best.reshape(self.field.pixels), axis)
+        best = self.field._as_map(self._most_probable())
+        return self.field.original.restore(best, self.field.labels_axis)
+
+    @cached_property
+    def changed(self) -> NDArray[np.bool_]:
+        """Where the most probable label isn't the one before inference.  # (*pixels)
+
+        Example:
+            >>> p = np.full((4, 5), 0.8)
+            >>> p[2, 2] = 0.4
+            >>> result = DenseCRF(None, p, labels_axis=None, preset="krahenbuehl").infer()
+            >>> int(result.changed.sum()), np.argwhere(result.changed).tolist()
+            (1, [[2, 2]])
+        """
+        after = self.field._as_map(self._most_probable())
+        return np.asarray(after != self.field.input_labels)
+
+    def __repr__(self) -> str:
+        text = f"Dense{super().__repr__()}"
+        if not self.field.has_terms and "changed" not in self.__dict__:
+            return text  # what it was before isn't here
+        return f"{text[:-1]}, {share_of(int(self.changed.sum()), self.changed.size)} changed)"
 
     @cached_property
     def map_labels(self) -> Ints:
         """Coordinate-wise rounding, where all terms allow it; else `labels`.  # (*pixels)"""
         return round_marginals(self).reshape(self.field.pixels)
+
+    def show(
+        self,
+        image: ArrayLike | None = None,
+        path: str | PathLike[str] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        title: str | None = None,
+    ) -> Figure:
+        """The image, the labels before and after, and the pixels that changed. Needs matplotlib.
+
+        `proxfield.viz.convergence_figure` draws how F fell.
+
+        Args:
+            image: The image; by default as the field has it, and without one the labels alone.
+                # (*pixels), (*pixels, channels) or (channels, *pixels)
+            path: Also save the figure, as .png, .svg or .pdf.
+            names: Names of the labels, for the legend.
+            title: A title.
+
+        Returns:
+            A matplotlib figure of four panels, three without an image.
+
+        Raises:
+            MissingDependencyError: If matplotlib isn't installed.
+            UnsupportedError: If the result came from another process without its field's terms.
+        """
+        from proxfield.viz.segmentation import segmentation_figure
+
+        return segmentation_figure(self, image, path, names=names, title=title)
+
+    def plot(self, path: str | PathLike[str] | None = None, title: str | None = None) -> Figure:
+        """What `show` draws, with the image that the field has."""
+        return self.show(path=path, title=title)
 
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
         """Independent label maps drawn from Q.  # (count, *pixels)"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from proxfield.common.logs import log
 from proxfield.errors import InputError, shown
 from proxfield.filters.plan import MAX_DIMENSIONS
 from proxfield.images.arrays import Original, named_axes, to_host
+from proxfield.images.certain import are_labels, as_confident
 from proxfield.images.pixels import (
     Axes,
     axis_candidates,
@@ -62,6 +64,8 @@ class Inputs:
         axes: Where pixels and channels are in it.
         form: That of the results.
         original: The kind of array that results should be.
+        confidence: The probability of labels that were given in place of probabilities; None if
+            these were probabilities indeed.
     """
 
     table: NDArray[np.float32]
@@ -69,6 +73,7 @@ class Inputs:
     axes: Axes
     form: Form
     original: Original
+    confidence: float | None = None
 
 
 def read_inputs(
@@ -81,6 +86,7 @@ def read_inputs(
     per_axis: Sequence[Any],
     clip: float,
     normalize: bool,
+    confidence: float,
 ) -> Inputs:
     """Energies from probabilities, logits or energies, in any form that people have them in.
 
@@ -94,9 +100,12 @@ def read_inputs(
             tell how many axes there are.
         clip: As for `DenseCRF`.
         normalize: As for `DenseCRF`.
+        confidence: Probability of labels that are given in place of probabilities; with 1 they are
+            taken as they are.
     """
     what, unary = _only(given)
-    picture = None if image is None else numbers(to_host(image), "the image")
+    picture = None if image is None else numbers(_picture(image), "the image")
+    refuse_names(unary, what)
     values = numbers(to_host(unary), what)
     original = Original.of(unary)
     named = named_axes(image, unary)
@@ -113,12 +122,62 @@ def read_inputs(
             channel_axis = _shifted(channel_axis, picture.ndim)
             picture = picture[0]
     reading = _read(picture, values, what, labels_axis, channel_axis)
+    axis = None if reading.mask else reading.axes.labels
+    assumed = None
+    if what != "energies" and confidence < 1 and are_labels([values], axis, what, normalize):
+        values, assumed = as_confident(values, axis, what, confidence), confidence
     if reading.reduced:
         values = _enlarge(values, reading, what)
     pixels = reading.axes.pixels
     table = _energies(values, reading, what, clip, normalize)
-    form = Form(pixels, None if reading.mask else reading.axes.labels, (1,) * first + values.shape)
-    return Inputs(table, picture, reading.axes, form, original)
+    form = Form(pixels, axis, (1,) * first + values.shape)
+    return Inputs(table, picture, reading.axes, form, original, assumed)
+
+
+def confidence_note(what: str, confidence: float, of: str = "") -> str:
+    """What to say about probabilities that are labels.
+
+    Args:
+        what: "probabilities" or "logits".
+        confidence: The probability that is assumed.
+        of: Of which images.
+
+    Example:
+        >>> confidence_note("probabilities", 0.7, " of 2 images")[:60]
+        'probabilities of 2 images are all 0 or 1: taken as labels th'
+    """
+    certain = "are all 0 or 1" if what == "probabilities" else "leave no label in doubt"
+    return (
+        f"{what}{of} {certain}: taken as labels that are right with probability {confidence:g}; "
+        "confidence= sets it (1 takes them as certain)"
+    )
+
+
+READERS = {
+    "the image": "read_image",
+    "probabilities": "read_probabilities",
+    "logits": "read_logits",
+}
+"""Functions of `proxfield.io.images` by what they read."""
+
+
+def refuse_names(given: Any, what: str) -> None:
+    """Say how to read a file whose name was given in place of its content."""
+    if isinstance(given, str | PathLike):
+        reader = READERS.get(what)
+        verb = "is" if what == "the image" else "are"
+        hint = f"; read it with proxfield.io.images.{reader}(…)" if reader is not None else ""
+        raise InputError(f"{what} {verb} {shown(str(given))}, a name, expected an array{hint}")
+
+
+def _picture(image: Any) -> Any:
+    """An image as an array that numpy can read, Pillow's in the form that `read_image` gives."""
+    refuse_names(image, "the image")
+    if type(image).__module__.startswith("PIL."):
+        from proxfield.io.images import pillow_pixels
+
+        return pillow_pixels(image, "the image", None)
+    return to_host(image)
 
 
 def _only(given: dict[str, ArrayLike | None]) -> tuple[str, Any]:

@@ -17,6 +17,14 @@ IGNORED = 255
 """The value by which label maps usually mark pixels to ignore."""
 NO_STROKE = 255
 """The value of scribbles where there is none."""
+CONFIDENCE = 0.7
+"""The probability that a label is right, where nothing is said."""
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuse what is no probability above 0."""
+    if not 0 < confidence <= 1:
+        raise InputError(f"confidence={shown(confidence)}, expected above 0 and at most 1")
 
 
 def runs_of(flags: NDArray[np.bool_]) -> tuple[int, ...]:
@@ -60,7 +68,7 @@ def find_ignored(
         if n_labels is None and not ((labels != IGNORED) & (labels != 0)).any():
             raise InputError(
                 "labels hold only 0 and 255, expected 0, 1, …; if 255 is foreground, pass "
-                "probabilities=labels / 255, if it stands for unknown, ignore=255"
+                "labels // 255, if it stands for unknown, ignore=255"
             )
         return IGNORED
     if isinstance(ignore, bool) or not isinstance(ignore, int | np.integer):

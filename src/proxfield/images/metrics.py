@@ -205,3 +205,15 @@ def find_metric(name: str) -> Metric:
     if name not in METRICS:
         raise InputError(f"metric={shown(name)}, expected one of: {', '.join(METRICS)}")
     return METRICS[name]
+
+
+def share_of(some: int, pixels: int) -> str:
+    """How many pixels of all these are, for people.
+
+    Example:
+        >>> share_of(9223, 187500), share_of(3, 187500), share_of(0, 4)
+        ('9,223 of 187,500 pixels (4.9 %)', '3 of 187,500 pixels (0.0016 %)', '0 of 4 pixels (0 %)')
+    """
+    share = 100 * some / max(1, pixels)
+    percent = f"{share:.1f}" if share >= 1 else f"{share:.2g}"
+    return f"{some:,} of {pixels:,} pixels ({percent} %)"

@@ -125,9 +125,8 @@ def find_axes(
         option = "labels_axis" if len({w.labels for w in ways}) > 1 else "channel_axis"
         raise InputError(f"{shapes} can be read in more than one way; pass {option}=0 or -1")
     raise InputError(
-        f"{shapes} don't match; expected (*pixels, labels) or (labels, *pixels) for an image "
-        f"(*pixels), (*pixels, channels) or (channels, *pixels), and at most {MAX_DIMENSIONS} "
-        "axes and channels in all"
+        f"{shapes} don't match; expected (*pixels, labels) or (labels, *pixels), the image's "
+        f"pixels, and at most {MAX_DIMENSIONS} axes and channels"
     )
 
 
@@ -303,10 +302,20 @@ def mask_rows(
         at = int(bad.argmax())
         raise InputError(
             f"the mask holds {foreground[at]:g} at pixel {place(pixels, at)}, expected "
-            "probabilities of foreground, 0 to 1; if these are scores of a network, pass logits="
+            f"probabilities of foreground, 0 to 1; {_remedy_for_mask(foreground)}"
         )
     np.subtract(1, foreground, out=out[:, 0])
     return out
+
+
+def _remedy_for_mask(values: NDArray[np.float32]) -> str:
+    """What to pass instead of numbers that aren't all within 0 and 1."""
+    top = values.max()
+    if top in (255, 65535) and ((values == 0) | (values == top)).all():
+        return f"pass mask / {top:g}"
+    if values.min() >= 0 and (values == np.rint(values)).all():
+        return "a map of labels goes to DenseCRF.from_labels(image, labels)"
+    return "if these are scores of a network, pass logits="
 
 
 # ---- features ----

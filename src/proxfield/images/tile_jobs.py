@@ -45,7 +45,8 @@ def run_tiles(
         jobs: Number of tiles at a time; see `run_jobs`.
 
     Returns:
-        A record per tile, in any order: its ``number`` and the ``status`` of its inference.
+        A record per tile, in any order: its ``number``, the ``status`` of its inference, and how
+        many of its pixels ``changed``.
 
     Raises:
         InputError: If a tile can't be refined or stored.
@@ -73,9 +74,9 @@ class Job:
     place: Path
 
     def __call__(self, part: Part) -> Record:
-        record: Record = {"number": part.number, "error": None, "status": None}
+        record: Record = {"number": part.number, "error": None, "status": None, "changed": 0}
         try:
-            values, record["status"] = self.work.refine(part)
+            values, record["status"], record["changed"] = self.work.refine(part)
             with writing_to(self.place):
                 _store(tile_path(self.place, part.number), values)
         except InputError as error:

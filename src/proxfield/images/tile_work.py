@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +14,13 @@ from proxfield.common.arrays import Doubles, Ints, Pixels
 from proxfield.common.memory import return_freed_arrays
 from proxfield.common.records import Record
 from proxfield.compiled.threads import current_threads, thread_count
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError, InputWarning, shown
 from proxfield.filters import choose
 from proxfield.filters.geometry import SAMPLE_STRIDE, STAR, choose_blur
 from proxfield.filters.points import PixelPoints
-from proxfield.images.densecrf import DenseCRF
+from proxfield.images.certain import are_labels
+from proxfield.images.densecrf import UNCHANGED, DenseCRF
+from proxfield.images.known import CONFIDENCE
 from proxfield.images.pixels import (
     Axes,
     color_bandwidth,
@@ -59,6 +62,7 @@ class Tile:
         build: Options of `DenseCRF`.
         run: Options of `DenseCRF.infer`.
         blurs: Those of the lattices, term by term; None where there is nothing to choose.
+        certain: Whether probabilities or logits of the whole image are labels.
     """
 
     image: Sliced | None
@@ -73,6 +77,7 @@ class Tile:
     build: Record
     run: Record
     blurs: tuple[str | None, ...] = ()
+    certain: bool = False
 
     # ---- shapes ----
 
@@ -160,10 +165,24 @@ class Tile:
             color = self._color(grid)
             blurs = self._blurs(grid, color) if build["filter"] == "lattice" else []
             kept = {"color": None if color is None else color.tolist(), "blurs": blurs}
+            kept["certain"] = self._certain(grid)
             held.note("decisions", kept)
         if kept["color"] is not None:
             build["bilateral_color"] = kept["color"]
-        return replace(self, build=build, blurs=tuple(kept["blurs"]))
+        if self.kind != "labels" and not kept["certain"]:
+            build["confidence"] = 1.0  # a tile whose pixels are certain is taken as it is
+        certain = bool(kept["certain"])
+        return replace(self, build=build, blurs=tuple(kept["blurs"]), certain=certain)
+
+    def _certain(self, grid: Grid) -> bool:
+        """Whether probabilities or logits are labels, see `are_labels`; looks at all if so."""
+        if self.kind == "labels" or self.build["confidence"] == 1:
+            return False
+        parts = (self.read_unary(grid.part(k).core) for k in range(len(grid)))
+        axis = None if self.mask and self.unary.shape == self.pixels else self.axes.labels
+        if self.mask and axis is not None:  # an axis of length 1
+            parts, axis = (np.squeeze(part, self.axes.labels) for part in parts), None
+        return are_labels(parts, axis, self.kind, bool(self.build.get("normalize", False)))
 
     def _color(self, grid: Grid) -> Doubles | None:
         """Standard deviations of colors in the image's own units."""
@@ -245,15 +264,15 @@ class Tile:
             return as_probabilities(found, self.unary.name)
         return found.astype(np.float32) if found.dtype == np.float16 else found
 
-    def refine(self, part: Part) -> tuple[Pixels, str]:
-        """The results of a tile without its halo, and how inference ended."""
+    def refine(self, part: Part) -> tuple[Pixels, str, int]:
+        """The results of a tile without its halo, how inference ended, and changed pixels."""
         return_freed_arrays()
         try:
             return self._refine(part)
         finally:
             gc.collect()  # fields and programs refer to each other: the next tile needs the room
 
-    def _refine(self, part: Part) -> tuple[Pixels, str]:
+    def _refine(self, part: Part) -> tuple[Pixels, str, int]:
         image = None if self.image is None else self.read_image(part.around)
         unary = self.read_unary(part.around)
         options = {**self.build, "channel_axis": self.axes.channels, "batch": False}
@@ -276,15 +295,18 @@ class Tile:
                     term.build(drop_features=True)
                     term.operator.compact()
         return_freed_arrays()
-        result = crf.infer(**self.run)
+        with warnings.catch_warnings():  # about a tile; `refine_tiles` counts those of all
+            warnings.filterwarnings("ignore", UNCHANGED, InputWarning)
+            result = crf.infer(**self.run)
         if result.status.name == "INTERRUPTED":  # never pass for finished
             raise KeyboardInterrupt
         status = result.status.label
+        changed = int(result.changed[part.inner].sum())
         if self.output == "labels":
             values = np.asarray(result.labels)[part.inner]
         else:
             values = np.asarray(result.probabilities)[self.window(part.inner)]
-        return values.astype(self.output_dtype), status
+        return values.astype(self.output_dtype), status, changed
 
 
 def make_tile(
@@ -319,9 +341,11 @@ def make_tile(
         axes = find_axes(picture, _stand_in((*unary.shape, 2)), "labels", -1, channel_axis)
         count = int(build["n_labels"])
         return Tile(image, unary, kind, *common, axes, False, count, settings, build, run)
-    for name in ("n_labels", "confidence", "unsure", "ignore"):
+    for name in ("n_labels", "unsure", "ignore"):
         if name in build:
             raise InputError(f"{name} goes with kind='labels' only")
+    if build.get("confidence") is None:
+        build["confidence"] = CONFIDENCE
     masks = _mask_axes(image, unary, channel_axis) if labels_axis in ("auto", None) else None
     many = [] if labels_axis is None or len(unary.shape) < 2 else possible_axes(
         picture, _stand_in(unary.shape), "energies", labels_axis, channel_axis

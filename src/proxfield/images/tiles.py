@@ -8,7 +8,9 @@ lies beyond the halo.
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,8 +24,9 @@ import numpy as np
 
 from proxfield.common.checks import whole_numbers
 from proxfield.common.records import Record
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.densecrf import DenseCRF
+from proxfield.images.inputs import confidence_note
 from proxfield.images.tile_grid import Grid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
 from proxfield.images.tile_work import INPUTS, Tile, make_tile
@@ -56,6 +59,10 @@ class TilesResult:
         halo: Pixels around a tile, along each axis.
         statuses: How inference ended, and in how many tiles of this run.
         seconds: Time this run took.
+        refined: Number of pixels in the tiles of this run.
+        changed: Number of those whose label isn't the most probable one of what was given.
+        confidence: The probability of labels that were given in place of probabilities, see
+            `DenseCRF`; else None.
     """
 
     pixels: tuple[int, ...]
@@ -67,6 +74,9 @@ class TilesResult:
     halo: tuple[int, ...]
     statuses: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    refined: int = 0
+    changed: int = 0
+    confidence: float | None = None
 
 
 def refine_tiles(
@@ -164,13 +174,19 @@ def refine_tiles(
         todo = [number for number in chosen if number not in there]
         if callback is not None:
             callback(before, len(grid))
+        if work.certain and options.get("confidence") is None:
+            note = confidence_note(kind, work.build["confidence"])
+            warnings.warn(note, InputWarning, stacklevel=2)
         statuses: dict[str, int] = {}
+        refined = changed = 0
         for record in run_tiles(work, grid, todo, place, jobs):
             number = record["number"]
             if target is not None:
                 _write_tile(target, held, work, grid, number)
             there.add(number)
             statuses[record["status"]] = statuses.get(record["status"], 0) + 1
+            refined += math.prod(c.stop - c.start for c in grid.part(number).core)
+            changed += record["changed"]
             if callback is not None:
                 callback(len(there), len(grid))
         if target is None:  # other runs may have finished theirs meanwhile
@@ -193,6 +209,9 @@ def refine_tiles(
         halo=grid.halo,
         statuses=statuses,
         seconds=time.perf_counter() - start,
+        refined=refined,
+        changed=changed,
+        confidence=work.build["confidence"] if work.certain else None,
     )
 
 

@@ -143,23 +143,25 @@ class Task:
 def run_task(task: Task) -> Record:
     """Counts of one image: ``{"digest": …, "counts": {key: {updates: counts}}, "error": …}``.
 
-    The labels without a CRF are always among them.
+    ``certain`` says whether its probabilities were labels, see `DenseCRF`. The labels without a CRF
+    are always among the counts.
     """
-    record: Record = {"digest": task.case.digest, "counts": {}, "error": None}
+    record: Record = {"digest": task.case.digest, "counts": {}, "error": None, "certain": False}
     try:
-        record["counts"] = dict(_try_points(task))
+        record["counts"] = dict(_try_points(task, record))
     except InputError as error:
         where = task.case.name if error.path is None else error.path
         record["error"] = (error.message, where)
     return record
 
 
-def _try_points(task: Task) -> Iterator[tuple[str, dict[str, list[list[int]]]]]:
+def _try_points(task: Task, record: Record) -> Iterator[tuple[str, dict[str, list[list[int]]]]]:
     measure = task.measure
     image, probabilities, given = load_case(task.case)
     metric = find_metric(measure.metric)
     bare: Record = {"spatial_weight": 0.0, "bilateral_weight": 0.0}
     base = DenseCRF(image, probabilities, **bare, **measure.build)
+    record["certain"] = base.confidence is not None
     truth = read_truth(given, base.pixels, base.n_labels, measure.ignore)
     terms: dict[tuple[Any, ...], Gaussian] = {}
 

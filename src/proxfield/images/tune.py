@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -14,9 +15,11 @@ import numpy as np
 
 from proxfield._version import __version__
 from proxfield.common.records import Record
-from proxfield.errors import InputError, shown
+from proxfield.errors import InputError, InputWarning, shown
 from proxfield.filters import FILTERS
 from proxfield.images.config import config_text
+from proxfield.images.inputs import confidence_note
+from proxfield.images.known import CONFIDENCE, check_confidence
 from proxfield.images.metrics import Counts, find_metric
 from proxfield.images.presets import FULL_RANGE
 from proxfield.images.search import Found, search
@@ -214,7 +217,7 @@ def tune(
         fresh: Ignore what ``store`` holds.
         callback: Called after each trial with `TuneProgress`.
         **build: Options of `DenseCRF` about its inputs: ``labels_axis``, ``channel_axis``,
-            ``normalize``, ``clip``, ``spacing``.
+            ``normalize``, ``clip``, ``spacing``, ``confidence``.
 
     Returns:
         A `TuneResult`.
@@ -234,6 +237,8 @@ def tune(
         >>> found.improved and found.held_out > found.baseline
         True
     """
+    said = build.get("confidence") is not None
+    build["confidence"] = build["confidence"] if said else CONFIDENCE
     measure = _check(metric, ignore, tolerance, filters, color_range, build)
     cases = _make_cases(images, probabilities, truth)
     counts = [("trials", trials, 1), ("folds", folds, 2)]
@@ -249,7 +254,12 @@ def tune(
     with ExitStack() as stack:
         if slots_of(jobs) > 1:
             run.workers = stack.enter_context(open_workers(jobs, threads))
-        return run.choose(tuple(filters), seed, color_range)
+        found = run.choose(tuple(filters), seed, color_range)
+    if run.certain and not said:
+        of = f" of {len(run.certain)} of {len(cases)} images"
+        note = confidence_note("probabilities", CONFIDENCE, of)
+        warnings.warn(note, InputWarning, stacklevel=2)
+    return found
 
 
 def _check(
@@ -261,10 +271,11 @@ def _check(
     build: Record,
 ) -> Measure:
     find_metric(metric)
-    known = ("labels_axis", "channel_axis", "normalize", "clip", "spacing")
+    known = ("labels_axis", "channel_axis", "normalize", "clip", "spacing", "confidence")
     for key in build:
         if key not in known:
             raise InputError(f"unknown option {shown(key)}, expected: {', '.join(known)}")
+    check_confidence(build["confidence"])
     if not 0 <= tolerance < 100:
         raise InputError(f"tolerance={shown(tolerance)}, expected 0 to 99 pixels")
     for name in filters:
@@ -318,6 +329,8 @@ class _Run:
     """Seconds in trials that were made now, not read from the file."""
     made: int = 0
     """Trials of one image that were made now."""
+    certain: set[str] = field(default_factory=set)
+    """Images of these trials whose probabilities are labels."""
 
     def choose(self, filters: tuple[str, ...], seed: int, color_range: float | None) -> TuneResult:
         """Search on all images, then without each fold."""
@@ -438,6 +451,8 @@ class _Run:
         if record["error"] is not None:
             message, where = record["error"]
             raise InputError(message, path=where)
+        if record["certain"]:
+            self.certain.add(record["digest"])
         self.trials.add(record)
         self.made += points
 

@@ -22,6 +22,7 @@ from proxfield.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 from proxfield.io.npy import load_array
+from proxfield.io.palette import label_colors
 from proxfield.io.referenced import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def read_image(path: Target, notes: list[str] | None = None) -> Pixels:
             return read_geotiff(path, notes).values
         if notes is not None:
             notes.append(f"{name}: 16-bit color is read as 8-bit; rasterio reads all: {GEO_REMEDY}")
-    pages = [_pixels(page, name, notes) for page in _decode(data, name, notes)]
+    pages = [pillow_pixels(page, name, notes) for page in _decode(data, name, notes)]
     return pages[0] if len(pages) == 1 else _stack(pages, name)
 
 
@@ -82,7 +83,8 @@ def read_probabilities(path: Target) -> Pixels:
 
     Whole numbers stand for shares of 255 or 65535; they are taken for that only if they sum to
     about as much along the first or the last axis, and come normalized. A gray picture, or an array
-    of whole numbers with two axes, is a mask: shares of foreground.
+    of whole numbers with two axes, is a mask: shares of foreground. One of 0 and 1 alone is
+    refused: it is a label map.
 
     Args:
         path: ``.npy``, or ``.npz`` with an array ``probabilities``, ``prob``, ``probs`` or
@@ -96,7 +98,7 @@ def read_probabilities(path: Target) -> Pixels:
     """
     data, name = read_bytes(path)
     if is_array(data):
-        return as_probabilities(load_array(data, name, KEYS), name)
+        return _whole_probabilities(load_array(data, name, KEYS), name)
     pages = _decode(data, name)
     gray = pages[0].mode in ("1", "L", "I") or pages[0].mode.startswith("I;16")
     if len(pages) > 1 or not gray:
@@ -105,16 +107,21 @@ def read_probabilities(path: Target) -> Pixels:
             "are read as labels)",
             path=name,
         )
-    return as_probabilities(_pixels(pages[0], name, None), name)
+    return _whole_probabilities(pillow_pixels(pages[0], name, None), name)
 
 
 def as_probabilities(values: Pixels, name: str) -> Pixels:
     """Stored numbers as floats; see `read_probabilities`."""
     if values.dtype.kind == "f":
         return values.astype(np.float32) if values.dtype.itemsize < 4 else values
+    if values.dtype == np.bool_:
+        return values.astype(np.float32)
     if values.dtype in (np.uint8, np.uint16) and values.ndim > 1:
         full = np.iinfo(values.dtype).max
-        for axis in (0, values.ndim - 1):
+        ends = (0, values.ndim - 1)
+        if values.ndim > 2 and any((values.sum(axis=a, dtype=np.int64) == 1).all() for a in ends):
+            return values.astype(np.float32)  # one-hot
+        for axis in ends:
             sums = values.sum(axis=axis, dtype=np.int64, keepdims=True)
             # rounding moves each share by up to one, cutting off or to the nearest
             if (np.abs(sums - full) <= values.shape[axis]).all() and sums.all():
@@ -123,9 +130,20 @@ def as_probabilities(values: Pixels, name: str) -> Pixels:
             return np.asarray(values / np.float32(full))
     raise InputError(
         f"holds {values.dtype} of shape {values.shape}, expected probabilities as floats, or as "
-        "shares of 255 (uint8) or 65535 (uint16) that sum to as much for every pixel",
+        "shares of 255 (uint8) or 65535 (uint16); a label map: refine --labels, or read_labels",
         path=name,
     )
+
+
+def _whole_probabilities(values: Pixels, name: str) -> Pixels:
+    """The same of all pixels, among which there must be more than the shares 0 and 1 of 255."""
+    if values.dtype.kind in "iu" and values.ndim == 2 and values.size and values.max() == 1:
+        raise InputError(
+            "holds only 0 and 1, expected shares of foreground out of 255 (65535 in 16 bits); this "
+            "is a label map: refine --labels, or read_labels",
+            path=name,
+        )
+    return as_probabilities(values, name)
 
 
 def read_logits(path: Target) -> Pixels:
@@ -212,14 +230,18 @@ def write_labels(
     *,
     palette: list[int] | None = None,
 ) -> None:
-    """Write a label map as ``.png`` (8 bits for up to 256 labels, else 16), ``.npy`` or ``.npz``.
+    """Write a label map as ``.png``, ``.npy`` or ``.npz``.
+
+    A picture of up to 256 labels has 8 bits and a palette, so that viewers show colors, those of
+    overlays; what it holds are the labels. With more labels it is gray, with 16 bits.
 
     Args:
         path: Where to write.
         labels: Whole numbers from 0; a picture needs two axes.
         n_labels: How many labels there are, which decides on the size; by default one more
             than the largest.
-        palette: Colors for an 8-bit picture, as from `read_labels`.
+        palette: Colors for an 8-bit picture, as from `read_labels`; by default
+            `proxfield.io.palette.label_colors`.
 
     Raises:
         InputError: If labels don't fit, or the file can't be written.
@@ -241,8 +263,9 @@ def write_labels(
         what = f"shape {values.shape}" if values.ndim != 2 else f"{top + 1} labels"
         raise InputError(f"labels of {what} don't fit a picture, expected .npy", path=name)
     picture = import_pillow().fromarray(values)
-    if palette is not None and kind is np.uint8:
-        picture.putpalette(palette)  # L becomes P
+    if kind is np.uint8:  # L becomes P
+        count = 256 if palette is None else max(len(palette) // 3, top + 1)
+        picture.putpalette(label_colors(count, palette).ravel().tolist())
     atomic_write(path, png_bytes(picture))
 
 
@@ -320,7 +343,7 @@ def _is_turned(picture: Image) -> bool:
         return False
 
 
-def _pixels(page: Image, name: str, notes: list[str] | None) -> Pixels:
+def pillow_pixels(page: Image, name: str, notes: list[str] | None) -> Pixels:
     """One page as an array."""
     mode = page.mode
     if mode.startswith("I;16"):

@@ -59,8 +59,8 @@ def _values(energies: Floats) -> tuple[Floats, Floats]:
     if span.size and not span[widest] <= 2 * _REACH:
         raise InputError(
             f"the finite energies of a table run from {low[widest]:.6g} to {high[widest]:.6g}, "
-            f"a span of {span[widest]:.6g} nats; a UAI file holds exp(-energy) as a double, "
-            f"expected a span of at most {2 * _REACH:g} (use +inf for forbidden labellings)"
+            f"a span of {span[widest]:.6g} nats, expected at most {2 * _REACH:g}, which "
+            "exp(-energy) as a double can hold (use +inf for forbidden labellings)"
         )
     outside = (low < -_REACH) | (high > _REACH)
     shift = np.where(outside, low / 2 + high / 2, 0.0)

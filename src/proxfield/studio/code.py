@@ -54,6 +54,10 @@ def as_python(session: Session, job: Job) -> str:
             f"{inputs.what} = {reader}({inputs.unary_name!r}){first}",
         ]
     options = {name: value for name, value in inputs.options.items() if value != "auto"}
+    if inputs.what != "labels":
+        options.pop("confidence", None)
+        if session.confidence is not None:
+            options["confidence"] = session.confidence
     if job.scribbles is not None:
         lines.insert(0, "import numpy as np")
         lines += ["", *_scribble_lines(session.shape, as_runs(job.scribbles))]

@@ -8,6 +8,7 @@ from proxfield.common.arrays import Pixels
 from proxfield.common.records import Record
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
+from proxfield.images.known import CONFIDENCE
 
 READERS = {
     "probabilities": "read_probabilities",
@@ -25,7 +26,8 @@ class Inputs:
         image: The pixels.  # (height, width), (height, width, channels) or channels first
         unary: Probabilities, logits or a label map.
         what: Which of these: "probabilities", "logits" or "labels".
-        build: Options of `DenseCRF` about the arrays: labels_axis, channel_axis, normalize.
+        build: Options of `DenseCRF` about the arrays: labels_axis, channel_axis, normalize,
+            confidence.
         from_labels: Options of `DenseCRF.from_labels`, for label maps.
         truth: True labels, if they are known; 255 where they aren't.  # (height, width)
         scribbles: Labels of pixels that are known from the start; 255 elsewhere.
@@ -59,6 +61,7 @@ class Inputs:
         if self.what == "labels":
             return DenseCRF.from_labels(self.image, self.unary, **given)
         given[self.what] = self.unary
+        given["confidence"] = given.get("confidence") or CONFIDENCE  # said in the page, not warned
         return DenseCRF(self.image, **given)
 
 

@@ -41,6 +41,20 @@ PANELS = {
 log = logging.getLogger("proxfield")
 
 
+def confidence_text(confidence: float | None) -> str:
+    """What to say about probabilities that are labels; "" if they aren't.
+
+    Example:
+        >>> confidence_text(0.7)
+        'labels, right with probability 0.7 (--confidence)'
+    """
+    return (
+        ""
+        if confidence is None
+        else f"labels, right with probability {confidence:g} (--confidence)"
+    )
+
+
 def explain(error: Exception) -> str:
     """An error as the command line says it, on one line."""
     if isinstance(error, MemoryError) and not str(error):
@@ -206,7 +220,7 @@ class Page:
             stack.style(f"aspect-ratio: {width} / {height}")
             base.props["src"] = photo
         self._overlay("unary", label_png(session.labels, session.n_labels))
-        self._note("unary", session.iou)
+        self._note("unary", session.iou, confidence_text(session.confidence))
         for name in ("result", "difference"):
             self.images[name][2].props.pop("src", None)
             self.notes[name].text = ""
@@ -386,8 +400,9 @@ class Page:
         over.props["src"] = self.studio.pictures.put(self, name, png, "image/png")
         over.update()
 
-    def _note(self, name: str, iou: float | None) -> None:
-        self.notes[name].text = "" if iou is None else f"mean IoU {iou:.4f}"
+    def _note(self, name: str, iou: float | None, more: str = "") -> None:
+        score = "" if iou is None else f"mean IoU {iou:.4f}"
+        self.notes[name].text = " · ".join(text for text in (more, score) if text)
 
     # ---- what the studio hands out ----
 

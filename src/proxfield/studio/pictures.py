@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from proxfield.common.arrays import Pixels
 from proxfield.io.images import import_pillow
-from proxfield.io.overlay import displayable, label_colors
+from proxfield.io.overlay import displayable
+from proxfield.io.palette import label_colors
 
 MAX_PALETTE = 255
 """Labels of a picture with a palette; the last entry is for transparent pixels."""

@@ -127,6 +127,8 @@ class Session:
             )
         self.shape: tuple[int, int] = (base.pixels[0], base.pixels[1])
         self.n_labels = base.n_labels
+        self.confidence = base.confidence
+        """The probability that labels are right, where labels were given; else None."""
         if base.n_vars * self.n_labels > MAX_ENTRIES:
             raise InputError(
                 f"{base.n_vars} pixels with {self.n_labels} labels are too many for the studio, "

@@ -13,6 +13,7 @@ from proxfield.devices.cuda import torch, triton
 from proxfield.devices.tensors import Tensor
 from proxfield.errors import InputError
 from proxfield.filters.torch.checks import require_tensor
+from proxfield.images.certain import NEGLIGIBLE
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.pixels import TOLERANCE
 from proxfield.images.presets import DEFAULT_PRESET, settings_of
@@ -140,7 +141,10 @@ def _on_device(
     clip = float(build.get("clip", 1e-5))
     if not 0 < clip < 1:
         return None
-    unary = (p / sums if divide else p).clamp(min=clip).log().neg()
+    p = p / sums if divide else p
+    if build.get("confidence") != 1 and int((p > NEGLIGIBLE).sum()) == len(p):
+        return None  # labels, as it seems: the host takes them for that
+    unary = p.clamp(min=clip).log().neg()
     channels = None if image is None else channels_of(image.detach(), frame)
     call = program_of(frame.key, frame.points)
     if any(needs_diagonal(made.kind, made.key) for made in call.terms):

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.common.arrays import Doubles
 from proxfield.errors import InputError
 from proxfield.io.images import import_pillow
-from proxfield.io.overlay import label_colors
+from proxfield.io.palette import label_colors
 from proxfield.viz.tiles import caption_picture, frame_picture, join_pictures
 
 Picture = NDArray[np.uint8]
