@@ -401,7 +401,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             logits: Scores of a network, before a softmax.  # (B, labels, *pixels)
             probabilities: Probabilities instead of logits; they sum to 1.
             energies: Unary energies instead of logits; +inf excludes a label, as logits of -inf do:
-                its marginal is 0, its log-marginal `LOG_ZERO`.
+                its marginal is 0, its log-marginal −10⁴.
             embeddings: Embeddings of the pixels, for the term over them.  # (B, any, *pixels)
 
         Returns:
