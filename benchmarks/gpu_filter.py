@@ -118,9 +118,9 @@ def time_layer(size: int, n_labels: int, device: str, repeats: int) -> dict[str,
     found: dict[str, Any] = {}
     for kind in LIMITS:
         for learn in (("weights",), ("weights", "bandwidths")):
-            layer = DenseCRF(
-                n_labels, filter=kind, learn=learn, tol=0.0, output="log-marginals"
-            ).to(device)
+            layer = DenseCRF(n_labels, preset="krahenbuehl", filter=kind, learn=learn, tol=0.0).to(
+                device
+            )
 
             def step(layer: DenseCRF = layer) -> None:
                 clear_plans()

@@ -97,8 +97,8 @@ def compare(options: argparse.Namespace, data: Any, iterations: int) -> dict[str
     gradients = {}
     for kind in KINDS:
         layer = DenseCRF(
-            options.labels, gradient=kind, max_iters=iterations, learn=learn,
-            output="log-marginals", tol=0.0,
+            options.labels, preset="krahenbuehl", gradient=kind, max_iters=iterations,
+            learn=learn, tol=0.0,
         ).to(options.device)  # fmt: skip
         solve._told.clear()  # the warning comes once per process
         try:

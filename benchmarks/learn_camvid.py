@@ -101,7 +101,7 @@ def learn(
     if form != "bias":
         crf = KeptFeatures.from_config(
             PRESETS[preset], len(CLASSES), compatibility=form, filter="lattice",
-            learn=("weights", "compatibility"), output="log-marginals", tol=0.0,
+            learn=("weights", "compatibility"), tol=0.0,
         )  # fmt: skip
     data = [as_tensors(scene) for scene in scenes]
     optimizer = torch.optim.Adam([x for x in crf.parameters() if x.requires_grad], lr=rate)
@@ -120,7 +120,7 @@ def learn(
             schedule.step()
             losses.append(float(loss.detach()))
         trace.append(round(float(np.mean(losses)), 5))
-        first = [round(w, 3) for w in next(crf.parameters()).tolist()]
+        first = [round(w, 3) for w in (crf.bias if form == "bias" else crf.weights).tolist()]
         print(f"  {form}, epoch {epoch + 1}/{epochs}: loss {trace[-1]:.4f}, {first}", flush=True)
     return crf, trace
 
@@ -153,7 +153,7 @@ def _gradient(
         crf = pt.DenseCRF(
             len(CLASSES), spatial_weight=0.0, bilateral_sigma=place, bilateral_weight=weight,
             bilateral_color=color / 255 * float(np.exp(shift)), filter=filter, tol=0.0,
-            max_iters=updates, output="log-marginals",
+            max_iters=updates,
         ).double()  # fmt: skip
         found = torch.nn.functional.nll_loss(crf(image, logits), truth, ignore_index=VOID)
         if not learned:
@@ -165,7 +165,7 @@ def _gradient(
             **parts[-1],
             "color": float(crf.log_bilateral_color.grad),
             "place": float(crf.log_bilateral_sigma.grad),
-            "weight": float(crf.weights.grad),
+            "weight": float(crf.log_weights.grad) / weight,
         }
 
     out = loss(learned=True)

@@ -68,7 +68,9 @@ def main() -> None:
     }
     for tol in (1e-6, 0.0):
         for check in (True, False):
-            crf = DenseCRF(LABELS, filter="lattice", tol=tol, check=check).to(options.device)
+            crf = DenseCRF(LABELS, preset="krahenbuehl", filter="lattice", tol=tol, check=check).to(
+                options.device
+            )
             name = f"forward_{'checked' if check else 'unchecked'}_tol_{tol:g}_s"
             runs[name] = lambda crf=crf: crf(image, logits)
     with torch.no_grad():

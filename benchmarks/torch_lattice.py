@@ -79,7 +79,7 @@ def layer_of(
     place, color = options.sigmas
     return DenseCRF(
         options.labels, filter=kind, max_iters=options.updates, tol=0.0, learn=learn,
-        bilateral_sigma=place, bilateral_color=color / 255, output="log-marginals",
+        bilateral_sigma=place, bilateral_color=color / 255, spatial_sigma=3.0,
         spatial_weight=weights[0], bilateral_weight=weights[1],
     )  # fmt: skip
 

@@ -50,7 +50,7 @@ def layer(options: dict[str, Any]) -> pt.DenseCRF:
 def through_layer(crf: pt.DenseCRF, image: np.ndarray, p: np.ndarray) -> np.ndarray:
     picture = torch.from_numpy(image).permute(2, 0, 1)[None]
     maps = torch.from_numpy(p).permute(2, 0, 1)[None]
-    return crf(picture, probabilities=maps)[0].permute(1, 2, 0).detach().numpy()
+    return crf(picture, probabilities=maps)[0].exp().permute(1, 2, 0).detach().numpy()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -87,7 +87,7 @@ def test_and_back(name: str, tmp_path: Path) -> None:
 def test_options_override_settings() -> None:
     crf = pt.DenseCRF.from_config(layer({}).to_config(), 3, max_iters=2, learn=("weights",))
     assert crf.max_iters == 2
-    assert [name for name, x in crf.named_parameters() if x.requires_grad] == ["weights"]
+    assert [name for name, x in crf.named_parameters() if x.requires_grad] == ["log_weights"]
 
 
 def test_published_settings_by_name() -> None:

@@ -150,11 +150,12 @@ def test_the_default_is_right_before_convergence(device: str) -> None:
     image, logits = torch.rand(1, 3, 8, 8, **make), 0.5 * torch.randn(1, 3, 8, 8, **make)
     logits.requires_grad_()
     layer = pt.DenseCRF(
-        3, bilateral_color=0.3, bilateral_sigma=4.0, spatial_weight=1.0, bilateral_weight=1.6
-    ).double()
+        3, bilateral_color=0.3, bilateral_sigma=4.0, spatial_weight=1.0, bilateral_weight=1.6,
+        spatial_sigma=3.0, preset="krahenbuehl", output="marginals",
+    ).double()  # fmt: skip
     layer = layer.to(device)
     assert layer.max_iters == 10
-    inputs = [logits, layer.weights, layer.log_spatial_sigma, layer.log_bilateral_color]
+    inputs = [logits, layer.log_weights, layer.log_spatial_sigma, layer.log_bilateral_color]
     found = torch.autograd.grad(layer(image, logits)[:, 0].square().sum(), inputs)
     unary = -logits.flatten(2).transpose(1, 2)
     features = layer.features(image, None, (8, 8), unary)

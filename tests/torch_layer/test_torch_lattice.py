@@ -250,7 +250,7 @@ def test_same_marginals_as_the_field(device: str, normalization: str, self_messa
     image, logits = scene(device, (7, 9))
     kind = {"normalization": normalization, "self_message": self_message}
     with torch.no_grad():
-        out = layer_of(device, **kind)(image, logits).cpu().numpy()
+        out = layer_of(device, max_iters=10, **kind)(image, logits).exp().cpu().numpy()
     for k in range(2):
         crf = pf.DenseCRF(
             image[k].cpu().numpy(), energies=-logits[k].cpu().numpy(), channel_axis=0,
@@ -289,12 +289,12 @@ def test_gradients_are_those_of_the_updates(
 
     def outputs(logits: Any, weights: Any, compatibility: Any) -> Any:
         with torch.no_grad():
-            layer.weights.copy_(weights)
+            layer.log_weights.copy_(weights)
             layer.compatibility.copy_(compatibility)
-        given = {"weights": weights, "compatibility": compatibility}
+        given = {"log_weights": weights, "compatibility": compatibility}
         return torch.func.functional_call(layer, given, (image, logits))
 
-    start = [x.detach().clone().requires_grad_() for x in (layer.weights, layer.compatibility)]
+    start = [x.detach().clone().requires_grad_() for x in (layer.log_weights, layer.compatibility)]
     assert torch.autograd.gradcheck(outputs, (logits.requires_grad_(), *start), fast_mode=True)
 
 
@@ -303,10 +303,11 @@ def test_bandwidths_learn_what_the_exact_filter_would(device: str) -> None:
     truth = (image.mean(1) > 0.5).long()
     found = []
     for kind in ("lattice", "exact"):
-        layer = layer_of(device, filter=kind, bilateral_color=0.3, output="log-marginals")
+        layer = layer_of(device, filter=kind, bilateral_color=0.3)
         torch.nn.functional.nll_loss(layer(image, logits), truth).backward()
-        sigmas = [p.grad.flatten() for n, p in layer.named_parameters() if n.startswith("log")]
-        found.append((torch.cat(sigmas), layer.weights.grad))
+        widths = ("log_spatial_", "log_bilateral_")
+        sigmas = [p.grad.flatten() for n, p in layer.named_parameters() if n.startswith(widths)]
+        found.append((torch.cat(sigmas), layer.log_weights.grad))
     for a, b in zip(*found, strict=True):
         assert cosine(a, b) > 0.98
         assert float(a.norm() / b.norm()) == pytest.approx(1.0, abs=0.2)

@@ -294,13 +294,13 @@ def test_vmap_of_an_operator(dims: tuple[int | None, ...], shared: bool) -> None
 def test_vmap_over_parameters(device: str, kind: str) -> None:
     crfs = [model(kind, spatial_weight=w, tol=0.1).to(device) for w in (0.5, 1.0, -2.0)]
     image, logits = scene(device)
-    stacked, _ = torch.func.stack_module_state(crfs)
+    stacked = torch.func.stack_module_state(crfs)  # signs of weights are buffers
 
-    def run(parameters: Any) -> Any:
-        return torch.func.functional_call(crfs[0], parameters, (image, logits))
+    def run(parameters: Any, buffers: Any) -> Any:
+        return torch.func.functional_call(crfs[0], (parameters, buffers), (image, logits))
 
     expected = torch.stack([crf(image, logits) for crf in crfs])
-    assert torch.allclose(torch.func.vmap(run)(stacked), expected, atol=1e-12)
+    assert torch.allclose(torch.func.vmap(run)(*stacked), expected, atol=1e-12)
 
 
 def test_vmap_of_infer() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Floats, Pixels
+from proxfield.common.arrays import Floats
 from proxfield.common.checks import whole_count
 from proxfield.common.records import Record
 from proxfield.errors import InputError, InputWarning, cut_middle, shown
@@ -47,8 +47,7 @@ from proxfield.images.presets import (
     DEFAULT_PRESET,
     MODEL_SETTINGS,
     PUBLISHED_UPDATES,
-    TERM_SETTINGS,
-    settings_of,
+    chosen_settings,
 )
 from proxfield.inference.infer import infer
 from proxfield.inference.rounding import round_marginals
@@ -206,9 +205,19 @@ class DenseCRF(Field):
             table = fix_labels(table, scribbles, self.pixels)
         super().__init__(len(table), n_labels=table.shape[1])
         self.add(Unary(table))
-        terms = (spatial_sigma, spatial_weight, bilateral_sigma, bilateral_color, bilateral_weight)
-        chosen = _settings(preset, terms, filter, pixels)
-        _set_model(chosen, (compatibility, normalization, self_message))
+        given = {
+            "spatial_sigma": spatial_sigma,
+            "spatial_weight": spatial_weight,
+            "bilateral_sigma": bilateral_sigma,
+            "bilateral_color": bilateral_color,
+            "bilateral_weight": bilateral_weight,
+            "compatibility": compatibility,
+            "normalization": normalization,
+            "self_message": self_message,
+            "filter": filter,
+        }
+        own = None if pixels is None or bilateral_color is None else color_range(pixels)
+        chosen = chosen_settings(preset, given, own)
         self.settings = chosen
         """The settings in use, see `to_config`; None for points, and if loaded from a file."""
         self.max_iters = int(chosen["max_iters"])
@@ -573,32 +582,6 @@ class DenseResult(Result):
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
         """Independent label maps drawn from Q.  # (count, *pixels)"""
         return super().sample(count, seed).reshape(count, *self.field.pixels)
-
-
-def _settings(
-    preset: str | Mapping[str, Any], given: Sequence[Any], filter: str, image: Pixels | None
-) -> Record:
-    """The settings of a preset, with those in their place that were given."""
-    out = settings_of(preset)
-    explicit = {k: v for k, v in zip(TERM_SETTINGS, given, strict=True) if v is not None}
-    out.update(explicit)
-    if "bilateral_color" in explicit:
-        out.pop("color_range", None)
-        full = None if image is None else color_range(image)
-        if full is not None:
-            out["color_range"] = full
-    if filter != "auto" or "filter" not in out:
-        out["filter"] = filter
-    return out
-
-
-def _set_model(settings: Record, given: Sequence[Any]) -> None:
-    """Put what was given, and isn't the default, in the place of a configuration's settings."""
-    for (name, usual), value in zip(MODEL_SETTINGS.items(), given, strict=True):
-        if value is None:  # Potts, whatever the configuration says
-            settings.pop(name, None)
-        elif not (isinstance(value, type(usual)) and value == usual):
-            settings[name] = np.asarray(value).tolist()
 
 
 def _cooccurrence_term(

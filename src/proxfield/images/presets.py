@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
@@ -85,4 +88,40 @@ def settings_of(preset: str | Mapping[str, object]) -> Record:
     updates = out["max_iters"]
     if isinstance(updates, bool) or not isinstance(updates, int) or updates < 0:
         raise InputError(f"max_iters={shown(updates)} in a configuration, expected 0 or more")
+    return out
+
+
+def chosen_settings(
+    preset: str | Mapping[str, object], given: Mapping[str, Any], color_range: float | None
+) -> Record:
+    """The settings of a preset, with those in their place that were given as arguments.
+
+    Args:
+        preset: As for `settings_of`.
+        given: Arguments by name: `TERM_SETTINGS`, where None is the preset's value; "filter" and
+            `MODEL_SETTINGS`, whose defaults leave a configuration's as they are (None for
+            ``compatibility``: Potts, whatever the configuration says).
+        color_range: Range of the values that a given ``bilateral_color`` refers to, if known.
+
+    Example:
+        >>> given = {"bilateral_color": 0.1, "filter": "auto"}
+        >>> chosen = chosen_settings("wsss", given, color_range=1.0)
+        >>> chosen["bilateral_color"], chosen["color_range"], chosen["bilateral_weight"]
+        (0.1, 1.0, 4.0)
+    """
+    out = settings_of(preset)
+    explicit = {k: v for k in TERM_SETTINGS if (v := given.get(k)) is not None}
+    out.update(explicit)
+    if "bilateral_color" in explicit:
+        out.pop("color_range", None)
+        if color_range is not None:
+            out["color_range"] = color_range
+    if given["filter"] != "auto" or "filter" not in out:
+        out["filter"] = given["filter"]
+    for name, usual in MODEL_SETTINGS.items():
+        value = given.get(name, usual)
+        if value is None:  # Potts, whatever the configuration says
+            out.pop(name, None)
+        elif not (isinstance(value, type(usual)) and value == usual):
+            out[name] = value.tolist() if hasattr(value, "tolist") else np.asarray(value).tolist()
     return out

@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from proxfield.common.checks import is_real, is_whole
 from proxfield.common.records import Record
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import Module, need_torch
 from proxfield.devices.tensors import Tensor
-from proxfield.errors import InputError, refuse_keywords
+from proxfield.errors import InputError, refuse_keywords, shown
 from proxfield.filters import FILTERS
 from proxfield.filters.torch.filter import working_dtype
 from proxfield.filters.torch.ops import exporting_onnx, refuse_onnx, transforming
-from proxfield.images.pixels import COLOR_SIGMA, widths
-from proxfield.images.presets import FULL_RANGE, MODEL_SETTINGS, settings_of
+from proxfield.images.pixels import widths
+from proxfield.images.presets import (
+    DEFAULT_PRESET,
+    FULL_RANGE,
+    MODEL_SETTINGS,
+    chosen_settings,
+)
 from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
 from proxfield.torch.finite import require_marginals
@@ -34,7 +40,9 @@ if TYPE_CHECKING:
 
 LEARN = ("weights", "bandwidths", "compatibility")
 GRADIENTS = ("exact", "implicit", "unrolled")
-OUTPUTS = ("marginals", "log-marginals", "energies")
+OUTPUTS = ("log-marginals", "marginals", "energies")
+LOG_ZERO = -1e4
+"""Log-marginal of an excluded label: its exponential is 0 in every type, and 0 times it is 0."""
 RENAMED = {
     "labels": "n_labels",
     "iterations": "max_iters",
@@ -44,36 +52,47 @@ RENAMED = {
 
 
 class DenseCRF(Module):  # type: ignore[misc]
-    """Marginals of a dense CRF, differentiable in everything it is made of.
+    """A dense CRF as the last layer of a network: images and logits in, refined logits out.
 
-    The model is that of `proxfield.DenseCRF`: unaries, and Gaussian terms over all pairs of
-    pixels (spatial, bilateral, and one over embeddings if there are any). The layer iterates
-    q ← softmax(−g(q)) with the certified step, so that F never rises whatever the weights become
-    in training, and gives the exact gradient of the updates it made (see `dense_energies`).
-    Training needs memory for the inputs and for one map of energies per update. Sums over all pairs
-    are exact or filtered with a permutohedral lattice, which also a CPU does for full images.
+    The output are log-marginals, which serve as logits again: ``cross_entropy`` and ``nll_loss``
+    take them, ``softmax(dim=1)`` (or ``exp()``) gives the marginals, ``argmax(1)`` the labels. For
+    the marginals themselves set ``output="marginals"``; ``cross_entropy`` must not get these.
 
-    Parameters (train them with any optimizer): ``weights`` (one per term), ``log_spatial_sigma``,
-    ``log_bilateral_sigma``, ``log_bilateral_color``, ``log_embedding_sigma``, ``compatibility``.
+    The model and its default settings are those of `proxfield.DenseCRF`: unaries, and Gaussian
+    terms over all pairs of pixels (spatial, bilateral, and one over embeddings if there are any).
+    The layer iterates q ← softmax(−g(q)) with the certified step, so that F never rises whatever
+    the parameters become in training, and gives the exact gradient of the updates it made (see
+    `dense_energies`). Training needs memory for the inputs and for one map of energies per update.
+    Sums over all pairs are exact or filtered with a permutohedral lattice, which also a CPU does
+    for full images.
+
+    Parameters (train them with any optimizer): ``log_weights`` (one per term),
+    ``log_spatial_sigma``, ``log_bilateral_sigma``, ``log_bilateral_color``,
+    ``log_embedding_sigma``, ``compatibility``. Weights and bandwidths are learned as logarithms: no
+    step changes a sign, and a step of 0.01 changes them by 1 %.
 
     Args:
         n_labels: Number of labels.
         dimensions: 2 for images, 3 for volumes.
+        preset: What the next five and ``max_iters`` are where they aren't given: "gentle",
+            "krahenbuehl", "deeplab", "wsss" (see `proxfield.PRESETS`), or settings by name, as
+            `to_config` and `proxfield.read_config` return them; see `proxfield.DenseCRF`.
         spatial_sigma: Standard deviation of the spatial term in pixels: one number, or one per
             axis, and as many parameters.
-        spatial_weight: Its weight; 0 omits the term, and there is nothing to learn (a weight that
-            is to be learned starts at another number).
+        spatial_weight: Its weight; below 0 it repels, and learning doesn't change that. 0 omits the
+            term, and there is nothing to learn.
         bilateral_sigma: Standard deviation of the bilateral term's positions; likewise.
         bilateral_color: Standard deviation of its colors, where black is 0 and white is 1 (see
-            ``image_range``); one number, or one per channel. The default is 13 of 255 levels.
-        bilateral_weight: Its weight; 0 omits the term.
+            ``image_range``); one number, or one per channel.
+        bilateral_weight: Its weight; likewise.
         embedding_sigma: Standard deviation of the positions in the term over embeddings; None: the
             term uses embeddings alone.
         embedding_weight: Its weight; 0 omits the term. Embeddings are in units of standard
             deviations: the network that makes them learns their scale.
         compatibility: "potts" (nothing to learn), "diagonal" (one energy per label, for pairs that
             share it), "full" (a table, symmetrized: only then is there an F), or the start of a
-            diagonal or of a table. # (labels,) or (labels, labels)
+            diagonal or of a table. For this and the next two, a configuration's settings take the
+            place of the defaults. # (labels,) or (labels, labels)
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
         filter: "exact" (all pairs), "lattice" (permutohedral, for many pixels) or "auto": as for
@@ -83,7 +102,8 @@ class DenseCRF(Module):  # type: ignore[misc]
         learn: Which groups of parameters need gradients: "weights", "bandwidths" and
             "compatibility".
         step: Step of the updates, in (0, 2]; None: the certified one.
-        max_iters: Maximum number of iterations.
+        max_iters: Maximum number of iterations; "preset": what the preset or the configuration
+            says.
         tol: Stop when no marginal changes by more, divided by the step; 0: never.
         gradient: "exact": of the updates made, with θ kept before each. "implicit": of the fixed
             point, without memory that grows with the updates; where they haven't reached one (a
@@ -96,8 +116,8 @@ class DenseCRF(Module):  # type: ignore[misc]
         adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5, on a GPU 1e-4
             (float64: 1e-10).
         adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
-        output: "marginals", "log-marginals" (for losses: softmax of these gives the marginals, so
-            they also serve as logits) or "energies" (θ; logits are −θ).
+        output: "log-marginals", "marginals" (their exponential: probabilities) or "energies" (θ;
+            log-marginals are log softmax(−θ)).
         clip: Probabilities below it count as this much.
         image_range: Values of black and white in the image, for example (0, 255) or (-1, 1): they
             are scaled to 0 and 1, and ``bilateral_color`` is in these units. "auto": 0 to 255 for
@@ -111,8 +131,8 @@ class DenseCRF(Module):  # type: ignore[misc]
             to end; with ``tol`` above 0 they wait anyway.
 
     Example:
-        >>> crf = DenseCRF(21, output="log-marginals")  # doctest: +SKIP
-        >>> loss = F.nll_loss(crf(images, network(images)), truth)  # doctest: +SKIP
+        >>> crf = DenseCRF(21)  # doctest: +SKIP
+        >>> loss = F.cross_entropy(crf(images, network(images)), truth)  # doctest: +SKIP
     """
 
     def __init__(
@@ -120,11 +140,12 @@ class DenseCRF(Module):  # type: ignore[misc]
         n_labels: int,
         *,
         dimensions: int = 2,
-        spatial_sigma: float | Sequence[float] = 3.0,
-        spatial_weight: float = 3.0,
-        bilateral_sigma: float | Sequence[float] = 80.0,
-        bilateral_color: float | Sequence[float] = COLOR_SIGMA / 255,
-        bilateral_weight: float = 10.0,
+        preset: str | Mapping[str, Any] = DEFAULT_PRESET,
+        spatial_sigma: float | Sequence[float] | None = None,
+        spatial_weight: float | None = None,
+        bilateral_sigma: float | Sequence[float] | None = None,
+        bilateral_color: float | Sequence[float] | None = None,
+        bilateral_weight: float | None = None,
         embedding_sigma: float | Sequence[float] | None = None,
         embedding_weight: float = 0.0,
         compatibility: Any = "potts",
@@ -133,13 +154,13 @@ class DenseCRF(Module):  # type: ignore[misc]
         filter: str = "auto",
         learn: Sequence[str] = LEARN,
         step: float | None = None,
-        max_iters: int = 10,
+        max_iters: int | str = "preset",
         tol: float = 1e-6,
         gradient: str = "exact",
         keep_every: int = 1,
         adjoint_tol: float | None = None,
         adjoint_max_iters: int = 50,
-        output: str = "marginals",
+        output: str = "log-marginals",
         clip: float = 1e-5,
         image_range: str | Sequence[float] | None = "auto",
         mean: float | Sequence[float] | None = None,
@@ -150,15 +171,32 @@ class DenseCRF(Module):  # type: ignore[misc]
         refuse_keywords("torch.DenseCRF", unknown, RENAMED)
         need_torch()
         super().__init__()
+        given = {
+            "spatial_sigma": spatial_sigma,
+            "spatial_weight": spatial_weight,
+            "bilateral_sigma": bilateral_sigma,
+            "bilateral_color": bilateral_color,
+            "bilateral_weight": bilateral_weight,
+            "compatibility": compatibility,
+            "normalization": normalization,
+            "self_message": self_message,
+            "filter": filter,
+        }
+        chosen = {**MODEL_SETTINGS, **chosen_settings(preset, given, color_range=1.0)}
+        normalization, self_message = chosen["normalization"], chosen["self_message"]
+        filter = chosen["filter"]
+        updates: Any = chosen["max_iters"] if max_iters == "preset" else max_iters
         one_of("normalization", normalization, NORMALIZATIONS)
         one_of("filter", filter, ("auto", *FILTERS))
         one_of("gradient", gradient, GRADIENTS)
         one_of("output", output, OUTPUTS)
         for group in learn:
             one_of("learn", group, LEARN)
-        if n_labels < 1 or dimensions < 1 or max_iters < 0 or not tol >= 0:
+        if not is_whole(updates):
+            raise InputError(f"max_iters={shown(updates)}, expected a whole number or 'preset'")
+        if n_labels < 1 or dimensions < 1 or updates < 0 or not tol >= 0:
             raise InputError(
-                f"n_labels={n_labels}, dimensions={dimensions}, max_iters={max_iters}, tol={tol}: "
+                f"n_labels={n_labels}, dimensions={dimensions}, max_iters={updates}, tol={tol}: "
                 "expected 1 or more, 1 or more, 0 or more, 0 or more"
             )
         if keep_every < 1:
@@ -167,36 +205,41 @@ class DenseCRF(Module):  # type: ignore[misc]
             raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
         self.n_labels, self.dimensions = n_labels, dimensions
         self.normalization, self.self_message, self.filter = normalization, self_message, filter
-        self.step, self.max_iters, self.tol = step, max_iters, tol
+        self.step, self.max_iters, self.tol = step, int(updates), tol
         self.gradient, self.keep_every = gradient, keep_every
         self.output, self.clip = output, clip
         self.colors, self.check = Colors(image_range, mean, std), check
         self.adjoint_tol, self.adjoint_max_iters = adjoint_tol, adjoint_max_iters
         terms = {
-            "spatial": spatial_weight,
-            "bilateral": bilateral_weight,
+            "spatial": chosen["spatial_weight"],
+            "bilateral": chosen["bilateral_weight"],
             "embedding": embedding_weight,
         }
         for name, weight in terms.items():
-            if weight is None:
-                raise InputError(f"{name}_weight=None, expected a number; 0 omits the term")
+            if not (is_real(weight) and abs(weight) < math.inf):
+                raise InputError(
+                    f"{name}_weight={shown(weight)}, expected a number; 0 omits the term"
+                )
         self.terms = [name for name, weight in terms.items() if weight != 0]
         """The terms there are, in the order of ``weights``."""
-        given = [float(weight) for weight in terms.values() if weight != 0]
-        self.weights = self._parameter(given, "weights" in learn)
+        weights = [float(weight) for weight in terms.values() if weight != 0]
+        self.log_weights = self._parameter([math.log(abs(w)) for w in weights], "weights" in learn)
+        signs = torch.as_tensor([math.copysign(1.0, w) for w in weights])
+        self.register_buffer("weight_signs", signs.to(self.log_weights.dtype))
         bandwidths = "bandwidths" in learn
-        for name, sigma in (("spatial", spatial_sigma), ("bilateral", bilateral_sigma)):
-            logs = self._logs(f"{name}_sigma", sigma, dimensions, bandwidths)
+        for name in ("spatial", "bilateral"):
+            logs = self._logs(f"{name}_sigma", chosen[f"{name}_sigma"], dimensions, bandwidths)
             setattr(self, f"log_{name}_sigma", logs if name in self.terms else None)
-        several = len(bilateral_color) if isinstance(bilateral_color, Sequence) else 1
-        logs = self._logs("bilateral_color", bilateral_color, several, bandwidths)
+        color, unit = chosen["bilateral_color"], chosen.get("color_range", 1.0)
+        several = len(color) if isinstance(color, Sequence) else 1
+        logs = self._logs("bilateral_color", color, several, bandwidths, unit)
         self.log_bilateral_color: Tensor = logs if "bilateral" in self.terms else None
         self.log_embedding_sigma: Tensor | None = None
         if "embedding" in self.terms and embedding_sigma is not None:
             self.log_embedding_sigma = self._logs(
                 "embedding_sigma", embedding_sigma, dimensions, bandwidths
             )
-        self.compatibility = self._compatibility(compatibility, "compatibility" in learn)
+        self.compatibility = self._compatibility(chosen["compatibility"], "compatibility" in learn)
 
     # ---- settings ----
 
@@ -204,7 +247,7 @@ class DenseCRF(Module):  # type: ignore[misc]
     def from_config(
         cls, config: str | PathLike[str] | Mapping[str, Any], n_labels: int, **options: Any
     ) -> DenseCRF:
-        """A layer with the settings of `proxfield.DenseCRF`, as ``proxfield tune`` writes them.
+        """A layer with the settings of a file, as ``proxfield tune`` writes it.
 
         Args:
             config: The name of a TOML file, or settings by name, as `to_config` returns them.
@@ -216,13 +259,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         """
         from proxfield.images.config import read_config
 
-        settings = settings_of(read_config(config))
-        of = settings.pop("color_range", None)
-        if of is not None:
-            color = settings["bilateral_color"]
-            several = isinstance(color, Sequence)
-            settings["bilateral_color"] = [c / of for c in color] if several else color / of
-        return cls(n_labels, **{**settings, **options})
+        return cls(n_labels, preset=read_config(config), **options)
 
     def to_config(self) -> Record:
         """The settings of `proxfield.DenseCRF` with the present parameters of the layer.
@@ -266,15 +303,20 @@ class DenseCRF(Module):  # type: ignore[misc]
         start = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach().clone()
         return torch.nn.Parameter(start, requires_grad=learn)
 
-    def _logs(self, what: str, values: float | Sequence[float], count: int, learn: bool) -> Tensor:
+    def _logs(
+        self,
+        what: str,
+        values: float | Sequence[float],
+        count: int,
+        learn: bool,
+        unit: float = 1.0,
+    ) -> Tensor:
         """Logarithms of lengths, as many as were given: a step can't make one negative."""
         widths(values, count, what, "axis or channel")
         given = values if isinstance(values, Sequence) else [values]
-        return self._parameter([math.log(v) for v in given], learn)
+        return self._parameter([math.log(v / unit) for v in given], learn)
 
     def _compatibility(self, given: Any, learn: bool) -> Tensor | None:
-        if given is None:
-            return None
         if isinstance(given, str):
             one_of("compatibility", given, ("potts", "diagonal", "full"))
             if given == "potts":
@@ -289,15 +331,21 @@ class DenseCRF(Module):  # type: ignore[misc]
             )
         return out
 
+    @property
+    def weights(self) -> Tensor:
+        """Weight of each of ``terms``, made from ``log_weights``.  # (terms,)"""
+        return self.weight_signs * self.log_weights.exp()
+
     def tables(self) -> Tensor:
         """Weight times compatibility of each term, symmetrized.  # (terms, labels, labels)"""
+        weights = self.weights
         if self.compatibility is None:  # Potts, up to what is the same for all labels
-            table = -torch.eye(self.n_labels, dtype=self.weights.dtype, device=self.weights.device)
+            table = -torch.eye(self.n_labels, dtype=weights.dtype, device=weights.device)
         elif self.compatibility.ndim == 1:
             table = torch.diag(self.compatibility)
         else:
             table = 0.5 * (self.compatibility + self.compatibility.T)
-        return self.weights[:, None, None] * table
+        return weights[:, None, None] * table
 
     def extra_repr(self) -> str:
         """What ``print`` shows."""
@@ -346,13 +394,14 @@ class DenseCRF(Module):  # type: ignore[misc]
         energies: Tensor | None = None,
         embeddings: Tensor | None = None,
     ) -> Tensor:
-        """Marginals (or what ``output`` says) of each pixel.
+        """Log-marginals (or what ``output`` says) of each pixel: logits, refined.
 
         Args:
             image: None without a bilateral term.  # (B, channels, *pixels)
             logits: Scores of a network, before a softmax.  # (B, labels, *pixels)
             probabilities: Probabilities instead of logits; they sum to 1.
-            energies: Unary energies instead of logits; +inf excludes a label.
+            energies: Unary energies instead of logits; +inf excludes a label, as logits of -inf do:
+                its marginal is 0, its log-marginal −10⁴.
             embeddings: Embeddings of the pixels, for the term over them.  # (B, any, *pixels)
 
         Returns:
@@ -392,6 +441,7 @@ class DenseCRF(Module):  # type: ignore[misc]
             theta = torch.softmax(-theta, dim=-1)
         elif self.output == "log-marginals":
             theta = torch.log_softmax(-theta, dim=-1)
+            theta = theta.masked_fill(theta == -math.inf, LOG_ZERO)
         # contiguous: PyTorch's losses for maps insist on it
         return theta.transpose(1, 2).unflatten(2, pixels).contiguous()
 
