@@ -53,4 +53,7 @@ def test_options_that_need_it(tmp_path):
     bad = tmp_path / "bad.npy"
     bad.write_bytes(b"no array")
     found = solve(str(bad), "--distributed")
-    assert "can't be read as an array" in found.output and found.exit_code != 0
+    assert (
+        "isn't a .npy file, expected one that numpy.save wrote" in found.output
+        and found.exit_code != 0
+    )

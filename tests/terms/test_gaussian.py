@@ -264,8 +264,8 @@ def test_wrong_variables() -> None:
         pf.Field(3, n_labels=2).add(pf.Gaussian(rows))
     with pytest.raises(InputError, match=r"variables 2 to 5 needs as many rows.*field has 5"):
         pf.Field(5, n_labels=2).add(pf.Gaussian(rows, first=2))
-    with pytest.raises(InputError, match="variables -1 to 2"):
-        pf.Field(5, n_labels=2).add(pf.Gaussian(rows, first=-1))
+    with pytest.raises(InputError, match="first=-1, expected a whole number, 0 or more"):
+        pf.Gaussian(rows, first=-1)
     with pytest.raises(InputError, match="equal numbers of labels"):
         pf.Field([2, 2, 3, 2]).add(pf.Gaussian(rows))
     pf.Field([2, 2, 2, 2, 3]).add(pf.Gaussian(rows))

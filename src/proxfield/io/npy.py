@@ -109,12 +109,13 @@ def map_array(path: str | PathLike[str]) -> Any:
     Raises:
         InputError: If the file is missing, damaged or shorter than its header says.
     """
-    with naming_damage(display_name(path)):
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(mapped, np.ndarray):  # an archive of several
-            mapped.close()
-            raise InputError("is an .npz archive, expected .npy", path=display_name(path))
-        return mapped
+    name = display_name(path)
+    with naming_damage(name):
+        with Path(path).open("rb") as stream:
+            begin = stream.read(len(_format.MAGIC_PREFIX))
+        if begin != _format.MAGIC_PREFIX:
+            raise InputError("isn't a .npy file, expected one that numpy.save wrote", path=name)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> Pixels:
