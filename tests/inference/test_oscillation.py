@@ -69,6 +69,13 @@ def test_the_status_does_not_flip_as_max_iters_grows(rule: str, params: dict[str
         assert named == sorted(named), found
 
 
+def test_a_rule_that_overshoots_is_not_judged_by_its_swings() -> None:
+    """Here q alternates for hundreds of updates, and diverges later."""
+    field, params = grid(2, 2, strength=5.0, seed=3), {"variant": "printed"}
+    found = statuses(field, "adam", params, 250, 300, 5000)
+    assert found == [pf.Status.MAX_ITERS, pf.Status.MAX_ITERS, pf.Status.DIVERGED]
+
+
 # ---- what counts, with a rule whose path is given ----
 
 
