@@ -44,7 +44,7 @@ def test_options_that_contradict(tmp_path: Path) -> None:
     refused("--truth needs an IMAGE", "--truth", files["truth"])
     refused("--rule sweep doesn't run on dense fields", "--rule", "sweep")
     given = (files["image"], "--probs", files["probs"])
-    refused("--confidence goes with --labels only", *given, "--confidence", 0.5)
+    refused("--unsure goes with --labels only", *given, "--unsure", 3)
     refused("contradict each other", *given, "--preset", "wsss", "--config", "crf.toml")
 
 

@@ -11,6 +11,7 @@ import pytest
 from studio_cases import write_files
 
 import proxfield as pf
+from proxfield.images.known import CONFIDENCE
 from proxfield.studio.code import as_python, as_toml
 from proxfield.studio.inputs import Inputs, demo_inputs, read_files
 from proxfield.studio.pictures import curve_svg, label_png
@@ -51,7 +52,21 @@ def test_the_python_makes_the_same_labels(tmp_path: Path, kind: str) -> None:
 
 def test_the_python_of_the_generated_scene() -> None:
     code = same(demo_inputs(), max_iters=2)
-    assert "demo_scene()" in code
+    assert "demo_scene()" in code and "confidence" not in code
+
+
+@pytest.mark.parametrize("given", [None, 0.6])
+def test_hard_probabilities_are_labels(tmp_path: Path, given: float | None) -> None:
+    """The page and the code say the confidence; the same without a warning in a thread."""
+    paths = write_files(tmp_path)
+    hard = np.load(paths["probs"]).argmax(axis=-1)[..., None] == np.arange(3)
+    np.save(tmp_path / "hard.npy", hard.astype(np.float32))
+    build = {} if given is None else {"confidence": given}
+    inputs = read_files(paths["image"], tmp_path / "hard.npy", "probabilities", build=build)
+    code = same(inputs)
+    expected = CONFIDENCE if given is None else given
+    assert Session(inputs).confidence == expected
+    assert f"confidence={expected}," in code
 
 
 def test_names_of_uploads_are_quoted() -> None:
