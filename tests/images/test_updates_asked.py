@@ -27,7 +27,7 @@ def test_a_presets_own_number_of_updates_is_told(crf: pf.DenseCRF, tol: float | 
     result = crf.infer(tol=tol)
     assert result.status is pf.Status.MAX_ITERS and not result.converged
     assert result.message == result.summary()["message"] == PRESET
-    assert repr(result).startswith(f"Result(fixed: {PRESET}, ")
+    assert repr(result).startswith(f"DenseResult(fixed: {PRESET}, ")
     assert PRESET in result._repr_html_() and "raise max_iters" not in result._repr_html_()
 
 

@@ -177,8 +177,7 @@ def write_outputs(outputs: Outputs, data: ReportData) -> list[str]:
             notes.append(f"report: {outputs.report}")
     except InputError as error:
         raise InputError(
-            f"{error.message}; all results are safe in {outputs.results}, the same command makes "
-            "the report from them",
+            f"{error.message}; all results are safe in {outputs.results}: run the command again",
             path=error.path,
         ) from None
     return notes
