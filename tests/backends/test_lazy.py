@@ -119,7 +119,7 @@ def test_a_run_goes_on_in_compiled_kernels_where_it_left_numpy(
     cold.setattr(ReferenceProgram, "advance", advance)
     limits: dict[str, Any] = {"max_iters": 40, "tol": None, **params}
     mixed = pf.infer(field, rule, **limits)
-    assert mixed.kernels == "lazy" and 12 <= sum(done) < 30
+    assert mixed.kernels == "cpu" and 12 <= sum(done) < 30
     lazy.Spent.seconds = 0.0
     cold.setattr(ReferenceProgram, "advance", plain)
     alone, compiled = (
@@ -134,22 +134,43 @@ def test_a_run_goes_on_in_compiled_kernels_where_it_left_numpy(
         np.testing.assert_allclose(f, expected, atol=1e-9)
 
 
-def used(field: pf.Field, rule: str = "fixed", **options: Any) -> str:
-    """Which kernels iterate a field."""
-    return pf.infer(field, rule, max_iters=2, **options).kernels
+def in_numpy(side: int = 6, **options: Any) -> bool:
+    """Whether updates of a grid are made in numpy."""
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        plain = ReferenceProgram.advance
+        patch.setattr(ReferenceProgram, "advance", lambda *a: made.append(1) or plain(*a))
+        pf.infer(grid(side, side, seed=4), "fixed", max_iters=2, **options)
+    return bool(made)
 
 
 def test_what_is_compiled_at_once(cold: pytest.MonkeyPatch) -> None:
-    field = FIELDS["binary"]
-    assert used(field) == "lazy"
-    assert used(field, kernels="cpu") == "cpu"
-    assert used(field, budget=1.0) == "cpu"  # compiled kernels do more in a budget
-    assert used(grid(70, 70)) == "cpu"
+    assert in_numpy()
+    assert not in_numpy(kernels="cpu")
+    assert not in_numpy(budget=1.0)  # compiled kernels do more in a budget
+    assert not in_numpy(70)
     cold.setattr(lazy.Spent, "seconds", 2 * lazy.PATIENCE)  # by other small fields
-    assert used(field) == "cpu"
+    assert not in_numpy()
     cold.setattr(lazy.Spent, "seconds", 0.0)
     cold.setenv(lazy.SWITCH, "0")
-    assert used(field) == "cpu"
+    assert not in_numpy()
+
+
+def test_kernels_that_are_chosen_for_users_have_no_name() -> None:
+    with pytest.raises(pf.InputError, match="unknown kernels 'lazy'"):
+        pf.infer(grid(3, 3), "fixed", kernels="lazy")
+
+
+def test_custom_functions_are_called_once_per_update(cold: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def function(theta: Any, q: Any, target: Any, memory: dict[str, Any]) -> Any:
+        calls.append(1)
+        return target
+
+    pf.infer(grid(4, 4), pf.CustomRule(function), max_iters=7, tol=None)
+    assert len(calls) == 7
+    assert lazy.Spent.seconds < lazy.PATIENCE
 
 
 @pytest.mark.parametrize("rule", ["fixed", "sweep"])
@@ -174,15 +195,35 @@ def test_compiled_kernels_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(jit, "kernel_cache", lambda: tmp_path)
     monkeypatch.setenv(lazy.SWITCH, "1")
     monkeypatch.setattr(lazy.Spent, "seconds", 0.0)
-    lowered = FIELDS["binary"].lower()
-    assert lazy.suits(lowered, "float64")
-    pf.infer(FIELDS["binary"], "sweep", kernels="cpu", max_iters=1)  # another kernel
-    assert lazy.suits(lowered, "float64")
-    pf.infer(FIELDS["binary"], "fixed", kernels="cpu", max_iters=1)
-    assert not lazy.suits(lowered, "float64")
-    assert lazy.suits(lowered, "float32") and lazy.suits(FIELDS["three labels"].lower(), "float64")
+    lowered, other = grid(6, 6, seed=2).lower(), FIELDS["three labels"].lower()
+
+    def compiled() -> list[str]:
+        rules = ["fixed", "adam", "sweep", "auto"]
+        return [rule for rule in rules if not lazy.suits(lowered, "float64", rule)]
+
+    assert compiled() == []
+    pf.infer(grid(5, 5), "sweep", kernels="cpu", max_iters=1)
+    assert compiled() == ["sweep"]
+    pf.infer(grid(5, 5), "fixed", kernels="cpu", max_iters=1)
+    assert compiled() == ["fixed", "sweep"]
+    assert lazy.suits(lowered, "float32", "fixed") and lazy.suits(other, "float64", "fixed")
+    assert not in_numpy()
     monkeypatch.setattr(jit, "_ready", set())  # in another process
-    assert not lazy.suits(lowered, "float64")
+    assert compiled() == ["fixed", "sweep"]
+
+
+def test_rules_that_share_kernels_use_compiled_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(jit, "_ready", set())
+    monkeypatch.setattr(jit, "kernel_cache", lambda: tmp_path)
+    monkeypatch.setenv(lazy.SWITCH, "1")
+    monkeypatch.setattr(lazy.Spent, "seconds", 0.0)
+    pf.infer(grid(5, 5), "fixed", kernels="cpu", max_iters=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReferenceProgram, "advance", None)
+        pf.infer(grid(6, 6, seed=7), "momentum", max_iters=3)
+    assert not lazy.suits(grid(6, 6).lower(), "float64", "momentum")
 
 
 def test_integer_kernels_give_the_same_in_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,23 @@ def test_auto_runs_at_every_scale(scale: float) -> None:
     assert tried > 40
 
 
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+@pytest.mark.parametrize("large", [1e40, 1e100, 1e200, 1e297])
+def test_a_few_very_large_energies_forbid_and_change_nothing_else(
+    large: float, kernels: str
+) -> None:
+    """As people write them for what is impossible."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        unary = rng.normal(size=(7, 3))
+        pairs = np.array([(i, j) for i in range(7) for j in range(i)])
+        weights = rng.normal(size=len(pairs))
+        unary[0, 0] = large
+        field = pf.Field(7, n_labels=3).add(pf.Unary(unary)).add(pf.Potts(pairs, weights))
+        found = pf.solve_map(field, kernels=kernels, max_iters=2000)
+        assert found.energy == pytest.approx(enumerate_field(field).min_energy)
+
+
 def test_energies_that_overflow_are_refused() -> None:
     field = pf.Field(8, 2).add(pf.Unary(np.full((8, 2), 1e308)))
     for solve in (pf.solve_map, pf.infer):

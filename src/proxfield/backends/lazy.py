@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.backends.base import Program, Rows, State
-from proxfield.backends.numba.cpu import CpuProgram
-from proxfield.backends.numba.programs import compile_cpu, family
+from proxfield.backends.numba.cpu import DESCENT as DESCENT
+from proxfield.backends.numba.cpu import CpuProgram, family, kind_of
+from proxfield.backends.numba.programs import compile_cpu, sparse_program
 from proxfield.backends.reference import ReferenceProgram, ReferenceState
 from proxfield.common.arrays import Array
 from proxfield.compiled.jit import is_ready
 from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Explored, Order, Plan
+from proxfield.rules.plan import Chains, Custom, Explored, Order, Plan
 from proxfield.terms.base import Floats, Ints
 
 SWITCH = "PROXFIELD_LAZY"
@@ -58,20 +59,34 @@ class Spent:
             cls.seconds += time.perf_counter() - begun
 
 
-def suits(lowered: Lowered, dtype: str) -> bool:
-    """Whether a field is small, and kernels for it are still to be compiled."""
+def suits(lowered: Lowered, dtype: str, work: str) -> bool:
+    """Whether a field is small, and kernels for a kind of work are still to be compiled.
+
+    Args:
+        lowered: The field.
+        dtype: Floating-point type.
+        work: Name of a rule, or `DESCENT`.
+    """
     if lowered.extras or lowered.layout.size > MAX_ENTRIES or lowered.infeasible:
         return False
     if os.environ.get(SWITCH, "1") == "0" or Spent.seconds > PATIENCE:
         return False
-    return not is_ready(family(lowered, dtype))
+    return not is_ready(family(sparse_program(lowered), dtype, work))
+
+
+def note_rule(program: Program, rule: str) -> None:
+    """Remember that a rule's kernels are compiled, if the program ran it there."""
+    if isinstance(program, LazyProgram) and program.pays:
+        program = program.compiled
+    if isinstance(program, CpuProgram) and not (program.parallel or program.lowered.extras):
+        program.note_ready(rule)
 
 
 def compile_lazy(lowered: Lowered, dtype: str = "float64", threads: int | None = None) -> Program:
-    """A program in numpy where that suits the field, else the compiled one."""
-    if suits(lowered, dtype):
-        return LazyProgram(lowered, dtype, threads)
-    return compile_cpu(lowered, dtype, threads)
+    """A program in numpy; the compiled one for fields that numpy doesn't suit."""
+    if lowered.extras or lowered.layout.size > MAX_ENTRIES:
+        return compile_cpu(lowered, dtype, threads)
+    return LazyProgram(lowered, dtype, threads)
 
 
 def least_seconds(call: Callable[[], object]) -> float:
@@ -97,7 +112,7 @@ class LazyProgram(Program):
         self.reference = ReferenceProgram(lowered, dtype)
         self._threads = threads
         self._long = False
-        """Whether a plan would take too long in numpy."""
+        """Whether a plan would take too long in numpy, or its kernels are compiled."""
 
     @cached_property
     def compiled(self) -> CpuProgram:  # type: ignore[type-arg]
@@ -138,13 +153,16 @@ class LazyProgram(Program):
         return self._of(state).marginals_at(state, entries)
 
     def free_energy(self, state: State) -> float:
-        return self._of(state).free_energy(state)
+        with Spent.counted():
+            return self._of(state).free_energy(state)
 
     def residual(self, state: State) -> tuple[float, float]:
-        return self._of(state).residual(state)
+        with Spent.counted():
+            return self._of(state).residual(state)
 
     def gradient(self, q: Floats) -> NDArray[np.float64]:
-        return (self.compiled if self.pays else self.reference).gradient(q)
+        with Spent.counted():
+            return (self.compiled if self.pays else self.reference).gradient(q)
 
     def couple(self, v: Floats) -> NDArray[np.float64]:
         """W v, as of binary programs; for fields of Ising couplings alone.  # (n,)"""
@@ -163,9 +181,13 @@ class LazyProgram(Program):
     # ---- iterations ----
 
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
-        visits = self.layout.n_vars * USUAL_SWEEPS
-        if isinstance(plan, Order):
+        if is_ready(family(type(self.compiled), self.dtype.name, kind_of(plan))):
+            self._long = True
+        elif isinstance(plan, Order):
+            visits = self.layout.n_vars * USUAL_SWEEPS
             self._long |= visits * self.gradient_seconds > PATIENCE
+        elif isinstance(plan, Custom):  # a function that may count its calls
+            self._long |= USUAL_UPDATES * self.gradient_seconds > PATIENCE
         elif not self.pays:
             q, program = self.marginals(state), self.reference
             seconds = least_seconds(lambda: program.advance(program.start(q), plan, 1, 0.0, trace))
@@ -175,6 +197,8 @@ class LazyProgram(Program):
 
     def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
         if isinstance(state.arrays, ReferenceState):
+            if not self.pays and isinstance(plan, Custom):  # its time is the user's function's
+                return self.reference.advance(state, plan, n, tol, trace)
             if not self.pays:
                 with Spent.counted():
                     return self.reference.advance(state, plan, n, tol, trace)

@@ -184,7 +184,8 @@ class ReferenceProgram(Program):
     def explore(self, chains: Chains, threads: int | None = None) -> Explored:
         self.need_sweeps()
         runner = ReferenceChains(self.lowered)
-        ends = [self._chain(runner, chains, b) for b in range(len(chains.hot))]
+        with np.errstate(over="ignore"):  # an energy over a low temperature: probability 0
+            ends = [self._chain(runner, chains, b) for b in range(len(chains.hot))]
         q = np.stack([end[0] for end in ends])
         f = np.array([self._free_energy(row) for row in q])
         return Explored(q, f, chains.sweeps + np.array([end[1] for end in ends]))

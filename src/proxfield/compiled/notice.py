@@ -25,12 +25,12 @@ PAUSE = 0.2
 """Seconds between two looks; compiling that rests as long has ended."""
 
 WORK = (
-    ("backends.numba.binary_chains.", "searches in fields of two labels", 3),
-    ("backends.numba.chains.binary_", "searches in fields of two labels", 3),
+    ("backends.numba.binary_chains.", "searches in fields of two labels", 4),
+    ("backends.numba.chains.binary_", "searches in fields of two labels", 4),
     ("backends.numba.binary", "fields of two labels", 10),
-    ("backends.numba.general_chains.", "searches in fields of any labels", 10),
-    ("backends.numba.chains.", "searches in fields of any labels", 10),
-    ("backends.numba.general", "fields of any labels", 8),
+    ("backends.numba.general_chains.", "searches in fields of any labels", 14),
+    ("backends.numba.chains.", "searches in fields of any labels", 14),
+    ("backends.numba.general", "fields of any labels", 10),
     ("backends.numba.occupancy", "occupancy maps", 15),
     ("backends.numba.dense", "dense fields", 10),
     ("filters.", "dense fields", 10),

@@ -126,12 +126,15 @@ def infer(
         begun = request.now()
         request = replace(request, callback=showing)
         result = infer_whole(field, request) if on_gpu(request.kernels) else None
-        if result is None and modes > 1:
-            from proxfield.inference.modes import infer_modes
-
-            result = infer_modes(field, request, request.open(field), int(modes))
         if result is None:
-            result = infer_one(field, request, request.open(field))
+            session = request.open(field)
+            if modes > 1:
+                from proxfield.inference.modes import infer_modes
+
+                result = infer_modes(field, request, session, int(modes))
+            else:
+                result = infer_one(field, request, session)
+            request.note_compiled(session)
         result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
     return result
 
@@ -221,7 +224,7 @@ def finish(field: Field, request: Request, session: Session, outcome: Outcome) -
         params=request.rule.params,
         trace=loop.make_trace(),
         feasible=outcome.labels,
-        kernels=session.kernels,
+        kernels=request.kernels,
         asked=request.asked(outcome.status),
     )
     log.debug("%r", result)

@@ -109,8 +109,16 @@ class Request:
         if self.lazy:
             from proxfield.backends.lazy import suits  # imports numba
 
-            return "lazy" if suits(lowered, self.dtype) else self.kernels
+            return "lazy" if suits(lowered, self.dtype, self.rule.name) else self.kernels
         return self.kernels
+
+    def note_compiled(self, session: Session) -> None:
+        """Remember, for later requests, that the rule's kernels for such fields are compiled."""
+        program = vars(session).get("program")
+        if self.kernels == "cpu" and program is not None:
+            from proxfield.backends.lazy import note_rule
+
+            note_rule(program, self.rule.name)
 
     def open(self, field: Field, init: Start | None = None) -> Session:
         """The session of one field; where no labelling is possible, it starts uniform.
@@ -180,6 +188,8 @@ def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None)
         raise InputError(f"device={shown(device)}, expected cpu, cuda or cuda:1 and the like")
     if not (kernels is None or isinstance(kernels, str)):
         raise InputError(f"kernels={shown(kernels)}, expected reference, cpu, cuda or torch")
+    if kernels is not None and kernels.partition(":")[0] not in KERNELS:
+        raise InputError(f"unknown kernels {shown(kernels)}, expected one of: {', '.join(KERNELS)}")
     if device == "cpu":
         place = placed("cpu" if kernels is None else kernels)
         place.device.check()

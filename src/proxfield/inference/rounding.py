@@ -59,7 +59,10 @@ def round_marginals(result: Result) -> Ints:
 def rounding_program(lowered: Lowered, kernels: str) -> Program:
     """The field in float64: where the result was found if that is a GPU, else on the CPU."""
     if not (on_gpu(kernels) and placed(kernels).device.available):
-        return program_for(lowered, "lazy" if kernels in ("lazy", "reference") else "cpu")
+        from proxfield.backends.lazy import DESCENT, suits  # imports numba
+
+        lazy = kernels in ("cpu", "reference") and suits(lowered, "float64", DESCENT)
+        return program_for(lowered, "lazy" if lazy else "cpu")
     return program_for(moved(lowered, kernels, "float64"), kernels)
 
 

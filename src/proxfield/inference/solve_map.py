@@ -36,7 +36,7 @@ TOLERANCE = 1e-6
 TRIALS = 100
 """Changes of single variables that are tried in a field with terms over all pairs."""
 SMALLEST_SIZE, LARGEST_SIZE = 2.0**-20, 2.0**100
-"""Energy per variable below and above which energies are scaled before the search."""
+"""Typical energies below and above which all are scaled before the search."""
 
 
 def solve_map(
@@ -123,6 +123,7 @@ def answer(field: Field, request: Request, progress: bool = False) -> MapResult:
         session = request.open(field)
         with device_memory(request.kernels, session.problem.lowered):
             result = search(field, request, session)
+        request.note_compiled(session)
         result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
     log.debug("%r", result)
     return result
@@ -201,10 +202,26 @@ def in_range(session: Session) -> tuple[Session, int]:
 
 
 def exponent_of(lowered: Lowered) -> int:
-    """The power of 2 that energies are of, where that is unusual; else 0."""
-    size = lowered.magnitude / max(1, lowered.layout.n_vars)
-    ordinary = size == 0.0 or SMALLEST_SIZE <= size <= LARGEST_SIZE
-    return 0 if ordinary else int(np.frexp(size)[1])
+    """The power of 2 that energies are of, where all kinds of them are unusual; else 0.
+
+    A few very large ones, as people write them for what they forbid, change nothing.
+    """
+    sizes = typical_sizes(lowered)
+    if sizes and max(sizes) < SMALLEST_SIZE:
+        return int(np.frexp(max(sizes))[1])
+    if sizes and min(sizes) > LARGEST_SIZE:
+        return int(np.frexp(min(sizes))[1])
+    return 0
+
+
+def typical_sizes(lowered: Lowered) -> list[float]:
+    """The median size of unary energies, of couplings and of tables; 0 and +inf don't count."""
+    if lowered.extras:
+        return [lowered.magnitude / max(1, lowered.layout.n_vars)] if lowered.magnitude else []
+    kinds = [lowered.unary, *(f.tables for f in lowered.factors)]
+    kinds += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
+    sizes = (np.abs(kind[np.isfinite(kind) & (kind != 0)]) for kind in kinds)
+    return [float(np.median(size)) for size in sizes if len(size)]
 
 
 # ---- forests ----

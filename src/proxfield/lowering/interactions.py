@@ -6,6 +6,9 @@ import numpy as np
 
 from proxfield.lowering.lowered import Lowered
 
+MAX_EXPONENT = 400
+"""Of 2, of the largest interaction: beyond, all are scaled before squares are taken."""
+
 
 def interaction_scale(lowered: Lowered) -> float:
     """A typical critical temperature: the root of the summed squares of a variable's interactions.
@@ -20,6 +23,12 @@ def interaction_scale(lowered: Lowered) -> float:
         >>> interaction_scale(field.lower())  # one variable has four neighbors, four have one
         3.6
     """
+    weighted = [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
+    weighted += [np.where(np.isfinite(f.tables), f.tables, 0.0) for f in lowered.factors]
+    largest = max((float(np.abs(a).max(initial=0.0)) for a in weighted), default=0.0)
+    exponent = int(np.frexp(largest)[1])
+    if abs(exponent) > MAX_EXPONENT:  # squares would overflow, or vanish
+        return float(np.ldexp(interaction_scale(lowered.scaled(-exponent)), exponent))
     n, layout = lowered.layout.n_vars, lowered.layout
     total = np.zeros(n)
     if lowered.ising is not None:

@@ -254,7 +254,7 @@ class Search:
         value = (self.gained + mean * ROUND_SWEEPS) / (self.spent + ROUND_SWEEPS)
         p = np.full(len(REHEATS), 1.0 / len(REHEATS))
         if mean > 0:
-            value = value**SHARPNESS
+            value = (value / value.max()) ** SHARPNESS
             p = EXPLORED_SHARE * p + (1.0 - EXPLORED_SHARE) * value / value.sum()
         return self.rng.choice(len(REHEATS), size=count, p=p)
 

@@ -131,16 +131,14 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     # ---- Program ----
 
-    @property
-    def family(self) -> str:
-        """A name for the kernels of small fields like this one."""
-        return family_name(type(self), self.dtype.name)
-
     def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
         super().warm_up(plan, state, trace)
-        small = not (self.parallel or self.lowered.extras)
-        if small and isinstance(plan, Update) and plan.search is None:
-            note_ready(self.family)
+        if not (self.parallel or self.lowered.extras):
+            self.note_ready(kind_of(plan))
+
+    def note_ready(self, work: str) -> None:
+        """Remember that kernels for a kind of work on small fields like this one are compiled."""
+        note_ready(family(type(self), self.dtype.name, work))
 
     def _evaluate(self, s: CpuState[ArraysT]) -> float:
         """F of the buffer in use; its gradient is left in ``g``."""
@@ -571,12 +569,31 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
             self.sweep_pack, self._buffer(s), self._natural(s), s.h, order, sweeps, 0.0, 1.0,
             True, 0.0, rows, rows.copy(),
         )  # fmt: skip
+        self.note_ready(DESCENT)
         return self.marginals(state)
 
 
-def family_name(program: type[Program], dtype: str) -> str:
-    """A name for the kernels with which a class of programs iterates small fields."""
-    return f"{program.__name__}-{dtype}"
+DESCENT = "descend"
+"""A kind of work: `Program.descend`."""
+
+
+def kind_of(plan: Plan) -> str:
+    """A kind of work by its plan: those of a kind share kernels.
+
+    Example:
+        >>> kind_of(Order(np.arange(3)))
+        'Order'
+    """
+    if isinstance(plan, Update) and plan.search is not None:
+        return "Search"
+    if isinstance(plan, Order) and plan.starts is not None:
+        return "Colors"
+    return type(plan).__name__
+
+
+def family(program: type[Program], dtype: str, work: str) -> str:
+    """A name for the kernels with which a class of programs does a kind of work."""
+    return f"{program.__name__}-{dtype}-{work}"
 
 
 def inverse_of(step: NDArray[np.float64], dtype: np.dtype[np.floating]) -> Floats:

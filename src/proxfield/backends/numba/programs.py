@@ -16,7 +16,7 @@ from proxfield.backends.numba.binary_chains import (
     draw_binary,
     pack_binary_forests,
 )
-from proxfield.backends.numba.cpu import CpuProgram, family_name
+from proxfield.backends.numba.cpu import CpuProgram
 from proxfield.backends.numba.draws import BLOCK
 from proxfield.backends.numba.general import GeneralArrays, GeneralPack
 from proxfield.backends.numba.general_chains import (
@@ -61,11 +61,6 @@ def compile_cpu(lowered: Lowered, dtype: str = "float64", threads: int | None = 
 def sparse_program(lowered: Lowered) -> type[BinaryProgram] | type[GeneralProgram]:
     """The class of programs for a field that isn't dense."""
     return BinaryProgram if is_binary(lowered) else GeneralProgram
-
-
-def family(lowered: Lowered, dtype: str) -> str:
-    """A name for the kernels that a small field needs, without packing it; see `note_ready`."""
-    return family_name(sparse_program(lowered), dtype)
 
 
 class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
