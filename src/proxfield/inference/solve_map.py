@@ -218,9 +218,9 @@ def typical_sizes(lowered: Lowered) -> list[float]:
     """The median size of unary energies, of couplings and of tables; 0 and +inf don't count."""
     if lowered.extras:
         return [lowered.magnitude / max(1, lowered.layout.n_vars)] if lowered.magnitude else []
-    kinds = [lowered.unary, *(f.tables for f in lowered.factors)]
-    kinds += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
-    sizes = (np.abs(kind[np.isfinite(kind) & (kind != 0)]) for kind in kinds)
+    arrays = [lowered.unary, *(f.tables for f in lowered.factors)]
+    arrays += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
+    sizes = (np.abs(a[np.isfinite(a) & (a != 0)]) for a in arrays)
     return [float(np.median(size)) for size in sizes if len(size)]
 
 
