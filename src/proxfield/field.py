@@ -71,6 +71,9 @@ class Field:
 
     saved_attributes: ClassVar[tuple[str, ...]] = ()
     """What a subclass adds to a field: numbers, text, and tuples of these. Saved and compared."""
+    saved_notes: ClassVar[tuple[str, ...]] = ()
+    """What else is saved but not compared, as the model is the same without it; the class has
+    defaults for files that lack it."""
     __hash__ = None  # type: ignore[assignment]  # fields are compared by value, and change
 
     def __init__(

@@ -140,13 +140,14 @@ class DenseCRF(Field):
     """
 
     saved_attributes = ("pixels", "labels_axis", "shape", "ignored")
+    saved_notes = ("max_iters", "confidence")
     original = Original()
     """The kind of array that was given; fields that are loaded from files give numpy's."""
     ignored: tuple[int, tuple[int, ...]] | None = None
     """A label that results carry, and the runs of pixels that have it; see `from_labels`."""
     settings: Record | None = None
     confidence: float | None = None
-    max_iters: int = PUBLISHED_UPDATES
+    max_iters: int | None = None
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class DenseCRF(Field):
         self.settings = chosen
         """The settings in use, see `to_config`; None for points, and if loaded from a file."""
         self.max_iters = int(chosen["max_iters"])
-        """Number of updates that `infer` makes if it isn't told."""
+        """Number of updates that `infer` makes if it isn't told; None: as published ones do."""
         spatial_weight, bilateral_weight = chosen["spatial_weight"], chosen["bilateral_weight"]
         shared: dict[str, Any] = {
             **{name: chosen.get(name, usual) for name, usual in MODEL_SETTINGS.items()},
@@ -466,13 +467,14 @@ class DenseCRF(Field):
         """
         if not isinstance(init, str | Result) and np.shape(init) == self.shape:
             init = as_rows(np.asarray(to_host(init)), self.form)
-        preset = isinstance(max_iters, str)
+        known = False
         if isinstance(max_iters, str):
             if max_iters != "preset":
                 raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
-            max_iters = self.max_iters
+            known = self.max_iters is not None  # files of older versions don't say
+            max_iters = self.max_iters if known else PUBLISHED_UPDATES
         result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
-        if preset and result.status is Status.MAX_ITERS:
+        if known and result.status is Status.MAX_ITERS:
             result.asked = "as the preset asks"
         found = DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
         if self._labels_outweigh_terms() and result.iterations and not found.changed.any():
