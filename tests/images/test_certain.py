@@ -172,6 +172,63 @@ def test_labels_that_no_term_can_outweigh_are_said() -> None:
     assert strong.infer().changed.sum() > 50
 
 
+def test_nothing_is_claimed_of_labels_and_other_terms_than_potts() -> None:
+    image, _, labels = scene(n_labels=4)
+    far = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))
+    crf = pf.DenseCRF.from_labels(image, labels, compatibility=0.1 * far)
+    assert not crf.infer().changed.any()  # without a warning
+
+
+@pytest.mark.parametrize("form", ["mask", "one-hot"])
+def test_a_pixel_in_doubt_among_certain_ones_is_said(form: str) -> None:
+    p = MASK.astype(float) if form == "mask" else one_hot(MASK)
+    p[0, 0] = 0.5
+    crf = pf.DenseCRF(IMAGE, p, confidence=0.7)  # of no use: these are probabilities
+    with pytest.warns(InputWarning, match=r"no pixel changed: 0\.9996 of the pixels are certain"):
+        assert not crf.infer().changed.any()
+    p[:, :1] = 0.5  # more than a percent
+    pf.DenseCRF(IMAGE, p).infer()
+
+
+def test_maps_of_one_label_are_not_said_to_be_unchanged() -> None:
+    p = np.zeros(SIZE)
+    p[0, 0] = 0.3
+    assert not pf.DenseCRF(IMAGE, p).infer().changed.any()
+
+
+@pytest.mark.parametrize(
+    ("confidence", "words"),
+    [
+        (0.25, r"=0\.25, expected above 1/4 \(4 labels.* and at most 1"),
+        (0.1, r"=0\.1, expected above 1/4"),
+        ("0.7", "='0.7', expected above 0 and at most 1"),
+        (True, "=True, expected above 0 and at most 1"),
+        (float("nan"), "=nan, expected above 0"),
+    ],
+)
+def test_a_confidence_that_makes_other_labels_more_probable_is_refused(
+    confidence: Any, words: str
+) -> None:
+    image, _, labels = scene(n_labels=4)
+    with pytest.raises(pf.InputError, match=f"^confidence{words}"):
+        pf.DenseCRF.from_labels(image, labels, confidence=confidence)
+    with pytest.raises(pf.InputError, match=f"^confidence{words}"):
+        pf.DenseCRF(image, one_hot(labels, 4), confidence=confidence)
+    with pytest.raises(pf.InputError, match=r"confidence=0\.5, expected above 1/2"):
+        pf.DenseCRF(IMAGE, MASK, confidence=0.5)
+    pf.DenseCRF(image, one_hot(labels, 4), confidence=0.26)
+
+
+def test_unsure_pixels_do_not_count_as_changed(tmp_path: Path) -> None:
+    labels = np.full((4, 6), 1)
+    labels[:, 4:] = 7
+    crf = pf.DenseCRF.from_labels(None, labels, 2, unsure=7)
+    result = crf.infer()
+    assert (result.labels == 1).all() and not result.changed.any()
+    crf.save(tmp_path / "x.npz")
+    assert not pf.DenseCRF.load(tmp_path / "x.npz").infer().changed.any()
+
+
 # ---- many images, tiles, settings ----
 
 
@@ -234,7 +291,7 @@ def test_tune_says_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["photo.jpg", Path("photos") / "photo.jpg"])
 def test_the_name_of_a_file_is_no_image(name: Any) -> None:
-    with pytest.raises(pf.InputError, match=r"photo\.jpg', a name.*io\.images\.read_image"):
+    with pytest.raises(pf.InputError, match=r"photo\.jpg', a file name.*io\.images\.read_image"):
         pf.DenseCRF(name, MASK)
     with pytest.raises(pf.InputError, match=r"io\.images\.read_probabilities"):
         pf.DenseCRF(IMAGE, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +13,12 @@ from proxfield.common.arrays import Doubles, Ints, Pixels
 from proxfield.common.memory import return_freed_arrays
 from proxfield.common.records import Record
 from proxfield.compiled.threads import current_threads, thread_count
-from proxfield.errors import InputError, InputWarning, shown
+from proxfield.errors import InputError, shown
 from proxfield.filters import choose
 from proxfield.filters.geometry import SAMPLE_STRIDE, STAR, choose_blur
 from proxfield.filters.points import PixelPoints
 from proxfield.images.certain import are_labels
-from proxfield.images.densecrf import UNCHANGED, DenseCRF
+from proxfield.images.densecrf import DenseCRF, infer_dense
 from proxfield.images.known import CONFIDENCE
 from proxfield.images.pixels import (
     Axes,
@@ -295,9 +294,7 @@ class Tile:
                     term.build(drop_features=True)
                     term.operator.compact()
         return_freed_arrays()
-        with warnings.catch_warnings():  # about a tile; `refine_tiles` counts those of all
-            warnings.filterwarnings("ignore", UNCHANGED, InputWarning)
-            result = crf.infer(**self.run)
+        result = infer_dense(crf, **self.run)  # `refine_tiles` counts the changes of all tiles
         if result.status.name == "INTERRUPTED":  # never pass for finished
             raise KeyboardInterrupt
         status = result.status.label
