@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,12 +105,6 @@ def test_no_hint_where_there_is_one_label_only(work: Callable[..., Any]) -> None
     np.save("one.npy", np.zeros(shape, dtype=np.uint8))
     result = work("images/a.png", "--labels", "one.npy", "--n-labels", 3, "-o", "a.png")
     assert "changed  0 of 600 pixels (0 %)\n" in result.stdout
-
-
-def test_refine_leaves_the_filters_of_warnings_alone(work: Callable[..., Any]) -> None:
-    before = list(warnings.filters)
-    work("images/a.png", "--labels", "maps/a.png", "--confidence", 0.99, "-o", "a.png")
-    assert warnings.filters == before
 
 
 def test_results_are_pictures_with_colors(work: Callable[..., Any]) -> None:
