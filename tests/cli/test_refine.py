@@ -107,6 +107,18 @@ def test_no_hint_where_there_is_one_label_only(work: Callable[..., Any]) -> None
     assert "changed  0 of 600 pixels (0 %)\n" in result.stdout
 
 
+def test_the_confidence_of_a_configuration_is_used(work: Callable[..., Any]) -> None:
+    Path("crf.toml").write_text("confidence = 0.9\n", encoding="utf-8")
+    labels = read_labels("maps/a.png")[0]
+    np.save("hard.npy", np.eye(3, dtype=np.float32)[labels])
+    more = ("-o", "a.png", "--config", "crf.toml", "--json")
+    for given in (("--probs", "hard.npy"), ("--labels", "maps/a.png")):
+        found = json.loads(work("images/a.png", *given, *more).stdout)
+        assert found["files"][0]["confidence"] == 0.9
+        own = json.loads(work("images/a.png", *given, *more, "--confidence", 0.6).stdout)
+        assert own["files"][0]["confidence"] == 0.6
+
+
 def test_results_are_pictures_with_colors(work: Callable[..., Any]) -> None:
     work(*FOLDERS)
     with Image.open("out/a.png") as picture:

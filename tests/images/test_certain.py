@@ -286,6 +286,39 @@ def test_tune_says_it(tmp_path: Path) -> None:
         pf.tune(images, masks, truth, confidence=2, **options)
 
 
+@pytest.mark.parametrize("confidence", [0.9, 1])
+def test_a_tuned_confidence_is_part_of_the_settings(tmp_path: Path, confidence: float) -> None:
+    images, truth, masks = [IMAGE, IMAGE[::-1]], [TRUTH, TRUTH[::-1]], [MASK, MASK[::-1]]
+    options: dict[str, Any] = {"folds": 2, "trials": 2}
+    found = pf.tune(images, masks, truth, confidence=confidence, **options)
+    found.save(tmp_path / "crf.toml")
+    config = pf.read_config(tmp_path / "crf.toml")
+    assert config["confidence"] == confidence
+    soft = [0.2 + 0.6 * mask for mask in masks]
+    assert "confidence" not in pf.tune(images, soft, truth, confidence=0.9, **options).config
+
+
+def test_the_confidence_of_a_configuration_is_used_without_a_word() -> None:
+    config = {"confidence": 0.8}
+    expected = pf.DenseCRF(IMAGE, MASK, confidence=0.8)
+    for crf in (
+        pf.DenseCRF(IMAGE, MASK, preset=config),
+        pf.DenseCRF.from_config(IMAGE, MASK, config),
+        pf.DenseCRF.from_labels(IMAGE, MASK, preset=config),
+    ):
+        assert crf.confidence == crf.to_config()["confidence"] == 0.8
+        np.testing.assert_allclose(crf.terms[0].energies, expected.terms[0].energies, rtol=1e-6)
+    own = pf.DenseCRF(IMAGE, MASK, preset=config, confidence=0.6)
+    assert own.confidence == own.to_config()["confidence"] == 0.6
+    labels = pf.refine_batch([IMAGE], [MASK], output="labels", preset=config)
+    np.testing.assert_array_equal(labels[0], expected.infer().labels)
+    out = np.zeros(SIZE, dtype=np.uint8)
+    done = pf.refine_tiles(IMAGE, MASK.astype(np.float32), out, preset=config)
+    assert done.confidence == 0.8
+    with pytest.raises(pf.InputError, match="confidence=2, expected above 0"):
+        pf.DenseCRF(IMAGE, 0.2 + 0.6 * MASK, preset={"confidence": 2})
+
+
 # ---- names and pictures in place of arrays ----
 
 

@@ -49,6 +49,7 @@ from proxfield.images.presets import (
     MODEL_SETTINGS,
     PUBLISHED_UPDATES,
     chosen_settings,
+    said_confidence,
 )
 from proxfield.inference.infer import infer
 from proxfield.inference.rounding import round_marginals
@@ -127,8 +128,9 @@ class DenseCRF(Field):
         normalize: Divide the probabilities of each pixel by their sum instead of refusing them.
         confidence: Probability that labels are right, where probabilities or logits leave no pixel
             in doubt (all are 0 or 1, up to 1e-5); above 1/labels, the other labels share the rest.
-            None: 0.7, and a warning says so. 1: they are taken as they are, and hardly anything can
-            change. A map of one label only stays as it is, whatever the confidence.
+            None: what a configuration says, else 0.7, and a warning says so. 1: they are taken as
+            they are, and hardly anything can change. A map of one label only stays as it is,
+            whatever the confidence.
 
     Example:
         >>> import numpy as np, proxfield as pf
@@ -183,6 +185,7 @@ class DenseCRF(Field):
         normalize: bool = False,
         confidence: float | None = None,
     ) -> None:
+        confidence = said_confidence(confidence, preset)
         check_confidence(CONFIDENCE if confidence is None else confidence)
         read = read_inputs(
             image,
@@ -226,6 +229,8 @@ class DenseCRF(Field):
         }
         own = None if pixels is None or bilateral_color is None else color_range(pixels)
         chosen = chosen_settings(preset, given, own)
+        if confidence is not None:
+            chosen["confidence"] = confidence
         self.settings = chosen
         """The settings in use, see `to_config`; None for points, and if loaded from a file."""
         self.max_iters = int(chosen["max_iters"])
@@ -258,7 +263,7 @@ class DenseCRF(Field):
         labels: ArrayLike,
         n_labels: int | None = None,
         *,
-        confidence: float = CONFIDENCE,
+        confidence: float | None = None,
         unsure: int | None = None,
         ignore: int | str | None = "auto",
         clip: float = 1e-5,
@@ -271,7 +276,7 @@ class DenseCRF(Field):
             labels: A label for each pixel, 0 to n_labels − 1.  # (*pixels)
             n_labels: Number of labels; by default one more than the largest in the map.
             confidence: Probability that a label is right, above 1/n_labels; the others share the
-                rest.
+                rest. None: what a configuration says, else 0.7.
             unsure: A value that stands for "not known" (0, say): all labels as probable, and the
                 result has one of them. These pixels don't count as changed.
             ignore: A value of pixels that are left out of consideration: all labels as probable,
@@ -295,6 +300,8 @@ class DenseCRF(Field):
         known = ~skipped if unsure is None else ~skipped & (given != unsure)
         top = int(given.max(where=known, initial=0))
         count = top + 1 if n_labels is None else whole_count(n_labels, "n_labels", 1)
+        said = said_confidence(confidence, options.get("preset"))
+        confidence = CONFIDENCE if said is None else said
         check_confidence(confidence, count)
         low = int(given.min(where=known, initial=0))
         if low < 0 or top >= count:
@@ -309,7 +316,8 @@ class DenseCRF(Field):
         sure = known.ravel()
         table[np.flatnonzero(sure), flat[sure]] = right
         table[~sure] = np.log(count)
-        crf = cls(image, energies=table.reshape(*given.shape, count), labels_axis=-1, **options)
+        energies = table.reshape(*given.shape, count)
+        crf = cls(image, energies=energies, labels_axis=-1, confidence=said, **options)
         crf.original = Original.of(labels)
         crf.confidence, crf._certain_meant = confidence, confidence == 1
         crf.unsure = runs_of(~known & ~skipped)

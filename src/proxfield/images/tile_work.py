@@ -28,7 +28,7 @@ from proxfield.images.pixels import (
     possible_axes,
     widths,
 )
-from proxfield.images.presets import DEFAULT_PRESET, TERM_SETTINGS, settings_of
+from proxfield.images.presets import DEFAULT_PRESET, TERM_SETTINGS, said_confidence, settings_of
 from proxfield.images.tile_grid import Grid, Part
 from proxfield.io.images import as_probabilities
 from proxfield.io.progress_folder import ProgressFolder
@@ -341,8 +341,8 @@ def make_tile(
     for name in ("n_labels", "unsure", "ignore"):
         if name in build:
             raise InputError(f"{name} goes with kind='labels' only")
-    if build.get("confidence") is None:
-        build["confidence"] = CONFIDENCE
+    confidence = said_confidence(build.get("confidence"), build.get("preset"))
+    build["confidence"] = CONFIDENCE if confidence is None else confidence
     masks = _mask_axes(image, unary, channel_axis) if labels_axis in ("auto", None) else None
     many = [] if labels_axis is None or len(unary.shape) < 2 else possible_axes(
         picture, _stand_in(unary.shape), "energies", labels_axis, channel_axis
