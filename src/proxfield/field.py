@@ -71,6 +71,9 @@ class Field:
 
     saved_attributes: ClassVar[tuple[str, ...]] = ()
     """What a subclass adds to a field: numbers, text, and tuples of these. Saved and compared."""
+    saved_notes: ClassVar[tuple[str, ...]] = ()
+    """What else is saved but not compared, as the model is the same without it; the class has
+    defaults for files that lack it."""
     __hash__ = None  # type: ignore[assignment]  # fields are compared by value, and change
 
     def __init__(
@@ -89,7 +92,8 @@ class Field:
             labels = whole_count(n_labels, "n_labels", 1)
             check_memory(8 * n * (2 + STATE_ARRAYS * labels), f"{n:,} variables")
             cardinalities = np.full(min(n, 1), labels)
-        if isinstance(cardinalities, int | float | np.generic):
+        one = isinstance(cardinalities, np.ndarray) and cardinalities.ndim == 0
+        if one or isinstance(cardinalities, int | float | np.generic):
             raise InputError("Field(n) needs n_labels=, the number of labels of every variable")
         cards = as_indices(cardinalities, "cardinalities", 1)
         if (cards < 1).any():

@@ -95,8 +95,28 @@ def test_where_hardly_any_changed_presets_and_tune_are_named(work: Callable[...,
         in (result.stdout)
     )
     labels = work("images/a.png", "--labels", "maps/a.png", "--confidence", 0.99, "-o", "a.png")
-    assert "changed  0 of 600 pixels (0 %); for more" in labels.stdout
+    words = "(0 %); for more, try another --preset, a lower --confidence, or proxfield tune"
+    assert f"changed  0 of 600 pixels {words}" in labels.stdout
     assert labels.stderr == ""  # no warning beside it
+
+
+def test_no_hint_where_there_is_one_label_only(work: Callable[..., Any]) -> None:
+    shape = read_labels("maps/a.png")[0].shape
+    np.save("one.npy", np.zeros(shape, dtype=np.uint8))
+    result = work("images/a.png", "--labels", "one.npy", "--n-labels", 3, "-o", "a.png")
+    assert "changed  0 of 600 pixels (0 %)\n" in result.stdout
+
+
+def test_the_confidence_of_a_configuration_is_used(work: Callable[..., Any]) -> None:
+    Path("crf.toml").write_text("confidence = 0.9\n", encoding="utf-8")
+    labels = read_labels("maps/a.png")[0]
+    np.save("hard.npy", np.eye(3, dtype=np.float32)[labels])
+    more = ("-o", "a.png", "--config", "crf.toml", "--json")
+    for given in (("--probs", "hard.npy"), ("--labels", "maps/a.png")):
+        found = json.loads(work("images/a.png", *given, *more).stdout)
+        assert found["files"][0]["confidence"] == 0.9
+        own = json.loads(work("images/a.png", *given, *more, "--confidence", 0.6).stdout)
+        assert own["files"][0]["confidence"] == 0.6
 
 
 def test_results_are_pictures_with_colors(work: Callable[..., Any]) -> None:

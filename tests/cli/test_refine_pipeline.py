@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,9 @@ def test_only_for_several_images_on_a_gpu(
         assert taken == [COUNT]
         list(refine_run.run_all(pairs[:2], WORK, 1, display))
     assert taken == [COUNT]
+
+
+def test_an_image_leaves_the_filters_of_warnings_alone(pairs: list[Pair]) -> None:
+    before = list(warnings.filters)
+    assert refine_one(pairs[0], WORK)["error"] is None
+    assert warnings.filters == before

@@ -172,6 +172,63 @@ def test_labels_that_no_term_can_outweigh_are_said() -> None:
     assert strong.infer().changed.sum() > 50
 
 
+def test_nothing_is_claimed_of_labels_and_other_terms_than_potts() -> None:
+    image, _, labels = scene(n_labels=4)
+    far = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))
+    crf = pf.DenseCRF.from_labels(image, labels, compatibility=0.1 * far)
+    assert not crf.infer().changed.any()  # without a warning
+
+
+@pytest.mark.parametrize("form", ["mask", "one-hot"])
+def test_a_pixel_in_doubt_among_certain_ones_is_said(form: str) -> None:
+    p = MASK.astype(float) if form == "mask" else one_hot(MASK)
+    p[0, 0] = 0.5
+    crf = pf.DenseCRF(IMAGE, p, confidence=0.7)  # of no use: these are probabilities
+    with pytest.warns(InputWarning, match=r"no pixel changed: 0\.9996 of the pixels are certain"):
+        assert not crf.infer().changed.any()
+    p[:, :1] = 0.5  # more than a percent
+    pf.DenseCRF(IMAGE, p).infer()
+
+
+def test_maps_of_one_label_are_not_said_to_be_unchanged() -> None:
+    p = np.zeros(SIZE)
+    p[0, 0] = 0.3
+    assert not pf.DenseCRF(IMAGE, p).infer().changed.any()
+
+
+@pytest.mark.parametrize(
+    ("confidence", "words"),
+    [
+        (0.25, r"=0\.25, expected above 1/4 \(4 labels.* and at most 1"),
+        (0.1, r"=0\.1, expected above 1/4"),
+        ("0.7", "='0.7', expected above 0 and at most 1"),
+        (True, "=True, expected above 0 and at most 1"),
+        (float("nan"), "=nan, expected above 0"),
+    ],
+)
+def test_a_confidence_that_makes_other_labels_more_probable_is_refused(
+    confidence: Any, words: str
+) -> None:
+    image, _, labels = scene(n_labels=4)
+    with pytest.raises(pf.InputError, match=f"^confidence{words}"):
+        pf.DenseCRF.from_labels(image, labels, confidence=confidence)
+    with pytest.raises(pf.InputError, match=f"^confidence{words}"):
+        pf.DenseCRF(image, one_hot(labels, 4), confidence=confidence)
+    with pytest.raises(pf.InputError, match=r"confidence=0\.5, expected above 1/2"):
+        pf.DenseCRF(IMAGE, MASK, confidence=0.5)
+    pf.DenseCRF(image, one_hot(labels, 4), confidence=0.26)
+
+
+def test_unsure_pixels_do_not_count_as_changed(tmp_path: Path) -> None:
+    labels = np.full((4, 6), 1)
+    labels[:, 4:] = 7
+    crf = pf.DenseCRF.from_labels(None, labels, 2, unsure=7)
+    result = crf.infer()
+    assert (result.labels == 1).all() and not result.changed.any()
+    crf.save(tmp_path / "x.npz")
+    assert not pf.DenseCRF.load(tmp_path / "x.npz").infer().changed.any()
+
+
 # ---- many images, tiles, settings ----
 
 
@@ -229,12 +286,45 @@ def test_tune_says_it(tmp_path: Path) -> None:
         pf.tune(images, masks, truth, confidence=2, **options)
 
 
+@pytest.mark.parametrize("confidence", [0.9, 1])
+def test_a_tuned_confidence_is_part_of_the_settings(tmp_path: Path, confidence: float) -> None:
+    images, truth, masks = [IMAGE, IMAGE[::-1]], [TRUTH, TRUTH[::-1]], [MASK, MASK[::-1]]
+    options: dict[str, Any] = {"folds": 2, "trials": 2}
+    found = pf.tune(images, masks, truth, confidence=confidence, **options)
+    found.save(tmp_path / "crf.toml")
+    config = pf.read_config(tmp_path / "crf.toml")
+    assert config["confidence"] == confidence
+    soft = [0.2 + 0.6 * mask for mask in masks]
+    assert "confidence" not in pf.tune(images, soft, truth, confidence=0.9, **options).config
+
+
+def test_the_confidence_of_a_configuration_is_used_without_a_word() -> None:
+    config = {"confidence": 0.8}
+    expected = pf.DenseCRF(IMAGE, MASK, confidence=0.8)
+    for crf in (
+        pf.DenseCRF(IMAGE, MASK, preset=config),
+        pf.DenseCRF.from_config(IMAGE, MASK, config),
+        pf.DenseCRF.from_labels(IMAGE, MASK, preset=config),
+    ):
+        assert crf.confidence == crf.to_config()["confidence"] == 0.8
+        np.testing.assert_allclose(crf.terms[0].energies, expected.terms[0].energies, rtol=1e-6)
+    own = pf.DenseCRF(IMAGE, MASK, preset=config, confidence=0.6)
+    assert own.confidence == own.to_config()["confidence"] == 0.6
+    labels = pf.refine_batch([IMAGE], [MASK], output="labels", preset=config)
+    np.testing.assert_array_equal(labels[0], expected.infer().labels)
+    out = np.zeros(SIZE, dtype=np.uint8)
+    done = pf.refine_tiles(IMAGE, MASK.astype(np.float32), out, preset=config)
+    assert done.confidence == 0.8
+    with pytest.raises(pf.InputError, match="confidence=2, expected above 0"):
+        pf.DenseCRF(IMAGE, 0.2 + 0.6 * MASK, preset={"confidence": 2})
+
+
 # ---- names and pictures in place of arrays ----
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", Path("photos") / "photo.jpg"])
 def test_the_name_of_a_file_is_no_image(name: Any) -> None:
-    with pytest.raises(pf.InputError, match=r"photo\.jpg', a name.*io\.images\.read_image"):
+    with pytest.raises(pf.InputError, match=r"photo\.jpg', a file name.*io\.images\.read_image"):
         pf.DenseCRF(name, MASK)
     with pytest.raises(pf.InputError, match=r"io\.images\.read_probabilities"):
         pf.DenseCRF(IMAGE, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -50,3 +51,31 @@ def test_a_stored_result_says_the_same(crf: pf.DenseCRF, tmp_path: Path) -> None
     assert pickle.loads(pickle.dumps(result)).message == PRESET
     result.save(tmp_path / "result.npz")
     assert DenseResult.load(tmp_path / "result.npz").message == PRESET
+
+
+def test_a_loaded_field_makes_its_presets_updates(tmp_path: Path) -> None:
+    path = tmp_path / "field.npz"
+    labels = np.random.default_rng(1).integers(0, 2, (8, 9))
+    given = pf.DenseCRF.from_labels(None, labels, confidence=0.6)
+    given.save(path)
+    loaded = pf.DenseCRF.load(path)
+    assert (loaded.max_iters, loaded.confidence) == (5, 0.6)
+    assert loaded == given
+    assert loaded.infer(tol=None).message == "5 updates, as the preset asks"
+
+
+def test_a_file_that_does_not_say_the_number_claims_none(crf: pf.DenseCRF, tmp_path: Path) -> None:
+    """Files of older versions hold neither the number of updates nor the confidence."""
+    path = tmp_path / "field.npz"
+    crf.save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    header = json.loads(arrays["header"].tobytes())
+    for name in ("max_iters", "confidence"):
+        del header["field"]["attributes"][name]
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **arrays)
+    loaded = pf.DenseCRF.load(path)
+    assert loaded.max_iters is None and loaded.confidence is None
+    result = loaded.infer(tol=1e-9)
+    assert result.iterations == 10 and "preset" not in result.message

@@ -223,6 +223,17 @@ def test_shares_in_whole_numbers(tmp_path: Path, dtype: Any, first: bool, rounde
     np.testing.assert_allclose(found.sum(axis=0 if first else -1), 1, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32, np.int64, np.uint64])
+@pytest.mark.parametrize("first", [False, True])
+def test_one_hot_maps_of_any_whole_numbers(tmp_path: Path, dtype: Any, first: bool) -> None:
+    p = np.eye(P.shape[-1], dtype=dtype)[P.argmax(axis=-1)]
+    p = p.transpose(2, 0, 1) if first else p
+    np.save(tmp_path / "p.npy", p)
+    found = read_probabilities(tmp_path / "p.npy")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, p)
+
+
 def test_whole_numbers_that_are_no_probabilities(tmp_path: Path) -> None:
     for values in (RGB, RGB.astype(np.int64), np.zeros((4, 5, 3), dtype=np.uint8)):
         np.save(tmp_path / "x.npy", values)

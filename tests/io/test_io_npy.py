@@ -198,6 +198,19 @@ def test_whatever_is_raised_becomes_an_input_error(error: Exception) -> None:
         raise error
 
 
+@pytest.mark.parametrize("kind", [PermissionError, IsADirectoryError])
+def test_a_file_that_cannot_be_read_is_no_damage(kind: type[OSError]) -> None:
+    with pytest.raises(pf.InputError) as caught, naming_damage("x.npy"):
+        raise kind(13, "No access", "x.npy")
+    assert str(caught.value) == "x.npy: can't read (No access), expected a readable file"
+
+
+@pytest.mark.parametrize("read", [map_array, stored_shape])
+def test_a_folder_is_no_damaged_array(tmp_path: Path, read: Any) -> None:
+    with pytest.raises(pf.InputError, match=r"can't read \(.*\), expected a readable file$"):
+        read(tmp_path)
+
+
 def test_ctrl_c_is_no_damage() -> None:
     with pytest.raises(KeyboardInterrupt), naming_damage("x.npy"):
         raise KeyboardInterrupt

@@ -346,6 +346,15 @@ def test_arguments_are_checked(kwargs: dict[str, Any], what: str) -> None:
         pt.DenseCRF(3, **kwargs)
 
 
+@pytest.mark.parametrize("bad", [2.5, 0, True, "2"])
+def test_numbers_of_labels_and_axes_are_whole(bad: Any) -> None:
+    with pytest.raises(InputError, match=f"^n_labels={bad!r}, expected a whole number, 1 or more"):
+        pt.DenseCRF(bad)
+    with pytest.raises(InputError, match=f"^dimensions={bad!r}, expected a whole number"):
+        pt.DenseCRF(2, dimensions=bad)
+    assert isinstance(pt.DenseCRF(2.0).n_labels, int)
+
+
 def test_inputs_are_checked() -> None:
     image, logits = scene()
     layer = pt.DenseCRF(3)

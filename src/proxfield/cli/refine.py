@@ -340,7 +340,7 @@ def prepare(kind: str, options: Record, spacing_given: bool) -> tuple[str, str, 
         from proxfield.images.cooccurrence import CooccurrenceStatistics
 
         build["cooccurrence"] = CooccurrenceStatistics.load(options["cooccurrence"])
-    more, from_labels = input_settings(options, chosen)
+    more, from_labels = input_settings(options, chosen, build["preset"])
     build.update(more)
     run = {"rule": rule, "budget": budget, "threads": threads}
     run.update({name: options[name] for name in ("init", "tol", "seed", "device")})

@@ -62,7 +62,7 @@ confidence_option = click.option(
     metavar="P",
     type=click.FloatRange(0, 1, min_open=True),
     help="Probability that a label is right, also of probabilities that are all 0 or 1.  "
-    "[default: 0.7]",
+    "[default: 0.7, or as --config says]",
 )
 
 map_options = stack(
@@ -131,14 +131,19 @@ def choose_input(options: Record) -> tuple[str, str]:
     return options[name], name
 
 
-def input_settings(options: Record, name: str) -> tuple[Record, Record | None]:
+def input_settings(
+    options: Record, name: str, preset: str | Record
+) -> tuple[Record, Record | None]:
     """Options for `DenseCRF`, and those for `from_labels` (None: no label maps)."""
-    given = options["confidence"]
-    if name == "labels":
-        from_labels = {k: options[k] for k in (*MAPS, "confidence") if options[k] is not None}
-        return {}, {**from_labels, "ignore": options["ignore"]}
     from proxfield.images.known import CONFIDENCE
+    from proxfield.images.presets import said_confidence
 
+    given = said_confidence(options["confidence"], preset)
+    if name == "labels":
+        from_labels = {k: options[k] for k in MAPS if options[k] is not None}
+        if given is not None:
+            from_labels["confidence"] = given
+        return {}, {**from_labels, "ignore": options["ignore"]}
     build: Record = {"labels_axis": AXES[options["labels_axis"]]}
     build["confidence"] = CONFIDENCE if given is None else given
     if name == "probs":

@@ -7,7 +7,6 @@ computed. What a later step needs travels in `Inputs` and `Refined`.
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from proxfield.cli.refine_inputs import in_options
 from proxfield.cli.refine_record import record_path, write_record
 from proxfield.cli.shared import status_line
 from proxfield.common.records import Record
-from proxfield.errors import InputError, InputWarning, ProxfieldError
+from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.images import (
     ARRAYS,
@@ -174,16 +173,16 @@ def compute_one(
     built: DenseCRF | None = None,
 ) -> Refined:
     """Step 2: build the field, unless it is given, and infer; reads and writes no files."""
-    from proxfield.images.densecrf import UNCHANGED
+    from proxfield.images.densecrf import infer_dense
 
     crf = build_one(pair, work, inputs) if built is None else built
     if pair.overlay is not None and len(crf.pixels) != 2:
         raise InputError(f"an overlay needs a flat image, not {len(crf.pixels)} axes")
-    # the report says how many pixels changed, and what to try
-    warnings.filterwarnings("ignore", UNCHANGED, InputWarning)
-    result = crf.infer(**work.run, callback=callback)
+    # without a warning: the report says how many pixels changed, and what to try
+    result = infer_dense(crf, **work.run, callback=callback)
     if result.status.name == "INTERRUPTED":  # never pass for finished
         raise KeyboardInterrupt
+    changed = int(result.changed.sum())
     summary = {
         "pixels": list(crf.pixels),
         "n_labels": crf.n_labels,
@@ -192,7 +191,9 @@ def compute_one(
         "iterations": result.iterations,
         "free_energy": result.free_energy,
         "seconds": result.seconds,
-        "changed": int(result.changed.sum()),
+        "changed": changed,
+        "confidence": crf.confidence,
+        "one_label": changed == 0 and bool(np.ptp(result.labels) == 0),
     }
     labels = result.labels if work.kind == "labels" or pair.overlay is not None else None
     values: Any = labels if work.kind == "labels" else result.probabilities

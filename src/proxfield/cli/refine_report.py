@@ -12,7 +12,7 @@ from proxfield.common.records import Record
 FAILED = 1
 FEW = 0.001
 """Share of changed pixels below which the settings are worth a look."""
-FEW_HINT = "; for more, try another --preset, or proxfield tune on images with known labels"
+FEW_HINT = "; for more, try another --preset, {}or proxfield tune on images with known labels"
 
 
 def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
@@ -33,8 +33,7 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     seconds = f"{summary['seconds']:.3g} s"
     rows = [("refined", f"{summary['refined']} of {summary['images']} images in {seconds}")]
     if pixels:
-        hint = FEW_HINT if changed < FEW * pixels else ""
-        rows.append(("changed", share_of(changed, pixels) + hint))
+        rows.append(("changed", share_of(changed, pixels) + few_hint(refined, changed, pixels)))
     if summary["skipped"]:
         rows.append(("skipped", f"{summary['skipped']}, done before (--force redoes them)"))
     if summary["partial"]:
@@ -45,6 +44,14 @@ def report_all(summary: Record, records: list[Record], as_json: bool) -> None:
     if len(ended) == 1:
         rows.append(("status", ended.pop()))
     print_pairs([*rows, ("results", summary["output"])])
+
+
+def few_hint(refined: list[Record], changed: int, pixels: int) -> str:
+    """What to try where hardly any pixel changed; nothing where there is one label only."""
+    if changed >= FEW * pixels or all(record.get("one_label", False) for record in refined):
+        return ""
+    labels = any(record.get("confidence") is not None for record in refined)
+    return FEW_HINT.format("a lower --confidence, " if labels else "")
 
 
 def alike(notes: list[str]) -> list[tuple[str, int]]:

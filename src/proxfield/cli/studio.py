@@ -139,7 +139,7 @@ def command(
         from proxfield.studio.server import is_local, serve
         from proxfield.studio.session import Session
     try:
-        inputs = read_inputs(image, options)
+        inputs = read_inputs(image, options, preset)
         Session(inputs, preset, options["rule"])  # says now what doesn't fit
     except InputError as error:
         raise InputError(in_options(error.message), path=error.path) from None
@@ -194,14 +194,14 @@ def check_rule(name: str) -> None:
         )
 
 
-def read_inputs(image: str | None, options: Record) -> Inputs:
+def read_inputs(image: str | None, options: Record, preset: str | Record) -> Inputs:
     """What the command was given, or the generated scene."""
     from proxfield.studio.inputs import demo_inputs, read_files
 
     if image is None:
         return demo_inputs()
     path, kind = choose_input(options)
-    build, from_labels = input_settings(options, kind)
+    build, from_labels = input_settings(options, kind, preset)
     build["channel_axis"] = AXES[options["channel_axis"]]
     names = () if options["names"] is None else tuple(options["names"].split(","))
     return read_files(

@@ -39,6 +39,8 @@ def is_whole(value: Any) -> bool:
     return is_real(value) and math.isfinite(value) and int(value) == value
 
 
+LARGEST = 2**63 - 1
+"""The largest int64."""
 EXACT = 2**53
 """The largest whole number below which a float holds all others."""
 
@@ -54,10 +56,12 @@ def is_exact(value: Any) -> bool:
 
 
 def whole_count(value: Any, what: str, least: int) -> int:
-    """A whole number, at least ``least``, as an int; 3.0 counts as one, unlike `whole_number`."""
+    """A whole number from ``least`` to 2^63 − 1, as an int; 3.0 is one, unlike `whole_number`."""
     plain = value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
     if not is_whole(plain) or plain < least:
         raise InputError(f"{what}={shown(plain)}, expected a whole number, {least} or more")
+    if plain > LARGEST:
+        raise InputError(f"{what}={shown(plain)}, expected a whole number below 2^63")
     return int(plain)
 
 

@@ -17,6 +17,7 @@ from proxfield.images.arrays import Original, to_host
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.inputs import confidence_note
 from proxfield.images.known import CONFIDENCE
+from proxfield.images.presets import said_confidence
 from proxfield.jobs import run_jobs, slots_of, threads_per_item
 
 OUTPUTS = ("probabilities", "labels", "results")
@@ -75,8 +76,9 @@ def refine_batch(
     what = "probabilities" if logits is None else "logits"
     kinds = [Original.of(x) for x in unaries]
     items = list(zip(range(len(unaries)), pictures, unaries, strict=True))
-    said = build.get("confidence") is not None
-    build["confidence"] = build["confidence"] if said else CONFIDENCE
+    confidence = said_confidence(build.get("confidence"), build.get("preset"))
+    said = confidence is not None
+    build["confidence"] = confidence if said else CONFIDENCE
     one = partial(_refine, what=what, output=output, build=build, run=run)
     records = _in_order(one, items, None if jobs is None else max(1, min(jobs, len(items))), run)
     found = [record["result"] for record in records]

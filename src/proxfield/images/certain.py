@@ -1,7 +1,7 @@
 """Probabilities that are labels: 0 and 1 alone, as masks and one-hot maps have them.
 
-Of such a map no update can change a pixel: each label is as good as certain. So it is taken for
-what it is, a label map that is right with some probability.
+Taken as probabilities, each label is certain, and no update can change a pixel. Such a map is
+therefore treated as a label map whose labels are right with some probability.
 """
 
 from __future__ import annotations

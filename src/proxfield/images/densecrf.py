@@ -23,6 +23,7 @@ from proxfield.errors import InputError, InputWarning, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.filters.points import PixelPoints
 from proxfield.images.arrays import Original, to_host
+from proxfield.images.certain import ODDS
 from proxfield.images.inputs import Form, as_given, as_rows, confidence_note, read_inputs
 from proxfield.images.known import (
     CONFIDENCE,
@@ -48,6 +49,7 @@ from proxfield.images.presets import (
     MODEL_SETTINGS,
     PUBLISHED_UPDATES,
     chosen_settings,
+    said_confidence,
 )
 from proxfield.inference.infer import infer
 from proxfield.inference.rounding import round_marginals
@@ -63,8 +65,8 @@ if TYPE_CHECKING:
     from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 
-UNCHANGED = "no pixel changed"
-"""How the warning about labels that outweigh all else begins."""
+MOSTLY = 0.99
+"""Share of certain pixels from which on a result without changes is told."""
 
 
 class DenseCRF(Field):
@@ -125,8 +127,10 @@ class DenseCRF(Field):
         clip: Probabilities below it count as this much, so that no label is ruled out.
         normalize: Divide the probabilities of each pixel by their sum instead of refusing them.
         confidence: Probability that labels are right, where probabilities or logits leave no pixel
-            in doubt (all are 0 or 1, up to 1e-5); the other labels share the rest. None: 0.7, and a
-            warning says so. 1: they are taken as they are, and hardly anything can change.
+            in doubt (all are 0 or 1, up to 1e-5); above 1/labels, the other labels share the rest.
+            None: what a configuration says, else 0.7, and a warning says so. 1: they are taken as
+            they are, and hardly anything can change. A map of one label only stays as it is,
+            whatever the confidence.
 
     Example:
         >>> import numpy as np, proxfield as pf
@@ -140,13 +144,18 @@ class DenseCRF(Field):
     """
 
     saved_attributes = ("pixels", "labels_axis", "shape", "ignored")
+    saved_notes = ("max_iters", "confidence", "unsure")
     original = Original()
     """The kind of array that was given; fields that are loaded from files give numpy's."""
     ignored: tuple[int, tuple[int, ...]] | None = None
     """A label that results carry, and the runs of pixels that have it; see `from_labels`."""
+    unsure: tuple[int, ...] = ()
+    """The runs of pixels without a label before inference; see `from_labels`."""
     settings: Record | None = None
     confidence: float | None = None
-    max_iters: int = PUBLISHED_UPDATES
+    _certain_meant: bool = False
+    """Whether labels were given as certain, by a confidence of 1."""
+    max_iters: int | None = None
 
     def __init__(
         self,
@@ -176,6 +185,7 @@ class DenseCRF(Field):
         normalize: bool = False,
         confidence: float | None = None,
     ) -> None:
+        confidence = said_confidence(confidence, preset)
         check_confidence(CONFIDENCE if confidence is None else confidence)
         read = read_inputs(
             image,
@@ -188,6 +198,7 @@ class DenseCRF(Field):
             normalize=normalize,
             confidence=CONFIDENCE if confidence is None else confidence,
         )
+        self._certain_meant = confidence == 1
         self.confidence = read.confidence
         """The probability that labels are right, if labels were given; None for probabilities."""
         if confidence is None and read.confidence is not None:
@@ -218,10 +229,12 @@ class DenseCRF(Field):
         }
         own = None if pixels is None or bilateral_color is None else color_range(pixels)
         chosen = chosen_settings(preset, given, own)
+        if confidence is not None:
+            chosen["confidence"] = confidence
         self.settings = chosen
         """The settings in use, see `to_config`; None for points, and if loaded from a file."""
         self.max_iters = int(chosen["max_iters"])
-        """Number of updates that `infer` makes if it isn't told."""
+        """Number of updates that `infer` makes if it isn't told; None: as published ones do."""
         spatial_weight, bilateral_weight = chosen["spatial_weight"], chosen["bilateral_weight"]
         shared: dict[str, Any] = {
             **{name: chosen.get(name, usual) for name, usual in MODEL_SETTINGS.items()},
@@ -250,7 +263,7 @@ class DenseCRF(Field):
         labels: ArrayLike,
         n_labels: int | None = None,
         *,
-        confidence: float = CONFIDENCE,
+        confidence: float | None = None,
         unsure: int | None = None,
         ignore: int | str | None = "auto",
         clip: float = 1e-5,
@@ -262,9 +275,10 @@ class DenseCRF(Field):
             image: As for `DenseCRF`.
             labels: A label for each pixel, 0 to n_labels − 1.  # (*pixels)
             n_labels: Number of labels; by default one more than the largest in the map.
-            confidence: Probability that a label is right; the others share the rest.
+            confidence: Probability that a label is right, above 1/n_labels; the others share the
+                rest. None: what a configuration says, else 0.7.
             unsure: A value that stands for "not known" (0, say): all labels as probable, and the
-                result has one of them.
+                result has one of them. These pixels don't count as changed.
             ignore: A value of pixels that are left out of consideration: all labels as probable,
                 and the result has this value there again. "auto": 255, unless it is the value
                 of ``unsure``, or there are more than 255 labels. None: no such value.
@@ -281,12 +295,14 @@ class DenseCRF(Field):
         if given.dtype.kind not in "iub":
             raise InputError(f"labels must be whole numbers, not {given.dtype}")
         check_size(given.shape, "labels")
-        check_confidence(confidence)
         void = find_ignored(given, ignore, unsure, n_labels)
         skipped = np.zeros(given.shape, dtype=bool) if void is None else given == void
         known = ~skipped if unsure is None else ~skipped & (given != unsure)
         top = int(given.max(where=known, initial=0))
         count = top + 1 if n_labels is None else whole_count(n_labels, "n_labels", 1)
+        said = said_confidence(confidence, options.get("preset"))
+        confidence = CONFIDENCE if said is None else said
+        check_confidence(confidence, count)
         low = int(given.min(where=known, initial=0))
         if low < 0 or top >= count:
             value = low if low < 0 else top
@@ -300,9 +316,11 @@ class DenseCRF(Field):
         sure = known.ravel()
         table[np.flatnonzero(sure), flat[sure]] = right
         table[~sure] = np.log(count)
-        crf = cls(image, energies=table.reshape(*given.shape, count), labels_axis=-1, **options)
+        energies = table.reshape(*given.shape, count)
+        crf = cls(image, energies=energies, labels_axis=-1, confidence=said, **options)
         crf.original = Original.of(labels)
-        crf.confidence = confidence
+        crf.confidence, crf._certain_meant = confidence, confidence == 1
+        crf.unsure = runs_of(~known & ~skipped)
         if void is not None and skipped.any():
             crf.ignored = (void, runs_of(skipped))
         return crf
@@ -464,36 +482,33 @@ class DenseCRF(Field):
             dtype: "float32" or "float64".
             **options: All other options of `proxfield.infer` and parameters of the rule.
         """
-        if not isinstance(init, str | Result) and np.shape(init) == self.shape:
-            init = as_rows(np.asarray(to_host(init)), self.form)
-        preset = isinstance(max_iters, str)
-        if isinstance(max_iters, str):
-            if max_iters != "preset":
-                raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
-            max_iters = self.max_iters
-        result = infer(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
-        if preset and result.status is Status.MAX_ITERS:
-            result.asked = "as the preset asks"
-        found = DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
-        if self._labels_outweigh_terms() and result.iterations and not found.changed.any():
-            warnings.warn(
-                f"{UNCHANGED}: {self.n_labels} labels of confidence {self.confidence:g} outweigh "
-                "the terms; lower confidence=, or pass larger weights (preset='krahenbuehl')",
-                InputWarning,
-                stacklevel=2,
-            )
-        return found
+        result = infer_dense(self, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
+        if note := unchanged_note(result):
+            warnings.warn(note, InputWarning, stacklevel=2)
+        return result
 
     def _labels_outweigh_terms(self) -> bool:
         """Whether labels were given of which about none can change.
 
-        That is where the log odds of a right label are no less than about what both terms cost.
+        That is where the log odds of a right label are no less than about what Potts terms cost.
+        Of other terms nothing is claimed.
         """
         if self.confidence is None or self.confidence == 1 or self.n_labels < 2:
             return False
+        weights = [abs(t.weight) for t in self.terms if isinstance(t, Gaussian) and t.potts]
+        if len(weights) != len(self.terms) - 1:
+            return False
         others = (1 - self.confidence) / (self.n_labels - 1)
-        weights = [abs(t.weight) for t in self.terms if isinstance(t, Gaussian)]
         return bool(0 < 0.8 * sum(weights) <= np.log(self.confidence / others))
+
+    def _certain_share(self) -> float:
+        """Share of the pixels of which a label is certain, without those of scribbles."""
+        unary = self.terms[0]
+        assert isinstance(unary, Unary)
+        table = np.asarray(unary.energies).reshape(self.n_vars, -1)
+        low, second = np.partition(table, 1, axis=1)[:, :2].T
+        certain = (second - low >= 0.999 * ODDS) & np.isfinite(second)
+        return float(certain.mean())
 
 
 @dataclass(repr=False, eq=False)
@@ -524,6 +539,8 @@ class DenseResult(Result):
     def changed(self) -> NDArray[np.bool_]:
         """Where the most probable label isn't the one before inference.  # (*pixels)
 
+        Pixels that were unsure (see `DenseCRF.from_labels`) had none, and don't count.
+
         Example:
             >>> p = np.full((4, 5), 0.8)
             >>> p[2, 2] = 0.4
@@ -532,7 +549,8 @@ class DenseResult(Result):
             (1, [[2, 2]])
         """
         after = self.field._as_map(self._most_probable())
-        return np.asarray(after != self.field.input_labels)
+        changed = np.asarray(after != self.field.input_labels)
+        return changed & ~flags_of(self.field.unsure, changed.size).reshape(changed.shape)
 
     def __repr__(self) -> str:
         text = f"Dense{super().__repr__()}"
@@ -582,6 +600,51 @@ class DenseResult(Result):
     def sample(self, count: int = 1, seed: int = 0) -> Ints:
         """Independent label maps drawn from Q.  # (count, *pixels)"""
         return super().sample(count, seed).reshape(count, *self.field.pixels)
+
+
+def infer_dense(
+    crf: DenseCRF,
+    rule: str | Rule | type[Rule] = "fixed",
+    *,
+    init: Any = "unary",
+    max_iters: int | str | None = "preset",
+    dtype: str = "float32",
+    **options: Any,
+) -> DenseResult:
+    """`DenseCRF.infer` without its warning, for callers that report what changed themselves."""
+    if not isinstance(init, str | Result) and np.shape(init) == crf.shape:
+        init = as_rows(np.asarray(to_host(init)), crf.form)
+    known = False
+    if isinstance(max_iters, str):
+        if max_iters != "preset":
+            raise InputError(f"max_iters={shown(max_iters)}, expected a number or 'preset'")
+        known = crf.max_iters is not None  # files of older versions don't say
+        max_iters = crf.max_iters if known else PUBLISHED_UPDATES
+    result = infer(crf, rule, init=init, max_iters=max_iters, dtype=dtype, **options)
+    if known and result.status is Status.MAX_ITERS:
+        result.asked = "as the preset asks"
+    return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
+
+
+def unchanged_note(result: DenseResult) -> str:
+    """What to say where updates changed no pixel and its labels are why; else nothing."""
+    crf = result.field
+    if crf.n_labels < 2 or not result.iterations or result.changed.any():
+        return ""
+    if np.ptp(result._most_probable()) == 0:  # one label only: nothing to refine
+        return ""
+    if crf._labels_outweigh_terms():
+        return (
+            f"no pixel changed: {crf.n_labels} labels of confidence {crf.confidence:g} outweigh "
+            "the terms; lower confidence=, or pass larger weights (preset='krahenbuehl')"
+        )
+    share = 0.0 if crf._certain_meant else crf._certain_share()
+    if share <= MOSTLY:
+        return ""
+    return (
+        f"no pixel changed: {share:.4g} of the pixels are certain (a label of probability 1); "
+        "DenseCRF.from_labels(image, labels, confidence=0.7) takes labels that may be wrong"
+    )
 
 
 def _cooccurrence_term(

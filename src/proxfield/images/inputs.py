@@ -20,6 +20,7 @@ from proxfield.errors import InputError, shown
 from proxfield.filters.plan import MAX_DIMENSIONS
 from proxfield.images.arrays import Original, named_axes, to_host
 from proxfield.images.certain import are_labels, as_confident
+from proxfield.images.known import check_confidence
 from proxfield.images.pixels import (
     Axes,
     axis_candidates,
@@ -125,6 +126,7 @@ def read_inputs(
     axis = None if reading.mask else reading.axes.labels
     assumed = None
     if what != "energies" and confidence < 1 and are_labels([values], axis, what, normalize):
+        check_confidence(confidence, 2 if axis is None else values.shape[axis])
         values, assumed = as_confident(values, axis, what, confidence), confidence
     if reading.reduced:
         values = _enlarge(values, reading, what)
@@ -167,7 +169,7 @@ def refuse_names(given: Any, what: str) -> None:
         reader = READERS.get(what)
         verb = "is" if what == "the image" else "are"
         hint = f"; read it with proxfield.io.images.{reader}(…)" if reader is not None else ""
-        raise InputError(f"{what} {verb} {shown(str(given))}, a name, expected an array{hint}")
+        raise InputError(f"{what} {verb} {shown(str(given))}, a file name, expected an array{hint}")
 
 
 def _picture(image: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.common.arrays import Pixels
+from proxfield.common.checks import is_real
 from proxfield.errors import InputError, shown
 from proxfield.images.arrays import to_host
 from proxfield.images.pixels import numbers
@@ -21,10 +22,26 @@ CONFIDENCE = 0.7
 """The probability that a label is right, where nothing is said."""
 
 
-def check_confidence(confidence: float) -> None:
-    """Refuse what is no probability above 0."""
-    if not 0 < confidence <= 1:
+def check_confidence(confidence: float, n_labels: int | None = None) -> None:
+    """Refuse what is no probability above 0, or no more than that of any other label.
+
+    Args:
+        confidence: Probability that a label is right.
+        n_labels: Number of labels, if it is known.
+
+    Example:
+        >>> check_confidence(0.25, n_labels=4)
+        Traceback (most recent call last):
+        proxfield.errors.InputError: confidence=0.25, expected above 1/4 (4 labels as probable as \
+each other) and at most 1
+    """
+    if not is_real(confidence) or not 0 < confidence <= 1:
         raise InputError(f"confidence={shown(confidence)}, expected above 0 and at most 1")
+    if n_labels is not None and n_labels > 1 and confidence * n_labels <= 1:
+        raise InputError(
+            f"confidence={shown(confidence)}, expected above 1/{n_labels} ({n_labels} labels as "
+            "probable as each other) and at most 1"
+        )
 
 
 def runs_of(flags: NDArray[np.bool_]) -> tuple[int, ...]:

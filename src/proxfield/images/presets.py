@@ -9,6 +9,7 @@ import numpy as np
 
 from proxfield.common.records import Record
 from proxfield.errors import InputError, shown
+from proxfield.images.known import check_confidence
 
 DEFAULT_PRESET = "gentle"
 PUBLISHED_UPDATES = 10
@@ -51,7 +52,7 @@ MODEL_SETTINGS: Record = {
     "self_message": True,
 }
 """Settings of the model that presets don't have, with what they are where nothing is said."""
-CONFIG_KEYS = (*TERM_SETTINGS, "max_iters", "color_range", "filter", *MODEL_SETTINGS)
+CONFIG_KEYS = (*TERM_SETTINGS, "max_iters", "color_range", "filter", *MODEL_SETTINGS, "confidence")
 """What a configuration may hold."""
 
 
@@ -88,7 +89,23 @@ def settings_of(preset: str | Mapping[str, object]) -> Record:
     updates = out["max_iters"]
     if isinstance(updates, bool) or not isinstance(updates, int) or updates < 0:
         raise InputError(f"max_iters={shown(updates)} in a configuration, expected 0 or more")
+    if "confidence" in out:
+        check_confidence(out["confidence"])
     return out
+
+
+def said_confidence(given: float | None, preset: str | Mapping[str, Any] | None) -> float | None:
+    """The confidence of labels as given, else that of a configuration; None: neither says it.
+
+    Example:
+        >>> said_confidence(None, {"confidence": 0.9}), said_confidence(0.8, {"confidence": 0.9})
+        (0.9, 0.8)
+        >>> said_confidence(None, "gentle") is None
+        True
+    """
+    if given is None and isinstance(preset, Mapping):
+        return preset.get("confidence")
+    return given
 
 
 def chosen_settings(

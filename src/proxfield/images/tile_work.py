@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +13,12 @@ from proxfield.common.arrays import Doubles, Ints, Pixels
 from proxfield.common.memory import return_freed_arrays
 from proxfield.common.records import Record
 from proxfield.compiled.threads import current_threads, thread_count
-from proxfield.errors import InputError, InputWarning, shown
+from proxfield.errors import InputError, shown
 from proxfield.filters import choose
 from proxfield.filters.geometry import SAMPLE_STRIDE, STAR, choose_blur
 from proxfield.filters.points import PixelPoints
 from proxfield.images.certain import are_labels
-from proxfield.images.densecrf import UNCHANGED, DenseCRF
+from proxfield.images.densecrf import DenseCRF, infer_dense
 from proxfield.images.known import CONFIDENCE
 from proxfield.images.pixels import (
     Axes,
@@ -29,7 +28,7 @@ from proxfield.images.pixels import (
     possible_axes,
     widths,
 )
-from proxfield.images.presets import DEFAULT_PRESET, TERM_SETTINGS, settings_of
+from proxfield.images.presets import DEFAULT_PRESET, TERM_SETTINGS, said_confidence, settings_of
 from proxfield.images.tile_grid import Grid, Part
 from proxfield.io.images import as_probabilities
 from proxfield.io.progress_folder import ProgressFolder
@@ -295,9 +294,7 @@ class Tile:
                     term.build(drop_features=True)
                     term.operator.compact()
         return_freed_arrays()
-        with warnings.catch_warnings():  # about a tile; `refine_tiles` counts those of all
-            warnings.filterwarnings("ignore", UNCHANGED, InputWarning)
-            result = crf.infer(**self.run)
+        result = infer_dense(crf, **self.run)  # `refine_tiles` counts the changes of all tiles
         if result.status.name == "INTERRUPTED":  # never pass for finished
             raise KeyboardInterrupt
         status = result.status.label
@@ -344,8 +341,8 @@ def make_tile(
     for name in ("n_labels", "unsure", "ignore"):
         if name in build:
             raise InputError(f"{name} goes with kind='labels' only")
-    if build.get("confidence") is None:
-        build["confidence"] = CONFIDENCE
+    confidence = said_confidence(build.get("confidence"), build.get("preset"))
+    build["confidence"] = CONFIDENCE if confidence is None else confidence
     masks = _mask_axes(image, unary, channel_axis) if labels_axis in ("auto", None) else None
     many = [] if labels_axis is None or len(unary.shape) < 2 else possible_axes(
         picture, _stand_in(unary.shape), "energies", labels_axis, channel_axis

@@ -27,6 +27,7 @@ from proxfield.common.records import Record
 from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.inputs import confidence_note
+from proxfield.images.presets import said_confidence
 from proxfield.images.tile_grid import Grid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
 from proxfield.images.tile_work import INPUTS, Tile, make_tile
@@ -174,7 +175,8 @@ def refine_tiles(
         todo = [number for number in chosen if number not in there]
         if callback is not None:
             callback(before, len(grid))
-        if work.certain and options.get("confidence") is None:
+        said = said_confidence(options.get("confidence"), options.get("preset"))
+        if work.certain and said is None:
             note = confidence_note(kind, work.build["confidence"])
             warnings.warn(note, InputWarning, stacklevel=2)
         statuses: dict[str, int] = {}

@@ -255,6 +255,8 @@ def tune(
         if slots_of(jobs) > 1:
             run.workers = stack.enter_context(open_workers(jobs, threads))
         found = run.choose(tuple(filters), seed, color_range)
+    if run.certain or build["confidence"] == 1:  # it is part of what was tuned
+        found.config["confidence"] = build["confidence"]
     if run.certain and not said:
         of = f" of {len(run.certain)} of {len(cases)} images"
         note = confidence_note("probabilities", CONFIDENCE, of)

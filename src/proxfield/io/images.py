@@ -82,9 +82,9 @@ def read_probabilities(path: Target) -> Pixels:
     """Probabilities, stored as floats of any size or as whole numbers of 8 or 16 bits.
 
     Whole numbers stand for shares of 255 or 65535; they are taken for that only if they sum to
-    about as much along the first or the last axis, and come normalized. A gray picture, or an array
-    of whole numbers with two axes, is a mask: shares of foreground. One of 0 and 1 alone is
-    refused: it is a label map.
+    about as much along the first or the last axis, and come normalized. One-hot maps may be whole
+    numbers of any size. A gray picture, or an array of whole numbers with two axes, is a mask:
+    shares of foreground. One of 0 and 1 alone is refused: it is a label map.
 
     Args:
         path: ``.npy``, or ``.npz`` with an array ``probabilities``, ``prob``, ``probs`` or
@@ -116,11 +116,12 @@ def as_probabilities(values: Pixels, name: str) -> Pixels:
         return values.astype(np.float32) if values.dtype.itemsize < 4 else values
     if values.dtype == np.bool_:
         return values.astype(np.float32)
+    ends = (0, values.ndim - 1)
+    counts = values.dtype.kind in "iu" and values.ndim > 2 and (values >= 0).all()
+    if counts and any((values.sum(axis=a, dtype=np.int64) == 1).all() for a in ends):
+        return values.astype(np.float32)  # one-hot
     if values.dtype in (np.uint8, np.uint16) and values.ndim > 1:
         full = np.iinfo(values.dtype).max
-        ends = (0, values.ndim - 1)
-        if values.ndim > 2 and any((values.sum(axis=a, dtype=np.int64) == 1).all() for a in ends):
-            return values.astype(np.float32)  # one-hot
         for axis in ends:
             sums = values.sum(axis=axis, dtype=np.int64, keepdims=True)
             # rounding moves each share by up to one, cutting off or to the nearest

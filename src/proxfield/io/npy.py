@@ -11,6 +11,7 @@ import math
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EINVAL
 from io import BytesIO
 from os import SEEK_END, PathLike
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from proxfield.common.arrays import Pixels
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
+from proxfield.io.remote import reason as reason_of
 
 _format: Any = np.lib.format
 
@@ -52,6 +54,11 @@ file), expected a whole file
             path=name,
         ) from None
     except Exception as error:
+        # EINVAL: a damaged file names places outside of itself
+        if isinstance(error, OSError) and error.errno not in (None, EINVAL):
+            raise InputError(
+                f"can't read ({reason_of(error)}), expected a readable file", path=name
+            ) from None
         said = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
         reason = display_name(" ".join(said.split())) or type(error).__name__
         raise InputError(

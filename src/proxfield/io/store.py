@@ -149,7 +149,9 @@ def _describe_field(field: Field, arrays: Arrays) -> Record:
     names = field.layout.names
     return {
         "class": kind,
-        "attributes": {key: getattr(field, key) for key in field.saved_attributes},
+        "attributes": {
+            key: getattr(field, key) for key in (*field.saved_attributes, *field.saved_notes)
+        },
         "n_vars": field.n_vars,
         "n_labels": common,
         "names": None if names is None else names.variables,
@@ -250,6 +252,9 @@ def _read_field(cls: type[F], header: Record, archive: _Archive) -> F:
         out.add(make_term(str(term["kind"]), parts))
     for key in cls.saved_attributes:
         setattr(out, key, _as_tuples(header["attributes"][key]))
+    for key in cls.saved_notes:
+        if key in header["attributes"]:  # older files lack some
+            setattr(out, key, _as_tuples(header["attributes"][key]))
     if header["terms"] is None:
         if archive.holds in ("Field", "DenseCRF"):
             raise InputError("the file is damaged: the field has no terms")

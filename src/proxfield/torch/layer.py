@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from proxfield.common.checks import is_real, is_whole
+from proxfield.common.checks import is_real, is_whole, whole_count
 from proxfield.common.records import Record
 from proxfield.devices.cuda import torch
 from proxfield.devices.pytorch import Module, need_torch
@@ -54,7 +54,7 @@ RENAMED = {
 class DenseCRF(Module):  # type: ignore[misc]
     """A dense CRF as the last layer of a network: images and logits in, refined logits out.
 
-    The output are log-marginals, which serve as logits again: ``cross_entropy`` and ``nll_loss``
+    The output is log-marginals, which serve as logits again: ``cross_entropy`` and ``nll_loss``
     take them, ``softmax(dim=1)`` (or ``exp()``) gives the marginals, ``argmax(1)`` the labels. For
     the marginals themselves set ``output="marginals"``; ``cross_entropy`` must not get these.
 
@@ -194,11 +194,10 @@ class DenseCRF(Module):  # type: ignore[misc]
             one_of("learn", group, LEARN)
         if not is_whole(updates):
             raise InputError(f"max_iters={shown(updates)}, expected a whole number or 'preset'")
-        if n_labels < 1 or dimensions < 1 or updates < 0 or not tol >= 0:
-            raise InputError(
-                f"n_labels={n_labels}, dimensions={dimensions}, max_iters={updates}, tol={tol}: "
-                "expected 1 or more, 1 or more, 0 or more, 0 or more"
-            )
+        n_labels = whole_count(n_labels, "n_labels", 1)
+        dimensions = whole_count(dimensions, "dimensions", 1)
+        if updates < 0 or not tol >= 0:
+            raise InputError(f"max_iters={updates}, tol={tol}: expected 0 or more, 0 or more")
         if keep_every < 1:
             raise InputError(f"keep_every={keep_every}, expected 1 or more")
         if step is not None and not 0 < step <= 2:
