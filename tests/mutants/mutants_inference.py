@@ -199,9 +199,9 @@ STOPPING = [
     Mutant(
         "map-energies-not-scaled",
         "inference/solve_map.py",
-        "if sizes and min(sizes) > LARGEST_SIZE:",
+        "if sizes and max(sizes) < SMALLEST_SIZE:",
         "if False:",
-        "inference/test_map_scale.py::test_a_search_is_the_same_at_every_scale",
+        "inference/test_map_scale.py::test_the_optimum_is_found_at_every_scale",
     ),
     Mutant(
         "map-energies-told-in-another-unit",
