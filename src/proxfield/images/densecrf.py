@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 
+SAMPLE = 4096
+"""Pixels that are looked at first for a changed label."""
 MOSTLY = 0.99
 """Share of certain pixels from which on a result without changes is told."""
 
@@ -626,10 +628,20 @@ def infer_dense(
     return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
 
 
+def some_changed(result: DenseResult) -> bool:
+    """Whether one of some thousand pixels changed: that costs nothing, and usually one has."""
+    n, labels = result.field.n_vars, result.field.n_labels
+    some = slice(None, None, max(1, n // SAMPLE))
+    unary = result.field.terms[0]
+    assert isinstance(unary, Unary)
+    before = np.asarray(unary.energies).reshape(n, labels)[some].argmin(axis=1)
+    return bool((result.q.reshape(n, labels)[some].argmax(axis=1) != before).any())
+
+
 def unchanged_note(result: DenseResult) -> str:
     """What to say where updates changed no pixel and its labels are why; else nothing."""
     crf = result.field
-    if crf.n_labels < 2 or not result.iterations or result.changed.any():
+    if crf.n_labels < 2 or not result.iterations or some_changed(result) or result.changed.any():
         return ""
     if np.ptp(result._most_probable()) == 0:  # one label only: nothing to refine
         return ""
