@@ -42,6 +42,7 @@ def test_json(invoke: Callable[..., Any], models: Path) -> None:
     assert data["labels"] == direct.labels.tolist()
     assert data["energy"] == direct.energy == pytest.approx(field.energy(data["labels"]))
     assert data["status"] == "max-iters" and data["seed"] == 3 and data["stable"] is True
+    assert data["kernels"] == "cpu" and data["threads"] >= 1
 
 
 def test_files(invoke: Callable[..., Any], models: Path, tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_json_has_the_promised_keys(solve_json: Callable[..., Any], models: Path
     assert data["rule"] == inspect.signature(pf.infer).parameters["rule"].default
     assert data["status"] == "converged"
     assert data["version"] == pf.__version__
+    assert data["kernels"] == "cpu" and data["threads"] >= 1
 
 
 def test_defaults_are_those_of_infer() -> None:

@@ -206,7 +206,7 @@ def print_report(
 ) -> None:
     """The comparison as JSON."""
     from proxfield._version import __version__
-    from proxfield.cli.running import threads_used
+    from proxfield.cli.running import in_full
     from proxfield.cli.shared import print_json
 
     runs = []
@@ -220,9 +220,7 @@ def print_report(
             "n_vars": loaded.field.n_vars,
             "n_observed": loaded.n_observed,
             "load_seconds": loaded.seconds,
-            **limits,
-            "kernels": limits["kernels"] or "cpu",
-            "threads": threads_used(limits["threads"], limits["kernels"]),
+            **in_full(limits),
             "best": best_rule(results),
             "results": runs,
             "failures": failures,

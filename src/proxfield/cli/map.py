@@ -145,7 +145,7 @@ def write_labelling(result: MapResult, output: str | None) -> None:
 def print_report(loaded: Loaded, result: MapResult, options: Record) -> None:
     """The result as JSON."""
     from proxfield._version import __version__
-    from proxfield.cli.running import threads_used
+    from proxfield.cli.running import in_full
     from proxfield.cli.shared import print_json
 
     summary = result.summary()
@@ -156,8 +156,7 @@ def print_report(loaded: Loaded, result: MapResult, options: Record) -> None:
             **summary,
             "n_observed": loaded.n_observed,
             "load_seconds": loaded.seconds,
-            **options,
-            "threads": threads_used(options["threads"], options["kernels"]),
+            **in_full(options),
             "version": __version__,
             "labels": labels,
         }

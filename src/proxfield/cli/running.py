@@ -52,13 +52,15 @@ def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
     return result
 
 
-def threads_used(threads: int | None, kernels: str | None) -> int:
-    """Threads that an inference may use; None stands for the CPU's own kernels."""
-    if kernels not in (None, "cpu"):
-        return 1
-    from proxfield.compiled.jit import max_threads
+def in_full(options: Record) -> Record:
+    """Options as a report has them: with the kernels and threads that defaults stand for."""
+    kernels, threads = options["kernels"] or "cpu", 1
+    if kernels == "cpu":
+        from proxfield.compiled.jit import max_threads
 
-    return max_threads() if threads is None else min(threads, max_threads())
+        wanted = options["threads"]
+        threads = max_threads() if wanted is None else min(wanted, max_threads())
+    return {**options, "kernels": kernels, "threads": threads}
 
 
 def check_device(options: Record) -> None:

@@ -227,18 +227,16 @@ def task_text(result: Result, task: str) -> str:
 def print_report(loaded: Loaded, result: Result, options: Record) -> None:
     """The result as JSON."""
     from proxfield._version import __version__
-    from proxfield.cli.running import threads_used
+    from proxfield.cli.running import in_full
     from proxfield.cli.shared import print_json
 
-    threads = threads_used(options["threads"], options["kernels"])
     print_json(
         {
             "model": loaded.name,
             **result.summary(),
             "n_observed": loaded.n_observed,
             "load_seconds": loaded.seconds,
-            **options,
-            "threads": threads,
+            **in_full(options),
             "version": __version__,
         }
     )
