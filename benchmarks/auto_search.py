@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 import proxfield as pf
-from proxfield.inference.infer import infer_one
-from proxfield.inference.request import Request
+from proxfield.core.solve.infer import infer_one
+from proxfield.core.solve.request import Request
 from proxfield.io.evidence import read_evidence
 
 

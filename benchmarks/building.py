@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.inference.curvature import Curvature
+from proxfield.core.engines import compile_program
+from proxfield.core.solve.curvature import Curvature
 
 Build = Callable[[], pf.Field]
 

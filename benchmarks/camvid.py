@@ -27,10 +27,10 @@ from joblib import Parallel, delayed
 from PIL import Image
 
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.inference.curvature import Curvature
-from proxfield.rules.registry import make_rule
-from proxfield.rules.session import Problem
+from proxfield.core.engines import compile_program
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.rules.session import Problem
 
 CLASSES = [
     "sky", "building", "pole", "road", "pavement", "tree",

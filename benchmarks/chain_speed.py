@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.backends.base import Program
 from proxfield.bench.machine import metadata
-from proxfield.rules.plan import Chains
-from proxfield.terms.base import Doubles, Ints
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.base import Program
+from proxfield.core.engines.plan import Chains
+from proxfield.core.terms.base import Doubles, Ints
 
 SIDE = 72
 RINGS = {

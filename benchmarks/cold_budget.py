@@ -25,7 +25,7 @@ import numpy as np
 import proxfield as pf
 from proxfield.bench.machine import metadata
 from proxfield.bench.suites import Instance, load_suites
-from proxfield.compiled.jit import max_threads
+from proxfield.core.compiled.jit import max_threads
 
 
 def model_file(data: Path, instance: Instance) -> Path:

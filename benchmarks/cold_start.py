@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from proxfield.bench.machine import metadata
-from proxfield.compiled.jit import max_threads
+from proxfield.core.compiled.jit import max_threads
 
 SCRIPT = """
 import json, os, sys, time
@@ -49,7 +49,7 @@ def grid(labels):
         pf.write_uai(grid(20, 20, n_labels=labels), f"{folder}/grid.uai")
         return pf.read_uai(f"{folder}/grid.uai")
 
-from proxfield.compiled.notice import compiled_kernels
+from proxfield.core.compiled.notice import compiled_kernels
 with compiled_kernels() as names:
     CASE
 spent = os.times()

@@ -111,7 +111,7 @@ def measure(images: list[np.ndarray], side: str) -> dict[str, dict[str, float]]:
             if side == "peer":
                 kernel = peer_kernel(image, place, color)
             else:
-                from proxfield.filters.lattice import LatticeFilter
+                from proxfield.core.filters.lattice import LatticeFilter
 
                 kernel = normalize(LatticeFilter(f).apply(np.eye(len(f))))
             rows.append(errors(kernel, exact))

@@ -301,7 +301,7 @@ def accuracy(
     sides: dict[str, Side], photos: dict[str, Path], folder: Path, size: tuple[int, int]
 ) -> list[dict[str, Any]]:
     """Relative errors of both sides, on the central pixels."""
-    from proxfield.filters.lattice import suitable_blur
+    from proxfield.core.filters.lattice import suitable_blur
 
     rows = []
     for name, path in photos.items():

@@ -190,8 +190,8 @@ def describe(row: dict[str, Any]) -> str:
 def growth(n_labels: int = 21) -> list[dict[str, Any]]:
     """Seconds per iteration and pixel for larger and larger images, on two threads."""
     import proxfield as pf
-    from proxfield.backends import compile_program
-    from proxfield.rules.plan import Kind, Update
+    from proxfield.core.engines import compile_program
+    from proxfield.core.engines.plan import Kind, Update
 
     rows = []
     for width, height in [(120, 90), *GROWTH]:

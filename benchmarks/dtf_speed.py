@@ -23,11 +23,11 @@ import numpy as np
 
 import dtf_models
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.backends.numba import pack
 from proxfield.bench.machine import metadata
-from proxfield.lowering.lowered import Lowered, lower
-from proxfield.rules.plan import Kind, Update
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.numba import pack
+from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.lowering.lowered import Lowered, lower
 
 
 def iteration(lowered: Lowered, dtype: str, plan: Update, repeats: int) -> float:

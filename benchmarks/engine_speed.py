@@ -26,9 +26,9 @@ import scipy
 import scipy.sparse
 
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.inference.curvature import Curvature
-from proxfield.rules.plan import Kind, Update
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.solve.curvature import Curvature
 
 
 def grid_field(side: int, strength: float, seed: int) -> pf.Field:

@@ -24,8 +24,8 @@ import numpy as np
 
 import proxfield as pf
 from proxfield.bench.machine import metadata
-from proxfield.inference.infer import infer_one
-from proxfield.inference.request import Request
+from proxfield.core.solve.infer import infer_one
+from proxfield.core.solve.request import Request
 from proxfield.result import Trace
 
 RULES = ("fixed", "adaptive")

@@ -38,12 +38,12 @@ import torch
 import triton
 
 import proxfield as pf
-from proxfield.backends.triton.attach import attach
-from proxfield.backends.triton.terms.base import on_device
-from proxfield.filters.torch.plans import reference_filter
-from proxfield.filters.triton import encode, exact, order
-from proxfield.filters.triton.exact import ExactPlan, Items, Tiles
-from proxfield.filters.triton.lattice import LatticePlan
+from proxfield.core.engines.triton.attach import attach
+from proxfield.core.engines.triton.terms.base import on_device
+from proxfield.core.filters.torch.plans import reference_filter
+from proxfield.core.filters.triton import encode, exact, order
+from proxfield.core.filters.triton.exact import ExactPlan, Items, Tiles
+from proxfield.core.filters.triton.lattice import LatticePlan
 
 KINDS: dict[str, tuple[float, float | None]] = {
     "bilateral 80/13": (80.0, 13.0),

@@ -126,7 +126,7 @@ def per_iteration(run: Callable[[int], None], n: int, repeats: int = 5) -> tuple
 
 def plan_for(kind: str, n_vars: int, step: float = 0.2) -> Any:
     """The update of a rule, with one step for all."""
-    from proxfield.rules.plan import Kind, Update
+    from proxfield.core.engines.plan import Kind, Update
 
     name, options = KINDS[kind]
     return Update(Kind[name], np.full(n_vars, step), **options)
@@ -164,11 +164,11 @@ def copy_bandwidth(options: argparse.Namespace) -> dict[str, float]:
 
 def plain_grid(side: int, n_labels: int = 2, seed: int = 0) -> Any:
     """A lowered grid with random couplings, made without looking for what can be merged."""
+    from proxfield.core.lowering.lowered import Lowered
+    from proxfield.core.lowering.reduction import Untouched
+    from proxfield.core.terms.base import Layout
+    from proxfield.core.terms.pairwise import Ising, Potts
     from proxfield.generate import grid_edges
-    from proxfield.lowering.lowered import Lowered
-    from proxfield.lowering.reduction import Untouched
-    from proxfield.terms.base import Layout
-    from proxfield.terms.pairwise import Ising, Potts
 
     rng = np.random.default_rng(seed)
     edges = grid_edges(side, side)
@@ -191,7 +191,7 @@ def binary_bytes(kind: str, diagonals: int) -> dict[str, int]:
 
 def grid(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """The large grid: every rule, with and without F."""
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     side = 16 if options.quick else options.side
     lowered = plain_grid(side)
@@ -235,7 +235,7 @@ def check_sum(program: Any) -> None:
 
 def tune(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """Other cuts of the large grid."""
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     side = 16 if options.quick else options.side
     lowered = plain_grid(side)
@@ -257,7 +257,7 @@ def tune(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
 
 def potts(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """A grid with 21 labels, stored label by label and variable by variable."""
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     side, n_labels = (6, 5) if options.quick else (1024, 21)
     lowered = plain_grid(side, n_labels)
@@ -283,11 +283,11 @@ def potts(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
 
 def table_grid(side: int, n_labels: int, count: int, symmetric: bool) -> Any:
     """A lowered grid whose edges share some tables, made like `plain_grid`."""
+    from proxfield.core.lowering.lowered import Lowered
+    from proxfield.core.lowering.reduction import Untouched
+    from proxfield.core.terms.base import Layout
+    from proxfield.core.terms.factor import Factor
     from proxfield.generate import grid_edges
-    from proxfield.lowering.lowered import Lowered
-    from proxfield.lowering.reduction import Untouched
-    from proxfield.terms.base import Layout
-    from proxfield.terms.factor import Factor
 
     rng = np.random.default_rng(count)
     edges = grid_edges(side, side)
@@ -302,7 +302,7 @@ def table_grid(side: int, n_labels: int, count: int, symmetric: bool) -> Any:
 
 def shared(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """Grids with 21 labels whose edges share one table, or four with an index."""
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     side, n_labels = (6, 5) if options.quick else (1024, 21)
     rows: list[dict[str, Any]] = []
@@ -334,8 +334,8 @@ def shared(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
 def tables(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
     """Random graphs with a table of its own for each edge, and triples."""
     import proxfield as pf
-    from proxfield.backends import compile_program
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines import compile_program
+    from proxfield.core.engines.triton.program import GpuProgram
 
     rng = np.random.default_rng(1)
     rows = []
@@ -373,10 +373,10 @@ def tables(options: argparse.Namespace, copy: float) -> list[dict[str, Any]]:
 
 def ring(n: int, degree: int, seed: int = 0) -> Any:
     """A binary field of n variables on a circle, each with neighbors at some random distances."""
-    from proxfield.lowering.lowered import Lowered
-    from proxfield.lowering.reduction import Untouched
-    from proxfield.terms.base import Layout
-    from proxfield.terms.pairwise import Ising
+    from proxfield.core.lowering.lowered import Lowered
+    from proxfield.core.lowering.reduction import Untouched
+    from proxfield.core.terms.base import Layout
+    from proxfield.core.terms.pairwise import Ising
 
     rng = np.random.default_rng(seed)
     at = np.arange(n)
@@ -390,8 +390,8 @@ def ring(n: int, degree: int, seed: int = 0) -> Any:
 
 def teams(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Single binary fields: two launches per iteration, and many iterations per launch."""
-    from proxfield.backends.triton.program import GpuProgram
-    from proxfield.rules.plan import Kind, Update
+    from proxfield.core.engines.plan import Kind, Update
+    from proxfield.core.engines.triton.program import GpuProgram
 
     sides = (4, 5) if options.quick else (96, 150, 220, 300, 362, 500)
     fields = [(f"grid {side}×{side}", plain_grid(side)) for side in sides]
@@ -431,9 +431,9 @@ def teams(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def eigenvalues(options: argparse.Namespace) -> list[dict[str, Any]]:
     """λ of large fields, on the host and on the device."""
-    from proxfield.backends.cache import program_for
-    from proxfield.inference import curvature as module
-    from proxfield.inference.curvature import Curvature
+    from proxfield.core.engines.cache import program_for
+    from proxfield.core.solve import curvature as module
+    from proxfield.core.solve.curvature import Curvature
 
     sizes = ((5, 2), (4, 3)) if options.quick else ((300, 2), (1000, 2), (2048, 2), (512, 21))
     if options.quick:
@@ -482,8 +482,8 @@ def grids(options: argparse.Namespace) -> list[Any]:
 
 def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All grids together on the device, and one after another on one CPU thread."""
-    from proxfield.backends import compile_program
-    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.core.engines import compile_program
+    from proxfield.core.engines.triton.batch import BatchProgram
 
     fields = grids(options)
     total = sum(low.layout.n_vars for low in fields)
@@ -525,8 +525,8 @@ def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def alone(options: argparse.Namespace, fields: list[Any]) -> list[dict[str, Any]]:
     """One field of each size by itself, on one multiprocessor and shared by several."""
-    from proxfield.backends.triton.batch import BatchProgram
-    from proxfield.backends.triton.device_pack import PART
+    from proxfield.core.engines.triton.batch import BatchProgram
+    from proxfield.core.engines.triton.device_pack import PART
 
     rows = []
     seen: set[int] = set()
@@ -563,8 +563,8 @@ def small_seconds(program: Any, trace: bool, options: argparse.Namespace) -> flo
 def launches(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A field of 40 variables, and a medium one: all in one launch, graphs, single launches."""
     import proxfield as pf
-    from proxfield.backends.triton import graphs
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton import graphs
+    from proxfield.core.engines.triton.program import GpuProgram
 
     rng = np.random.default_rng(2)
     small = pf.Field(40, n_labels=3)

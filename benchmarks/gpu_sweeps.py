@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.backends.triton.sweeps import chains as chain_module
-from proxfield.backends.triton.sweeps import sweeps as sweep_module
-from proxfield.backends.triton.sweeps.chains import explore
-from proxfield.backends.triton.sweeps.sweeps import Sweeper
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.plan import Chains
+from proxfield.core.engines.triton.sweeps import chains as chain_module
+from proxfield.core.engines.triton.sweeps import sweeps as sweep_module
+from proxfield.core.engines.triton.sweeps.chains import explore
+from proxfield.core.engines.triton.sweeps.sweeps import Sweeper
+from proxfield.core.lowering.lowered import Lowered
 
 FORESTS = ((40, 2, 512, 200), (80, 2, 512, 100), (40, 5, 512, 100))
 """Side, labels, chains and sweeps of the grids on which forest moves are timed."""

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from proxfield.core.filters.torch.operator import PlannedOperator
 from proxfield.errors import GradientWarning
-from proxfield.filters.torch.operator import PlannedOperator
 from proxfield.torch.dense import dense_energies
 from proxfield.torch.solve import relative_residual, softmax
 

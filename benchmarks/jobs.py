@@ -1,4 +1,4 @@
-"""What does an item of `proxfield.jobs.run_jobs` cost, beside the work itself?
+"""What does an item of `proxfield.core.jobs.run_jobs` cost, beside the work itself?
 
 Each engine runs a function that does nothing on N small items, in a process of its own, for two
 values of N. CPU seconds are those of that process and all it started (workers, and for Dask the
@@ -35,7 +35,7 @@ def look(item: object) -> int:
 
 def run(engine: str, count: int, size: int) -> None:
     """Do it once, and print the CPU seconds of all processes."""
-    from proxfield.jobs import run_jobs
+    from proxfield.core.jobs import run_jobs
 
     items = (bytes(size) for _ in range(count))
     if engine == "dask":

@@ -35,7 +35,7 @@ import torch
 import proxfield.torch as pt
 from camvid import CLASSES
 from proxfield.bench.machine import metadata
-from proxfield.filters.torch.operator import FeatureGradient
+from proxfield.core.filters.torch.operator import FeatureGradient
 from proxfield.images.presets import PRESETS
 from tune_camvid import VOID, Scene, measure, read_scenes
 

@@ -115,9 +115,9 @@ class Peer:
 
 def solve(field: Any, budget: float, seed: int) -> tuple[float, float]:
     """Energy and CPU seconds of one search."""
-    from proxfield.inference.request import Request
-    from proxfield.inference.solve_map import answer
-    from proxfield.rules.map_search import MapSearch
+    from proxfield.core.solve.request import Request
+    from proxfield.core.solve.search.map_search import MapSearch
+    from proxfield.core.solve.solve_map import answer
 
     request = Request.make(
         MapSearch(), {}, "cpu", init="uniform", max_iters=None, tol=0.0, budget=budget,

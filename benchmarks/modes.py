@@ -19,9 +19,9 @@ import numpy as np
 
 import proxfield as pf
 from exact_families import load
-from proxfield.inference.infer import infer_one
-from proxfield.inference.modes import infer_modes
-from proxfield.inference.request import Request
+from proxfield.core.solve.infer import infer_one
+from proxfield.core.solve.request import Request
+from proxfield.core.solve.search.modes import infer_modes
 
 
 def run(field: pf.Field, modes: int, budget: float, seed: int) -> pf.Result:

@@ -19,10 +19,10 @@ import numpy as np
 from PIL import Image
 
 import proxfield as pf
-from proxfield.backends import compile_program
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.plan import Kind, Search, Update
 from proxfield.io.pom import read_dat, read_pom
 from proxfield.people.scene import Scene
-from proxfield.rules.plan import Kind, Search, Update
 
 LIMIT = 400
 CLOSE = 1e-3

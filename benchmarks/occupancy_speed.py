@@ -36,11 +36,11 @@ from typing import Any
 import numpy as np
 
 import proxfield as pf
-from proxfield.backends.numba.occupancy import OccupancyOnCpu
-from proxfield.compiled.jit import thread_count
+from proxfield.core.compiled.jit import thread_count
+from proxfield.core.engines.numba.occupancy import OccupancyOnCpu
+from proxfield.core.terms.occupancy import Occupancy
 from proxfield.people.detect import Detector
 from proxfield.people.scene import Scene
-from proxfield.terms.occupancy import Occupancy
 
 STEP = 0.05
 ITERATIONS = 40

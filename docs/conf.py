@@ -54,13 +54,13 @@ nitpick_ignore_regex = [
     ("py:class", r"proxfield\..*\.(_\w+|[MT])"),  # private base classes, type variables
 ]
 nitpick_ignore = [  # internal types of public attributes
-    ("py:class", "proxfield.backends.base.Program"),
-    ("py:class", "proxfield.filters.operator.Operator"),
-    ("py:class", "proxfield.filters.plan.Plan"),
-    ("py:class", "proxfield.filters.points.Points"),
+    ("py:class", "proxfield.core.engines.base.Program"),
+    ("py:class", "proxfield.core.filters.operator.Operator"),
+    ("py:class", "proxfield.core.filters.plan.Plan"),
+    ("py:class", "proxfield.core.filters.points.Points"),
     ("py:class", "proxfield.images.inputs.Form"),
     ("py:class", "proxfield.learn.structure.Factors"),
-    ("py:class", "proxfield.terms.grid.Shift"),
+    ("py:class", "proxfield.core.terms.grid.Shift"),
 ]
 
 # Pages: MyST Markdown, executed where they say so ------------------------------------------------

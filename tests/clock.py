@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from proxfield.backends.base import Program
+from proxfield.core.engines.base import Program
 
 WORK: dict[str, Callable[..., int]] = {
     "advance": lambda rows, *args: len(rows),

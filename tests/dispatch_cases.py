@@ -9,10 +9,10 @@ import pytest
 
 import proxfield as pf
 from helpers import Array, random_marginals
-from proxfield.backends import compile_program, terms
-from proxfield.backends.base import Program
-from proxfield.backends.reference import ReferenceProgram
-from proxfield.terms.base import Ints, Layout
+from proxfield.core.engines import compile_program, terms
+from proxfield.core.engines.base import Program
+from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.terms.base import Ints, Layout
 
 POINTS = np.random.default_rng(3).normal(size=(40, 2))
 """Features for the Gaussian terms."""

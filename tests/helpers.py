@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import proxfield as pf
-from proxfield.terms.base import Layout
+from proxfield.core.terms.base import Layout
 from proxfield.testing import (
     exact_hessian,
     explicit_tables,

@@ -9,7 +9,7 @@ import pytest
 
 import proxfield as pf
 from helpers import exact_free_energy, exact_log_z, random_field, random_marginals
-from proxfield.common import memory
+from proxfield.core.common import memory
 from proxfield.field import entropy
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import proxfield as pf
 from helpers import VARIANTS, Chain, energies, infer, random_field, random_marginals, repulsive_grid
-from proxfield.backends import compile_program
-from proxfield.inference.rounding import Groups
+from proxfield.core.engines import compile_program
+from proxfield.core.solve.rounding import Groups
 from proxfield.result import Result, Status, Trace, one_hot
 
 

@@ -13,14 +13,49 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C isn't handled yet
     from typing import Any
 
-    from proxfield.backends.terms import register as register
-    from proxfield.compiled.notice import quiet as quiet
+    from proxfield.core.compiled.notice import quiet as quiet
+    from proxfield.core.engines.plan import Custom as Custom
+    from proxfield.core.engines.plan import Kind as Kind
+    from proxfield.core.engines.plan import Order as Order
+    from proxfield.core.engines.plan import Update as Update
+    from proxfield.core.engines.terms import register as register
+    from proxfield.core.filters.gaussian import gaussian_filter as gaussian_filter
+    from proxfield.core.lowering.builder import Builder as Builder
+    from proxfield.core.solve.curvature import Curvature as Curvature
+    from proxfield.core.solve.history import Progress as Progress
+    from proxfield.core.solve.infer import infer as infer
+    from proxfield.core.solve.many import infer_many as infer_many
+    from proxfield.core.solve.map_result import MapResult as MapResult
+    from proxfield.core.solve.map_result import MapStatus as MapStatus
+    from proxfield.core.solve.map_result import MapTrace as MapTrace
+    from proxfield.core.solve.rules.base import Rule as Rule
+    from proxfield.core.solve.rules.parallel import CustomRule as CustomRule
+    from proxfield.core.solve.rules.registry import RULES as RULES
+    from proxfield.core.solve.rules.session import Problem as Problem
+    from proxfield.core.solve.solve_map import solve_map as solve_map
+    from proxfield.core.terms import TERMS as TERMS
+    from proxfield.core.terms import Boxes as Boxes
+    from proxfield.core.terms import Consistency as Consistency
+    from proxfield.core.terms import Constant as Constant
+    from proxfield.core.terms import Cooccurrence as Cooccurrence
+    from proxfield.core.terms import Factor as Factor
+    from proxfield.core.terms import Gaussian as Gaussian
+    from proxfield.core.terms import GridPairwise as GridPairwise
+    from proxfield.core.terms import Ising as Ising
+    from proxfield.core.terms import Layout as Layout
+    from proxfield.core.terms import Occupancy as Occupancy
+    from proxfield.core.terms import Pairwise as Pairwise
+    from proxfield.core.terms import Potts as Potts
+    from proxfield.core.terms import Runs as Runs
+    from proxfield.core.terms import Silhouettes as Silhouettes
+    from proxfield.core.terms import Term as Term
+    from proxfield.core.terms import Unary as Unary
+    from proxfield.core.terms import saveable as saveable
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
     from proxfield.errors import UnsupportedError as UnsupportedError
     from proxfield.field import Field as Field
-    from proxfield.filters.gaussian import gaussian_filter as gaussian_filter
     from proxfield.images.batch import refine_batch as refine_batch
     from proxfield.images.bilateral import bilateral_filter as bilateral_filter
     from proxfield.images.config import read_config as read_config
@@ -34,54 +69,19 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.tune import TuneProgress as TuneProgress
     from proxfield.images.tune import TuneResult as TuneResult
     from proxfield.images.tune import tune as tune
-    from proxfield.inference.curvature import Curvature as Curvature
-    from proxfield.inference.history import Progress as Progress
-    from proxfield.inference.infer import infer as infer
-    from proxfield.inference.many import infer_many as infer_many
-    from proxfield.inference.map_result import MapResult as MapResult
-    from proxfield.inference.map_result import MapStatus as MapStatus
-    from proxfield.inference.map_result import MapTrace as MapTrace
-    from proxfield.inference.solve_map import solve_map as solve_map
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
     from proxfield.io.uai_write import write_model as write_uai
-    from proxfield.lowering.builder import Builder as Builder
     from proxfield.mixture import Clamp as Clamp
     from proxfield.mixture import Mode as Mode
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
     from proxfield.result import Trace as Trace
-    from proxfield.rules.base import Rule as Rule
-    from proxfield.rules.parallel import CustomRule as CustomRule
-    from proxfield.rules.plan import Custom as Custom
-    from proxfield.rules.plan import Kind as Kind
-    from proxfield.rules.plan import Order as Order
-    from proxfield.rules.plan import Update as Update
-    from proxfield.rules.registry import RULES as RULES
-    from proxfield.rules.session import Problem as Problem
-    from proxfield.terms import TERMS as TERMS
-    from proxfield.terms import Boxes as Boxes
-    from proxfield.terms import Consistency as Consistency
-    from proxfield.terms import Constant as Constant
-    from proxfield.terms import Cooccurrence as Cooccurrence
-    from proxfield.terms import Factor as Factor
-    from proxfield.terms import Gaussian as Gaussian
-    from proxfield.terms import GridPairwise as GridPairwise
-    from proxfield.terms import Ising as Ising
-    from proxfield.terms import Layout as Layout
-    from proxfield.terms import Occupancy as Occupancy
-    from proxfield.terms import Pairwise as Pairwise
-    from proxfield.terms import Potts as Potts
-    from proxfield.terms import Runs as Runs
-    from proxfield.terms import Silhouettes as Silhouettes
-    from proxfield.terms import Term as Term
-    from proxfield.terms import Unary as Unary
-    from proxfield.terms import saveable as saveable
     from proxfield.warming import warmup as warmup
 
 _HOME = {
     "CooccurrenceStatistics": "images.cooccurrence",
-    "Curvature": "inference.curvature",
+    "Curvature": "core.solve.curvature",
     "DenseCRF": "images.densecrf",
     "DenseResult": "images.densecrf",
     "refine_batch": "images.batch",
@@ -93,57 +93,57 @@ _HOME = {
     "read_config": "images.config",
     "tune": "images.tune",
     "write_config": "images.config",
-    "register": "backends.terms",
+    "register": "core.engines.terms",
     "InputError": "errors",
     "MemoryLimitError": "errors",
     "ProxfieldError": "errors",
     "UnsupportedError": "errors",
     "Field": "field",
-    "gaussian_filter": "filters.gaussian",
+    "gaussian_filter": "core.filters.gaussian",
     "bilateral_filter": "images.bilateral",
-    "Custom": "rules.plan",
-    "Kind": "rules.plan",
-    "Order": "rules.plan",
-    "Update": "rules.plan",
-    "Progress": "inference.history",
-    "Builder": "lowering.builder",
-    "infer": "inference.infer",
-    "infer_many": "inference.many",
-    "MapResult": "inference.map_result",
-    "MapStatus": "inference.map_result",
-    "MapTrace": "inference.map_result",
-    "solve_map": "inference.solve_map",
+    "Custom": "core.engines.plan",
+    "Kind": "core.engines.plan",
+    "Order": "core.engines.plan",
+    "Update": "core.engines.plan",
+    "Progress": "core.solve.history",
+    "Builder": "core.lowering.builder",
+    "infer": "core.solve.infer",
+    "infer_many": "core.solve.many",
+    "MapResult": "core.solve.map_result",
+    "MapStatus": "core.solve.map_result",
+    "MapTrace": "core.solve.map_result",
+    "solve_map": "core.solve.solve_map",
     "read_evidence": "io.evidence",
-    "RULES": "rules.registry",
+    "RULES": "core.solve.rules.registry",
     "Clamp": "mixture",
     "Mode": "mixture",
     "Result": "result",
     "Status": "result",
     "Trace": "result",
-    "CustomRule": "rules.parallel",
-    "Rule": "rules.base",
-    "Problem": "rules.session",
-    "TERMS": "terms",
-    "Boxes": "terms",
-    "Consistency": "terms",
-    "Constant": "terms",
-    "Cooccurrence": "terms",
-    "Factor": "terms",
-    "Gaussian": "terms",
-    "GridPairwise": "terms",
-    "Ising": "terms",
-    "Layout": "terms",
-    "Occupancy": "terms",
-    "Pairwise": "terms",
-    "Potts": "terms",
-    "Runs": "terms",
-    "Silhouettes": "terms",
-    "Term": "terms",
-    "Unary": "terms",
-    "saveable": "terms",
+    "CustomRule": "core.solve.rules.parallel",
+    "Rule": "core.solve.rules.base",
+    "Problem": "core.solve.rules.session",
+    "TERMS": "core.terms",
+    "Boxes": "core.terms",
+    "Consistency": "core.terms",
+    "Constant": "core.terms",
+    "Cooccurrence": "core.terms",
+    "Factor": "core.terms",
+    "Gaussian": "core.terms",
+    "GridPairwise": "core.terms",
+    "Ising": "core.terms",
+    "Layout": "core.terms",
+    "Occupancy": "core.terms",
+    "Pairwise": "core.terms",
+    "Potts": "core.terms",
+    "Runs": "core.terms",
+    "Silhouettes": "core.terms",
+    "Term": "core.terms",
+    "Unary": "core.terms",
+    "saveable": "core.terms",
     "read_uai": "io.uai:read_model",
     "write_uai": "io.uai_write:write_model",
-    "quiet": "compiled.notice",
+    "quiet": "core.compiled.notice",
     "warmup": "warming",
 }
 

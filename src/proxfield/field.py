@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.checks import whole_count
-from proxfield.common.logs import Described, log
-from proxfield.common.memory import check_memory
+from proxfield.core.common.checks import whole_count
+from proxfield.core.common.logs import Described, log
+from proxfield.core.common.memory import check_memory
+from proxfield.core.lowering.lowered import Lowered, lower
+from proxfield.core.lowering.memory import estimate_memory, needed_memory
+from proxfield.core.terms.base import Floats, Ints, Layout, Term, as_indices
+from proxfield.core.terms.names import Names, find_label, find_variable, listed
+from proxfield.core.terms.saving import same_term
 from proxfield.errors import InputError, UnsupportedError, cut_middle, refuse_keywords
-from proxfield.lowering.lowered import Lowered, lower
-from proxfield.lowering.memory import estimate_memory, needed_memory
-from proxfield.terms.base import Floats, Ints, Layout, Term, as_indices
-from proxfield.terms.names import Names, find_label, find_variable, listed
-from proxfield.terms.saving import same_term
 
 if TYPE_CHECKING:
     from typing_extensions import Never, Self

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.memory import check_memory
+from proxfield.core.common.memory import check_memory
+from proxfield.core.terms.base import Ints
+from proxfield.core.terms.pairwise import Ising, Potts
+from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError, refuse_keywords, shown
 from proxfield.field import Field
-from proxfield.terms.base import Ints
-from proxfield.terms.pairwise import Ising, Potts
-from proxfield.terms.unary import Unary
 
 if TYPE_CHECKING:
     from typing_extensions import Never

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.terms.base import Floats, Ints, Layout
+from proxfield.core.terms.base import Floats, Ints, Layout
 
 
 @dataclass(frozen=True)

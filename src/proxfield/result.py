@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.terms.base import Floats, Ints
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.mixture import Mode, draw, draw_mixture
-from proxfield.terms.base import Floats, Ints
 
 if TYPE_CHECKING:
     import os
@@ -280,7 +280,7 @@ class Result:
         The expected energy never rises on the way, so E(map_labels) ≤ E(q). Of several modes, the
         best labelling; and if the search came across one of lower energy, that one.  # (n_vars,)
         """
-        from proxfield.inference.rounding import round_marginals
+        from proxfield.core.solve.rounding import round_marginals
 
         return round_marginals(self)
 

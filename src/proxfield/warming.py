@@ -67,7 +67,7 @@ def warmup(
         >>> pf.warmup(jobs=1).kernels >= 0
         True
     """
-    from proxfield.compiled.jit import kernel_cache, max_threads
+    from proxfield.core.compiled.jit import kernel_cache, max_threads
 
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
         raise InputError(f"jobs={shown(jobs)}, expected a number ≥ 1")
@@ -104,7 +104,7 @@ def _compile_family(name: str, all: bool) -> tuple[int, float]:
 @contextmanager
 def _counting() -> Iterator[list[str]]:
     """The names of kernels that are compiled meanwhile; nothing is said on stderr."""
-    from proxfield.compiled.notice import compiled_kernels, suspended
+    from proxfield.core.compiled.notice import compiled_kernels, suspended
 
     with suspended(), compiled_kernels() as names:
         yield names
@@ -114,10 +114,10 @@ def _counting() -> Iterator[list[str]]:
 
 
 def _sparse(all: bool, n_labels: int, large: int) -> None:
+    from proxfield.core.solve.infer import infer
+    from proxfield.core.solve.rules.registry import RULES
+    from proxfield.core.solve.solve_map import solve_map
     from proxfield.generate import grid
-    from proxfield.inference.infer import infer
-    from proxfield.inference.solve_map import solve_map
-    from proxfield.rules.registry import RULES
 
     small = grid(4, 4, n_labels=n_labels)
     _ = infer(small, max_iters=50, kernels="cpu").map_energy
@@ -148,8 +148,8 @@ def _image(labels: int, channels: int = 3, blur: str = "separable", **options: A
 
     Small images have separable blurs; ``blur`` is that of the bilateral term.
     """
-    from proxfield.filters.geometry import BLURS
-    from proxfield.filters.lattice import LatticeFilter
+    from proxfield.core.filters.geometry import BLURS
+    from proxfield.core.filters.lattice import LatticeFilter
     from proxfield.images.densecrf import DenseCRF
 
     rng = np.random.default_rng(0)
@@ -188,8 +188,8 @@ def _dense(all: bool) -> None:
 
 def _filters(dtype: Any) -> None:
     """Products with lattices that are too large for what small images use."""
-    from proxfield.filters.geometry import BLURS
-    from proxfield.filters.lattice import LatticeFilter
+    from proxfield.core.filters.geometry import BLURS
+    from proxfield.core.filters.lattice import LatticeFilter
 
     rng = np.random.default_rng(0)
     for d, blur in product((2, 5), BLURS.values()):
@@ -201,9 +201,9 @@ def _filters(dtype: Any) -> None:
 
 
 def _occupancy(all: bool) -> None:
+    from proxfield.core.solve.infer import infer
+    from proxfield.core.terms import Boxes, Occupancy, Unary
     from proxfield.field import Field
-    from proxfield.inference.infer import infer
-    from proxfield.terms import Boxes, Occupancy, Unary
 
     boxes = Boxes(4, 8, [[0, 0, 2, 3], [2, 0, 4, 3], [4, 1, 7, 4]])
     masks = [np.eye(4, 8, dtype=bool)] * 2

@@ -14,8 +14,8 @@ import pytest
 
 import proxfield as pf
 from helpers import grid_edges
-from proxfield.backends import cache
-from proxfield.backends.cache import program_for
+from proxfield.core.engines import cache
+from proxfield.core.engines.cache import program_for
 
 
 def field(rows: int = 5) -> pf.Field:

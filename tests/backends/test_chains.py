@@ -11,9 +11,9 @@ import pytest
 import proxfield as pf
 from conformance.examples import POSSIBLE, Example
 from helpers import random_field, random_marginals, repulsive_grid
-from proxfield.backends import compile_program
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Explored
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.plan import Chains, Explored
+from proxfield.core.lowering.lowered import Lowered
 
 INF = np.inf
 MOVES: dict[str, dict[str, bool]] = {

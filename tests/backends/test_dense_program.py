@@ -12,17 +12,17 @@ import pytest
 
 import proxfield as pf
 from helpers import SINGLE, VARIANTS, Array, random_marginals
-from proxfield.backends import compile_program
-from proxfield.backends.base import Rows, State
-from proxfield.backends.numba import dense_views
-from proxfield.backends.numba.dense_program import DenseProgram
-from proxfield.backends.numba.programs import BinaryProgram, GeneralProgram
-from proxfield.compiled.jit import max_threads, thread_count
-from proxfield.filters.numba.lattice import CHUNK
-from proxfield.inference.curvature import Curvature
-from proxfield.rules.plan import Custom, Kind, Plan, Update
-from proxfield.rules.registry import make_rule
-from proxfield.rules.session import Problem
+from proxfield.core.compiled.jit import max_threads, thread_count
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.base import Rows, State
+from proxfield.core.engines.numba import dense_views
+from proxfield.core.engines.numba.dense_program import DenseProgram
+from proxfield.core.engines.numba.programs import BinaryProgram, GeneralProgram
+from proxfield.core.engines.plan import Custom, Kind, Plan, Update
+from proxfield.core.filters.numba.lattice import CHUNK
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.rules.session import Problem
 
 TOGETHER = [v for v in VARIANTS if v not in SINGLE]
 HEIGHT, WIDTH = 125, 160

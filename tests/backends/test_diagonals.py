@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.backends.numba.binary import BLOCK
-from proxfield.backends.numba.pack import MAX_DIAGONALS, grid_distances, pack_binary
-from proxfield.rules.plan import Kind, Update
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.numba.binary import BLOCK
+from proxfield.core.engines.numba.pack import MAX_DIAGONALS, grid_distances, pack_binary
+from proxfield.core.engines.plan import Kind, Update
 
 
 def banded(n: int, distances: list[int], fill: float = 0.8, seed: int = 0) -> pf.Field:

@@ -26,11 +26,11 @@ from dispatch_cases import (
     named,
     own_registry,
 )
-from proxfield.backends.numba.dense_program import DenseProgram
-from proxfield.backends.numba.dense_views import Views
-from proxfield.backends.terms import implementation, replaced_by_default
+from proxfield.core.engines.numba.dense_program import DenseProgram
+from proxfield.core.engines.numba.dense_views import Views
+from proxfield.core.engines.terms import implementation, replaced_by_default
+from proxfield.core.terms.cooccurrence import LatentCooccurrence
 from proxfield.errors import InputError, InputTypeError, UnsupportedError
-from proxfield.terms.cooccurrence import LatentCooccurrence
 
 __all__ = ["own_registry"]  # a fixture
 
@@ -197,7 +197,7 @@ def test_an_unknown_attribute_is_an_error() -> None:
 LAZY = """
 import sys
 import proxfield as pf
-from proxfield.backends.terms import implementation
+from proxfield.core.engines.terms import implementation
 pf.register(pf.Consistency, "torch", "not_there:Thing")
 heavy = {"torch", "triton"} & set(sys.modules)
 assert not heavy, heavy

@@ -15,21 +15,21 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.backends import lazy
-from proxfield.backends.base import Rows
-from proxfield.backends.reference import ReferenceProgram
-from proxfield.compiled import jit
-from proxfield.compiled.components import label_components
-from proxfield.compiled.forests import induced_forest
+from proxfield.core.compiled import jit
+from proxfield.core.compiled.components import label_components
+from proxfield.core.compiled.forests import induced_forest
+from proxfield.core.engines import lazy
+from proxfield.core.engines.base import Rows
+from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.lowering import forests
+from proxfield.core.lowering.components import Components
 from proxfield.generate import grid
-from proxfield.lowering import forests
-from proxfield.lowering.components import Components
 
 FIRST_CALLS = """
 import json, sys
 import proxfield as pf
 from proxfield.generate import grid
-from proxfield.compiled.notice import compiled_kernels
+from proxfield.core.compiled.notice import compiled_kernels
 field, out = grid(10, 10, seed=3), {}
 with compiled_kernels() as names:
     for rule in sys.argv[1:]:

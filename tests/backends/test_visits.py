@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.backends.numba.programs import BinaryProgram
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.numba.programs import BinaryProgram
 from scenes import random_boxes, random_scene
 
 

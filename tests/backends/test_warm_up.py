@@ -11,16 +11,16 @@ import pytest
 
 import proxfield as pf
 from helpers import repulsive_grid
-from proxfield.backends import compile_program
+from proxfield.core.engines import compile_program
 from proxfield.testing import random_field
 
 LOADED = """
 import sys
 import numpy as np
 import proxfield as pf
-from proxfield.backends import base, compile_program
-from proxfield.inference.loop import Loop
-from proxfield.rules.plan import Chains
+from proxfield.core.engines import base, compile_program
+from proxfield.core.solve.loop import Loop
+from proxfield.core.engines.plan import Chains
 
 def loaded():
     "Compiled kernels that this process holds."
@@ -108,7 +108,7 @@ def test_searching_for_a_step_loads_nothing_after_the_warm_up(kind: str) -> None
 def test_warm_up_leaves_the_start_alone_and_happens_once(
     kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.backends import base
+    from proxfield.core.engines import base
 
     monkeypatch.setattr(base, "WARM", set())
     program = compile_program(repulsive_grid(4).lower(), kernels)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from clock import CountedClock
 from proxfield.cli.main import cli
+from proxfield.core.solve.infer import infer
 from proxfield.generate import grid, rbm, segmentation
-from proxfield.inference.infer import infer
 from proxfield.io import write_model
 
 RULES = ("sweep", "fixed", "momentum")
@@ -120,6 +120,6 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     """Stands in the place of `proxfield.infer`."""
     out = Counter()
     monkeypatch.setattr(
-        "proxfield.inference.infer.infer", functools.wraps(infer)(lambda *a, **k: out(*a, **k))
+        "proxfield.core.solve.infer.infer", functools.wraps(infer)(lambda *a, **k: out(*a, **k))
     )
     return out

@@ -128,7 +128,7 @@ def test_an_interrupted_inference_is_not_a_result(
         result.status = pf.Status.INTERRUPTED
         return result
 
-    monkeypatch.setattr("proxfield.inference.infer.infer", stopped)
+    monkeypatch.setattr("proxfield.core.solve.infer.infer", stopped)
     assert invoke("bench", "paper", "--data", data, *QUICK).exit_code == 130
     assert len(lines(tmp_path / "bench-paper.jsonl")) == 1
 
@@ -155,7 +155,7 @@ def test_repeats_count_by_their_median(
             result.free_energy = next(values)
         return result
 
-    monkeypatch.setattr("proxfield.inference.infer.infer", scripted)
+    monkeypatch.setattr("proxfield.core.solve.infer.infer", scripted)
     options = ("--suite", "SEG", "--budgets", "0.01", "--rules", "fixed", "--repeats", "3")
     out = invoke("bench", "paper", "--data", data, *options)
     assert out.stdout.splitlines()[-1].split()[:2] == ["fixed", "3.00"]
@@ -171,7 +171,7 @@ def test_overrunning_a_budget_is_mentioned(
         result.seconds = 0.03 if options.get("budget") == 0.01 and rule.name == "fixed" else 0.001
         return result
 
-    monkeypatch.setattr("proxfield.inference.infer.infer", slow)
+    monkeypatch.setattr("proxfield.core.solve.infer.infer", slow)
     out = invoke("bench", "paper", "--data", data, "--suite", "GRID", *QUICK)
     assert "3 of 18 timed runs took over 1.1 times their budget (at most 3 times)" in out.stderr
 
@@ -185,7 +185,7 @@ def test_timed_runs_are_warm_and_untraced(
         seen.append((field.n_vars, rule.name, options.get("budget"), options["trace"]))
         return real(field, rule, **options)
 
-    monkeypatch.setattr("proxfield.inference.infer.infer", watched)
+    monkeypatch.setattr("proxfield.core.solve.infer.infer", watched)
     invoke("bench", "paper", "--data", data, "--suite", "GRID", *QUICK)
     warm = [k for k, (_, _, budget, _) in enumerate(seen) if budget is None]
     assert len(warm) == len(RULES)

@@ -11,9 +11,9 @@ import pytest
 from proxfield.bench import generated
 from proxfield.bench.published import BUDGETS, PAPER_RULES, PUBLISHED, SUITES, published
 from proxfield.bench.suites import is_the_papers, load_suites, representative, suite_digest
+from proxfield.core.solve.rules.registry import RULES
+from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.errors import InputError
-from proxfield.rules.registry import RULES
-from proxfield.terms.pairwise import Ising, Potts
 from standins import DATA
 
 PAPER = DATA / "uai" / "paper"

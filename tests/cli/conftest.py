@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from proxfield.cli.main import cli
+from proxfield.core.solve.infer import infer
 from proxfield.generate import grid
-from proxfield.inference.infer import infer
 from proxfield.io import write_model
 
 SRC = Path(__file__).parents[2] / "src"
@@ -77,7 +77,7 @@ def replace_infer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., An
     """Put something else in the place of `proxfield.infer`; its signature stays."""
 
     def replace(function: Callable[..., Any]) -> None:
-        monkeypatch.setattr("proxfield.inference.infer.infer", functools.wraps(infer)(function))
+        monkeypatch.setattr("proxfield.core.solve.infer.infer", functools.wraps(infer)(function))
 
     return replace
 

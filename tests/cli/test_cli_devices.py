@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxfield.devices import cuda as backend
+from proxfield.core.devices import cuda as backend
 
 INSTALL = 'a GPU needs torch and triton: pip install "proxfield[gpu]"'
 UNKNOWN = "expected cpu, cuda or cuda:N"

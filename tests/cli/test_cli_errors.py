@@ -288,7 +288,7 @@ def test_warnings_are_one_line(
 ) -> None:
     import warnings
 
-    from proxfield.inference.infer import infer
+    from proxfield.core.solve.infer import infer
 
     def warn(*args: Any, **options: Any) -> Any:
         warnings.simplefilter("always")

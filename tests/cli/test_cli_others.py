@@ -17,11 +17,11 @@ import proxfield as pf
 from proxfield import generate
 from proxfield.cli.main import cli
 from proxfield.cli.progress import Display
-from proxfield.compiled import jit
-from proxfield.compiled.simd_choice import choose
-from proxfield.inference.curvature import Curvature
+from proxfield.core.compiled import jit
+from proxfield.core.compiled.simd_choice import choose
+from proxfield.core.engines.certified import damping_for
+from proxfield.core.solve.curvature import Curvature
 from proxfield.io import format_model
-from proxfield.rules.certified import damping_for
 
 # ---- compare ----
 
@@ -162,7 +162,7 @@ def test_compilation_is_announced_once_in_a_command(
         notify("compiling kernels…")
         yield
 
-    monkeypatch.setattr("proxfield.compiled.jit.when_compiling", compile_at_once)
+    monkeypatch.setattr("proxfield.core.compiled.jit.when_compiling", compile_at_once)
     with Display() as display:
         for _ in range(3):
             with display.announcing_compilation():
@@ -286,8 +286,8 @@ def test_doctor_says_where_kernels_are_read_and_written(
     invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PROXFIELD_CACHE_DIR", str(tmp_path / "shared"))
-    monkeypatch.setattr("proxfield.compiled.jit._private_folder", lambda: tmp_path / "own")
-    monkeypatch.setattr("proxfield.compiled.shared.is_writable", lambda folder: False)
+    monkeypatch.setattr("proxfield.core.compiled.jit._private_folder", lambda: tmp_path / "own")
+    monkeypatch.setattr("proxfield.core.compiled.shared.is_writable", lambda folder: False)
     folder = jit._wanted_folder()
     folder.mkdir(parents=True)
     (folder / "f.nbi").write_text("of somebody else")
@@ -324,7 +324,7 @@ def test_doctor(invoke: Callable[..., Any]) -> None:
 
 
 def test_doctor_without_torch(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.devices import cuda as backend
+    from proxfield.core.devices import cuda as backend
 
     monkeypatch.setattr(backend, "torch", None)
     monkeypatch.setattr(backend, "triton", None)
@@ -335,7 +335,7 @@ def test_doctor_without_torch(invoke: Callable[..., Any], monkeypatch: pytest.Mo
 def test_doctor_names_gpus(invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace as Fake
 
-    from proxfield.devices import cuda as backend
+    from proxfield.core.devices import cuda as backend
 
     cards = [Fake(name=f"Card {k}", total_memory=(k + 1) << 30) for k in range(2)]
     cuda = Fake(device_count=lambda: 2, get_device_properties=lambda k: cards[k])
@@ -357,7 +357,7 @@ def test_doctor_names_gpus(invoke: Callable[..., Any], monkeypatch: pytest.Monke
 def test_doctor_notices_a_wrong_answer(
     invoke: Callable[..., Any], replace_infer: Callable[..., None]
 ) -> None:
-    from proxfield.inference.infer import infer
+    from proxfield.core.solve.infer import infer
 
     def wrong(*args: Any, **options: Any) -> Any:
         result = infer(*args, **options)

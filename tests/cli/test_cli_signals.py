@@ -172,7 +172,7 @@ def test_ctrl_c_inside(how: str, model: Path, environment: dict[str, str]) -> No
 SWALLOWED = """
 import functools, os, signal, sys
 from proxfield.__main__ import main
-from proxfield.inference import infer as module
+from proxfield.core.solve import infer as module
 
 infer = module.infer
 @functools.wraps(infer)
@@ -266,7 +266,7 @@ def test_ctrl_c_does_not_pass_through_imports(model: Path, environment: dict[str
 COMPILER = """
 import os, signal, sys, time
 from proxfield.cli import signals
-from proxfield.common.interrupts import finish_first
+from proxfield.core.common.interrupts import finish_first
 
 def press():
     os.kill(os.getpid(), signal.SIGINT)

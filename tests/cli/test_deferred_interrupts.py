@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from proxfield.common.interrupts import deferred
+from proxfield.core.common.interrupts import deferred
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 

@@ -537,7 +537,7 @@ def test_jobs_give_the_same(work: Callable[..., Any]) -> None:
 def test_jobs_are_limited_by_memory(
     work: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxfield.common.memory.available_memory", lambda: 500 * 2**20)
+    monkeypatch.setattr("proxfield.core.common.memory.available_memory", lambda: 500 * 2**20)
     result = work(*FOLDERS, "--jobs", 3, "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["jobs"] == 1

@@ -17,7 +17,7 @@ from proxfield.cli import refine_pipeline, refine_run
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_one import Work, refine_one
-from proxfield.rules.registry import make_rule
+from proxfield.core.solve.rules.registry import make_rule
 
 COUNT = 7
 RUN = {"rule": make_rule("fixed"), "max_iters": 2, "threads": 1, "device": "cpu"}

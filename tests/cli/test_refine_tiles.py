@@ -67,13 +67,13 @@ def test_an_image_that_does_not_fit_is_refined_in_tiles(
     whole = json.loads(refine(*given, "-o", tmp_path / "whole.png", "--json").stdout)
     assert "tiles" not in whole["files"][0]
     monkeypatch.setattr(module, "TILE", 40)
-    monkeypatch.setattr("proxfield.common.memory.available_memory", lambda: 200 * 2**20)
+    monkeypatch.setattr("proxfield.core.common.memory.available_memory", lambda: 200 * 2**20)
     tiled = refine(*given, "-o", tmp_path / "tiled.png", "--json", "--halo", 90)
     assert tiled.exit_code == 0, tiled.output
     assert json.loads(tiled.stdout)["files"][0]["tiles"] == 6
     labels = [read_labels(tmp_path / f"{name}.png")[0] for name in ("whole", "tiled")]
     assert np.array_equal(*labels)
-    monkeypatch.setattr("proxfield.common.memory.available_memory", lambda: 2**34)
+    monkeypatch.setattr("proxfield.core.common.memory.available_memory", lambda: 2**34)
     fits = json.loads(refine(*given, "-o", tmp_path / "fits.png", "--json").stdout)
     assert "tiles" not in fits["files"][0]
 
@@ -81,7 +81,7 @@ def test_an_image_that_does_not_fit_is_refined_in_tiles(
 def test_what_looks_at_the_whole_image_is_never_tiled(
     tmp_path: Path, files: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxfield.common.memory.available_memory", lambda: 200 * 2**20)
+    monkeypatch.setattr("proxfield.core.common.memory.available_memory", lambda: 200 * 2**20)
     done = refine(
         tmp_path / "image.npy", "--probs", tmp_path / "p.npy", "-o", tmp_path / "out.npy",
         "--overlay", tmp_path / "pictures", "--json",

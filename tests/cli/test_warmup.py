@@ -18,7 +18,7 @@ FIRST = """
 import json
 import numpy as np
 import proxfield as pf
-from proxfield.compiled.notice import compiled_kernels
+from proxfield.core.compiled.notice import compiled_kernels
 from proxfield.generate import grid
 rng = np.random.default_rng(0)
 smooth = np.add.outer(np.arange(120), np.arange(160))[..., None] // [1, 2, 3] % 256

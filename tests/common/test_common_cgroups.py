@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proxfield.common import cgroups, cores, memory
+from proxfield.core.common import cgroups, cores, memory
 
 GIB = 2**30
 

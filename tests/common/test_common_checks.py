@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxfield.common.checks import is_exact, whole_count, whole_numbers
+from proxfield.core.common.checks import is_exact, whole_count, whole_numbers
 from proxfield.errors import InputError
 
 BAD = [0.5, np.nan, np.inf, -np.inf, 1e19, 1e300, 2.0**53 + 2]

@@ -18,7 +18,7 @@ import json, multiprocessing, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork with threads
 import numpy as np
 import proxfield as pf
-from proxfield.compiled import jit
+from proxfield.core.compiled import jit
 
 def grid():
     "Large enough for threads."

@@ -19,13 +19,13 @@ from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 
 import proxfield
-from proxfield.compiled import jit, shared
+from proxfield.core.compiled import jit, shared
 
 COLOR_A_TRIANGLE = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    from proxfield.compiled.coloring import greedy_colors
+    from proxfield.core.compiled.coloring import greedy_colors
     import numpy as np
     row, column = np.array([0, 2, 4, 6]), np.array([1, 2, 0, 2, 0, 1], dtype=np.int32)
     print(greedy_colors(row, column).tolist())
@@ -36,7 +36,7 @@ print(proxfield.__file__)
 
 
 COUNT_HITS = """
-from proxfield.compiled.jit import kernel_cache, shared_kernels
+from proxfield.core.compiled.jit import kernel_cache, shared_kernels
 print(sum(greedy_colors.stats.cache_hits.values()), sum(greedy_colors.stats.cache_misses.values()))
 print(kernel_cache())
 print(shared_kernels())
@@ -197,11 +197,11 @@ def test_kernels_are_copied_where_there_are_no_links(
 @pytest.mark.parametrize(
     "source",
     [
-        "compiled/math.py",
-        "filters/numba/lattice.py",
-        "backends/numba/general.py",
+        "core/compiled/math.py",
+        "core/filters/numba/lattice.py",
+        "core/engines/numba/general.py",
         "learn/kernels.py",
-        "rules/plan.py",
+        "core/engines/plan.py",
     ],
 )
 def test_cache_folder_depends_on_every_source(
@@ -223,7 +223,7 @@ def test_sources_hold_every_kernel() -> None:
     """A kernel elsewhere would stay in the cache when a function that it calls is edited."""
     package = Path(proxfield.__file__).parent
     decorated = re.compile(r"^@(kernel|parallel_kernel|inlined|embedded|exact)$", re.MULTILINE)
-    alone = {"backends/triton/sweeps/sweep_levels.py"}  # calls no compiled function
+    alone = {"core/engines/triton/sweeps/sweep_levels.py"}  # calls no compiled function
     for path in package.rglob("*.py"):
         name = path.relative_to(package)
         if decorated.search(path.read_text(encoding="utf-8")) and name.as_posix() not in alone:

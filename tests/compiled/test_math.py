@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from helpers import Array
-from proxfield.compiled import math
-from proxfield.compiled.jit import kernel
+from proxfield.core.compiled import math
+from proxfield.core.compiled.jit import kernel
 
 EPS = float(np.finfo(np.float64).eps)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import proxfield
-from proxfield.compiled import jit, notice
+from proxfield.core.compiled import jit, notice
 
 COMPILING = "compiling kernels, once (cached afterwards)…"
 LINE = f"proxfield: {COMPILING}\n"
@@ -45,7 +45,7 @@ def heard() -> Iterator[list[str]]:
     notice.log.removeHandler(handler)
 
 
-def event(module: str = "proxfield.backends.numba.dense") -> Any:
+def event(module: str = "proxfield.core.engines.numba.dense") -> Any:
     function = SimpleNamespace(__module__=module, __qualname__="kernel")
     return SimpleNamespace(data={"dispatcher": SimpleNamespace(py_func=function)})
 
@@ -92,7 +92,7 @@ def test_seconds_are_counted_on_a_terminal(
 
 
 def test_it_says_what_is_compiled_and_about_how_long() -> None:
-    assert notice.describe(event("proxfield.backends.numba.dense")) == (
+    assert notice.describe(event("proxfield.core.engines.numba.dense")) == (
         "compiling kernels for dense fields, once, about 10 s (cached afterwards)…"
     )
     assert notice.describe(event("proxfield.x")) == COMPILING

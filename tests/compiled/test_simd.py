@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 
 from helpers import Array
-from proxfield.compiled import jit, simd, simd_choice, simd_llvm, simd_loops
-from proxfield.compiled.simd import LANES
+from proxfield.core.compiled import jit, simd, simd_choice, simd_llvm, simd_loops
+from proxfield.core.compiled.simd import LANES
 
 FILTER = """
 import sys
 import numpy as np
-from proxfield.compiled.simd_choice import choose
-from proxfield.filters.lattice import LatticeFilter
+from proxfield.core.compiled.simd_choice import choose
+from proxfield.core.filters.lattice import LatticeFilter
 
 rng = np.random.default_rng(3)
 points, values = rng.normal(size=(300, 3)), rng.normal(size=(300, 11)).astype(np.float32)
@@ -36,14 +36,14 @@ INFER = """
 import sys
 import numpy as np
 import proxfield as pf
-from proxfield.compiled.simd_choice import choose
+from proxfield.core.compiled.simd_choice import choose
 
 rng = np.random.default_rng(3)
 image = np.repeat(rng.integers(0, 256, (9, 13, 3)), 4, axis=1).astype(np.uint8)
 p = rng.dirichlet(np.ones(11), size=image.shape[:2])
 crf = pf.DenseCRF(image, p, filter="lattice")
 result = crf.infer("full-parallel", max_iters=4, dtype="float32", threads=1)
-assert "proxfield.backends.numba.dense_program" in sys.modules
+assert "proxfield.core.engines.numba.dense_program" in sys.modules
 np.savez(sys.argv[1], q=result.probabilities, f=result.free_energy)
 print(choose().name)
 """

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import proxfield
-from proxfield.compiled import jit, threads
+from proxfield.core.compiled import jit, threads
 
 
 @jit.parallel_kernel
@@ -228,7 +228,7 @@ def test_more_threads_than_cores_run_anywhere(monkeypatch: pytest.MonkeyPatch) -
 
 INTERRUPTED = """
 import _thread, random, threading, time
-from proxfield.compiled.threads import run_shares
+from proxfield.core.compiled.threads import run_shares
 
 rng, round_begins = random.Random(0), threading.Semaphore(0)
 

@@ -18,7 +18,7 @@ from examples import CONTRADICTIONS, NOT_EXPECTED, POSSIBLE, Example
 
 from helpers import INTERPRETED, KERNELS, SINGLE, VARIANTS
 from proxfield import RULES
-from proxfield.terms.base import offers
+from proxfield.core.terms.base import offers
 
 TESTED = KERNELS if "cpu" in KERNELS else KERNELS[1:]
 """Kernel sets under test. The main suite tests the reference kernels, other sets only use them."""

@@ -49,7 +49,7 @@ from helpers import (
     probabilities,
     random_marginals,
 )
-from proxfield.backends import compile_program
+from proxfield.core.engines import compile_program
 
 ROUNDING = {"float64": 1e-9, "float32": 2e-5}
 TO_THE_END = ["sweep", "fixed", "adhoc"] if INTERPRETED else [*VARIANTS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxfield.devices.base import Device, Found
+from proxfield.core.devices.base import Device, Found
 from proxfield.errors import InputError
 
 ADDED = f"{__name__}:AddedDevice"

@@ -11,14 +11,14 @@ import pytest
 from devices_added import ADDED, AddedDevice
 
 import proxfield as pf
-from proxfield.backends.registry import ALL_KERNELS, placed
 from proxfield.cli.doctor import graphics
-from proxfield.devices import cuda, other, pytorch
-from proxfield.devices.base import Device
-from proxfield.devices.cpu import CpuDevice
-from proxfield.devices.cuda import CudaDevice
-from proxfield.devices.registry import DEVICES, find
-from proxfield.inference.request import choose_kernels
+from proxfield.core.devices import cuda, other, pytorch
+from proxfield.core.devices.base import Device
+from proxfield.core.devices.cpu import CpuDevice
+from proxfield.core.devices.cuda import CudaDevice
+from proxfield.core.devices.registry import DEVICES, find
+from proxfield.core.engines.registry import ALL_KERNELS, placed
+from proxfield.core.solve.request import choose_kernels
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_an_added_device_refuses_what_it_lacks() -> None:
 def test_an_added_device_runs_float64_on_the_host() -> None:
     lowered = pf.Field(2, 2).add(pf.Potts([[0, 1]], 1.0)).lower()
     program = pf.backends.registry.compile_program(lowered, "torch:added", "float64")
-    assert type(program).__module__.startswith("proxfield.backends.numba")
+    assert type(program).__module__.startswith("proxfield.core.engines.numba")
 
 
 @pytest.mark.usefixtures("added")

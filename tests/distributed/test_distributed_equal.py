@@ -7,7 +7,7 @@ import pytest
 
 import proxfield as pf
 from helpers import KERNELS
-from proxfield.backends import compile_program
+from proxfield.core.engines import compile_program
 from proxfield.distributed import Partition, Transport, grid_partition, infer, run_threads
 from proxfield.distributed.curvature import curvature_of
 from proxfield.distributed.grid import Plan

@@ -19,7 +19,7 @@ PACKAGES = ("", "distributed", "io", "jobs", "learn", "terms", "testing", "torch
 """Packages whose ``__all__`` is public."""
 HAVE_NO_ALL = {
     "proxfield.compat": ("install", "uninstall", "installed"),
-    "proxfield.filters": ("FILTERS", "choose", "make_filter"),
+    "proxfield.core.filters": ("FILTERS", "choose", "make_filter"),
     "proxfield.generate": ("grid", "grid_edges", "rbm", "segmentation"),
 }
 

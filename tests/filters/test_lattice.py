@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from helpers import Array
-from proxfield.compiled.jit import max_threads, thread_count
-from proxfield.errors import InputError
-from proxfield.filters import FILTERS, choose, make_filter
-from proxfield.filters.exact import ExactFilter
-from proxfield.filters.geometry import COARSE, SEPARABLE, STAR, Blur
-from proxfield.filters.lattice import CHANNELS, LatticeFilter, image_width
-from proxfield.filters.numba.lattice import CHUNK, RUN, make_chunks
-from proxfield.filters.reference import (
+from proxfield.core.compiled.jit import max_threads, thread_count
+from proxfield.core.filters import FILTERS, choose, make_filter
+from proxfield.core.filters.exact import ExactFilter
+from proxfield.core.filters.geometry import COARSE, SEPARABLE, STAR, Blur
+from proxfield.core.filters.lattice import CHANNELS, LatticeFilter, image_width
+from proxfield.core.filters.numba.lattice import CHUNK, RUN, make_chunks
+from proxfield.core.filters.reference import (
     axis_blur,
     lattice_factors,
     lattice_matrix,
     simplices,
     suitable_blur,
 )
+from proxfield.errors import InputError
 
 BLUR = pytest.mark.parametrize("blur", [SEPARABLE, COARSE, STAR], ids=lambda blur: blur.name)
 SIZES = pytest.mark.parametrize("d, n", [(d, n) for d in (1, 2, 3, 5, 8) for n in (1, 7, 300)])

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from proxfield.core.filters.exact import ExactFilter
+from proxfield.core.filters.lattice import LatticeFilter
+from proxfield.core.filters.operator import NORMALIZATIONS, Operator
+from proxfield.core.filters.plan import SMALLEST_MASS, Plan
+from proxfield.core.filters.reference import lattice_matrix
 from proxfield.errors import UnsupportedError
-from proxfield.filters.exact import ExactFilter
-from proxfield.filters.lattice import LatticeFilter
-from proxfield.filters.operator import NORMALIZATIONS, Operator
-from proxfield.filters.plan import SMALLEST_MASS, Plan
-from proxfield.filters.reference import lattice_matrix
 
 try:
     import torch
@@ -57,7 +57,7 @@ def tensor(x: Any, dtype: str = "float64") -> Any:
 
 def plain(**options: Any) -> Callable[[Any], Plan]:
     def make(f: Any) -> Plan:
-        from proxfield.filters.torch.plans import PlainPlan
+        from proxfield.core.filters.torch.plans import PlainPlan
 
         return PlainPlan(tensor(f), **options)
 
@@ -65,14 +65,14 @@ def plain(**options: Any) -> Callable[[Any], Plan]:
 
 
 def in_batch(f: Any) -> Plan:
-    from proxfield.filters.torch.plans import PlainPlan
+    from proxfield.core.filters.torch.plans import PlainPlan
 
     return PlainPlan(tensor(f)[None], stored=0)
 
 
 def by_torch(kind: str, **options: Any) -> Callable[[Any], Plan]:
     def make(f: Any) -> Plan:
-        from proxfield.filters.torch.plans import make_plan
+        from proxfield.core.filters.torch.plans import make_plan
 
         return make_plan(tensor(f), kind, **options)
 
@@ -80,14 +80,14 @@ def by_torch(kind: str, **options: Any) -> Callable[[Any], Plan]:
 
 
 def in_tiles(f: Any) -> Plan:
-    from proxfield.filters.torch.plans import TritonPlan
+    from proxfield.core.filters.torch.plans import TritonPlan
 
     return TritonPlan(tensor(f, "float32")[None])
 
 
 def on_device(kind: str) -> Callable[[Any], Plan]:
     def make(f: Any) -> Plan:
-        from proxfield.filters.triton.plans import DeviceFilter
+        from proxfield.core.filters.triton.plans import DeviceFilter
 
         return DeviceFilter(f, kind, True, DEVICE)
 

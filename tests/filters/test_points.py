@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.filters.points import PixelPoints
+from proxfield.core.filters.points import PixelPoints
 from proxfield.images.pixels import into_energies
 
 SCALE = np.array([0.5, 0.25])

@@ -78,8 +78,8 @@ def missed(plan: Any) -> dict[str, float]:
     """
     import torch
 
-    from proxfield.filters.triton.encode import ORIGIN
-    from proxfield.filters.triton.exact import BIAS
+    from proxfield.core.filters.triton.encode import ORIGIN
+    from proxfield.core.filters.triton.exact import BIAS
 
     t, columns = plan.tiles, plan.padded // plan.tiles.block
     held = torch.zeros((plan.padded // t.row, columns + 1), dtype=torch.bool)
@@ -110,9 +110,9 @@ def dense() -> dict[str, Any]:
     out: the errors, also of single weights, and with every weight computed by itself."""
     import torch
 
-    from proxfield.filters.torch.plans import reference_filter
-    from proxfield.filters.triton import exact
-    from proxfield.filters.triton.exact import ExactPlan, Tiles
+    from proxfield.core.filters.torch.plans import reference_filter
+    from proxfield.core.filters.triton import exact
+    from proxfield.core.filters.triton.exact import ExactPlan, Tiles
 
     random = torch.Generator().manual_seed(0)
     y, x = torch.meshgrid(torch.arange(12.0) / 16, torch.arange(72.0) / 9, indexing="ij")
@@ -145,7 +145,7 @@ def orders() -> dict[str, Any]:
     """What the k-d order of some points looks like."""
     import torch
 
-    from proxfield.filters.triton import order
+    from proxfield.core.filters.triton import order
 
     random = torch.Generator().manual_seed(0)
     out: dict[str, Any] = {"every": []}
@@ -177,7 +177,7 @@ def encoded() -> list[float]:
     """How far products of encoded rows are from exponents, for several dimensions and widths."""
     import torch
 
-    from proxfield.filters.triton import encode
+    from proxfield.core.filters.triton import encode
 
     out = []
     for d, spread in ((1, 1.0), (2, 60.0), (5, 1.0), (5, 100.0), (8, 3.0), (20, 0.5)):
@@ -204,9 +204,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     mend_interpreter()
-    from proxfield.filters.torch.plans import reference_filter
-    from proxfield.filters.triton import exact, order
-    from proxfield.filters.triton.exact import ExactPlan, Tiles
+    from proxfield.core.filters.torch.plans import reference_filter
+    from proxfield.core.filters.triton import exact, order
+    from proxfield.core.filters.triton.exact import ExactPlan, Tiles
 
     poison()
     small = Tiles(row=32, column=16, block=8, box=16, rounds=2)

@@ -9,8 +9,8 @@ import pytest
 from examples import FINITE_TABLES
 from triton_setup import direct, indirect, run_interpreted
 
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Kind, Update
+from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.lowering.lowered import Lowered
 
 BATCHES = {
     "binary": ("ising-grid", "inf-unary-binary", "ising-scattered", "binary-evidence"),
@@ -45,7 +45,7 @@ def plan_of(fields: list[Lowered], adaptive: bool) -> Update:
     [("binary", "small"), ("binary", "slices"), ("mixed", "small"), ("mixed", "tiles")],
 )
 def test_each_field_as_if_alone(name: str, form: str, adaptive: bool) -> None:
-    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.core.engines.triton.batch import BatchProgram
 
     fields = fields_of(name)
     starts, plan = starts_of(fields), plan_of(fields, adaptive)
@@ -77,7 +77,7 @@ def test_each_field_as_if_alone(name: str, form: str, adaptive: bool) -> None:
 @direct
 def test_states_do_not_share() -> None:
     """A slot that comes back from a state gone is as good as new."""
-    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.core.engines.triton.batch import BatchProgram
 
     fields = fields_of("binary")
     batch = BatchProgram(fields, "float64")

@@ -10,10 +10,10 @@ import pytest
 from device_terms import INTERPRETED, needs_device, poisoned
 
 import proxfield as pf
-from proxfield.backends.triton.dense_call import KEPT
-from proxfield.filters.triton.lattice import LatticePlan
-from proxfield.filters.triton.lattice_build import build
-from proxfield.inference import infer as module
+from proxfield.core.engines.triton.dense_call import KEPT
+from proxfield.core.filters.triton.lattice import LatticePlan
+from proxfield.core.filters.triton.lattice_build import build
+from proxfield.core.solve import infer as module
 
 torch = pytest.importorskip("torch", reason="needs torch")
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import proxfield as pf
-from proxfield.devices import cuda as backend
+from proxfield.core.devices import cuda as backend
 from proxfield.errors import MissingDependencyError
 
 FIELD = pf.Field(2, n_labels=2).add(pf.Potts([[0, 1]], 1.0))

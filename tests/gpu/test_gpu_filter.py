@@ -15,14 +15,14 @@ import pytest
 from gpu_cases import CASES, error
 
 import proxfield
+from proxfield.core.filters.exact import ExactFilter
 from proxfield.errors import InputError
-from proxfield.filters.exact import ExactFilter
 
 torch = pytest.importorskip("torch", reason="the filter on a GPU needs torch")
 
-from proxfield.filters.torch.plans import reference_filter  # noqa: E402
-from proxfield.filters.triton import encode  # noqa: E402
-from proxfield.filters.triton.exact import ExactPlan, Items  # noqa: E402
+from proxfield.core.filters.torch.plans import reference_filter  # noqa: E402
+from proxfield.core.filters.triton import encode  # noqa: E402
+from proxfield.core.filters.triton.exact import ExactPlan, Items  # noqa: E402
 
 has_triton = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not has_triton, reason="its kernels need triton")

@@ -12,10 +12,10 @@ from triton_setup import direct, indirect, needs_device, run_interpreted
 
 import proxfield as pf
 from helpers import random_field, random_marginals
-from proxfield.backends.reference import ReferenceProgram
+from proxfield.core.engines.plan import Chains, Explored
+from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.lowering.lowered import Lowered
 from proxfield.generate import grid, grid_edges
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Explored
 
 FIELDS = [name for name, e in POSSIBLE.items() if not e.field().lower().extras]
 """Fields whose terms are all tables."""
@@ -27,7 +27,7 @@ def test_interpreted() -> None:
 
 
 def explore(lowered: Lowered, chains: Chains, dtype: str = "float64") -> Explored:
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     return GpuProgram(lowered, dtype).explore(chains)
 
@@ -72,7 +72,7 @@ def dense(n: int = 24) -> Lowered:
 
 @direct
 def test_variables_in_no_forest_are_visited_in_order() -> None:
-    from proxfield.lowering.forests import graph_of, make_forests
+    from proxfield.core.lowering.forests import graph_of, make_forests
 
     lowered = dense()
     assert len(make_forests(graph_of(lowered), np.ones(24, dtype=bool)).rest) > 3
@@ -81,8 +81,8 @@ def test_variables_in_no_forest_are_visited_in_order() -> None:
 
 @direct
 def test_several_blocks_on_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.backends.triton.program import GpuProgram
-    from proxfield.backends.triton.sweeps import forests
+    from proxfield.core.engines.triton.program import GpuProgram
+    from proxfield.core.engines.triton.sweeps import forests
 
     monkeypatch.setattr(forests, "THREADS", 32)
     lowered = grid(9, 9, strength=2.0, seed=2).lower()
@@ -116,7 +116,7 @@ def test_single_precision_starts_from_new_energies() -> None:
     """Strong unary energies, replaced after packing, decide all labels."""
     import torch
 
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     edges = grid_edges(4, 5)
     lowered = pf.Field(20, n_labels=3, terms=[pf.Potts(edges, 0.3)]).lower()

@@ -16,13 +16,13 @@ from device_terms import (
     torch,
 )
 
+from proxfield.core.filters.geometry import COARSE, SEPARABLE, STAR, Blur
+from proxfield.core.filters.reference import lattice_factors, lattice_matrix, suitable_blur
+from proxfield.core.filters.torch.lattice import DeviceLattice
+from proxfield.core.filters.triton import lattice_build, segments
+from proxfield.core.filters.triton.lattice import LatticePlan
+from proxfield.core.filters.triton.segments import SegmentSum
 from proxfield.errors import InputError
-from proxfield.filters.geometry import COARSE, SEPARABLE, STAR, Blur
-from proxfield.filters.reference import lattice_factors, lattice_matrix, suitable_blur
-from proxfield.filters.torch.lattice import DeviceLattice
-from proxfield.filters.triton import lattice_build, segments
-from proxfield.filters.triton.lattice import LatticePlan
-from proxfield.filters.triton.segments import SegmentSum
 
 __all__ = ["poisoned"]  # a fixture
 pytestmark = pytest.mark.usefixtures("poisoned")

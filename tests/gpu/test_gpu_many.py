@@ -32,7 +32,7 @@ def test_interpreted() -> None:
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the batches that are made from now on."""
-    from proxfield.inference.many import _Batch
+    from proxfield.core.solve.many import _Batch
 
     sizes: list[int] = []
     solve = _Batch.solve
@@ -153,7 +153,7 @@ def test_no_iterations(batches: list[int]) -> None:
 
 @direct
 def test_large_batches_are_cut(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.inference import many
+    from proxfield.core.solve import many
 
     fields = [grid(2, n + 1, seed=n) for n in range(5)]
     monkeypatch.setattr(many, "MAX_FIELDS", 2)
@@ -174,7 +174,7 @@ class Clock:
     """In place of the module `time`: updates of batches take a millisecond."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from proxfield.backends.triton.batch import BatchProgram
+        from proxfield.core.engines.triton.batch import BatchProgram
 
         self.now, advance = 0.0, BatchProgram.advance_each
 
@@ -184,7 +184,7 @@ class Clock:
             return rows
 
         monkeypatch.setattr(BatchProgram, "advance_each", timed)
-        monkeypatch.setattr("proxfield.inference.request.time", self)
+        monkeypatch.setattr("proxfield.core.solve.request.time", self)
 
     def perf_counter(self) -> float:
         self.now += 1e-6
@@ -209,7 +209,7 @@ def test_budget(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @direct
 def test_ctrl_c(batches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.core.engines.triton.batch import BatchProgram
 
     advance = BatchProgram.advance_each
     calls: list[int] = []
@@ -237,7 +237,7 @@ def test_divergence_stays_with_its_field(
     batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A field whose numbers run away ends at its best state, the others don't notice."""
-    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.core.engines.triton.batch import BatchProgram
 
     advance = BatchProgram.advance_each
     calls: list[int] = []

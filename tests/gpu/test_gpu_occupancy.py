@@ -12,15 +12,15 @@ from test_gpu_many import assert_same, batches
 from triton_setup import INTERPRETED, direct, indirect, run_interpreted, torch
 
 import proxfield as pf
-from proxfield.backends.terms import implementation
-from proxfield.backends.triton.device_pack import upload
-from proxfield.backends.triton.frames import FramesProgram
-from proxfield.backends.triton.terms import occupancy_plan
-from proxfield.backends.triton.terms.base import HostTerm, on_device
-from proxfield.backends.triton.terms.occupancy import OccupancyFrames, OccupancyOnDevice
-from proxfield.backends.triton.update import arithmetic, pairs
-from proxfield.terms.base import Layout
-from proxfield.terms.silhouettes import Boxes, Runs, Silhouettes
+from proxfield.core.engines.terms import implementation
+from proxfield.core.engines.triton.device_pack import upload
+from proxfield.core.engines.triton.frames import FramesProgram
+from proxfield.core.engines.triton.terms import occupancy_plan
+from proxfield.core.engines.triton.terms.base import HostTerm, on_device
+from proxfield.core.engines.triton.terms.occupancy import OccupancyFrames, OccupancyOnDevice
+from proxfield.core.engines.triton.update import arithmetic, pairs
+from proxfield.core.terms.base import Layout
+from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
 
 __all__ = ["batches"]  # a fixture
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -368,7 +368,7 @@ def test_only_frames_of_one_scene_are_together(batches: list[int]) -> None:
 def test_the_next_frames_use_the_same_program(
     model: str, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.backends.triton import frames
+    from proxfield.core.engines.triton import frames
 
     made: list[int] = []
     make = frames.FramesProgram.__init__

@@ -20,12 +20,12 @@ from test_gpu_program import (
 from triton_setup import direct, indirect, run_interpreted
 
 import proxfield as pf
-from proxfield.backends.reference import ReferenceProgram
+from proxfield.core.engines.plan import Kind
+from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve import curvature as module
+from proxfield.core.solve.curvature import Curvature
 from proxfield.generate import grid_edges
-from proxfield.inference import curvature as module
-from proxfield.inference.curvature import Curvature
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Kind
 
 
 @indirect

@@ -9,11 +9,11 @@ import pytest
 from triton_setup import direct, indirect, run_interpreted
 
 import proxfield as pf
-from proxfield.backends.cache import program_for
+from proxfield.core.engines.cache import program_for
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve import curvature as module
+from proxfield.core.solve.curvature import Curvature
 from proxfield.generate import grid, grid_edges
-from proxfield.inference import curvature as module
-from proxfield.inference.curvature import Curvature
-from proxfield.lowering.lowered import Lowered
 
 
 @indirect
@@ -66,7 +66,7 @@ FORMS = [
 @pytest.mark.parametrize(("name", "form"), FORMS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_products(name: str, form: str, dtype: str) -> None:
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     lowered = FIELDS[name]()
     products: Any = GpuProgram(lowered, dtype, form=form).products()
@@ -109,7 +109,7 @@ def test_vectors() -> None:
 
 @direct
 def test_infer_takes_the_step_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.backends.triton.products import DeviceProducts
+    from proxfield.core.engines.triton.products import DeviceProducts
 
     made = []
     plain = DeviceProducts.apply

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from triton_setup import direct, indirect, run_interpreted, torch
 
 import proxfield as pf
-from proxfield.backends import compile_program
-from proxfield.backends.base import Rows
-from proxfield.backends.reference import ReferenceProgram
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.base import Rows
+from proxfield.core.engines.plan import Custom, Kind, Order, Update
+from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.lowering.lowered import Lowered
 from proxfield.errors import UnsupportedError
 from proxfield.generate import grid, grid_edges
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Custom, Kind, Order, Update
 
 EXACT = {"float64": 1e-8, "float32": 1e-4}
 """How far rows and marginals may be from the reference's."""
@@ -37,7 +37,7 @@ def test_interpreted() -> None:
 
 def program_of(lowered: Lowered, dtype: str = "float64", form: str | None = None) -> Any:
     """A `GpuProgram`; imported late, so that collecting needs no interpreter."""
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     return GpuProgram(lowered, dtype, form=form)
 
@@ -276,7 +276,7 @@ def test_stops_at_the_right_iteration(name: str, form: str | None) -> None:
 
 @direct
 def test_more_rows_than_the_device_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.backends.triton import state as states
+    from proxfield.core.engines.triton import state as states
 
     monkeypatch.setattr(states, "CAPACITY", 3)
     for name in (BINARY[0], GENERAL[0]):
@@ -467,7 +467,7 @@ def test_warming_up_is_left_out_only_where_kernels_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Grids of several sizes and plans with one step or several: each is another kind."""
-    from proxfield.backends import base
+    from proxfield.core.engines import base
 
     monkeypatch.setattr(base, "WARM", set())
 
@@ -485,7 +485,7 @@ def test_warming_up_is_left_out_only_where_kernels_are_the_same(
 @pytest.mark.parametrize("name", ["ising-grid", "potts-mixed-cardinalities", "gaussian"])
 def test_labellings_are_found_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a result found there, with the promise that E doesn't rise."""
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
 
     asked: list[str] = []
     for method in ("descend", "gradient"):

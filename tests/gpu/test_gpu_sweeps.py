@@ -17,13 +17,13 @@ from triton_setup import direct, indirect, needs_device, run_interpreted, torch
 
 import proxfield as pf
 from helpers import grid_edges
-from proxfield.backends.reference import ReferenceProgram
-from proxfield.backends.triton.sweeps.sweep_levels import grouped, level_of, neighbor_rows
-from proxfield.compiled.coloring import greedy_colors
-from proxfield.compiled.random import uniforms
+from proxfield.core.compiled.coloring import greedy_colors
+from proxfield.core.compiled.random import uniforms
+from proxfield.core.engines.plan import Chains, Order
+from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.engines.triton.sweeps.sweep_levels import grouped, level_of, neighbor_rows
+from proxfield.core.lowering.lowered import Lowered
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Chains, Order
 
 EXACT = {"float64": 1e-10, "float32": 2e-5}
 """How far marginals may be from the reference's."""
@@ -57,7 +57,7 @@ def start_of(lowered: Lowered, seed: int = 0) -> NDArray[np.float64]:
 
 
 def sweeper_of(lowered: Lowered, dtype: str = "float64") -> Any:
-    from proxfield.backends.triton.sweeps.sweeps import Sweeper
+    from proxfield.core.engines.triton.sweeps.sweeps import Sweeper
 
     return Sweeper(lowered, dtype)
 
@@ -73,7 +73,7 @@ def numpy(values: Any) -> Any:
 @pytest.fixture(params=[True, False], ids=["levels", "in turn"])
 def by_levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Strict orders by levels, or a single program."""
-    from proxfield.backends.triton.sweeps import sweeps
+    from proxfield.core.engines.triton.sweeps import sweeps
 
     monkeypatch.setattr(sweeps, "GROUPED_FROM", 0 if request.param else 10**9)
     yield request.param
@@ -124,7 +124,7 @@ def test_sweeps_are_the_references(name: str, by_levels: bool) -> None:
 @direct
 @pytest.mark.parametrize("name", without_extras(POSSIBLE))
 def test_random_orders_and_temperatures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.backends.triton.sweeps import sweeps
+    from proxfield.core.engines.triton.sweeps import sweeps
 
     monkeypatch.setattr(sweeps, "GROUPED_FROM", 0)  # by levels, however small
     lowered = lowered_of(name)
@@ -226,9 +226,9 @@ def test_no_possible_label_keeps_q() -> None:
 
 
 def unpropagated(table: NDArray[np.float64]) -> Lowered:
-    from proxfield.lowering.builder import Builder
-    from proxfield.lowering.reduction import Reduction
-    from proxfield.terms.base import Layout
+    from proxfield.core.lowering.builder import Builder
+    from proxfield.core.lowering.reduction import Reduction
+    from proxfield.core.terms.base import Layout
 
     layout = Layout(np.full(3, 2))
     builder = Builder(Reduction(layout, np.ones(6, dtype=bool)))
@@ -285,7 +285,7 @@ def test_descent_keeps_held_ties() -> None:
 @direct
 def test_nothing_left_to_visit() -> None:
     """A field that propagation alone decides."""
-    from proxfield.backends.triton.sweeps.chains import explore
+    from proxfield.core.engines.triton.sweeps.chains import explore
 
     lowered = lowered_of("inf-decides-all")
     assert lowered.layout.n_vars == 0
@@ -305,7 +305,7 @@ def test_nothing_left_to_visit() -> None:
 @direct
 def test_uniforms_are_the_same_numbers() -> None:
     """A chain that draws from its start shows them: label k of many equally likely ones."""
-    from proxfield.backends.triton.sweeps.chains import explore
+    from proxfield.core.engines.triton.sweeps.chains import explore
 
     n, n_labels = 3, 1024
     lowered = pf.Field(n, n_labels=n_labels, terms=[]).lower()
@@ -332,7 +332,7 @@ def many_chains(lowered: Lowered, polish: int = 20, metropolis: bool = False) ->
 @pytest.mark.parametrize("name", SOME)
 def test_chains_are_the_references(name: str, metropolis: bool) -> None:
     """In the same order, with the same numbers, the same chains."""
-    from proxfield.backends.triton.sweeps.chains import explore
+    from proxfield.core.engines.triton.sweeps.chains import explore
 
     lowered = lowered_of(name)
     chains = many_chains(lowered, 6, metropolis)
@@ -348,7 +348,7 @@ def test_chains_are_the_references(name: str, metropolis: bool) -> None:
 @pytest.mark.parametrize("name", ["grid", "all", "inf-unary"])
 def test_chains_by_colors(name: str) -> None:
     """F is that of what is returned; the same seeds give the same bits; polishing descends."""
-    from proxfield.backends.triton.sweeps.chains import explore
+    from proxfield.core.engines.triton.sweeps.chains import explore
 
     makers = {"grid": lambda: grid_field(2, 3, 3), "all": lambda: field_of_all(8)}
     lowered = makers[name]().lower() if name in makers else lowered_of(name)
@@ -368,7 +368,7 @@ def test_chains_by_colors(name: str) -> None:
 @direct
 def test_pieces_of_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """More chains than one launch takes."""
-    from proxfield.backends.triton.sweeps import chains as module
+    from proxfield.core.engines.triton.sweeps import chains as module
 
     lowered = grid_field(3, 3).lower()
     chains, sweeper = many_chains(lowered), sweeper_of(lowered)
@@ -383,7 +383,7 @@ def test_pieces_of_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 @direct
 def test_draws_follow_the_field() -> None:
     """Ends of long chains at temperature 1 are samples: compare with enumeration."""
-    from proxfield.backends.triton.sweeps.chains import explore
+    from proxfield.core.engines.triton.sweeps.chains import explore
 
     copies = 200  # of one small field, side by side: lanes are quick in the interpreter, too
     at = 3 * np.arange(copies)[:, None] + np.arange(3)
@@ -432,7 +432,7 @@ def test_bad_input_is_named() -> None:
 
 @needs_device
 def test_recorded_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.backends.triton.sweeps import chains as module
+    from proxfield.core.engines.triton.sweeps import chains as module
 
     lowered = grid_field(20, 20, 3).lower()
     sweeper = sweeper_of(lowered, "float32")

@@ -11,11 +11,11 @@ from test_gpu_program import EXACT, assert_rows, assert_same, marginals_of, plan
 from triton_setup import direct, indirect, run_interpreted, torch
 
 import proxfield as pf
-from proxfield.backends.reference import ReferenceProgram
+from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.unary import Unary
 from proxfield.generate import grid
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Kind, Update
-from proxfield.terms.unary import Unary
 
 PART = 32
 """Variables of a program here: small, so that small fields are shared."""
@@ -42,7 +42,7 @@ def grids(*sides: int, hard: bool = False) -> list[Lowered]:
 def batch_of(
     fields: list[Lowered], dtype: str = "float64", part: int = PART, form: str | None = "small"
 ) -> Any:
-    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.core.engines.triton.batch import BatchProgram
 
     batch = BatchProgram(fields, dtype, form=form)
     if form is None:
@@ -155,7 +155,7 @@ def test_some_fields_stay_and_some_are_empty() -> None:
 def test_many_updates_in_several_launches_and_a_slot_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from proxfield.backends.triton import state as states
+    from proxfield.core.engines.triton import state as states
 
     monkeypatch.setattr(states, "CAPACITY", 3)
     fields, plan = grids(9, 7), plan_of(Kind.MOMENTUM, 81 + 49)
@@ -180,8 +180,8 @@ def test_many_updates_in_several_launches_and_a_slot_used_again(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_fields_too_large_for_one_program(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are shared by default, unless there are too many programs or too many neighbors."""
-    from proxfield.backends.triton import device_pack
-    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.core.engines.triton import device_pack
+    from proxfield.core.engines.triton.batch import BatchProgram
 
     monkeypatch.setattr(device_pack, "SMALL_BINARY", 60)
     monkeypatch.setattr(device_pack, "TEAM_PARTS", (PART // 2, PART))
@@ -208,8 +208,8 @@ def test_two_would_wait_longer_than_one_takes() -> None:
 @direct
 def test_too_many_programs_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then one program has each field."""
-    from proxfield.backends.triton import device_pack
-    from proxfield.backends.triton.batch import BatchProgram
+    from proxfield.core.engines.triton import device_pack
+    from proxfield.core.engines.triton.batch import BatchProgram
 
     monkeypatch.setattr(device_pack, "processors", lambda device: 3)
     batch = BatchProgram(grids(9), form="small")

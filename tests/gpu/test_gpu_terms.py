@@ -17,16 +17,16 @@ from device_terms import (
 )
 
 import proxfield as pf
-from proxfield.backends.triton.attach import attach
-from proxfield.backends.triton.terms import consistency
-from proxfield.backends.triton.terms.base import HostTerm, on_device
-from proxfield.filters.torch.plans import PlainPlan
-from proxfield.filters.triton import plans
-from proxfield.filters.triton.exact import ExactPlan
-from proxfield.filters.triton.lattice import LatticePlan
-from proxfield.filters.triton.plans import DeviceFilter, choose_kind
-from proxfield.terms.base import Layout
-from proxfield.terms.gaussian import NORMALIZATIONS
+from proxfield.core.engines.triton.attach import attach
+from proxfield.core.engines.triton.terms import consistency
+from proxfield.core.engines.triton.terms.base import HostTerm, on_device
+from proxfield.core.filters.torch.plans import PlainPlan
+from proxfield.core.filters.triton import plans
+from proxfield.core.filters.triton.exact import ExactPlan
+from proxfield.core.filters.triton.lattice import LatticePlan
+from proxfield.core.filters.triton.plans import DeviceFilter, choose_kind
+from proxfield.core.terms.base import Layout
+from proxfield.core.terms.gaussian import NORMALIZATIONS
 
 __all__ = ["poisoned"]  # a fixture
 pytestmark = pytest.mark.usefixtures("poisoned")

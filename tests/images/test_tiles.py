@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.filters.lattice import LatticeFilter
-from proxfield.filters.points import PixelPoints
+from proxfield.core.filters.lattice import LatticeFilter
+from proxfield.core.filters.points import PixelPoints
 from proxfield.images import densecrf, tile_work, tiles
 from proxfield.images.tile_grid import make_grid
 from proxfield.io.sliced import open_sliced
@@ -101,7 +101,7 @@ def test_a_halo_around_everything_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_tiles_choose_the_blurs_of_the_whole(narrow: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr("proxfield.filters.geometry.CHEAP_VISITS", 0)
+    monkeypatch.setattr("proxfield.core.filters.geometry.CHEAP_VISITS", 0)
     image, p = scene(150, 200)
     width, color = (6.0, 2.0) if narrow else (20.0, 60.0)
     options = {**OPTIONS, "bilateral_sigma": width, "bilateral_color": color}
@@ -367,7 +367,7 @@ def test_compact_operators_give_the_same() -> None:
 
 
 def test_freed_memory_is_returned_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.common import memory
+    from proxfield.core.common import memory
 
     calls: list[tuple[Any, ...]] = []
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.common.checks import is_real, is_whole
-from proxfield.rules.registry import RULES
+from proxfield.core.common.checks import is_real, is_whole
+from proxfield.core.solve.rules.registry import RULES
 
 
 class NoRepr:

@@ -12,13 +12,13 @@ import pytest
 import proxfield as pf
 from clock import CountedClock
 from helpers import VARIANTS, energies, exact_free_energy, exact_log_z, grid_edges, infer
-from proxfield.inference import forbidden as hard
-from proxfield.inference.loop import Loop
-from proxfield.inference.request import Request
-from proxfield.inference.session import Session
-from proxfield.lowering.lowered import Lowered
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve import forbidden as hard
+from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.session import Judgement, Verdict
+from proxfield.core.solve.session import Session
 from proxfield.result import one_hot
-from proxfield.rules.session import Judgement, Verdict
 
 INF = np.inf
 DIFFERENT = {c: np.where(np.eye(c, dtype=bool), INF, 0.0) for c in (2, 3, 4)}
@@ -281,7 +281,7 @@ def test_converged_needs_a_decision_where_a_minimum_is_promised(
     field.add(pf.Factor([[0, 3]], [[0.0, 1.0], [1.0, np.inf]]))
     assert pf.infer(field, rule, **limits).status is pf.Status.CONVERGED
     undecided = Judgement(Verdict.UNDECIDED)
-    monkeypatch.setattr("proxfield.inference.session.judge", lambda *a, **k: undecided)
+    monkeypatch.setattr("proxfield.core.solve.session.judge", lambda *a, **k: undecided)
     assert pf.infer(field, rule, **limits).status is pf.Status.MAX_ITERS
 
 
@@ -295,7 +295,7 @@ def test_ctrl_c_between_orders_and_search_keeps_the_best(monkeypatch: pytest.Mon
     def interrupt(self: Any, start: Any, f: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("proxfield.rules.auto.Search.run", interrupt)
+    monkeypatch.setattr("proxfield.core.solve.rules.auto.Search.run", interrupt)
     result = pf.infer(field)
     lowest = result.trace.free_energy[np.isfinite(result.trace.free_energy)].min()
     assert result.status is pf.Status.INTERRUPTED

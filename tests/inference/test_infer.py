@@ -23,10 +23,10 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-from proxfield.backends import compile_program
-from proxfield.backends.numba import binary, cpu
-from proxfield.backends.reference import ReferenceProgram
-from proxfield.compiled import jit
+from proxfield.core.compiled import jit
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.numba import binary, cpu
+from proxfield.core.engines.reference import ReferenceProgram
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 PARALLEL = [v for v in VARIANTS if not v.startswith(("sweep", "colored"))]
@@ -97,7 +97,7 @@ def test_stops_at_the_budget(kernels: str) -> None:
 
 def test_budget_leaves_compiling_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warming up may take as long as it wants."""
-    from proxfield.inference.loop import Loop
+    from proxfield.core.solve.loop import Loop
 
     warm_up = Loop.warm_up
 

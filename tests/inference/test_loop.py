@@ -9,13 +9,13 @@ import pytest
 
 import proxfield as pf
 from helpers import grid_edges
-from proxfield.backends import compile_program
-from proxfield.backends.base import Batch, Program, Rows, State
-from proxfield.backends.reference import ReferenceProgram
-from proxfield.inference.infer import infer_one
-from proxfield.inference.loop import Loop, run_together
-from proxfield.inference.request import Request
-from proxfield.rules.plan import Kind, Update
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.base import Batch, Program, Rows, State
+from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.solve.infer import infer_one
+from proxfield.core.solve.loop import Loop, run_together
+from proxfield.core.solve.request import Request
 
 
 def frustrated() -> pf.Field:

@@ -11,8 +11,8 @@ import pytest
 
 import proxfield as pf
 from helpers import repulsive_grid
+from proxfield.core.solve.request import Request
 from proxfield.generate import grid
-from proxfield.inference.request import Request
 
 INF = np.inf
 
@@ -107,7 +107,7 @@ def test_what_are_not_fields() -> None:
 
 def test_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done is kept, what isn't begun isn't begun."""
-    from proxfield.backends.reference import ReferenceProgram
+    from proxfield.core.engines.reference import ReferenceProgram
 
     advance = ReferenceProgram.advance
     calls: dict[int, int] = {}

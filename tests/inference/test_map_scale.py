@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.backends.reference_chains import ReferenceChains
+from proxfield.core.engines.reference_chains import ReferenceChains
 from proxfield.generate import grid
 from proxfield.testing import enumerate_field, random_field
 
@@ -80,7 +80,7 @@ def scaled_grid(scale: float) -> pf.Field:
 def test_the_callback_is_told_energies_of_the_field(
     scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxfield.rules.map_search.REPORT_SECONDS", -1.0)
+    monkeypatch.setattr("proxfield.core.solve.search.map_search.REPORT_SECONDS", -1.0)
     field, seen = scaled_grid(scale), []
 
     def look(progress: Any) -> None:

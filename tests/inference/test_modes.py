@@ -11,11 +11,11 @@ import pytest
 import proxfield as pf
 from clock import CountedClock
 from helpers import Chain, repulsive_grid
+from proxfield.core.solve.request import Request
+from proxfield.core.solve.search.cell_work import CellWork
+from proxfield.core.solve.search.cells import Cell, Pool, user_clamps
+from proxfield.core.solve.search.splits import Splitter
 from proxfield.generate import grid
-from proxfield.inference.cell_work import CellWork
-from proxfield.inference.cells import Cell, Pool, user_clamps
-from proxfield.inference.request import Request
-from proxfield.inference.splits import Splitter
 from proxfield.mixture import Clamp, mixture_free_energy, mixture_weights
 from proxfield.result import Status
 from proxfield.testing import Exact, enumerate_field, log_sum_exp, random_field, random_marginals

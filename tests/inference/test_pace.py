@@ -10,11 +10,11 @@ import pytest
 
 import proxfield as pf
 from helpers import grid_edges
-from proxfield.backends import compile_program
-from proxfield.backends.base import Program, Rows, State, Tangent
-from proxfield.inference.loop import Loop
-from proxfield.inference.pace import Costs, Pace, advance_in_parts, sweep_parts
-from proxfield.rules.plan import Order
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.base import Program, Rows, State, Tangent
+from proxfield.core.engines.plan import Order
+from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.pace import Costs, Pace, advance_in_parts, sweep_parts
 
 SWEEP, UPDATE, RESIDUAL = 10.0, 1.8, 3.0
 """Durations in evaluations of F."""
@@ -88,7 +88,7 @@ class SlowProgram:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of every inference from now on: all that is timed asks the request's."""
     clock = Clock()
-    monkeypatch.setattr("proxfield.inference.request.time", clock)
+    monkeypatch.setattr("proxfield.core.solve.request.time", clock)
     return clock
 
 
@@ -96,9 +96,9 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, clock: Clock, evaluation: float) 
     def compile_slowly(*args: Any) -> SlowProgram:
         return SlowProgram(compile_program(*args), clock, evaluation)
 
-    monkeypatch.setattr("proxfield.inference.session.compile_program", compile_slowly)
-    monkeypatch.setattr("proxfield.inference.session.program_for", compile_slowly)
-    monkeypatch.setattr("proxfield.inference.forbidden.compile_program", compile_slowly)
+    monkeypatch.setattr("proxfield.core.solve.session.compile_program", compile_slowly)
+    monkeypatch.setattr("proxfield.core.solve.session.program_for", compile_slowly)
+    monkeypatch.setattr("proxfield.core.solve.forbidden.compile_program", compile_slowly)
 
 
 def symmetric(rows: int) -> pf.Field:

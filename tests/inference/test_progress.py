@@ -14,7 +14,7 @@ import pytest
 
 import proxfield as pf
 from helpers import repulsive_grid
-from proxfield.inference import progress
+from proxfield.core.solve import progress
 
 
 class Terminal(io.StringIO):

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 import proxfield as pf
-from proxfield.inference import session
-from proxfield.inference.stationarity import proves_minimum
+from proxfield.core.solve import session
+from proxfield.core.solve.stationarity import proves_minimum
 
 COMPATIBILITIES = (None, [[0.0, 1.0, 2.0], [1.0, 0.0, -0.5], [2.0, -0.5, 0.3]])
 

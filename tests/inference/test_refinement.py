@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.inference import curvature as curvatures
-from proxfield.inference.curvature import Curvature
-from proxfield.inference.infer import infer_one
-from proxfield.inference.lanczos import BASIS, Lanczos
-from proxfield.inference.refinement import PRODUCTS, Refinement, iterations_between
-from proxfield.inference.request import Request
-from proxfield.rules.plan import Update
+from proxfield.core.engines.plan import Update
+from proxfield.core.solve import curvature as curvatures
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.infer import infer_one
+from proxfield.core.solve.lanczos import BASIS, Lanczos
+from proxfield.core.solve.refinement import PRODUCTS, Refinement, iterations_between
+from proxfield.core.solve.request import Request
 from proxfield.testing import exact_hessian
 
 # ---- Lanczos ----
@@ -161,7 +161,7 @@ def often(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Update]:
     """The plans that CPU programs advance by, as a test goes on."""
-    from proxfield.backends.numba.programs import BinaryProgram
+    from proxfield.core.engines.numba.programs import BinaryProgram
 
     seen: list[Update] = []
     advance = BinaryProgram.advance

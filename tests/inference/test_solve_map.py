@@ -13,10 +13,10 @@ import pytest
 import proxfield as pf
 from clock import CountedClock
 from helpers import Chain
+from proxfield.core.solve.search.map_search import Search
+from proxfield.core.solve.solve_map import is_forest
 from proxfield.generate import grid
-from proxfield.inference.solve_map import is_forest
 from proxfield.io import read_evidence, read_map
-from proxfield.rules.map_search import Search
 from proxfield.testing import enumerate_field, random_field
 from standins import DATA
 

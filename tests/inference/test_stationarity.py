@@ -12,11 +12,11 @@ import pytest
 import proxfield as pf
 from clock import CountedClock
 from helpers import VARIANTS, grid_edges, infer
-from proxfield.backends import compile_program
-from proxfield.inference.stationarity import is_fixed_point, judge
-from proxfield.rules.parallel import CustomRule
-from proxfield.rules.plan import Kind, Update
-from proxfield.rules.session import Judgement, Verdict
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.solve.rules.parallel import CustomRule
+from proxfield.core.solve.rules.session import Judgement, Verdict
+from proxfield.core.solve.stationarity import is_fixed_point, judge
 from proxfield.testing import fixed_point_residual
 
 LEAVING = ("auto", "anneal", "restarts", "portfolio")
@@ -68,7 +68,7 @@ def test_a_failed_test_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -
         at.append(1)
         return [False]
 
-    monkeypatch.setattr("proxfield.inference.loop.fixed_points", never)
+    monkeypatch.setattr("proxfield.core.solve.loop.fixed_points", never)
     result = pf.infer(field, "fixed", init=start, max_iters=200)
     assert result.status is pf.Status.MAX_ITERS
     assert result.iterations == 200
@@ -240,7 +240,7 @@ def test_an_update_is_never_cut_in_two() -> None:
     """Ctrl-C that arrives during an update is raised after it."""
     import signal
 
-    from proxfield.common.interrupts import finish_first
+    from proxfield.core.common.interrupts import finish_first
 
     done = []
     with pytest.raises(KeyboardInterrupt), finish_first():
@@ -261,7 +261,7 @@ def test_plans_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("proxfield.inference.curvature.Curvature.steps", interrupt)
+    monkeypatch.setattr("proxfield.core.solve.curvature.Curvature.steps", interrupt)
     result = pf.infer(symmetric_grid(4), "fixed", init="random")
     assert result.status is pf.Status.INTERRUPTED
     assert np.isfinite(result.free_energy)
@@ -300,7 +300,8 @@ def test_results_do_not_depend_on_the_looks_at_the_clock(
         ends = set()
         for chunk in (1, 3, 1000):
             monkeypatch.setattr(
-                "proxfield.inference.pace.Pace.next", lambda self, left, most, n=chunk: min(n, most)
+                "proxfield.core.solve.pace.Pace.next",
+                lambda self, left, most, n=chunk: min(n, most),
             )
             result = pf.infer(frustrated(seed), rule, init="unary")
             ends.add((result.iterations, result.status, result.q.tobytes()))
@@ -343,7 +344,7 @@ def test_converged_needs_a_decision_where_a_minimum_is_promised(
     rule: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undecided = Judgement(Verdict.UNDECIDED)
-    monkeypatch.setattr("proxfield.inference.session.judge", lambda *a, **k: undecided)
+    monkeypatch.setattr("proxfield.core.solve.session.judge", lambda *a, **k: undecided)
     result = pf.infer(frustrated(0), rule, **params)
     assert result.status is pf.Status.MAX_ITERS
 
@@ -366,7 +367,7 @@ def test_ctrl_c_in_a_later_member_keeps_the_best_one(monkeypatch: pytest.MonkeyP
     """The second member is worse; Ctrl-C comes in its second-order test."""
     field = symmetric_grid(6)
     full = pf.infer(field, "portfolio", rules="anneal,fixed")
-    interrupt_at(monkeypatch, "proxfield.inference.session.judge", 3)
+    interrupt_at(monkeypatch, "proxfield.core.solve.session.judge", 3)
     result = pf.infer(field, "portfolio", rules="anneal,fixed")
     assert result.status is pf.Status.INTERRUPTED
     assert result.free_energy == pytest.approx(full.free_energy)
@@ -377,7 +378,7 @@ def test_ctrl_c_before_the_polish_keeps_what_auto_found(monkeypatch: pytest.Monk
     rng = np.random.default_rng(0)
     field = pf.Field(100, 2).add(pf.Ising(grid_edges(10, 10), 4 * rng.normal(size=180)))
     full = pf.infer(field, "auto", max_iters=2000)
-    interrupt_at(monkeypatch, "proxfield.rules.polish.descent", 1)
+    interrupt_at(monkeypatch, "proxfield.core.solve.rules.polish.descent", 1)
     result = pf.infer(field, "auto", max_iters=2000)
     assert result.status is pf.Status.INTERRUPTED
     assert result.free_energy == pytest.approx(full.free_energy, abs=1e-2)
@@ -414,15 +415,15 @@ def test_no_test_after_a_limit_while_q_still_moves(monkeypatch: pytest.MonkeyPat
     def never(*_: Any) -> bool:
         raise AssertionError("tested although the last update changed q")
 
-    monkeypatch.setattr("proxfield.inference.loop.Loop.is_fixed_point", never)
-    monkeypatch.setattr("proxfield.inference.loop.fixed_points", never)
+    monkeypatch.setattr("proxfield.core.solve.loop.Loop.is_fixed_point", never)
+    monkeypatch.setattr("proxfield.core.solve.loop.fixed_points", never)
     result = pf.infer(symmetric_grid(), "auto", max_iters=8, init="random")
     assert result.status is pf.Status.MAX_ITERS
 
 
 def test_ctrl_c_at_the_very_end_keeps_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     full = pf.infer(frustrated(1), "momentum")
-    interrupt_at(monkeypatch, "proxfield.inference.infer.finish", 1)
+    interrupt_at(monkeypatch, "proxfield.core.solve.infer.finish", 1)
     result = pf.infer(frustrated(1), "momentum")
     assert result.status is pf.Status.INTERRUPTED
     assert result.free_energy <= full.free_energy + 1e-9
@@ -440,7 +441,8 @@ def test_random_orders_do_not_depend_on_the_looks_at_the_clock(
         ends = set()
         for chunk in (1, 1000):
             monkeypatch.setattr(
-                "proxfield.inference.pace.Pace.next", lambda self, left, most, n=chunk: min(n, most)
+                "proxfield.core.solve.pace.Pace.next",
+                lambda self, left, most, n=chunk: min(n, most),
             )
             result = pf.infer(field, "sweep", order="random", init="random", tol=1e-3, seed=seed)
             ends.add((result.iterations, result.q.tobytes()))

@@ -200,6 +200,6 @@ def test_nothing_is_unpickled() -> None:
 
 def test_archives_larger_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(repulsive_grid())
-    monkeypatch.setattr("proxfield.common.memory.available_memory", lambda: 1000)
+    monkeypatch.setattr("proxfield.core.common.memory.available_memory", lambda: 1000)
     with pytest.raises(pf.MemoryLimitError, match="reading <file>"):
         pf.Field.load(data)

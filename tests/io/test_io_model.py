@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError
 from proxfield.io import read_bytes, read_evidence, read_mar, read_pr
 from proxfield.io import tokens as tokens_module
 from proxfield.io.tokens import Tokens
 from proxfield.io.uai import UaiModel, parse_model
-from proxfield.terms.base import Ints
 from standins import DATA, EXACT, write_exact
 
 GOOD = """MARKOV

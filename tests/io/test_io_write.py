@@ -13,10 +13,10 @@ from proxfield.errors import InputError
 from proxfield.io import format_model, model_to_field, parse_model, read_model, write_model
 
 pytest.importorskip("proxfield.field", reason="proxfield.field isn't written yet")
-pytest.importorskip("proxfield.terms", reason="proxfield.terms isn't written yet")
+pytest.importorskip("proxfield.core.terms", reason="proxfield.core.terms isn't written yet")
 
+from proxfield.core.terms import Constant, Factor, Unary
 from proxfield.field import Field
-from proxfield.terms import Constant, Factor, Unary
 
 TEXT = b"""MARKOV
 3

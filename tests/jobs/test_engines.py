@@ -14,8 +14,8 @@ import pytest
 from jobs_cases import make_scene
 
 import proxfield as pf
+from proxfield.core.jobs import run_jobs
 from proxfield.generate import grid
-from proxfield.jobs import run_jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # their own
 

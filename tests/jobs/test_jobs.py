@@ -31,9 +31,7 @@ from jobs_cases import (
 )
 
 import proxfield as pf
-from proxfield.errors import InputError, ProxfieldError
-from proxfield.generate import grid
-from proxfield.jobs import (
+from proxfield.core.jobs import (
     ClusterError,
     LostWorkerError,
     Part,
@@ -42,8 +40,10 @@ from proxfield.jobs import (
     slots_of,
     threads_per_item,
 )
-from proxfield.jobs.processes import Processes
-from proxfield.jobs.workers import Workers, call
+from proxfield.core.jobs.processes import Processes
+from proxfield.core.jobs.workers import Workers, call
+from proxfield.errors import InputError, ProxfieldError
+from proxfield.generate import grid
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 SQUARES = [x * x for x in range(12)]
@@ -78,7 +78,7 @@ def test_a_number_of_jobs_may_be_configured_alone() -> None:
 def test_a_backend_that_cannot_stream_gives_lists_and_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.jobs import backends
+    from proxfield.core.jobs import backends
 
     monkeypatch.setattr(backends, "LIST_ITEMS", 2)
     monkeypatch.setattr(backends, "_said", set())

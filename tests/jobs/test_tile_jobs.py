@@ -18,12 +18,12 @@ from jobs_cases import children_of, contents, hide_package, make_scene, show_pac
 
 import proxfield as pf
 from proxfield.cli.main import cli
+from proxfield.core.jobs import ClusterError
 from proxfield.images.tile_grid import make_grid
 from proxfield.images.tile_jobs import Job
 from proxfield.images.tile_work import make_tile
 from proxfield.io.sliced import open_sliced
 from proxfield.io.windows import NpyOutput
-from proxfield.jobs import ClusterError
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 SIZE = (60, 80)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import proxfield as pf
+from proxfield.core.terms import TERMS
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.learn import LOSSES, fit_weights, marginal_loss, prepare, tie
 from proxfield.learn.sharing import is_tabular
 from proxfield.learn.weights import JointFields
-from proxfield.terms import TERMS
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance"))
 from examples import NOT_EXPECTED, SOFT

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.lowering.crossing import Crossing
-from proxfield.lowering.interactions import interaction_scale
-from proxfield.lowering.lowered import Lowered
+from proxfield.core.lowering.crossing import Crossing
+from proxfield.core.lowering.interactions import interaction_scale
+from proxfield.core.lowering.lowered import Lowered
 from proxfield.testing import random_field
 
 TABLES = ("constant", "unary", "pairwise", "potts", "ising", "factor")

@@ -9,8 +9,8 @@ import pytest
 
 import proxfield as pf
 from helpers import random_field, repulsive_grid
-from proxfield.lowering.forests import Graph, graph_of, make_forests
-from proxfield.lowering.lowered import Lowered
+from proxfield.core.lowering.forests import Graph, graph_of, make_forests
+from proxfield.core.lowering.lowered import Lowered
 
 
 def pairs_of(lowered: Lowered) -> set[tuple[int, int]]:

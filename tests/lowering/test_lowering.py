@@ -9,8 +9,8 @@ import pytest
 
 import proxfield as pf
 from helpers import Chain, energies, labellings, random_field, random_marginals
-from proxfield.lowering.merging import deduplicate, merge_edges, merge_scopes
-from proxfield.lowering.reduction import Reduction
+from proxfield.core.lowering.merging import deduplicate, merge_edges, merge_scopes
+from proxfield.core.lowering.reduction import Reduction
 
 INF = np.inf
 
@@ -253,7 +253,7 @@ def test_terms_without_lower_keep_every_variable() -> None:
 
 
 def test_plain_lowering_keeps_raw_tables() -> None:
-    from proxfield.lowering.lowered import lower
+    from proxfield.core.lowering.lowered import lower
 
     field = pf.Field([2, 2, 3], terms=[pf.Potts([[0, 1], [1, 2]], 2.0), pf.Ising([[0, 1]], 1.0)])
     raw = lower(field.layout, field.terms, field.evidence, plain=True)

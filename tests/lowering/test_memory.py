@@ -142,7 +142,7 @@ def test_building_a_grid_is_lean() -> None:
     side = 300
     n, edges = side * side, grid_edges(side, side)
     weights, energies = draw(len(edges)), draw(n, 2)
-    from proxfield.backends import compile_program
+    from proxfield.core.engines import compile_program
 
     compile_program(ising_grid(1).lower())
     tracemalloc.start()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.lowering import merging
-from proxfield.lowering.merging import (
+from proxfield.core.lowering import merging
+from proxfield.core.lowering.merging import (
     add_at,
     compact_index,
     deduplicate,

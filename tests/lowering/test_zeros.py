@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.lowering import zeros
-from proxfield.lowering.zeros import possible, to_bits
-from proxfield.terms.base import Layout
+from proxfield.core.lowering import zeros
+from proxfield.core.lowering.zeros import possible, to_bits
+from proxfield.core.terms.base import Layout
 
 INF = np.inf
 

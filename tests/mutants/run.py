@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "proxfield"
 COPIED = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md")
 """What tests read."""
-KERNELS = ("compiled/", "filters/numba/", "backends/numba/", "rules/plan.py")
+KERNELS = ("core/compiled/", "core/filters/numba/", "core/engines/numba/", "core/engines/plan.py")
 """Files whose faults must not get into the kernels that others use."""
 TEST_SECONDS = 900.0
 """Time limit of the tests of one mutant."""

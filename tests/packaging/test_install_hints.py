@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxfield.common.extras import install_hint
+from proxfield.core.common.extras import install_hint
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -62,7 +62,7 @@ def test_one_page_says_where_the_package_comes_from() -> None:
 def test_modules_leave_the_wording_to_one_place() -> None:
     """Docstrings may show a command; messages are made by `install_hint`."""
     said = re.compile(r"[\"'][^\"'\n]*pip install \\?[\"']?proxfield\[")
-    allowed = {"src/proxfield/common/extras.py"}
+    allowed = {"src/proxfield/core/common/extras.py"}
     for name, text in texts().items():
         if name.startswith("src/") and name not in allowed:
             code = re.sub(r'""".*?"""', "", text, flags=re.DOTALL)

@@ -18,9 +18,9 @@ from helpers import (
     random_marginals,
     repulsive_grid,
 )
-from proxfield.inference.curvature import MAX_DENSE_SIZE, Curvature
-from proxfield.rules.certified import damping_for
-from proxfield.terms.factor import small_block_norms, spectral_norms
+from proxfield.core.engines.certified import damping_for
+from proxfield.core.solve.curvature import MAX_DENSE_SIZE, Curvature
+from proxfield.core.terms.factor import small_block_norms, spectral_norms
 
 
 def curvature_of(field: pf.Field, kernels: str = "cpu") -> Curvature:

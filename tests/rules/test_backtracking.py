@@ -9,8 +9,8 @@ import pytest
 
 import proxfield as pf
 from helpers import KERNELS, random_field, repulsive_grid
-from proxfield.backends import compile_program
-from proxfield.rules.plan import SMALLEST_STEP, Kind, Search, Update
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.plan import SMALLEST_STEP, Kind, Search, Update
 from scenes import random_scene
 
 CAREFUL = Search()

@@ -17,16 +17,16 @@ import pytest
 
 import proxfield as pf
 from helpers import random_marginals
-from proxfield.backends import compile_program
-from proxfield.backends.reference import moved
-from proxfield.rules.plan import Kind, Space, Update
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.plan import Kind, Space, Update
+from proxfield.core.engines.reference import moved
 
 PACKAGE = Path(pf.__file__).parent
 FORMULAS = {
-    "rules/plan.py",
-    "backends/reference.py",
-    "backends/numba/kinds.py",
-    "backends/triton/update/kinds.py",
+    "core/engines/plan.py",
+    "core/engines/reference.py",
+    "core/engines/numba/kinds.py",
+    "core/engines/triton/update/kinds.py",
 }
 """The enum and the files of the arithmetic functions."""
 
@@ -117,7 +117,7 @@ def test_no_other_file_knows_kinds() -> None:
 
 EXAMPLES = ("EXAMPLE_AHEAD", "EXAMPLE_MEAN", "EXAMPLE_BOUNDED")
 ADDITIONS = {
-    "rules/plan.py": [
+    "core/engines/plan.py": [
         (
             "\n    def __new__(",
             f"""\
@@ -127,7 +127,7 @@ ADDITIONS = {
 """,
         )
     ],
-    "backends/reference.py": [
+    "core/engines/reference.py": [
         (
             "    raise NotImplementedError(kind)\n",
             """\
@@ -144,7 +144,7 @@ ADDITIONS = {
 """,
         )
     ],
-    "backends/numba/kinds.py": [
+    "core/engines/numba/kinds.py": [
         (
             "\n\nclass Motion(",
             "".join(f"{name} = int(Kind.{name})\n" for name in EXAMPLES),
@@ -164,7 +164,7 @@ ADDITIONS = {
 """,
         ),
     ],
-    "backends/triton/update/kinds.py": [
+    "core/engines/triton/update/kinds.py": [
         (
             "    # sets of kinds\n",
             "".join(f"    _{k}: constexpr = tl.constexpr(int(Kind.{k}))\n" for k in EXAMPLES),

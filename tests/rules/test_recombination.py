@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-import proxfield.rules.recombination as module
+import proxfield.core.solve.search.recombination as module
+from proxfield.core.solve.search.recombination import Patches, Recombination
 from proxfield.generate import grid
-from proxfield.rules.recombination import Patches, Recombination
 from proxfield.testing import random_field, random_marginals
 
 TABLES = ["unary", "pairwise", "potts", "ising", "factor"]
@@ -36,7 +36,7 @@ def states(seed: int) -> tuple[Recombination, np.ndarray, np.ndarray] | None:
 
 def free_energy(recombination: Recombination, q: np.ndarray) -> float:
     """F by the reference kernels."""
-    from proxfield.backends import compile_program
+    from proxfield.core.engines import compile_program
 
     program = compile_program(recombination.lowered, "reference")
     return program.free_energy(program.start(q))

@@ -14,13 +14,13 @@ import proxfield as pf
 from clock import CountedClock
 from conformance.examples import POSSIBLE, Example
 from helpers import grid_edges, random_field, random_marginals
-from proxfield.backends import compile_program
+from proxfield.core.engines import compile_program
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.search.arms import Arms
+from proxfield.core.solve.search.parts import Parts
+from proxfield.core.solve.search.search import Search
+from proxfield.core.terms.base import Ints
 from proxfield.generate import grid
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.arms import Arms
-from proxfield.rules.parts import Parts
-from proxfield.rules.search import Search
-from proxfield.terms.base import Ints
 
 
 def two_states(
@@ -191,8 +191,8 @@ def test_a_symmetric_field_leaves_its_saddle(limits: dict[str, float]) -> None:
 
 def flat(monkeypatch: pytest.MonkeyPatch, gain: float = np.inf) -> None:
     """Small fields of any kind count as flat, if cooling gains no more than this per variable."""
-    monkeypatch.setattr("proxfield.rules.search.FLAT_VARIABLES", 0)
-    monkeypatch.setattr("proxfield.rules.search.FLAT_GAIN", gain)
+    monkeypatch.setattr("proxfield.core.solve.search.search.FLAT_VARIABLES", 0)
+    monkeypatch.setattr("proxfield.core.solve.search.search.FLAT_GAIN", gain)
 
 
 def members(result: pf.Result) -> set[str]:
@@ -212,8 +212,10 @@ def test_adam_competes_where_sampling_gains_little(monkeypatch: pytest.MonkeyPat
 
 def test_momentum_follows_where_adam_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     flat(monkeypatch)
-    monkeypatch.setattr("proxfield.rules.search.POLISH_SWEEPS", 1)
-    monkeypatch.setattr("proxfield.rules.search.HOT_SHARE", 1e-9)  # a cooling that finds nothing
+    monkeypatch.setattr("proxfield.core.solve.search.search.POLISH_SWEEPS", 1)
+    monkeypatch.setattr(
+        "proxfield.core.solve.search.search.HOT_SHARE", 1e-9
+    )  # a cooling that finds nothing
     field = grid(9, 9, n_labels=3, strength=2.0, seed=1)
     result = pf.infer(field, max_iters=12_000)
     assert {"adam", "momentum"} <= members(result)

@@ -11,15 +11,15 @@ import proxfield as pf
 from clock import CountedClock
 from conformance.examples import CONTRADICTIONS, POSSIBLE, Example
 from helpers import SOLVERS, exact_log_z, infer, random_field, random_marginals, repulsive_grid
-from proxfield.backends import compile_program
-from proxfield.compiled.random import uniforms
-from proxfield.inference.curvature import Curvature
-from proxfield.rules.anneal import at_temperature
-from proxfield.rules.plan import Chains, Update
-from proxfield.rules.portfolio import perturbed
-from proxfield.rules.registry import make_rule
-from proxfield.rules.session import Problem
-from proxfield.terms.base import offers
+from proxfield.core.compiled.random import uniforms
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.plan import Chains, Update
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.rules.anneal import at_temperature
+from proxfield.core.solve.rules.portfolio import perturbed
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.rules.session import Problem
+from proxfield.core.terms.base import offers
 
 every_solver = pytest.mark.parametrize("solver", SOLVERS)
 

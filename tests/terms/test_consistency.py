@@ -23,8 +23,8 @@ from helpers import (
     projected,
     random_marginals,
 )
+from proxfield.core.terms import consistency as module
 from proxfield.errors import UnsupportedError
-from proxfield.terms import consistency as module
 
 TOGETHER = [v for v in VARIANTS if not v.startswith(("sweep", "colored"))]
 """Variants that move all variables at once: all that a term without tables allows."""

@@ -25,9 +25,9 @@ from helpers import (
     projected,
     random_marginals,
 )
+from proxfield.core.terms import cooccurrence as module
+from proxfield.core.terms.base import offers
 from proxfield.errors import UnsupportedError
-from proxfield.terms import cooccurrence as module
-from proxfield.terms.base import offers
 from standins import DATA
 
 CAMVID = DATA / "dense" / "camvid_unary"

@@ -11,13 +11,13 @@ import pytest
 
 import proxfield as pf
 from helpers import Array, exact_hessian, explicit_tables, projected, random_marginals
-from proxfield.compiled.jit import thread_count
+from proxfield.core.compiled.jit import thread_count
+from proxfield.core.filters.exact import ExactFilter
+from proxfield.core.filters.reference import lattice_matrix
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.terms.base import Layout
+from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError
-from proxfield.filters.exact import ExactFilter
-from proxfield.filters.reference import lattice_matrix
-from proxfield.inference.curvature import Curvature
-from proxfield.terms.base import Layout
-from proxfield.terms.gaussian import NORMALIZATIONS
 
 N, LABELS = 9, 3
 KERNEL = {"exact": lambda f: ExactFilter(f).matrix(), "lattice": lattice_matrix}
@@ -433,7 +433,7 @@ def test_weight_0_omits_the_term(
     def refuse(*_: object) -> None:
         raise AssertionError("a filter was built")
 
-    monkeypatch.setattr("proxfield.terms.gaussian.make_filter", refuse)
+    monkeypatch.setattr("proxfield.core.terms.gaussian.make_filter", refuse)
     rng = np.random.default_rng(4)
     terms = [pf.Unary(rng.normal(size=(8, 3))), pf.Potts([[i, i + 1] for i in range(7)], -0.8)]
     none = pf.Gaussian(rng.normal(size=(8, 2)), 0.0, compatibility, self_message=True)

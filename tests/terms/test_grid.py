@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.lowering.merging import band_edges
-from proxfield.terms.grid import Shift
+from proxfield.core.lowering.merging import band_edges
+from proxfield.core.terms.grid import Shift
 
 SHAPES = [(5,), (3, 4), (1, 4), (2, 3, 4), (2, 1, 3, 2)]
 

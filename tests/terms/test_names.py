@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.terms.names import listed
+from proxfield.core.terms.names import listed
 
 
 def lamp() -> pf.Field:

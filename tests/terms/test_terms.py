@@ -10,7 +10,7 @@ import pytest
 
 import proxfield as pf
 from helpers import Chain, energies, energy_tensor, random_field, random_marginals
-from proxfield.terms.base import expectation, missing, offers
+from proxfield.core.terms.base import expectation, missing, offers
 
 EYE = np.eye(2)
 

@@ -10,7 +10,7 @@ import pytest
 
 import proxfield as pf
 from proxfield import generate
-from proxfield.devices.registry import DEVICES
+from proxfield.core.devices.registry import DEVICES
 
 sys.path.append(str(Path(__file__).parents[1] / "devices"))
 from devices_added import ADDED
@@ -54,7 +54,7 @@ def test_a_device_of_torch_by_name() -> None:
 
 
 def test_energies_are_summed_in_what_a_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    from proxfield.backends.torch import energy, program
+    from proxfield.core.engines.torch import energy, program
 
     field = fields()[1]
     exact = field.free_energy(pf.infer(field, "fixed", kernels="torch").marginals)

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import proxfield.torch as pt  # noqa: E402
+from proxfield.core.filters.torch import plans  # noqa: E402
 from proxfield.errors import InputError  # noqa: E402
-from proxfield.filters.torch import plans  # noqa: E402
 
 SHAPES = [(1, 1), (1, 3), (3, 3)]
 

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import proxfield as pf  # noqa: E402
 import proxfield.torch as pt  # noqa: E402
-from proxfield.backends.reference import ReferenceProgram  # noqa: E402
-from proxfield.backends.torch import energy  # noqa: E402
+from proxfield.core.engines.plan import Custom, Kind, Order, Update  # noqa: E402
+from proxfield.core.engines.reference import ReferenceProgram  # noqa: E402
+from proxfield.core.engines.torch import energy  # noqa: E402
 from proxfield.errors import InputError, UnsupportedError  # noqa: E402
-from proxfield.rules.plan import Custom, Kind, Order, Update  # noqa: E402
 
 GRID = [[i, i + 1] for i in range(6) if i != 2 and i < 5] + [[i, i + 3] for i in range(3)]
 

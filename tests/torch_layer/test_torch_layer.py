@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import proxfield as pf  # noqa: E402
 import proxfield.torch as pt  # noqa: E402
+from proxfield.core.filters.torch import plans  # noqa: E402
+from proxfield.core.filters.torch.operator import PlannedOperator, eigenvalue_range  # noqa: E402
 from proxfield.errors import InputError  # noqa: E402
-from proxfield.filters.torch import plans  # noqa: E402
-from proxfield.filters.torch.operator import PlannedOperator, eigenvalue_range  # noqa: E402
 from proxfield.torch.dense import dense_energies, unrolled_energies  # noqa: E402
 from proxfield.torch.steps import curvature  # noqa: E402
 

@@ -18,9 +18,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import proxfield as pf  # noqa: E402
 import proxfield.torch as pt  # noqa: E402
+from proxfield.core.filters.torch import operator  # noqa: E402
+from proxfield.core.filters.torch.filter import FILTER  # noqa: E402
 from proxfield.errors import InputWarning, UnsupportedError  # noqa: E402
-from proxfield.filters.torch import operator  # noqa: E402
-from proxfield.filters.torch.filter import FILTER  # noqa: E402
 from proxfield.torch import layer, steps  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(  # torch's own, in its forward mode

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import proxfield.torch as pt  # noqa: E402
+from proxfield.core.filters.torch.operator import PlannedOperator  # noqa: E402
 from proxfield.errors import InputError  # noqa: E402
-from proxfield.filters.torch.operator import PlannedOperator  # noqa: E402
 
 SIZE = (5, 7)
 LABELS = 3

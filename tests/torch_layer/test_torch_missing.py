@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxfield.devices import cuda as backend
-from proxfield.devices import pytorch as needs
+from proxfield.core.devices import cuda as backend
+from proxfield.core.devices import pytorch as needs
 from proxfield.errors import MissingDependencyError
 
 

@@ -20,7 +20,7 @@ warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any 
 import numpy as np
 import torch
 import proxfield as pf
-from proxfield.compiled import jit
+from proxfield.core.compiled import jit
 
 class Refined(torch.utils.data.Dataset):
     "Label maps refined by a dense CRF when they are asked for."

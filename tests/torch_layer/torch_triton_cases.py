@@ -27,7 +27,7 @@ def main() -> None:
     mend_interpreter()
     import proxfield as pf
     import proxfield.torch as pt
-    from proxfield.filters.torch import plans
+    from proxfield.core.filters.torch import plans
     from proxfield.torch import run
 
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def main() -> None:
         .add(pf.Potts(edges, 0.5))
         .add(pf.Pairwise([[0, 4]], [[0.0, 1.0], [2.0, 0.0]])),
     }
-    from proxfield.backends.triton.program import compile_cuda
+    from proxfield.core.engines.triton.program import compile_cuda
 
     for name, field in fields.items():
         weighted = sum(len(t.edges) for t in field.terms if isinstance(t, pf.Potts | pf.Ising))

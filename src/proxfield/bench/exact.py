@@ -10,7 +10,7 @@ from proxfield.bench.runner import Task
 from proxfield.bench.store import Record, number_of
 from proxfield.bench.suites import Instance
 from proxfield.bench.table import is_lowest, lowest
-from proxfield.rules.base import Rule
+from proxfield.core.solve.rules.base import Rule
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
+from proxfield.core.terms.unary import Unary
 from proxfield.field import Field
 from proxfield.generate import grid, rbm, segmentation
-from proxfield.terms.pairwise import Ising, Pairwise, Potts
-from proxfield.terms.unary import Unary
 
 SEED = 2016
 RECIPE = "generated-1"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from proxfield.bench.suites import file_digest, natural_key
+from proxfield.core.terms.base import Ints
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.io.files import display_name
-from proxfield.terms.base import Ints
-from proxfield.terms.factor import Factor
-from proxfield.terms.unary import Unary
 
 if TYPE_CHECKING:
     from proxfield.learn.characters import CharacterSets

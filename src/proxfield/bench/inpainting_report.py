@@ -36,8 +36,8 @@ def draw_characters(
     import numpy as np
 
     from proxfield.bench.runner import infer_with
+    from proxfield.core.solve.rules.registry import make_rule
     from proxfield.io.images import import_pillow, png_bytes
-    from proxfield.rules.registry import make_rule
     from proxfield.viz.inpainting import inpainting_sheet
 
     out = []

@@ -17,8 +17,8 @@ from proxfield.bench.runner import (
     traced_run,
 )
 from proxfield.bench.store import Record
+from proxfield.core.solve.rules.base import Rule
 from proxfield.result import Result
-from proxfield.rules.base import Rule
 
 
 @dataclass(frozen=True)

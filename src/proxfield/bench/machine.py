@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from proxfield._version import __version__
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 PACKAGES = ("numpy", "scipy", "numba")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles
 from proxfield.errors import InputError
 from proxfield.io.files import display_name, read_bytes
 from proxfield.io.masks import MaskFiles

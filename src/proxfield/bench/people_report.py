@@ -60,9 +60,9 @@ def people_figures(people: People) -> dict[str, Figure]:
 def draw_frame(frame: Frame, setting: Setting, settings: Settings) -> list[tuple[str, str, bytes]]:
     """The ground from above and the cameras of one frame, with what a rule finds there."""
     from proxfield.bench.people_work import STEP, counted_field, iterate
+    from proxfield.core.solve.rules.registry import make_rule
     from proxfield.io.images import import_pillow, png_bytes
     from proxfield.people.detections import suppress
-    from proxfield.rules.registry import make_rule
     from proxfield.viz.sheet import contact_sheet
 
     name, passes = PICTURED

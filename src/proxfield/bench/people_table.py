@@ -13,7 +13,7 @@ from proxfield.bench.people_work import ROWS
 from proxfield.bench.published import PEOPLE, PEOPLE_BUDGETS
 from proxfield.bench.store import Record, number_of
 from proxfield.bench.table import budget_name, is_lowest, lowest, show, standard_error
-from proxfield.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles
 
 PASSES = (10, 25, 60)
 """Columns of the table."""

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxfield._version import __version__
-from proxfield.backends.terms import register
 from proxfield.bench.people_frames import Frame, FrameInstance
 from proxfield.bench.runner import UNLIMITED, Settings, Warm, infer_with
 from proxfield.bench.store import Record, plain
-from proxfield.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.engines.plan import Update
+from proxfield.core.engines.terms import register
+from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.terms.base import Floats, Layout, Visits
+from proxfield.core.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.inference.request import Request
 from proxfield.people.detections import suppress
 from proxfield.people.evaluation import match
-from proxfield.rules.base import Rule
-from proxfield.rules.plan import Update
-from proxfield.rules.registry import make_rule
-from proxfield.terms.base import Floats, Layout, Visits
-from proxfield.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 
 if TYPE_CHECKING:
-    from proxfield.backends.numba.occupancy import OccupancyOnCpu
+    from proxfield.core.engines.numba.occupancy import OccupancyOnCpu
 
 START = "unary"
 """All rules start from the prior."""
@@ -210,7 +210,7 @@ class CountedOnCpu:
     """Counts evaluations, and leaves them to the term's own kernels."""
 
     def __init__(self, term: CountedExact | CountedRatio, layout: Layout, dtype: str) -> None:
-        from proxfield.backends.numba.occupancy import OccupancyOnCpu
+        from proxfield.core.engines.numba.occupancy import OccupancyOnCpu
 
         self.term = term
         self.kernels: OccupancyOnCpu = OccupancyOnCpu(term, layout, dtype)

@@ -31,7 +31,7 @@ from proxfield.bench.sensitivity import PARAMETER, Sensitivity
 from proxfield.bench.store import Record
 from proxfield.bench.table import Cell, Table, bests, budget_name, show
 from proxfield.bench.wins import Wins
-from proxfield.common.extras import install_hint
+from proxfield.core.common.extras import install_hint
 from proxfield.errors import MissingDependencyError
 from proxfield.io.files import atomic_write
 from proxfield.viz.charts import Chart
@@ -382,7 +382,7 @@ def _encoded(pictures: Iterable[tuple[str, str, bytes]]) -> list[tuple[str, str,
 
 def _rules(data: ReportData) -> list[tuple[str, str]]:
     """What the rules do, in a line each."""
-    from proxfield.rules.registry import RULES
+    from proxfield.core.solve.rules.registry import RULES
 
     names = list(data.table.rules) if data.table else [r for c in data.curves for r in c.rows]
     for table in data.people.tables if data.people else ():

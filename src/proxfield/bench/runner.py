@@ -14,17 +14,17 @@ import numpy as np
 from proxfield._version import __version__
 from proxfield.bench.store import Record, Store, plain
 from proxfield.bench.suites import Instance
+from proxfield.core.jobs import run_jobs, slots_of
+from proxfield.core.solve import infer as inference
 from proxfield.errors import ProxfieldError
-from proxfield.inference import infer as inference
-from proxfield.jobs import run_jobs, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from proxfield.bench.progress import Watcher
+    from proxfield.core.solve.rules.base import Rule
     from proxfield.field import Field
     from proxfield.result import Result, Trace
-    from proxfield.rules.base import Rule
 
 UNLIMITED = 10**9
 """Iterations that no budget gets to."""
@@ -210,7 +210,7 @@ def run_tasks(
         store: Where results are and go.
         settings: What all tasks share.
         watcher: Is told how it goes.
-        jobs: Number of instances at a time; see `proxfield.jobs.run_jobs`.
+        jobs: Number of instances at a time; see `proxfield.core.jobs.run_jobs`.
 
     Returns:
         What couldn't be done: it is in no file, so the next session tries again.
@@ -369,8 +369,8 @@ def _do_exact(task: Task, field: Field, settings: Settings) -> Record:
 
 def _do_curvature(task: Task, field: Field, settings: Settings) -> Record:
     """The paper's d = L and the certified d."""
-    from proxfield.inference.curvature import Curvature
-    from proxfield.rules.certified import damping_for
+    from proxfield.core.engines.certified import damping_for
+    from proxfield.core.solve.curvature import Curvature
 
     curvature = Curvature(field.lower(), field)
     certified = float(damping_for(curvature.largest))
@@ -387,6 +387,6 @@ WORK: dict[str, Callable[[Task, Field, Settings], Record]] = {
 
 def threads_of(threads: int | None) -> int:
     """Threads that inference may use, as a number."""
-    from proxfield.compiled.jit import max_threads
+    from proxfield.core.compiled.jit import max_threads
 
     return max_threads() if threads is None else min(threads, max_threads())

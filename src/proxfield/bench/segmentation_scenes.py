@@ -13,12 +13,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Ints
+from proxfield.core.common.arrays import Ints
+from proxfield.core.terms.cooccurrence import Cooccurrence
+from proxfield.core.terms.gaussian import Gaussian
+from proxfield.core.terms.unary import Unary
 from proxfield.field import Field
 from proxfield.images.cooccurrence import CooccurrenceStatistics
-from proxfield.terms.cooccurrence import Cooccurrence
-from proxfield.terms.gaussian import Gaussian
-from proxfield.terms.unary import Unary
 
 RECIPE = "scenes-1"
 """Changes whenever a change here changes a field, so that old results aren't taken for new."""

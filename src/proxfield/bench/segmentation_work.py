@@ -12,9 +12,9 @@ from proxfield._version import __version__
 from proxfield.bench.runner import Settings, Warm, infer_with, rule_identity
 from proxfield.bench.segmentation_scenes import CLASSES, Scene, SceneInstance, make_field
 from proxfield.bench.store import Record
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
-from proxfield.rules.base import Rule
-from proxfield.rules.registry import make_rule
 
 ROWS: dict[str, dict[str, Any]] = {
     "full-parallel": {},

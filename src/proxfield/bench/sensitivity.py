@@ -11,8 +11,8 @@ from proxfield.bench.runner import Task
 from proxfield.bench.store import Record, number_of
 from proxfield.bench.suites import Instance
 from proxfield.bench.table import weighted_mean
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError
-from proxfield.rules.registry import make_rule
 
 PARAMETER = {"adhoc": "eta", "fixed": "step", "adaptive": "step"}
 """The rules of the figure, and what each calls η."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from proxfield.bench.published import PAPER_RULES
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, ProxfieldError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from proxfield.bench.sensitivity import Sensitivity
     from proxfield.bench.store import Store
     from proxfield.bench.suites import Instance
-    from proxfield.rules.base import Rule
+    from proxfield.core.solve.rules.base import Rule
 
 TableT = TypeVar("TableT")
 
@@ -52,7 +52,7 @@ class Outputs:
 
 def default_rules() -> list[str]:
     """The paper's seven, and ``auto`` where it exists."""
-    from proxfield.rules.registry import RULES
+    from proxfield.core.solve.rules.registry import RULES
 
     return [*PAPER_RULES, *(name for name in ("auto",) if name in RULES)]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-from proxfield.common.records import Record as Record
+from proxfield.core.common.records import Record as Record
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write, display_name
 

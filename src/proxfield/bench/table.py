@@ -11,7 +11,7 @@ from proxfield.bench.published import published
 from proxfield.bench.runner import Settings, Task
 from proxfield.bench.store import Record, Store, number_of
 from proxfield.bench.suites import Instance
-from proxfield.rules.base import Rule
+from proxfield.core.solve.rules.base import Rule
 
 OVERRUN_FACTOR = 1.1
 """A run that takes more than this many times its budget is worth mentioning."""

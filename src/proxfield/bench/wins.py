@@ -9,7 +9,7 @@ from statistics import median
 from proxfield.bench.runner import Settings, Task
 from proxfield.bench.store import Store, number_of
 from proxfield.bench.suites import Instance
-from proxfield.rules.base import Rule
+from proxfield.core.solve.rules.base import Rule
 
 TIE = 0.005
 """Values of F closer than this are the same to the digits shown."""

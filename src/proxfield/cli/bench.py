@@ -132,7 +132,7 @@ def paper(ctx: click.Context, /, **options: Any) -> None:
         split_names,
     )
     from proxfield.bench.suites import generated_exact, is_the_papers, load_exact, load_suites
-    from proxfield.rules.registry import make_rule
+    from proxfield.core.solve.rules.registry import make_rule
 
     budgets = parse_numbers(options["budgets"], "--budgets")
     chosen = options["rules"]

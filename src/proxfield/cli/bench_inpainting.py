@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from proxfield.bench.inpainting_models import InpaintingInstance
     from proxfield.bench.inpainting_table import InpaintingTable
     from proxfield.bench.store import Store
-    from proxfield.common.records import Record
+    from proxfield.core.common.records import Record
 
 
 @click.command(cls=BenchCommandWithRules)
@@ -87,7 +87,7 @@ def inpainting(ctx: click.Context, /, **options: Any) -> None:
       proxfield bench inpainting --data DIR --count 0
     """
     from proxfield.bench.session import default_rules, parse_numbers, split_names
-    from proxfield.rules.registry import make_rule
+    from proxfield.core.solve.rules.registry import make_rule
 
     budgets = parse_numbers(options["budgets"], "--budgets")
     chosen = options["rules"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from proxfield.bench.peers.measure import Case
     from proxfield.bench.peers.scenes import Scene
     from proxfield.bench.suites import Instance
-    from proxfield.common.records import Record
+    from proxfield.core.common.records import Record
 
 TASKS = ("inference", "map", "dense")
 SUFFIXES = (".html", ".md")

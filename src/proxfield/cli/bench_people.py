@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from proxfield.bench.people_frames import FrameInstance
     from proxfield.bench.people_table import PeopleTable
     from proxfield.bench.store import Store
-    from proxfield.common.records import Record
+    from proxfield.core.common.records import Record
 
 
 @click.command(cls=BenchCommand)

@@ -18,7 +18,7 @@ from proxfield.cli.options import (
     stack,
     threads_option,
 )
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.bench.report import ReportData
@@ -143,7 +143,7 @@ def do(
     from proxfield.bench.runner import run_tasks
     from proxfield.bench.session import describe_failures
     from proxfield.cli.signals import begin_work
-    from proxfield.jobs.cluster import connected
+    from proxfield.core.jobs.cluster import connected
 
     cluster = ctx.params["cluster"]
     jobs = jobs_on(cluster, ctx.params["jobs"])

@@ -15,7 +15,7 @@ from proxfield.cli.options import (
     limit_options,
     model_options,
 )
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
@@ -116,7 +116,7 @@ def results_interrupted(results: dict[str, Result]) -> bool:
 def rule_names(given: str | None) -> list[str]:
     """The rules to run, each once, in the order given."""
     if given is None:
-        from proxfield.rules.registry import RULES
+        from proxfield.core.solve.rules.registry import RULES
 
         return [name for name, rule in RULES.items() if not rule.special]
     names = [name.strip() for name in given.split(",") if name.strip()]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from proxfield.cli.options import json_option
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.progress import Display
-    from proxfield.common.arrays import Pixels
+    from proxfield.core.common.arrays import Pixels
     from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 

@@ -17,13 +17,13 @@ from proxfield.cli.detect_options import (
     scene_options,
 )
 from proxfield.cli.options import CommandWithRules, jobs_on, json_option, parse_settings
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.detect_inputs import Loaded, SceneFiles
     from proxfield.cli.detect_run import Work
+    from proxfield.core.solve.rules.base import Rule
     from proxfield.people.detect import Detector
-    from proxfield.rules.base import Rule
 
 FAILED = 1
 
@@ -56,11 +56,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from proxfield.cli.main import report
     from proxfield.cli.progress import Counter
     from proxfield.cli.signals import begin_work, interrupted
-    from proxfield.common.interrupts import raised_again
+    from proxfield.core.common.interrupts import raised_again
+    from proxfield.core.jobs import ClusterError, LostWorkerError
+    from proxfield.core.jobs.cluster import connected
     from proxfield.errors import ProxfieldError
     from proxfield.io.video import EndOfVideoError
-    from proxfield.jobs import ClusterError, LostWorkerError
-    from proxfield.jobs.cluster import connected
 
     forget()
     options["jobs"] = jobs_on(options["cluster"], options["jobs"])
@@ -160,8 +160,8 @@ def check_options(options: Record) -> SceneFiles:
     from proxfield.cli.detect_inputs import SceneFiles
     from proxfield.cli.running import check_device
     from proxfield.cli.shared import check_target
+    from proxfield.core.jobs import import_joblib
     from proxfield.io.masks import check_scale
-    from proxfield.jobs import import_joblib
 
     pom, calibration = options["scene"], options["calibration"]
     if (pom is None) == (calibration is None):
@@ -310,7 +310,7 @@ def make_detector(options: Record, rule: Rule, loaded: Loaded) -> Detector:
     from dataclasses import replace
 
     from proxfield.cli.detect_inputs import read_prior
-    from proxfield.jobs.running import share_of
+    from proxfield.core.jobs.running import share_of
     from proxfield.people.detect import DENSITY, Detector
 
     names = ("miss", "false_alarm", "strength", "variance", "radius", "threshold", "pool")

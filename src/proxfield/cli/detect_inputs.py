@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.io.boxes import MIN_SCORE, BoxMasks
 from proxfield.io.files import display_name
@@ -24,7 +24,7 @@ from proxfield.people.cameras import PERSON_HEIGHT, PERSON_RADIUS, Camera, load_
 from proxfield.people.scene import Scene, grid_positions
 
 if TYPE_CHECKING:
-    from proxfield.common.arrays import Doubles
+    from proxfield.core.common.arrays import Doubles
 
 Masks = list["Doubles | None"]
 Source = MaskFiles | BoxMasks | VideoMasks

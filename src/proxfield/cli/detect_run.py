@@ -14,15 +14,15 @@ import numpy as np
 from proxfield.cli.detect_inputs import MaskInput, Masks, SceneFiles, load_scene
 from proxfield.cli.detect_store import Store
 from proxfield.cli.progress import Counter
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
+from proxfield.core.jobs import ends_the_run, open_workers
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
-from proxfield.jobs import ends_the_run, open_workers
 from proxfield.people.detect import Detector, OccupancyMap
 from proxfield.people.scene import Scene
 
 if TYPE_CHECKING:
-    from proxfield.common.arrays import Doubles
+    from proxfield.core.common.arrays import Doubles
 
 
 @dataclass(frozen=True, eq=False)

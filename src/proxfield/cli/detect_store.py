@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.shared import finite
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import atomic_write, display_name
 
 if TYPE_CHECKING:
-    from proxfield.common.arrays import Doubles
+    from proxfield.core.common.arrays import Doubles
     from proxfield.people.detect import OccupancyMap
     from proxfield.people.detections import Detections
 

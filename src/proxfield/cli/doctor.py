@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from proxfield.cli.options import json_option
-from proxfield.common.extras import install_hint
-from proxfield.common.records import Record
+from proxfield.core.common.extras import install_hint
+from proxfield.core.common.records import Record
 
 PACKAGES = (
     *("numpy", "scipy", "numba", "llvmlite"),
@@ -72,8 +72,8 @@ def versions() -> dict[str, str | None]:
 
 def processors() -> Record:
     """Cores and threads."""
-    from proxfield.compiled.jit import max_threads
-    from proxfield.compiled.simd_choice import choose
+    from proxfield.core.compiled.jit import max_threads
+    from proxfield.core.compiled.simd_choice import choose
 
     return {
         "platform": platform.platform(),
@@ -85,7 +85,7 @@ def processors() -> Record:
 
 def cache() -> Record:
     """Where compiled kernels are kept."""
-    from proxfield.compiled.jit import cache_root, kernel_cache, shared_kernels
+    from proxfield.core.compiled.jit import cache_root, kernel_cache, shared_kernels
 
     folder, shared = kernel_cache(), shared_kernels()
     return {
@@ -107,14 +107,14 @@ def size(path: Path) -> int:
 
 def memory() -> int | None:
     """Bytes that can still be had."""
-    from proxfield.common.memory import available_memory
+    from proxfield.core.common.memory import available_memory
 
     return available_memory()
 
 
 def graphics() -> Record:
     """The GPUs that can be used, or why there is none. Imports torch if it is installed."""
-    from proxfield.devices.registry import DEVICES, kind_of
+    from proxfield.core.devices.registry import DEVICES, kind_of
 
     found = [list_devices(kind) for kind in DEVICES if kind_of(kind).separate]
     gpus = [gpu for listed, _ in found for gpu in listed]
@@ -124,7 +124,7 @@ def graphics() -> Record:
 
 def list_devices(kind: str) -> tuple[list[Record], str]:
     """The devices of a kind, or why there is none."""
-    from proxfield.devices.registry import find
+    from proxfield.core.devices.registry import find
     from proxfield.errors import ProxfieldError
 
     try:
@@ -139,8 +139,8 @@ def check_tiny_field() -> str | None:
     """Compare with brute force on a field of 64 labellings; None if all is well."""
     import numpy as np
 
+    from proxfield.core.solve.infer import infer
     from proxfield.generate import grid
-    from proxfield.inference.infer import infer
 
     # without couplings mean field is exact, with them it is a bound and F has a slow twin
     for strength in (0.0, 1.5):
@@ -165,7 +165,7 @@ def check_tiny_field() -> str | None:
 
 def describe(data: Record) -> list[tuple[str, str]]:
     """The same for people."""
-    from proxfield.common.memory import human_bytes
+    from proxfield.core.common.memory import human_bytes
 
     left = data["memory_available"]
     extra = {"matplotlib": "plot", "pillow": "images", "joblib": "images"}

@@ -9,7 +9,7 @@ import click
 
 from proxfield.cli.inpaint import image_options
 from proxfield.cli.options import Decorator, json_option, seed_option
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.learn.optimize import FitProgress

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from proxfield.cli.options import json_option, model_options
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from proxfield.cli.shared import Loaded
+    from proxfield.core.lowering.lowered import Lowered
     from proxfield.field import Field
-    from proxfield.lowering.lowered import Lowered
 
 
 @click.command()
@@ -106,7 +106,7 @@ def diagonals(lowered: Lowered) -> int:
         return 0
     import numpy as np
 
-    from proxfield.backends.numba.pack import is_binary, pack_binary
+    from proxfield.core.engines.numba.pack import is_binary, pack_binary
 
     if not is_binary(lowered):
         return 0
@@ -120,8 +120,8 @@ def curvature(field: Field, lowered: Lowered) -> Record | None:
     """
     if lowered.infeasible:
         return None
-    from proxfield.inference.curvature import Curvature
-    from proxfield.rules.certified import damping_for
+    from proxfield.core.engines.certified import damping_for
+    from proxfield.core.solve.curvature import Curvature
 
     c = Curvature(lowered, field)
     numbers = {"lambda": c.largest, "mu": c.smallest, "lipschitz": c.lipschitz}
@@ -142,7 +142,7 @@ def curvature(field: Field, lowered: Lowered) -> Record | None:
 def describe(data: Record) -> list[tuple[str, str]]:
     """The same for people: what is absent isn't mentioned."""
     from proxfield.cli.shared import number
-    from proxfield.common.memory import human_bytes
+    from proxfield.core.common.memory import human_bytes
 
     low, high = data["n_labels_min"], data["n_labels_max"]
     s, c = data["structure"], data["curvature"]

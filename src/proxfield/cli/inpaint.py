@@ -17,7 +17,7 @@ from proxfield.cli.options import (
     stack,
     threads_option,
 )
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

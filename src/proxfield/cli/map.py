@@ -13,13 +13,13 @@ from proxfield.cli.options import (
     model_options,
     search_limit_options,
 )
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.progress import Display
     from proxfield.cli.shared import Loaded
-    from proxfield.inference.history import Progress
-    from proxfield.inference.map_result import MapResult, MapStatus
+    from proxfield.core.solve.history import Progress
+    from proxfield.core.solve.map_result import MapResult, MapStatus
 
 REMEDIES = {
     "MAX_ITERS": "raise --max-iters, or give a --budget",
@@ -113,7 +113,7 @@ def command(
 def run(loaded: Loaded, display: Display, **options: Any) -> MapResult:
     """Search with a live display; announces compilation."""
     from proxfield.cli.signals import begin_work, interrupted
-    from proxfield.inference.solve_map import solve_map
+    from proxfield.core.solve.solve_map import solve_map
 
     def update(progress: Progress) -> None:
         begin_work()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
-    from proxfield.jobs.parts import Part
-    from proxfield.rules.base import Rule
+    from proxfield.core.jobs.parts import Part
+    from proxfield.core.solve.rules.base import Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,8 +103,8 @@ def read_part(_: click.Context, __: click.Parameter, text: str | None) -> Part |
     """A part of all items, ``K/N``."""
     if text is None:
         return None
+    from proxfield.core.jobs.parts import Part
     from proxfield.errors import InputError
-    from proxfield.jobs.parts import Part
 
     try:
         return Part.parse(text)
@@ -253,7 +253,7 @@ class CommandWithRules(click.Command):
 
     def rules(self) -> dict[str, type[Rule]]:
         """The rules that the command takes."""
-        from proxfield.rules.registry import RULES
+        from proxfield.core.solve.rules.registry import RULES
 
         return RULES
 
@@ -262,7 +262,7 @@ class CommandWithDenseRules(CommandWithRules):
     """Likewise, with the rules that run on dense fields."""
 
     def rules(self) -> dict[str, type[Rule]]:
-        from proxfield.rules.registry import dense_rules
+        from proxfield.core.solve.rules.registry import dense_rules
 
         return dense_rules()
 
@@ -310,7 +310,7 @@ def default_rule() -> str:
     """The rule that `proxfield.infer` takes when none is named."""
     from inspect import signature
 
-    from proxfield.inference.infer import infer
+    from proxfield.core.solve.infer import infer
 
     rule = signature(infer).parameters["rule"].default
     return rule if isinstance(rule, str) else str(rule.name)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proxfield.inference.progress import detail, make_bar, share_done
+from proxfield.core.solve.progress import detail, make_bar, share_done
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
     from rich.progress import TaskID
 
-    from proxfield.inference.history import Progress
+    from proxfield.core.solve.history import Progress
 
 __all__ = ["Counter", "Display", "make_bar"]
 
@@ -69,7 +69,7 @@ class Display:
     @contextmanager
     def announcing_compilation(self) -> Iterator[None]:
         """Say so, once in a command, if kernels have to be compiled."""
-        from proxfield.compiled.jit import when_compiling
+        from proxfield.core.compiled.jit import when_compiling
 
         def notify(text: str) -> None:
             if not self._announced:

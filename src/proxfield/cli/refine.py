@@ -31,7 +31,7 @@ from proxfield.cli.refine_inputs import (
     input_settings,
 )
 from proxfield.cli.refine_tiles import tile_options
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from proxfield.cli.refine_one import Work
+    from proxfield.core.jobs.parts import Part
     from proxfield.io.remote import AnyPath
-    from proxfield.jobs.parts import Part
 
 BUILD = (
     *("spatial_sigma", "spatial_weight", "bilateral_sigma", "bilateral_color"),
@@ -235,10 +235,10 @@ def command(
     from proxfield.cli.refine_report import finish, report_all
     from proxfield.cli.refine_run import affordable_jobs, check_packages, run_all
     from proxfield.cli.signals import begin_work, interrupted
-    from proxfield.common.interrupts import raised_again
-    from proxfield.jobs import ClusterError, LostWorkerError
-    from proxfield.jobs.cluster import connected
-    from proxfield.jobs.running import share_of
+    from proxfield.core.common.interrupts import raised_again
+    from proxfield.core.jobs import ClusterError, LostWorkerError
+    from proxfield.core.jobs.cluster import connected
+    from proxfield.core.jobs.running import share_of
 
     spacing_given = ctx.get_parameter_source("spacing") is not ParameterSource.DEFAULT
     try:
@@ -320,7 +320,7 @@ def prepare(kind: str, options: Record, spacing_given: bool) -> tuple[str, str, 
     given, chosen = choose_input(options)
     rule = prepare_rule(options["rule"], parse_settings(options["settings"]))
     if not rule.suits_dense_fields:
-        from proxfield.rules.registry import dense_rules
+        from proxfield.core.solve.rules.registry import dense_rules
 
         raise click.UsageError(
             f"--rule {options['rule']} doesn't run on dense fields, expected one of: "

@@ -7,7 +7,7 @@ import re
 import click
 
 from proxfield.cli.options import stack
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 AXES = {"auto": "auto", "first": 0, "last": -1, "none": None}
 """How options name an axis, and what Python calls it."""

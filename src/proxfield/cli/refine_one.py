@@ -16,7 +16,8 @@ from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_inputs import in_options
 from proxfield.cli.refine_record import record_path, write_record
 from proxfield.cli.shared import status_line
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
+from proxfield.core.jobs import ends_the_run
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.images import (
@@ -43,12 +44,11 @@ from proxfield.io.referenced import (
     read_geotiff,
     read_nifti,
 )
-from proxfield.jobs import ends_the_run
 
 if TYPE_CHECKING:
-    from proxfield.common.arrays import Pixels
+    from proxfield.core.common.arrays import Pixels
+    from proxfield.core.solve.history import Callback
     from proxfield.images.densecrf import DenseCRF
-    from proxfield.inference.history import Callback
     from proxfield.io.remote import AnyPath
 
 DEEP = 16384

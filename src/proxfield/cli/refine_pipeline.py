@@ -27,7 +27,7 @@ from proxfield.cli.refine_one import (
     with_failures,
     write_one,
 )
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.images.densecrf import DenseCRF
@@ -45,7 +45,7 @@ def threads_for(images: int) -> int:
         >>> threads_for(1)
         1
     """
-    from proxfield.common.cores import available_cores
+    from proxfield.core.common.cores import available_cores
 
     return max(1, min(MAX_THREADS, available_cores() // 2, images))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxfield._version import __version__
 from proxfield.cli.shared import finite
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.io.files import atomic_write
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from math import prod
 
 import click
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 FAILED = 1
 FEW = 0.001

@@ -10,14 +10,14 @@ from importlib import import_module
 from proxfield.cli.progress import Counter
 from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_one import Work, refine_one
-from proxfield.common.interrupts import deferred
-from proxfield.common.records import Record
+from proxfield.core.common.interrupts import deferred
+from proxfield.core.common.records import Record
+from proxfield.core.jobs import import_joblib, open_workers
 from proxfield.io import npy
 from proxfield.io.files import display_name
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow
 from proxfield.io.referenced import NIFTI, ending, import_nibabel
 from proxfield.io.remote import AnyPath
-from proxfield.jobs import import_joblib, open_workers
 
 SAMPLED_FILES = 200
 """Files, the largest ones, whose sizes decide how many images are refined at once."""
@@ -60,7 +60,7 @@ def stored_shape(path: AnyPath) -> tuple[int, ...]:
 
 def affordable_jobs(wanted: int, pairs: Sequence[Pair], n_labels: int | None) -> tuple[int, str]:
     """How many images to refine at once, and why if these are fewer than wanted."""
-    from proxfield.common.memory import available_memory, human_bytes
+    from proxfield.core.common.memory import available_memory, human_bytes
 
     jobs = max(1, min(wanted, len(pairs)))
     left = available_memory()
@@ -123,7 +123,7 @@ def has_relative_path(pair: Pair) -> bool:
 
 def on_gpu(work: Work) -> bool:
     """Whether images are computed on a device of their own, beside which the host is idle."""
-    from proxfield.devices.registry import find
+    from proxfield.core.devices.registry import find
 
     return find(work.run["device"]).separate
 
@@ -131,7 +131,7 @@ def on_gpu(work: Work) -> bool:
 def run_on_gpu(pairs: Sequence[Pair], work: Work, display: Counter) -> Iterator[Record]:
     """The same on a GPU, with files read and written meanwhile."""
     from proxfield.cli.refine_pipeline import run_pipeline, threads_for
-    from proxfield.devices.cuda import torch
+    from proxfield.core.devices.cuda import torch
 
     with deferred():
         import_module("proxfield.images.densecrf")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from proxfield.cli.options import stack
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from proxfield.cli.refine_files import Pair
     from proxfield.cli.refine_one import Work
-    from proxfield.jobs.parts import Part
+    from proxfield.core.jobs.parts import Part
 
 TILE = 1024
 """Length of a tile where none is given: the default of `proxfield.refine_tiles`."""
@@ -92,7 +92,7 @@ def tiled_pairs(pairs: Sequence[Pair], options: Record, overlay: str | None) -> 
 def too_large(pairs: Sequence[Pair], options: Record, overlay: str | None) -> list[Pair]:
     """The pairs, of those that remain, that don't fit in memory; see `tiled_pairs`."""
     from proxfield.cli.refine_run import SAMPLED_FILES, bytes_needed
-    from proxfield.common.memory import available_memory
+    from proxfield.core.common.memory import available_memory
 
     found: list[Pair] = []
     left = available_memory()
@@ -192,7 +192,7 @@ def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Recor
     from proxfield.cli.progress import Counter, Display
     from proxfield.cli.refine_inputs import in_options
     from proxfield.cli.refine_record import record_path, write_record
-    from proxfield.common.interrupts import deferred
+    from proxfield.core.common.interrupts import deferred
     from proxfield.io.files import display_name
     from proxfield.io.remote import RemotePath
 
@@ -299,7 +299,7 @@ def _as_picture(place: Path, target: Path, n_labels: int) -> None:
 def affordable_tiles(jobs: int | None, work: Work) -> int | None:
     """How many tiles of a flat image fit in memory at a time, at most so many."""
     from proxfield.cli.refine_run import ENTRY_BYTES, PIXEL_BYTES, PROCESS_BYTES
-    from proxfield.common.memory import available_memory
+    from proxfield.core.common.memory import available_memory
 
     left = available_memory()
     if left is None or jobs is None or jobs == 1:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from proxfield.cli.progress import Display
 from proxfield.cli.signals import begin_work, interrupted
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
+    from proxfield.core.solve.history import Progress
+    from proxfield.core.solve.rules.base import Rule
     from proxfield.field import Field
-    from proxfield.inference.history import Progress
     from proxfield.result import Result
-    from proxfield.rules.base import Rule
 
 NOT_CONVERGED = 3
 
@@ -20,7 +20,7 @@ NOT_CONVERGED = 3
 def prepare_rule(name: str | None, settings: Record) -> Rule:
     """The rule by name (that of `proxfield.infer` by default), its parameters checked."""
     from proxfield.cli.options import default_rule
-    from proxfield.rules.registry import make_rule
+    from proxfield.core.solve.rules.registry import make_rule
 
     return make_rule(name or default_rule(), settings)
 
@@ -29,7 +29,7 @@ def check_limits(
     max_iters: int | None, tol: float, budget: float | None, threads: int | None
 ) -> float | None:
     """Refuse limits that make no sense before a model is read; returns the budget to use."""
-    from proxfield.inference.request import check_limits as check
+    from proxfield.core.solve.request import check_limits as check
 
     check(max_iters, tol, budget, threads)
     return None if budget == float("inf") else budget  # no limit, said in another way
@@ -37,7 +37,7 @@ def check_limits(
 
 def run(field: Field, rule: Rule, display: Display, **options: Any) -> Result:
     """Infer with a live display; announces compilation."""
-    from proxfield.inference.infer import infer
+    from proxfield.core.solve.infer import infer
 
     def update(progress: Progress) -> None:
         begin_work()
@@ -56,7 +56,7 @@ def in_full(options: Record) -> Record:
     """Options as a report has them: with the kernels and threads that defaults stand for."""
     kernels, threads = options["kernels"] or "cpu", 1
     if kernels == "cpu":
-        from proxfield.compiled.jit import max_threads
+        from proxfield.core.compiled.jit import max_threads
 
         wanted = options["threads"]
         threads = max_threads() if wanted is None else min(wanted, max_threads())
@@ -68,7 +68,7 @@ def check_device(options: Record) -> None:
 
     The CPU's own kernels stay a default: small fields may not need them.
     """
-    from proxfield.inference.request import choose_kernels
+    from proxfield.core.solve.request import choose_kernels
 
     kernels = options.get("kernels")
     chosen, options["dtype"] = choose_kernels(options["device"], kernels, options.get("dtype"))

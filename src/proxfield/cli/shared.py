@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from proxfield.cli.options import (
     stack,
 )
 from proxfield.cli.solve_distributed import distributed_options, refuse_alone
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
     from proxfield.cli.shared import Loaded
@@ -130,7 +130,7 @@ def command(
         run,
     )
     from proxfield.cli.shared import check_distinct, load
-    from proxfield.inference.infer import check_modes
+    from proxfield.core.solve.infer import check_modes
 
     output = None if output == "-" else output
     check_outputs(task, output, trace, as_json)

@@ -9,8 +9,8 @@ import click
 from proxfield.cli.options import stack
 
 if TYPE_CHECKING:
+    from proxfield.core.solve.rules.base import Rule
     from proxfield.distributed import Partition, PartResult, Transport
-    from proxfield.rules.base import Rule
 
 distributed_options = stack(
     click.option(

@@ -20,7 +20,7 @@ from proxfield.cli.refine_inputs import (
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
-    from proxfield.common.records import Record
+    from proxfield.core.common.records import Record
     from proxfield.studio.inputs import Inputs
 
 MEGABYTE = 2**20
@@ -133,7 +133,7 @@ def command(
     preset = read_preset(options["preset"], options["config"])
     check_rule(options["rule"])
     from proxfield.cli.signals import begin_work
-    from proxfield.common.interrupts import deferred
+    from proxfield.core.common.interrupts import deferred
 
     with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
         from proxfield.studio.server import is_local, serve
@@ -186,7 +186,7 @@ def check_rule(name: str) -> None:
     from proxfield.cli.running import prepare_rule
 
     if not prepare_rule(name, {}).suits_dense_fields:
-        from proxfield.rules.registry import dense_rules
+        from proxfield.core.solve.rules.registry import dense_rules
 
         raise click.UsageError(
             f"--rule {name} doesn't run on dense fields, expected one of: "

@@ -144,9 +144,9 @@ def command(
     from proxfield.cli.refine_files import Pair, find_images, find_partners
     from proxfield.cli.refine_run import affordable_jobs, check_packages
     from proxfield.cli.signals import INTERRUPTED, begin_work
-    from proxfield.common.interrupts import deferred, raised_again
-    from proxfield.jobs import ClusterError, LostWorkerError
-    from proxfield.jobs.cluster import connected
+    from proxfield.core.common.interrupts import deferred, raised_again
+    from proxfield.core.jobs import ClusterError, LostWorkerError
+    from proxfield.core.jobs.cluster import connected
 
     found = find_images(images)
     probs = find_partners(found, options["probs"], "--probs")

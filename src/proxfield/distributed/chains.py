@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from proxfield.backends.base import State
+from proxfield.core.engines.base import State
+from proxfield.core.engines.plan import Chains
+from proxfield.core.solve.search.search import COLD_SHARE, HOT_SHARE
+from proxfield.core.terms.base import Doubles
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import PartProgram
-from proxfield.rules.plan import Chains
-from proxfield.rules.search import COLD_SHARE, HOT_SHARE
-from proxfield.terms.base import Doubles
 
 PLAIN_SHARE, SAMPLING = 0.2, 0.6
 """Shares of the updates or of the budget: a descent from the start, and sampling. The rest descends

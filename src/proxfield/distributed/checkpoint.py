@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.backends.base import State
+from proxfield.core.engines.base import State
 from proxfield.distributed.transport import Transport, fail_together
 from proxfield.errors import InputError, UnsupportedError
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from proxfield.core.lowering.coloring import color_graph
+from proxfield.core.terms.base import Ints
+from proxfield.core.terms.factor import Factor
 from proxfield.distributed.partition import Partition
-from proxfield.lowering.coloring import color_graph
-from proxfield.terms.base import Ints
-from proxfield.terms.factor import Factor
 
 
 def shared_colors(part: Partition) -> tuple[Ints, Ints]:

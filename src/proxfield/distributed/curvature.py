@@ -9,17 +9,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.distributed.partition import Partition
-from proxfield.distributed.transport import Transport
-from proxfield.inference.curvature import (
+from proxfield.core.solve.curvature import (
     LANCZOS_MARGIN,
     MAX_DENSE_SIZE,
     Curvature,
     by_lanczos,
 )
-from proxfield.inference.lanczos import BASIS, COLUMNS, Lanczos, length
-from proxfield.inference.refinement import PRODUCTS, Refinement
-from proxfield.terms.base import Doubles, Floats
+from proxfield.core.solve.lanczos import BASIS, COLUMNS, Lanczos, length
+from proxfield.core.solve.refinement import PRODUCTS, Refinement
+from proxfield.core.terms.base import Doubles, Floats
+from proxfield.distributed.partition import Partition
+from proxfield.distributed.transport import Transport
 
 EXACT_TOLERANCE = 1e-13
 """Relative residual for operators that one process would diagonalize."""
@@ -173,7 +173,7 @@ class SpreadCurvature(Curvature):
 
     def _operator(self) -> Callable[[Doubles], Doubles]:
         """v ↦ P H P v of the pairs, collective."""
-        from proxfield.inference.curvature import pairwise_operator
+        from proxfield.core.solve.curvature import pairwise_operator
 
         part, layout = self.part, self.lowered.layout
         apply, at = pairwise_operator(self.lowered, self.kernels), part.border_entries

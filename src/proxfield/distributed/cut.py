@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.terms.base import (
+    Doubles,
+    Floats,
+    Ints,
+    Layout,
+    Term,
+    expectation,
+    missing,
+    offers,
+)
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.gaussian import Gaussian
+from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.errors import UnsupportedError
-from proxfield.terms.base import Doubles, Floats, Ints, Layout, Term, expectation, missing, offers
-from proxfield.terms.factor import Factor
-from proxfield.terms.gaussian import Gaussian
-from proxfield.terms.pairwise import Ising, Potts
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

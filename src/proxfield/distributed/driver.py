@@ -9,23 +9,23 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import Rows, State
+from proxfield.core.engines.base import Rows, State
+from proxfield.core.engines.plan import Plan
+from proxfield.core.solve.history import History, Progress
+from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.anneal import Anneal
+from proxfield.core.solve.rules.auto import Auto
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.parallel import Fixed
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.session import name_oscillation
+from proxfield.core.solve.starts import observed, starting_point
+from proxfield.core.terms.base import Floats
 from proxfield.distributed.checkpoint import Checkpoints
 from proxfield.distributed.part_result import PartResult
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import PartProgram
-from proxfield.inference.history import History, Progress
-from proxfield.inference.request import Request
-from proxfield.inference.session import name_oscillation
-from proxfield.inference.starts import observed, starting_point
 from proxfield.result import Status
-from proxfield.rules.anneal import Anneal
-from proxfield.rules.auto import Auto
-from proxfield.rules.base import Rule
-from proxfield.rules.parallel import Fixed
-from proxfield.rules.plan import Plan
-from proxfield.rules.registry import make_rule
-from proxfield.terms.base import Floats
 
 
 @dataclass(frozen=True)

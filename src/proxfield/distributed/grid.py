@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Floats, Ints
+from proxfield.core.common.arrays import Floats, Ints
+from proxfield.core.lowering.bands import BandedIsing
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.reduction import Untouched
+from proxfield.core.terms.base import Layout, Term, as_floats, as_indices, largest_finite
+from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.distributed.cut import Cut
 from proxfield.distributed.partition import Partition, tell
 from proxfield.distributed.transport import Transport
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.field import Field
-from proxfield.lowering.bands import BandedIsing
-from proxfield.lowering.lowered import Lowered
-from proxfield.lowering.reduction import Untouched
-from proxfield.terms.base import Layout, Term, as_floats, as_indices, largest_finite
-from proxfield.terms.pairwise import Ising, Potts
 
 PIECE = 1 << 20
 """Pixels made or read at a time."""

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.checks import is_real, is_whole
+from proxfield.core.common.checks import is_real, is_whole
+from proxfield.core.solve.history import Callback
+from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.anneal import Anneal
+from proxfield.core.solve.rules.auto import Auto
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.starts import Start
 from proxfield.distributed.checkpoint import Checkpoints
 from proxfield.distributed.part_result import PartResult
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.stages import Inference
 from proxfield.distributed.transport import agree
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
-from proxfield.inference.history import Callback
-from proxfield.inference.request import Request
-from proxfield.inference.starts import Start
-from proxfield.rules.anneal import Anneal
-from proxfield.rules.auto import Auto
-from proxfield.rules.base import Rule
 
 RULES = ("fixed", "adaptive", "full-parallel", "adhoc", "momentum", "adam", "backtracking")
 """Rules that move all variables at once; `colored` moves them by color."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from proxfield.core.lowering.merging import compressed_rows
+from proxfield.core.terms.base import Ints, Layout, offers
 from proxfield.errors import MissingDependencyError
 from proxfield.field import Field
-from proxfield.lowering.merging import compressed_rows
-from proxfield.terms.base import Ints, Layout, offers
 
 
 def metis_owner(field: Field, size: int) -> Ints:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Floats
+from proxfield.core.common.arrays import Floats
 from proxfield.distributed.transport import TIMEOUT, Transport
 from proxfield.errors import MissingDependencyError
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.terms.base import Ints
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import Seconds
 from proxfield.errors import UnsupportedError
 from proxfield.result import Result
-from proxfield.terms.base import Ints
 
 
 @dataclass(eq=False, repr=False)

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield._version import __version__
+from proxfield.core.lowering.lowered import Lowered, lower_untouched
+from proxfield.core.terms.base import Ints, Layout, Term, as_indices, missing, offers
+from proxfield.core.terms.factor import Factor
 from proxfield.distributed.cut import Cut, refuse_gaussian
 from proxfield.distributed.splitting import split
 from proxfield.distributed.transport import Transport, agree, fail_together
 from proxfield.errors import InputError, ProxfieldError, UnsupportedError, shown
 from proxfield.field import Field
-from proxfield.lowering.lowered import Lowered, lower_untouched
-from proxfield.terms.base import Ints, Layout, Term, as_indices, missing, offers
-from proxfield.terms.factor import Factor
 
 if TYPE_CHECKING:
-    from proxfield.inference.curvature import Curvature
+    from proxfield.core.solve.curvature import Curvature
 
 
 @dataclass(eq=False)
@@ -181,7 +181,7 @@ class Partition:
             >>> Partition.from_field(Alone(), field)
             Partition(rank 0 of 1, 4 variables, 0 at the border, 0 ghosts)
         """
-        from proxfield.inference.curvature import Curvature
+        from proxfield.core.solve.curvature import Curvature
 
         problem = ""
         try:

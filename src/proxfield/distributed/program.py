@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends import compile_program
-from proxfield.backends.base import Program, Rows, State, Tangent, host_tangent, slack
-from proxfield.backends.reference import searched
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.base import Program, Rows, State, Tangent, host_tangent, slack
+from proxfield.core.engines.plan import Order, Plan, Update
+from proxfield.core.engines.reference import searched
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Floats
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.spins import SpinCut, spins_of
 from proxfield.errors import UnsupportedError
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.plan import Order, Plan, Update
-from proxfield.terms.base import Floats
 
 LARGE_SIZE = 1 << 24
 """Entries of a rank from which on temporary arrays of all of them are avoided."""

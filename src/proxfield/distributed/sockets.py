@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Floats
+from proxfield.core.common.arrays import Floats
 from proxfield.distributed.transport import TIMEOUT, Transport, combined
 
 HEADER = struct.Struct("!q")

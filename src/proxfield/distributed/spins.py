@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import Program, State
+from proxfield.core.engines.base import Program, State
+from proxfield.core.terms.base import Floats, Ints
+from proxfield.core.terms.pairwise import Ising
 from proxfield.distributed.partition import Partition, consecutive
-from proxfield.terms.base import Floats, Ints
-from proxfield.terms.pairwise import Ising
 
 MAX_SIDES = 4
 """Ghosts per variable of the border up to which these are multiplied one after another: a few calls
 of numpy take less than one of scipy, whose code the kernels have driven out of the caches."""
 
 if TYPE_CHECKING:
-    from proxfield.backends.numba.programs import BinaryProgram
+    from proxfield.core.engines.numba.programs import BinaryProgram
 
 
 def spins_of(partition: Partition, program: Program) -> SpinCut | None:
@@ -29,8 +29,8 @@ def spins_of(partition: Partition, program: Program) -> SpinCut | None:
     cut = partition.cut
     able = not (cut.larger or cut.extras) and all(isinstance(t, Ising) for t in cut.pairs)
     binary = None
-    if able and type(program).__module__.startswith("proxfield.backends.numba"):
-        from proxfield.backends.numba.programs import BinaryProgram
+    if able and type(program).__module__.startswith("proxfield.core.engines.numba"):
+        from proxfield.core.engines.numba.programs import BinaryProgram
 
         binary = program if isinstance(program, BinaryProgram) else None
     refused = partition.transport.reduce(np.array([float(binary is None)]), "max")[0]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.reduction import Reduction, Untouched
+from proxfield.core.terms.base import Ints, Layout, Term
+from proxfield.core.terms.consistency import Consistency
+from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.occupancy import Occupancy
+from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.distributed.cut import Cut, Embedded
-from proxfield.lowering.lowered import Lowered
-from proxfield.lowering.reduction import Reduction, Untouched
-from proxfield.terms.base import Ints, Layout, Term
-from proxfield.terms.consistency import Consistency
-from proxfield.terms.cooccurrence import Cooccurrence, LatentCooccurrence
-from proxfield.terms.factor import Factor
-from proxfield.terms.occupancy import Occupancy
-from proxfield.terms.pairwise import Ising, Potts
 
 
 @dataclass

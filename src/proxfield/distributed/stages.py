@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import Rows
+from proxfield.core.engines.base import Rows
+from proxfield.core.engines.plan import Order, Plan, Update
+from proxfield.core.solve.history import OVERTIME_SHARE
+from proxfield.core.solve.rules.anneal import COOLING, Anneal, at_temperature
+from proxfield.core.solve.rules.auto import Auto
+from proxfield.core.solve.rules.session import Judgement, Problem, Verdict
+from proxfield.core.solve.session import FEWEST_PRODUCTS, MAX_ESCAPES, THOROUGH_FACTOR
+from proxfield.core.solve.stationarity import MAX_PRODUCTS
 from proxfield.distributed.chains import PLAIN_SHARE, SAMPLING, sample, seed_of, temperatures
 from proxfield.distributed.coloring import shared_colors
 from proxfield.distributed.curvature import SpreadCurvature, curvature_of
@@ -21,14 +28,7 @@ from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import LARGE_SIZE, PartProgram
 from proxfield.distributed.stationarity import judge_spread, nudged_part
 from proxfield.errors import UnsupportedError
-from proxfield.inference.history import OVERTIME_SHARE
-from proxfield.inference.session import FEWEST_PRODUCTS, MAX_ESCAPES, THOROUGH_FACTOR
-from proxfield.inference.stationarity import MAX_PRODUCTS
 from proxfield.result import Status
-from proxfield.rules.anneal import COOLING, Anneal, at_temperature
-from proxfield.rules.auto import Auto
-from proxfield.rules.plan import Order, Plan, Update
-from proxfield.rules.session import Judgement, Problem, Verdict
 
 
 @dataclass

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import State
-from proxfield.common.arrays import Array, Floats
-from proxfield.distributed.partition import Partition
-from proxfield.distributed.program import PartProgram
-from proxfield.inference.session import FEWEST_PRODUCTS
-from proxfield.inference.stationarity import (
+from proxfield.core.common.arrays import Array, Floats
+from proxfield.core.engines.base import State
+from proxfield.core.solve.rules.session import Judgement, Verdict
+from proxfield.core.solve.session import FEWEST_PRODUCTS
+from proxfield.core.solve.stationarity import (
     DIRECTION,
     MIN_MARGINAL,
     NOISE_SCALE,
@@ -21,7 +20,8 @@ from proxfield.inference.stationarity import (
     judge_in,
     shifted,
 )
-from proxfield.rules.session import Judgement, Verdict
+from proxfield.distributed.partition import Partition
+from proxfield.distributed.program import PartProgram
 
 
 class SpreadScaled(Scaled):
@@ -50,7 +50,7 @@ class SpreadScaled(Scaled):
 def judge_spread(
     program: PartProgram, state: State, seed: int, max_products: int, late: Callable[[], bool]
 ) -> Judgement:
-    """`proxfield.inference.stationarity.judge` over several ranks. Collective.
+    """`proxfield.core.solve.stationarity.judge` over several ranks. Collective.
 
     Args:
         program: The field.

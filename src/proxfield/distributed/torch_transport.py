@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Floats
-from proxfield.common.extras import install_hint
-from proxfield.devices.cuda import torch
+from proxfield.core.common.arrays import Floats
+from proxfield.core.common.extras import install_hint
+from proxfield.core.devices.cuda import torch
 from proxfield.distributed.sockets import Sockets
 from proxfield.distributed.transport import TIMEOUT, Transport
 from proxfield.errors import MissingDependencyError

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Doubles, Floats
+from proxfield.core.common.arrays import Doubles, Floats
 from proxfield.errors import DistributedError, InputError, shown
 
 TIMEOUT = 300.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Pixels
+from proxfield.core.common.arrays import Pixels
 
 
 def is_torch(values: object) -> bool:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
+from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, ProxfieldError, shown
 from proxfield.images.arrays import Original, to_host
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.inputs import confidence_note
 from proxfield.images.known import CONFIDENCE
 from proxfield.images.presets import said_confidence
-from proxfield.jobs import run_jobs, slots_of, threads_per_item
 
 OUTPUTS = ("probabilities", "labels", "results")
 
@@ -41,7 +41,7 @@ def refine_batch(
         output: "probabilities" or "labels" (maps), or "results" (`DenseResult`, which keep the
             whole field and so much memory; those of other processes come without its terms).
         jobs: Number of images to refine at a time, in processes of their own (needs joblib); by
-            default 1, or as ``joblib.parallel_config`` says (see `proxfield.jobs.run_jobs`). They
+            default 1, or as ``joblib.parallel_config`` says (see `core.jobs.run_jobs`). They
             share the cores, unless ``threads`` says how many each of them may use.
         **options: Of `DenseCRF` and of `DenseCRF.infer`.
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Pixels
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.filters.gaussian import gaussian_filter
 from proxfield.errors import InputError, shown
-from proxfield.filters.gaussian import gaussian_filter
 from proxfield.images.pixels import numbers, widths
 
 MOST_CHANNELS = 4

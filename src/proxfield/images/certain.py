@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Pixels
+from proxfield.core.common.arrays import Pixels
 from proxfield.images.pixels import ROWS, TOLERANCE
 
 NEGLIGIBLE = 1e-5

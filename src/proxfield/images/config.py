@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from os import PathLike
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.images.presets import CONFIG_KEYS, settings_of
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes

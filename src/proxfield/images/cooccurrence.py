@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.checks import whole_number
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.checks import whole_number
+from proxfield.core.terms.base import Ints, as_indices
 from proxfield.errors import InputError
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
-from proxfield.terms.base import Ints, as_indices
 
 MIN_PROBABILITY = 1e-6
 """Probabilities of a pair are cut off here, so that its energy stays finite."""

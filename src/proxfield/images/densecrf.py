@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Floats
-from proxfield.common.checks import whole_count
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Floats
+from proxfield.core.common.checks import whole_count
+from proxfield.core.common.records import Record
+from proxfield.core.filters.points import PixelPoints
+from proxfield.core.solve.infer import infer
+from proxfield.core.solve.rounding import round_marginals
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.terms.base import Ints, Term
+from proxfield.core.terms.gaussian import Gaussian
+from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError, InputWarning, cut_middle, shown
 from proxfield.field import LONGEST_KINDS, Field
-from proxfield.filters.points import PixelPoints
 from proxfield.images.arrays import Original, to_host
 from proxfield.images.certain import ODDS
 from proxfield.images.inputs import Form, as_given, as_rows, confidence_note, read_inputs
@@ -51,13 +57,7 @@ from proxfield.images.presets import (
     chosen_settings,
     said_confidence,
 )
-from proxfield.inference.infer import infer
-from proxfield.inference.rounding import round_marginals
 from proxfield.result import Result, Status
-from proxfield.rules.base import Rule
-from proxfield.terms.base import Ints, Term
-from proxfield.terms.gaussian import Gaussian
-from proxfield.terms.unary import Unary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -662,8 +662,8 @@ def unchanged_note(result: DenseResult) -> str:
 def _cooccurrence_term(
     given: CooccurrenceStatistics | str | PathLike[str], pixels: int, n_labels: int
 ) -> Term:
+    from proxfield.core.terms.cooccurrence import Cooccurrence
     from proxfield.images.cooccurrence import CooccurrenceStatistics
-    from proxfield.terms.cooccurrence import Cooccurrence
 
     statistics = CooccurrenceStatistics.load(given) if isinstance(given, str | PathLike) else given
     return Cooccurrence(statistics, pixels=pixels, n_labels=n_labels)

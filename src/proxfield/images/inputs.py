@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.logs import log
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.logs import log
+from proxfield.core.filters.plan import MAX_DIMENSIONS
 from proxfield.errors import InputError, shown
-from proxfield.filters.plan import MAX_DIMENSIONS
 from proxfield.images.arrays import Original, named_axes, to_host
 from proxfield.images.certain import are_labels, as_confident
 from proxfield.images.known import check_confidence

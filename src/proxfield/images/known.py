@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.checks import is_real
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.checks import is_real
 from proxfield.errors import InputError, shown
 from proxfield.images.arrays import to_host
 from proxfield.images.pixels import numbers

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.images.known import check_confidence
 

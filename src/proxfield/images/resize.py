@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Pixels
+from proxfield.core.common.arrays import Pixels
 
 
 def resize_linear(values: Pixels, sizes: Sequence[int], axes: Sequence[int]) -> Pixels:

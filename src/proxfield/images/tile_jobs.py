@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.records import Record
+from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError
 from proxfield.images.tile_grid import Grid, Part
 from proxfield.images.tile_work import Tile
 from proxfield.io.npy import map_array
 from proxfield.io.sliced import Held, Mapped, Sliced
 from proxfield.io.windows import writing_to
-from proxfield.jobs import run_jobs, slots_of, threads_per_item
 
 
 def tile_path(place: Path, number: int) -> Path:

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Doubles, Ints, Pixels
-from proxfield.common.memory import return_freed_arrays
-from proxfield.common.records import Record
-from proxfield.compiled.threads import current_threads, thread_count
+from proxfield.core.common.arrays import Doubles, Ints, Pixels
+from proxfield.core.common.memory import return_freed_arrays
+from proxfield.core.common.records import Record
+from proxfield.core.compiled.threads import current_threads, thread_count
+from proxfield.core.filters import choose
+from proxfield.core.filters.geometry import SAMPLE_STRIDE, STAR, choose_blur
+from proxfield.core.filters.points import PixelPoints
+from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
-from proxfield.filters import choose
-from proxfield.filters.geometry import SAMPLE_STRIDE, STAR, choose_blur
-from proxfield.filters.points import PixelPoints
 from proxfield.images.certain import are_labels
 from proxfield.images.densecrf import DenseCRF, infer_dense
 from proxfield.images.known import CONFIDENCE
@@ -33,7 +34,6 @@ from proxfield.images.tile_grid import Grid, Part
 from proxfield.io.images import as_probabilities
 from proxfield.io.progress_folder import ProgressFolder
 from proxfield.io.sliced import Sliced, Window
-from proxfield.terms.gaussian import Gaussian
 
 INPUTS = ("probabilities", "logits", "labels")
 NOT_PARAMETERS = ("threads", "callback", "progress")
@@ -396,8 +396,8 @@ def _inserted(window: Window, axis: int, shape: Sequence[int]) -> Window:
 
 def _touched(points: Doubles) -> Ints:
     """Keys of the coarser lattice's vertices that some points touch."""
-    from proxfield.filters.lattice import corner_arrays, place_points
-    from proxfield.filters.numba.lattice import chunk_size, make_chunks
+    from proxfield.core.filters.lattice import corner_arrays, place_points
+    from proxfield.core.filters.numba.lattice import chunk_size, make_chunks
 
     n, d = points.shape
     if n == 0:

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.checks import whole_numbers
-from proxfield.common.records import Record
+from proxfield.core.common.checks import whole_numbers
+from proxfield.core.common.records import Record
+from proxfield.core.jobs import Part
 from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.inputs import confidence_note
@@ -38,7 +39,6 @@ from proxfield.io.referenced import GeoReference
 from proxfield.io.remote import is_remote
 from proxfield.io.sliced import open_sliced
 from proxfield.io.windows import HeldOutput, Output, check_output, open_output, writing_to
-from proxfield.jobs import Part
 
 OUTPUTS = ("labels", "probabilities")
 
@@ -123,7 +123,7 @@ def refine_tiles(
             once, by each run.)
         dtype: Type of probabilities that are written: "float32" or "float16".
         jobs: Number of tiles at a time, in processes of their own (needs joblib); by default 1, or
-            as ``joblib.parallel_config`` says (see `proxfield.jobs.run_jobs`).
+            as ``joblib.parallel_config`` says (see `proxfield.core.jobs.run_jobs`).
         folder: Where the work in progress is kept, with a record of finished tiles; by default
             beside the output (``NAME.tiles``). For an array there is none by default.
         resume: Go on where a run with the same arguments was stopped.

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield._version import __version__
-from proxfield.common.arrays import Pixels
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.records import Record
+from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.metrics import Counts, find_metric, read_truth
 from proxfield.images.presets import FULL_RANGE
 from proxfield.io.files import display_name, read_bytes
 from proxfield.io.images import read_image, read_labels, read_probabilities
-from proxfield.terms.gaussian import Gaussian
 
 MARKS = (1, 2, 3, 5, 10)
 """Numbers of updates after which labels are compared: all of them come from one run."""
@@ -216,13 +216,13 @@ def labels_after(
         updates: Numbers of updates, in ascending order.
         threads: Maximum number of threads.
     """
-    from proxfield.backends import compile_program
+    from proxfield.core.engines import compile_program
+    from proxfield.core.solve.curvature import Curvature
+    from proxfield.core.solve.loop import Loop
+    from proxfield.core.solve.rules.registry import make_rule
+    from proxfield.core.solve.rules.session import Problem
+    from proxfield.core.solve.starts import starting_point
     from proxfield.field import Field
-    from proxfield.inference.curvature import Curvature
-    from proxfield.inference.loop import Loop
-    from proxfield.inference.starts import starting_point
-    from proxfield.rules.registry import make_rule
-    from proxfield.rules.session import Problem
 
     model = Field(base.n_vars, base.n_labels, [base.terms[0], *pairwise])
     lowered = model.lower()

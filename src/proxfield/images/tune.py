@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from proxfield._version import __version__
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
+from proxfield.core.filters import FILTERS
+from proxfield.core.jobs import Workers, open_workers, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, shown
-from proxfield.filters import FILTERS
 from proxfield.images.config import config_text
 from proxfield.images.inputs import confidence_note
 from proxfield.images.known import CONFIDENCE, check_confidence
@@ -35,7 +36,6 @@ from proxfield.images.trials import (
     run_task,
 )
 from proxfield.io.files import Target, atomic_write
-from proxfield.jobs import Workers, open_workers, slots_of, threads_per_item
 
 TRIALS = 60
 FOLDS = 5

@@ -11,7 +11,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 
-from proxfield.common.memory import human_bytes
+from proxfield.core.common.memory import human_bytes
 from proxfield.errors import InputError
 
 CHUNK = 1 << 20

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Doubles
-from proxfield.common.checks import is_exact, is_real
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.checks import is_exact, is_real
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, read_bytes
 from proxfield.io.masks import Size, check_scale, check_sizes, fill_boxes

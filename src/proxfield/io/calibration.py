@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from proxfield.common.arrays import Floats
-from proxfield.common.checks import is_exact
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Floats
+from proxfield.core.common.checks import is_exact
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.checks import whole_count
+from proxfield.core.common.checks import whole_count
+from proxfield.core.terms import Constant, Factor, Ising, Pairwise, Potts, Unary
 from proxfield.errors import InputError, InputTypeError, shown
-from proxfield.terms import Constant, Factor, Ising, Pairwise, Potts, Unary
 
 if TYPE_CHECKING:
+    from proxfield.core.terms import Term
     from proxfield.field import Field
-    from proxfield.terms import Term
 
 COUPLINGS: dict[str, type[Potts] | type[Ising]] = {"potts": Potts, "ising": Ising}
 """What the weight of an edge may mean."""

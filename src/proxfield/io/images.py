@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.checks import whole_numbers
-from proxfield.common.extras import install_hint
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.checks import whole_numbers
+from proxfield.core.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 from proxfield.io.npy import load_array

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from proxfield.common.arrays import Doubles, Pixels
-from proxfield.common.checks import is_real
+from proxfield.core.common.arrays import Doubles, Pixels
+from proxfield.core.common.checks import is_real
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, display_name
 from proxfield.io.images import read_image

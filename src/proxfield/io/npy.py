@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from proxfield.common.arrays import Pixels
+from proxfield.core.common.arrays import Pixels
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.remote import reason as reason_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Doubles, Ints
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.io.tokens import Tokens

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from proxfield._version import __version__
-from proxfield.common.logs import log
-from proxfield.common.records import Record
+from proxfield.core.common.logs import log
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.io.files import atomic_write, display_name
 

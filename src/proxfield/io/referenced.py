@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.extras import install_hint
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 from proxfield.io.remote import make_path

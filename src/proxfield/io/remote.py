@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeAlias
 
-from proxfield.common.extras import install_hint
+from proxfield.core.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 
 REMEDY = install_hint("cluster")

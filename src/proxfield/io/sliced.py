@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.extras import install_hint
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import display_name
 from proxfield.io.npy import map_array, naming_damage

@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield._version import __version__
-from proxfield.common.arrays import Arrays
-from proxfield.common.memory import check_memory
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.memory import check_memory
+from proxfield.core.common.records import Record
+from proxfield.core.terms.base import as_indices
+from proxfield.core.terms.saving import make_term, term_arrays
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.io.npy import naming_damage, read_member
 from proxfield.mixture import Clamp, Mode, make_modes
-from proxfield.terms.base import as_indices
-from proxfield.terms.saving import make_term, term_arrays
 
 if TYPE_CHECKING:
     from proxfield.field import Field

@@ -282,8 +282,8 @@ def model_to_field(model: UaiModel) -> Field:
         >>> field.cardinalities.tolist()
         [2]
     """
+    from proxfield.core.terms import Constant, Factor, Unary
     from proxfield.field import Field
-    from proxfield.terms import Constant, Factor, Unary
 
     model = _drop_single_labels(model)
     with np.errstate(divide="ignore"):

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Doubles
-from proxfield.common.extras import install_hint
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.io.files import display_name
 from proxfield.io.masks import Size, check_scale, check_sizes, scaled_size

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Pixels
+from proxfield.core.common.arrays import Pixels
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.npy import map_array

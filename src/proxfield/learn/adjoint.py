@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import expit
 
-from proxfield.common.arrays import Doubles
-from proxfield.common.checks import is_real, whole_number
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
 from proxfield.learn.structure import Structure
 

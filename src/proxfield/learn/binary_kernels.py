@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.compiled.jit import inlined, kernel
-from proxfield.compiled.math import exp_negative
+from proxfield.core.compiled.jit import inlined, kernel
+from proxfield.core.compiled.math import exp_negative
 
 
 @kernel

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from proxfield.common.arrays import Doubles, Ints
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.errors import InputError, shown
 
 Parameters = dict[str, NDArray[np.float64]]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.compiled.jit import kernel
-from proxfield.compiled.math import exp_negative
-from proxfield.compiled.random import uniform
+from proxfield.core.compiled.jit import kernel
+from proxfield.core.compiled.math import exp_negative
+from proxfield.core.compiled.random import uniform
 
 
 @kernel

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Doubles, Ints
-from proxfield.common.checks import is_real, whole_number
+from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.optimize import Adam, Callback, Packing, Watch, check_limits, stoppable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.checks import whole_number
+from proxfield.core.common.checks import whole_number
 from proxfield.errors import InputError, shown
 from proxfield.learn.fonts import choose_fonts, has_character, open_font
 

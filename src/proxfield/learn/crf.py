@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from proxfield.common.arrays import Ints
-from proxfield.common.checks import whole_number
-from proxfield.common.memory import check_memory
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Ints
+from proxfield.core.common.checks import whole_number
+from proxfield.core.common.memory import check_memory
+from proxfield.core.common.records import Record
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.learn.adjoint import Unrolled, check_updates
@@ -24,7 +25,6 @@ from proxfield.learn.optimize import Callback, check_limits, stages, stoppable
 from proxfield.learn.registry import METHODS, find_method
 from proxfield.learn.structure import Structure, prepare
 from proxfield.learn.tied import TiedField
-from proxfield.rules.registry import make_rule
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Arrays
-from proxfield.common.checks import whole_number
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.checks import whole_number
+from proxfield.core.common.records import Record
+from proxfield.core.solve.infer import infer
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.inference.infer import infer
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.chains import fit_chains
 from proxfield.learn.estimator import Estimator, versions, whole
@@ -35,8 +37,6 @@ from proxfield.learn.optimize import FitProgress, check_limits, stages
 from proxfield.learn.pseudo import fit_pseudo
 from proxfield.learn.structure import prepare
 from proxfield.learn.trees import Tree, check_tree
-from proxfield.rules.registry import make_rule
-from proxfield.terms.base import Ints
 
 if TYPE_CHECKING:
     from proxfield.result import Result

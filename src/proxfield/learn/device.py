@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Doubles, Ints
-from proxfield.devices.cuda import torch
-from proxfield.devices.pytorch import need_torch
-from proxfield.devices.registry import find
+from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.registry import find
 from proxfield.learn.structure import Structure
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield._version import __version__
-from proxfield.common.arrays import Arrays, Doubles, Ints
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Arrays, Doubles, Ints
+from proxfield.core.common.records import Record
+from proxfield.core.solve.infer import infer
 from proxfield.errors import InputError, ProxfieldError, shown
 from proxfield.field import Field
-from proxfield.inference.infer import infer
 from proxfield.io.files import Source, Target, display_name
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.files import read_arrays, write_arrays

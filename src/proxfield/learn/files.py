@@ -9,9 +9,9 @@ import zipfile
 import numpy as np
 
 from proxfield._version import __version__
-from proxfield.common.arrays import Arrays
-from proxfield.common.memory import check_memory
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.memory import check_memory
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.io.npy import naming_damage, read_member

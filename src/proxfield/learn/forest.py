@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.terms.base import Ints
 from proxfield.learn.blocks import Block, Parameters
 from proxfield.learn.holes import HoledImage
 from proxfield.learn.tied import TiedField
 from proxfield.learn.trees import Tree, grow, log_frequencies
-from proxfield.terms.base import Ints
 
 UNARY, PAIRS = "unary", "pairs"
 """Names of the parameters: tables of the unary tree's leaves, and of all pair trees' leaves."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError
 from proxfield.learn.trees import Bytes, Tree
-from proxfield.terms.base import Ints
 
 MAX_LABELS = 254
 """A value of a feature is a byte; one more is for hidden pixels."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Doubles, Ints
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.errors import InputError, shown
 
 FLOOR = 1e-290

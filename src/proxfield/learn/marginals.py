@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles
 from proxfield.learn.adjoint import unroll
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.losses import Loss, Targets, class_weights, find_loss

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxfield.common.arrays import Doubles
-from proxfield.common.checks import is_real, whole_number
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
 from proxfield.learn.blocks import Parameters
 

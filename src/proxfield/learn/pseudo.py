@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.losses import class_weights
 from proxfield.learn.optimize import Callback, minimize

@@ -10,8 +10,8 @@ from itertools import product
 
 import numpy as np
 
-from proxfield.common.arrays import Doubles, Ints
-from proxfield.compiled.random import uniforms
+from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.compiled.random import uniforms
 from proxfield.learn.structure import Structure
 
 

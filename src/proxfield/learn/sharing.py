@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Ints
+from proxfield.core.common.arrays import Ints
+from proxfield.core.terms.base import Term, offers
+from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.learn.blocks import Block
 from proxfield.learn.tied import TiedField
-from proxfield.terms.base import Term, offers
-from proxfield.terms.pairwise import Ising, Potts
 
 FIXED = "(fixed)"
 """Name of the weight 1 of terms that aren't learned."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from proxfield.common.arrays import Ints
-from proxfield.common.checks import whole_number
+from proxfield.core.common.arrays import Ints
+from proxfield.core.common.checks import whole_number
 from proxfield.errors import InputError
 from proxfield.generate import grid_edges
 from proxfield.io.files import Source, Target

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from proxfield.common.arrays import Doubles, Ints
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.errors import InputError
 from proxfield.learn.blocks import Block, Parameters, contract, expand
 from proxfield.learn.tied import TiedField, check_parameters

@@ -9,14 +9,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Doubles, Ints
+from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.terms.base import Layout, Term, as_indices, check_scopes
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
+from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.learn.blocks import Block, Parameters
-from proxfield.terms.base import Layout, Term, as_indices, check_scopes
-from proxfield.terms.factor import Factor
-from proxfield.terms.pairwise import Ising, Pairwise, Potts
-from proxfield.terms.unary import Unary
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.compiled.jit import inlined, kernel
+from proxfield.core.compiled.jit import inlined, kernel
 
 
 @inlined

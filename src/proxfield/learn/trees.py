@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Doubles
-from proxfield.common.memory import check_memory
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.memory import check_memory
+from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError
-from proxfield.terms.base import Ints
 
 Bytes = NDArray[np.uint8]
 GAIN_UNITS = 2**20

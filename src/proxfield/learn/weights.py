@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.common.arrays import Doubles
-from proxfield.common.checks import is_real
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.checks import is_real
+from proxfield.core.terms.base import Layout, Term
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.learn.adjoint import check_updates
@@ -26,7 +27,6 @@ from proxfield.learn.registry import find_method
 from proxfield.learn.sharing import FIXED, check_share, is_tabular, tie
 from proxfield.learn.structure import prepare
 from proxfield.learn.tied import checked_labels
-from proxfield.terms.base import Layout, Term
 
 DIFFERENCE = 1e-5
 """Step of differences, in units of marginals."""

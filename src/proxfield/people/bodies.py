@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.checks import is_real, whole_number
+from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.terms.base import Floats, as_floats
+from proxfield.core.terms.silhouettes import Boxes
 from proxfield.errors import InputError, shown
 from proxfield.people.cameras import PERSON_HEIGHT, Camera
 from proxfield.people.scene import Scene
-from proxfield.terms.base import Floats, as_floats
-from proxfield.terms.silhouettes import Boxes
 
 BODY_RADIUS = 0.25
 """Radius in meters of a person with arms."""

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.checks import is_real, whole_number
+from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.solve.infer import infer
+from proxfield.core.solve.many import infer_many
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.terms.base import Doubles
+from proxfield.core.terms.occupancy import MODELS, STRENGTH
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.inference.infer import infer
-from proxfield.inference.many import infer_many
 from proxfield.people.detections import POOL as POOL
 from proxfield.people.detections import RADIUS, THRESHOLD, Detections
 from proxfield.people.scene import Scene
 from proxfield.result import Result
-from proxfield.rules.base import Rule
-from proxfield.terms.base import Doubles
-from proxfield.terms.occupancy import MODELS, STRENGTH
 
 DENSITY = 0.003
 """Expected number of people per square meter."""
@@ -261,7 +261,7 @@ def cell_area(scene: Scene) -> float | None:
     For locations that aren't a grid: the square of the median distance to the nearest other one.
 
     Example:
-        >>> from proxfield.terms.silhouettes import Boxes
+        >>> from proxfield.core.terms.silhouettes import Boxes
         >>> boxes = Boxes(2, 2, [[0, 0, 1, 1], [1, 1, 2, 2]])
         >>> cell_area(Scene((boxes,), [[0.0, 0.0], [0.5, 0.0]]))
         0.25

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.common.arrays import Doubles
-from proxfield.common.checks import is_exact, is_real, is_whole
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.checks import is_exact, is_real, is_whole
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
 from proxfield.people.detections import Detections

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 
-from proxfield.common.arrays import Doubles, Ints
-from proxfield.common.checks import is_real, whole_numbers
+from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.common.checks import is_real, whole_numbers
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 
-from proxfield.common.arrays import Doubles, Ints
-from proxfield.common.checks import is_real, whole_numbers
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.common.checks import is_real, whole_numbers
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import display_name, read_bytes
 from proxfield.people.detections import Detections

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.checks import is_real, whole_number
+from proxfield.core.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
 from proxfield.people.bodies import SHAPES, Mask, Noise, draw_people
 from proxfield.people.cameras import Camera

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from proxfield.common.checks import whole_number
+from proxfield.core.common.checks import whole_number
 from proxfield.io.folders import new_folder
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.pom import format_pom

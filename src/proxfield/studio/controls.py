@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from nicegui import ui
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 THROTTLE_SECONDS = 0.05
 """A slider reports its moves at most so often."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.known import CONFIDENCE

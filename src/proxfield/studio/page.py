@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from nicegui import background_tasks, ui
 
+from proxfield.core.solve.rules.registry import dense_rules
 from proxfield.errors import ProxfieldError, one_line
 from proxfield.images.known import NO_STROKE
 from proxfield.images.presets import PRESETS, settings_of
-from proxfield.rules.registry import dense_rules
 from proxfield.studio.code import as_python, as_toml
 from proxfield.studio.controls import CONTROLS, Control, add_slider, labelled
 from proxfield.studio.opening import OpenDialog

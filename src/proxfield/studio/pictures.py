@@ -9,7 +9,7 @@ from io import BytesIO
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Pixels
+from proxfield.core.common.arrays import Pixels
 from proxfield.io.images import import_pillow
 from proxfield.io.overlay import displayable
 from proxfield.io.palette import label_colors

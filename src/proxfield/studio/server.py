@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from proxfield.common.extras import install_hint
-from proxfield.common.records import Record
+from proxfield.core.common.extras import install_hint
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.studio.guard import LOCAL_HOSTS, Guard
 from proxfield.studio.inputs import Inputs

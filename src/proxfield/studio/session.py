@@ -17,18 +17,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.records import Record
+from proxfield.core.solve.history import Progress
+from proxfield.core.terms.gaussian import Gaussian
+from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.known import flags_of
 from proxfield.images.metrics import UNLABELLED, count_regions, mean_iou, read_truth
 from proxfield.images.presets import DEFAULT_PRESET, settings_of
-from proxfield.inference.history import Progress
 from proxfield.studio.inputs import Inputs
 from proxfield.studio.strokes import Stroke, draw
-from proxfield.terms.gaussian import Gaussian
-from proxfield.terms.unary import Unary
 
 MAX_ENTRIES = 2**26
 """Maximum number of pixels times labels."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.arrays import Pixels
+from proxfield.core.common.arrays import Pixels
 from proxfield.images.known import NO_STROKE, runs_of
 
 Points = Sequence[Sequence[float]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.images import import_pillow, is_array

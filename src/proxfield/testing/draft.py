@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.images.cooccurrence import CooccurrenceStatistics
-from proxfield.terms import (
+from proxfield.core.terms import (
     Boxes,
     Consistency,
     Constant,
@@ -26,7 +25,8 @@ from proxfield.terms import (
     Term,
     Unary,
 )
-from proxfield.terms.base import Ints
+from proxfield.core.terms.base import Ints
+from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 MAX_TABLE = 1024
 """Maximum number of entries of a table."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxfield.core.terms.base import Floats, Ints, Layout, Term, offers
+from proxfield.core.terms.cooccurrence import Cooccurrence
 from proxfield.errors import InputError
 from proxfield.field import Field
-from proxfield.terms.base import Floats, Ints, Layout, Term, offers
-from proxfield.terms.cooccurrence import Cooccurrence
 
 MAX_LABELLINGS = 1 << 20
 """Maximum number of labellings that are enumerated by default."""

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from proxfield.core.terms import TERMS
+from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.terms import TERMS
-from proxfield.terms.base import Ints
 from proxfield.testing.draft import MAKERS, SYMMETRIC, Draft, plant_contradiction
 
 MAX_ENUMERATED = 4096

@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxfield.backends.torch.program import TorchProgram as TorchProgram
-    from proxfield.filters.torch.filter import gaussian_filter as gaussian_filter
-    from proxfield.filters.torch.plans import clear_plans as clear_plans
+    from proxfield.core.engines.torch.program import TorchProgram as TorchProgram
+    from proxfield.core.filters.torch.filter import gaussian_filter as gaussian_filter
+    from proxfield.core.filters.torch.plans import clear_plans as clear_plans
     from proxfield.torch.inference import infer as infer
     from proxfield.torch.layer import DenseCRF as DenseCRF
     from proxfield.torch.loss import DenseCRFLoss as DenseCRFLoss
@@ -46,7 +46,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'proxfield.torch' has no attribute {name!r}")
-    from proxfield.devices.pytorch import need_torch
+    from proxfield.core.devices.pytorch import need_torch
 
     need_torch()
     value = getattr(import_module(f"proxfield.{_HOME[name]}"), name)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxfield.backends.torch.moves import moved, softmax
-from proxfield.devices.cuda import torch
-from proxfield.devices.tensors import AutogradContext, Tensor
-from proxfield.errors import InputError, UnsupportedError
-from proxfield.filters.torch.operator import (
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import AutogradContext, Tensor
+from proxfield.core.engines.torch.moves import moved, softmax
+from proxfield.core.filters.torch.operator import (
     FeatureGradient,
     Operator,
     PlannedOperator,
     differentiable,
 )
-from proxfield.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
+from proxfield.core.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
+from proxfield.errors import InputError, UnsupportedError
 from proxfield.torch.finite import require_features, require_marginals
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
@@ -65,7 +65,7 @@ def dense_energies(
         normalization: See `proxfield.Gaussian`.
         self_message: See `proxfield.Gaussian`.
         filter: "exact", "lattice" or "auto". The gradient for features under a lattice is that
-            of the Gaussian it approximates (see `proxfield.filters.torch.lattice.Lattices`).
+            of the Gaussian it approximates (see `proxfield.core.filters.torch.lattice.Lattices`).
         step: Step of the updates; None: the certified one of each image.
         max_iters: Maximum number of iterations.
         tol: Change of q at which to stop; 0: never.

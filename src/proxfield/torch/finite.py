@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxfield.devices.cuda import torch
-from proxfield.devices.tensors import Tensor
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import Tensor
 from proxfield.errors import InputError
 
 DIVERGED = (

@@ -7,25 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.backends.torch.energy import Energy
-from proxfield.backends.torch.moves import moved, softmax
-from proxfield.common.checks import is_real, whole_number
-from proxfield.devices.cuda import torch
-from proxfield.devices.pytorch import need_torch
-from proxfield.devices.tensors import Tensor, TorchDevice, TorchDtype
+from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
+from proxfield.core.engines.plan import Custom, Order, Plan, Update
+from proxfield.core.engines.torch.energy import Energy
+from proxfield.core.engines.torch.moves import moved, softmax
+from proxfield.core.filters.torch.checks import require_device, require_tensor
+from proxfield.core.filters.torch.filter import working_dtype
+from proxfield.core.filters.torch.ops import exporting, has_batch
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.request import NEVER, check_limits
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.rules.session import Problem
+from proxfield.core.terms.base import Term
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
-from proxfield.filters.torch.checks import require_device, require_tensor
-from proxfield.filters.torch.filter import working_dtype
-from proxfield.filters.torch.ops import exporting, has_batch
-from proxfield.inference.curvature import Curvature
-from proxfield.inference.request import NEVER, check_limits
-from proxfield.lowering.lowered import Lowered
-from proxfield.rules.base import Rule
-from proxfield.rules.plan import Custom, Order, Plan, Update
-from proxfield.rules.registry import make_rule
-from proxfield.rules.session import Problem
-from proxfield.terms.base import Term
 from proxfield.torch.parameters import Parameters, TablesGiven
 from proxfield.torch.run import UNDER_VMAP, Run, marginals_function
 

@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from proxfield.common.checks import is_real
-from proxfield.devices.cuda import torch
-from proxfield.devices.tensors import Tensor
+from proxfield.core.common.checks import is_real
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.filters.torch.checks import require_device, require_tensor
+from proxfield.core.filters.torch.ops import transforming
 from proxfield.errors import InputError, InputWarning, shown
-from proxfield.filters.torch.checks import require_device, require_tensor
-from proxfield.filters.torch.ops import transforming
 from proxfield.images.pixels import widths
 
 ROUNDING = 1e-3

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from proxfield.common.checks import is_real, is_whole, whole_count
-from proxfield.common.records import Record
-from proxfield.devices.cuda import torch
-from proxfield.devices.pytorch import Module, need_torch
-from proxfield.devices.tensors import Tensor
+from proxfield.core.common.checks import is_real, is_whole, whole_count
+from proxfield.core.common.records import Record
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.pytorch import Module, need_torch
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.filters import FILTERS
+from proxfield.core.filters.torch.filter import working_dtype
+from proxfield.core.filters.torch.ops import exporting_onnx, refuse_onnx, transforming
+from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError, refuse_keywords, shown
-from proxfield.filters import FILTERS
-from proxfield.filters.torch.filter import working_dtype
-from proxfield.filters.torch.ops import exporting_onnx, refuse_onnx, transforming
 from proxfield.images.pixels import widths
 from proxfield.images.presets import (
     DEFAULT_PRESET,
@@ -23,7 +24,6 @@ from proxfield.images.presets import (
     MODEL_SETTINGS,
     chosen_settings,
 )
-from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.dense import dense_energies, unrolled_energies
 from proxfield.torch.finite import require_marginals
 from proxfield.torch.inputs import (

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxfield.common.checks import is_real
-from proxfield.devices.cuda import torch
-from proxfield.devices.pytorch import Module, need_torch
-from proxfield.devices.tensors import AutogradContext, Tensor
+from proxfield.core.common.checks import is_real
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.pytorch import Module, need_torch
+from proxfield.core.devices.tensors import AutogradContext, Tensor
+from proxfield.core.filters import FILTERS
+from proxfield.core.filters.torch.checks import require_device, require_tensor
+from proxfield.core.filters.torch.filter import working_dtype
+from proxfield.core.filters.torch.operator import PlannedOperator
+from proxfield.core.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
+from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError, shown
-from proxfield.filters import FILTERS
-from proxfield.filters.torch.checks import require_device, require_tensor
-from proxfield.filters.torch.filter import working_dtype
-from proxfield.filters.torch.operator import PlannedOperator
-from proxfield.filters.torch.ops import Op, nothing_saved, plain_precision, refuse
 from proxfield.images.pixels import COLOR_SIGMA, widths
-from proxfield.terms.gaussian import NORMALIZATIONS
 from proxfield.torch.finite import require_finite
 from proxfield.torch.inputs import Colors, check_maps, one_of, places_of, rows
 

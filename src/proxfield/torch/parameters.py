@@ -13,15 +13,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.devices.cuda import torch
-from proxfield.devices.tensors import Tensor, TorchDtype
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import Tensor, TorchDtype
+from proxfield.core.lowering.lowered import Lowered, lower
+from proxfield.core.terms.base import Term
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.grid import GridPairwise
+from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.field import Field
-from proxfield.lowering.lowered import Lowered, lower
-from proxfield.terms.base import Term
-from proxfield.terms.factor import Factor
-from proxfield.terms.grid import GridPairwise
-from proxfield.terms.pairwise import Ising, Pairwise, Potts
 
 WEIGHTED = (Potts, Ising)
 """Terms whose weights can be given."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from proxfield.backends.base import State
-from proxfield.backends.torch.moves import softmax
-from proxfield.backends.torch.program import TorchProgram, TorchState
-from proxfield.devices.cuda import torch
-from proxfield.devices.tensors import Tensor
-from proxfield.inference.loop import Loop
-from proxfield.rules.plan import Order, Update
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.engines.base import State
+from proxfield.core.engines.plan import Order, Update
+from proxfield.core.engines.torch.moves import softmax
+from proxfield.core.engines.torch.program import TorchProgram, TorchState
+from proxfield.core.solve.loop import Loop
 
 SMALLEST_MOMENT = 1e-30
 """Second moments start here: the square root has no derivative at 0."""

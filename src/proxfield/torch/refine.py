@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.backends.triton.dense_call import CallKey, Found, program_of
-from proxfield.devices.cuda import torch, triton
-from proxfield.devices.tensors import Tensor
-from proxfield.errors import InputError
-from proxfield.filters.torch.checks import require_tensor
-from proxfield.images.certain import NEGLIGIBLE
-from proxfield.images.densecrf import DenseCRF
-from proxfield.images.pixels import TOLERANCE
-from proxfield.images.presets import DEFAULT_PRESET, settings_of
-from proxfield.inference.whole import (
+from proxfield.core.devices.cuda import torch, triton
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.engines.triton.dense_call import CallKey, Found, program_of
+from proxfield.core.filters.torch.checks import require_tensor
+from proxfield.core.solve.whole import (
     MAX_LABELS,
     MAX_UPDATES,
     image_terms,
     needs_diagonal,
     term_key,
 )
+from proxfield.errors import InputError
+from proxfield.images.certain import NEGLIGIBLE
+from proxfield.images.densecrf import DenseCRF
+from proxfield.images.pixels import TOLERANCE
+from proxfield.images.presets import DEFAULT_PRESET, settings_of
 
 QUICK = ("max_iters", "tol")
 """Options of `DenseCRF.infer` that the updates on the device take."""

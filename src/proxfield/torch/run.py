@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxfield.backends.torch.moves import softmax
-from proxfield.backends.torch.program import TorchProgram
-from proxfield.devices.cuda import torch, triton
-from proxfield.devices.tensors import AutogradContext, AutogradFunction, Tensor
+from proxfield.core.devices.cuda import torch, triton
+from proxfield.core.devices.tensors import AutogradContext, AutogradFunction, Tensor
+from proxfield.core.engines.plan import Order, Update
+from proxfield.core.engines.torch.moves import softmax
+from proxfield.core.engines.torch.program import TorchProgram
+from proxfield.core.filters.torch.ops import refuse
+from proxfield.core.solve.loop import Loop
 from proxfield.errors import UnsupportedError
-from proxfield.filters.torch.ops import refuse
-from proxfield.inference.loop import Loop
-from proxfield.rules.plan import Order, Update
 from proxfield.torch.record import Recorder, Recording, pull_back
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
@@ -26,7 +26,7 @@ from proxfield.torch.solve import (
 )
 
 if TYPE_CHECKING:
-    from proxfield.backends.triton.program import GpuProgram
+    from proxfield.core.engines.triton.program import GpuProgram
     from proxfield.torch.inference import Model
 
 UNDER_VMAP = (
@@ -162,7 +162,7 @@ def cuda_kernels(energies: Tensor) -> Callable[..., GpuProgram] | None:
         return None
     try:
         found: Callable[..., GpuProgram] = import_module(
-            "proxfield.backends.triton.program"
+            "proxfield.core.engines.triton.program"
         ).compile_cuda
         return found
     except ImportError:

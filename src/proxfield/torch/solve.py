@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.backends.base import Rows, Updates
-from proxfield.backends.torch.moves import moved, softmax
-from proxfield.devices.cuda import torch
-from proxfield.devices.tensors import Tensor
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.engines.base import Rows, Updates
+from proxfield.core.engines.certified import damping_for
+from proxfield.core.engines.torch.moves import moved, softmax
+from proxfield.core.solve.loop import Loop
 from proxfield.errors import GradientWarning
-from proxfield.inference.loop import Loop
-from proxfield.rules.certified import damping_for
 
 Function = Callable[[Tensor], Tensor]
 

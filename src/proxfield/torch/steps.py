@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from proxfield.devices.cuda import torch
-from proxfield.devices.tensors import Tensor
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.filters.bounds import product_range, products_within
+from proxfield.core.filters.torch.operator import eigenvalue_range
+from proxfield.core.filters.torch.ops import exporting_onnx, plain_precision
 from proxfield.errors import InputError
-from proxfield.filters.bounds import product_range, products_within
-from proxfield.filters.torch.operator import eigenvalue_range
-from proxfield.filters.torch.ops import exporting_onnx, plain_precision
 from proxfield.torch.finite import DIVERGED
 from proxfield.torch.solve import certified_step
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.extras import install_hint
+from proxfield.core.common.extras import install_hint
 from proxfield.errors import MissingDependencyError
 from proxfield.viz.style import GRID, INK, SOFT, rule_style
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles
 from proxfield.errors import InputError
 from proxfield.io.images import import_pillow
 from proxfield.io.palette import label_colors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proxfield.terms.names import listed
+from proxfield.core.terms.names import listed
 
 if TYPE_CHECKING:
     from proxfield.field import Field

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.common.arrays import Pixels
-from proxfield.common.records import Record
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.records import Record
+from proxfield.core.filters.points import PixelPoints
+from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, UnsupportedError
-from proxfield.filters.points import PixelPoints
 from proxfield.images.arrays import to_host
 from proxfield.images.metrics import share_of
 from proxfield.io.overlay import displayable, overlay
 from proxfield.io.palette import label_colors
-from proxfield.terms.gaussian import Gaussian
 from proxfield.viz.charts import find_figure_class
 from proxfield.viz.plots import save_figure
 from proxfield.viz.style import INK, SOFT

@@ -10,7 +10,7 @@ import re
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 from proxfield.viz.charts import Chart, draw, find_figure_class
 from proxfield.viz.style import GRID, INK, SOFT, every_style
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.checks import is_real
-from proxfield.common.extras import install_hint
+from proxfield.core.common.checks import is_real
+from proxfield.core.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError, shown
 from proxfield.io.files import Target, display_name
 

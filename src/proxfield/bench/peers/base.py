@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.common.extras import install_hint
+from proxfield.core.common.extras import install_hint
 
 
 class Task(str, Enum):

@@ -11,15 +11,15 @@ from proxfield.bench.peers.base import Answer, LogZKind, Peer, Run, Task
 from proxfield.bench.peers.elimination import Elimination
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.peers.scenes import UPDATES
+from proxfield.core.solve.infer import infer_one
+from proxfield.core.solve.map_result import MapStatus
+from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.search.map_search import MapSearch as Search
+from proxfield.core.solve.search.modes import infer_modes
+from proxfield.core.solve.solve_map import answer
 from proxfield.images.densecrf import DenseCRF
-from proxfield.inference.infer import infer_one
-from proxfield.inference.map_result import MapStatus
-from proxfield.inference.modes import infer_modes
-from proxfield.inference.request import Request
-from proxfield.inference.solve_map import answer
 from proxfield.result import Result
-from proxfield.rules.base import Rule
-from proxfield.rules.map_search import MapSearch as Search
 
 
 def _request(rule: str | Rule, budget: float | None, tol: float = 1e-6) -> Request:

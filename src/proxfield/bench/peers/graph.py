@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.terms.base import Ints, offers
 from proxfield.errors import UnsupportedError
 from proxfield.field import Field
-from proxfield.terms.base import Ints, offers
 
 Table = NDArray[np.float64]
 

@@ -21,10 +21,10 @@ from proxfield.bench.peers.base import Answer, LogZKind, Peer, Task
 from proxfield.bench.peers.models import best_energy
 from proxfield.bench.peers.scenes import VOID, Scene, exact_labels
 from proxfield.bench.suites import Instance, Reference
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
+from proxfield.core.jobs.processes import THREAD_VARIABLES
 from proxfield.errors import UnsupportedError, one_line
 from proxfield.images.metrics import UNLABELLED, accuracy, count_regions, mean_iou
-from proxfield.jobs.processes import THREAD_VARIABLES
 
 SLACK = 1e-6
 """By how much, relative to 1 + |log Z|, rounding may move a bound past log Z."""

@@ -10,12 +10,12 @@ import numpy as np
 from proxfield.bench.peers.elimination import Elimination
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.bench.suites import Instance, Reference
+from proxfield.core.terms.base import Ints
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
+from proxfield.core.terms.unary import Unary
 from proxfield.field import Field
 from proxfield.generate import grid_edges
-from proxfield.terms.base import Ints
-from proxfield.terms.factor import Factor
-from proxfield.terms.pairwise import Ising, Pairwise, Potts
-from proxfield.terms.unary import Unary
 
 SIGNS = ("attractive", "repulsive", "mixed")
 STRENGTHS = (0.3, 1.0, 3.0)

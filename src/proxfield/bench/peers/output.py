@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from proxfield.bench.machine import metadata
 from proxfield.bench.peers.base import Peer
 from proxfield.bench.peers.tables import Table, make_tables
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 COLUMNS = (
     "peer", "task", "suite", "name", "status", "seconds", "build_seconds", "converged",

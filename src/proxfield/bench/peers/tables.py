@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxfield.common.records import Record
+from proxfield.core.common.records import Record
 
 MISSING = "–"
 

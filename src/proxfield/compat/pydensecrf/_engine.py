@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from proxfield.compat import pydensecrf as settings
 
 if TYPE_CHECKING:
-    from proxfield.terms import Gaussian
+    from proxfield.core.terms import Gaussian
 
 FILTER = "lattice"
 """The filter of every pairwise term; the original knows this one only."""
@@ -24,7 +24,7 @@ TINY = 1e-20
 
 def threads_to_use() -> int:
     """The setting, or all cores."""
-    from proxfield.compiled.jit import max_threads
+    from proxfield.core.compiled.jit import max_threads
 
     return settings.THREADS or max_threads()
 
@@ -34,8 +34,8 @@ def by_variable(energies: NDArray[np.float32]) -> tuple[NDArray[np.float32], boo
 
     # (L, N) -> (N, L)
     """
-    from proxfield.backends.numba.dense import transpose
-    from proxfield.compiled.jit import thread_count, threads_for
+    from proxfield.core.compiled.jit import thread_count, threads_for
+    from proxfield.core.engines.numba.dense import transpose
 
     out = np.empty(energies.shape[::-1], dtype=np.float32)
     with thread_count(threads_to_use()), threads_for(energies.size):
@@ -44,7 +44,7 @@ def by_variable(energies: NDArray[np.float32]) -> tuple[NDArray[np.float32], boo
 
 def built(term: Gaussian) -> Gaussian:
     """A term with its lattice, and without the features that it was made from."""
-    from proxfield.compiled.jit import thread_count
+    from proxfield.core.compiled.jit import thread_count
 
     with thread_count(threads_to_use()):
         return term.build(drop_features=True)
@@ -79,12 +79,12 @@ class Engine:
         self.pairwise = list(pairwise)
         if not self.pairwise:
             return
-        from proxfield.backends import compile_program
+        from proxfield.core.engines import compile_program
+        from proxfield.core.solve.curvature import Curvature
+        from proxfield.core.solve.rules.registry import make_rule
+        from proxfield.core.solve.rules.session import Problem
+        from proxfield.core.terms import Unary
         from proxfield.field import Field
-        from proxfield.inference.curvature import Curvature
-        from proxfield.rules.registry import make_rule
-        from proxfield.rules.session import Problem
-        from proxfield.terms import Unary
 
         variables, labels = energies.shape
         field = Field(variables, labels, [Unary(self.rows), *self.pairwise])
@@ -97,7 +97,7 @@ class Engine:
     @property
     def unary_only(self) -> NDArray[np.float32]:
         """Marginals that the unary energies alone give.  # (N · L,)"""
-        from proxfield.backends.base import softmax_rows
+        from proxfield.core.engines.base import softmax_rows
 
         return softmax_rows(self.rows.reshape(-1), self.rows.shape[1])
 
@@ -105,7 +105,7 @@ class Engine:
         """Marginals after ``n`` updates, perhaps in the array given.  # (N · L,) -> (N · L,)"""
         if not self.pairwise:
             return self.unary_only
-        from proxfield.inference.loop import Loop
+        from proxfield.core.solve.loop import Loop
 
         state = self.program.take(q[None])
         Loop(n, -1.0, trace=False).update(self.program, self.plan, state)

@@ -1,0 +1,314 @@
+"""One way to compile for the whole project: cached per user, serial or parallel.
+
+Compiled kernels are kept in a per-user folder, never in the install folder (which may be
+read-only). The folder's name holds a digest of all kernel sources, because numba itself only
+notices edits in the file of the function it caches. A folder of kernels that can't be written is
+still read; see `shared`.
+
+`threads` runs kernels on several threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from functools import cache, cached_property, update_wrapper
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import event
+from numba.core.registry import CPUDispatcher
+from platformdirs import PlatformDirs
+
+from proxfield.core.compiled import collection, notice, shared, simd_choice
+from proxfield.core.compiled.threads import PARALLEL_WORK as PARALLEL_WORK
+from proxfield.core.compiled.threads import current_threads as current_threads
+from proxfield.core.compiled.threads import in_shares, run_shares, source_lines
+from proxfield.core.compiled.threads import max_threads as max_threads
+from proxfield.core.compiled.threads import thread_count as thread_count
+from proxfield.core.compiled.threads import threads_for as threads_for
+
+SOURCES = ("core/compiled", "core/filters/numba", "core/engines/numba", "learn")
+"""Folders of compiled functions that call compiled functions of other files."""
+CONSTANTS = ("core/engines/plan.py", "core/terms/occupancy.py")
+"""Files of numbers that are constants in compiled functions: numbers of kinds, limits."""
+FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
+"""No "nnan" and no "ninf": +inf is a legal energy."""
+NO = np.False_
+"""For calls of helpers: a plain False has a type of its own, for which they are compiled again."""
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
+"""What all compiled functions have; nobody calls them from C."""
+
+
+notice.listen()
+collection.listen()
+
+
+def cache_root() -> Path:
+    """The folder of all of proxfield's caches; PROXFIELD_CACHE_DIR overrides it."""
+    own = os.environ.get("PROXFIELD_CACHE_DIR")
+    if own:
+        return Path(own)
+    return PlatformDirs("proxfield", appauthor=False, opinion=False).user_cache_path
+
+
+@cache
+def kernel_cache() -> Path:
+    """The folder that kernels compiled from these very sources are read from and written to.
+
+    If the user's can't be written, it is a temporary one with links to what is in the user's.
+    """
+    wanted = _wanted_folder()
+    with suppress(OSError):
+        if not wanted.exists():
+            _forget_old(wanted.parent)
+        wanted.mkdir(parents=True, exist_ok=True)
+        if shared.is_writable(wanted):
+            return wanted
+    private = _private_folder()
+    there = shared.kernel_files(wanted)
+    if there:
+        return shared.link_kernels(wanted, there, private)
+    spare = private / wanted.name
+    warnings.warn(
+        f"can't write compiled kernels to {wanted.parent}; using {spare} "
+        "(set PROXFIELD_CACHE_DIR to a folder that lasts)",
+        stacklevel=2,
+    )
+    spare.mkdir(parents=True, exist_ok=True)
+    return spare
+
+
+def shared_kernels() -> Path | None:
+    """The folder that kernels are read from but not written to; None if there is none."""
+    wanted = _wanted_folder()
+    return wanted if wanted != kernel_cache() and shared.kernel_files(wanted) else None
+
+
+def _wanted_folder() -> Path:
+    """The folder of these sources' kernels in the user's cache, whether it can be used or not."""
+    digest = hashlib.sha256(f"{numba.__version__} {simd_choice.choose().name}".encode())
+    package = Path(__file__).parents[2]
+    sources = [sorted((package / folder).glob("*.py")) for folder in SOURCES]
+    for source in (*chain.from_iterable(sources), *(package / name for name in CONSTANTS)):
+        digest.update(source.read_bytes())
+    return cache_root() / f"kernels-{digest.hexdigest()[:12]}"
+
+
+_ready: set[str] = set()
+"""Families of kernels that are known to be compiled; see `is_ready`."""
+
+
+def note_ready(name: str) -> None:
+    """Remember, for later processes too, that a family of kernels is compiled."""
+    if name not in _ready:
+        _ready.add(name)
+        with suppress(OSError):  # a folder that can't be written to: they are found out again
+            (kernel_cache() / f"{name}.ready").touch()
+
+
+def is_ready(name: str) -> bool:
+    """Whether a family of kernels has been compiled, by this process or an earlier one."""
+    if name not in _ready and (kernel_cache() / f"{name}.ready").exists():
+        _ready.add(name)
+    return name in _ready
+
+
+def _private_folder() -> Path:
+    """A folder for temporary files that only this user can write to.
+
+    Compiled kernels are code: a folder that somebody else made or may write to won't do.
+    """
+    uid = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"proxfield-{uid}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+        own = stat.S_ISDIR(about.st_mode) and about.st_uid == uid and not about.st_mode & 0o022
+        if own or not hasattr(os, "getuid"):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="proxfield-"))
+
+
+def _forget_old(root: Path) -> None:
+    """Remove kernels of other versions that haven't changed for a month."""
+    for other in root.glob("kernels-*"):
+        with suppress(OSError):
+            newest = max(path.stat().st_mtime for path in [other, *other.rglob("*")])
+            if time.time() - newest > 30 * 86400:
+                shutil.rmtree(other)
+
+
+@contextmanager
+def _numba_cache_dir() -> Any:
+    """numba reads its cache folder when a function is decorated; leave the user's alone."""
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(kernel_cache())
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile for one thread: called from Python, runs many iterations."""
+    with _numba_cache_dir():
+        return numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(function)
+
+
+def parallel_kernel(function: Callable[..., Any]) -> ParallelKernel:
+    """Compile a loop over ``numba.prange`` for several threads; called from Python only."""
+    return ParallelKernel(function)
+
+
+class ParallelKernel:
+    """A kernel whose loop is divided among threads; see `threads.in_shares` for what it may hold.
+
+    Attributes that aren't its own are those of numba's dispatcher.
+
+    Args:
+        function: The kernel, whose last statement is a loop over ``numba.prange``.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        self._function, self._lines = function, source_lines(function)
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The function for one thread: two more arguments say which share of the loop it does."""
+        return kernel(in_shares(self._function, self._lines))
+
+    def __call__(self, *args: Any) -> None:
+        threads = current_threads()
+        if threads == 1:
+            self.compiled(*args, 0, 1)
+        else:
+            run_shares(self.compiled, args, threads)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also while an instance is being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self.compiled, name)
+
+
+MAX_PLAIN_ENTRIES = 4096
+"""Entries of the largest array up to which an `integer_kernel` may run in Python."""
+MAX_PLAIN_SECONDS = 0.2
+"""Seconds that it may spend there before it is compiled: less than that takes."""
+
+
+def integer_kernel(function: Callable[..., Any]) -> IntegerKernel:
+    """Compile a kernel over whole numbers, when small inputs have taken a while in plain Python."""
+    return IntegerKernel(function)
+
+
+class IntegerKernel:
+    """A kernel whose results are the same in Python, since it rounds nothing.
+
+    Where it isn't compiled yet, small inputs run in Python: compiling would take longer.
+
+    Args:
+        function: The kernel.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        self.function, self.compiled = function, kernel(function)
+        self.patience = MAX_PLAIN_SECONDS
+
+    def warm_up(self) -> None:
+        """Compile or load it in the next call, for work that is timed."""
+        self.patience = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        entries = max(arg.size for arg in args if isinstance(arg, np.ndarray))
+        small = entries <= MAX_PLAIN_ENTRIES and self.patience > 0.0
+        name = f"{self.function.__module__}.{self.function.__name__}"
+        if not small or is_ready(name):
+            found = self.compiled(*args)
+            note_ready(name)
+            return found
+        begun = time.perf_counter()
+        try:
+            with np.errstate(over="ignore"):  # random numbers count modulo 2⁶⁴
+                return self.function(*args)
+        finally:
+            self.patience -= time.perf_counter() - begun
+
+
+class Helper(CPUDispatcher):
+    """A compiled function that only compiled functions call; from Python it runs uncompiled."""
+
+    def __call__(self, *args: Any) -> Any:
+        return self.py_func(*args)
+
+
+def _helper(function: Callable[..., Any], **options: Any) -> Any:
+    options |= {"no_cpython_wrapper": True, **OPTIONS}
+    out: Any = numba.njit(**options)(function)
+    if isinstance(out, CPUDispatcher):  # it isn't under NUMBA_DISABLE_JIT
+        out.__class__ = Helper  # without the wrapper a call from Python would end the process
+    return out
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A helper that only kernels call; LLVM inlines it."""
+    return _helper(function, fastmath=FASTMATH)
+
+
+def embedded(function: Callable[..., Any]) -> Any:
+    """Like `inlined`, but numba itself inlines it: references to arrays aren't counted per call."""
+    return _helper(function, fastmath=FASTMATH, inline="always")
+
+
+def merged(function: Callable[..., Any]) -> Any:
+    """Like `inlined`, but LLVM must: calls count references to arrays, which takes long."""
+    return _helper(function, fastmath=FASTMATH, forceinline=True)
+
+
+def exact(function: Callable[..., Any]) -> Any:
+    """Like `inlined`, for arithmetic whose order matters: nothing is reassociated."""
+    return _helper(function, fastmath={"contract", "arcp", "nsz", "afn"})
+
+
+class _Listener(event.Listener):
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self.pending: Callable[[str], None] | None = notify
+
+    def on_start(self, event: Any) -> None:
+        if self.pending is not None:
+            call, self.pending = self.pending, None
+            call(notice.describe(event))
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@contextmanager
+def when_compiling(notify: Callable[[str], None]) -> Any:
+    """Call ``notify`` once, when a kernel is really compiled rather than loaded.
+
+    Args:
+        notify: Gets a line that says what is being compiled, and about how long that takes.
+    """
+    listener = _Listener(notify)
+    register: Any = event.register
+    unregister: Any = event.unregister
+    register("numba:compile", listener)
+    try:
+        with notice.suspended():  # one message is enough
+            yield
+    finally:
+        unregister("numba:compile", listener)

@@ -1,0 +1,226 @@
+"""The kernel set "lazy": numpy for small work, compiled kernels from where they pay.
+
+The first call of a compiled kernel takes seconds; a small field converges in milliseconds in plain
+numpy. So as long as the kernels for a field aren't compiled yet, it is iterated by the reference,
+unless a measured update predicts more than `PATIENCE` seconds of it. When all small fields together
+have taken that long, kernels are compiled and the state goes on there: the results are the same to
+rounding. Chains are always compiled: they are much work by design.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.common.arrays import Array
+from proxfield.core.compiled.jit import is_ready
+from proxfield.core.engines.base import Program, Rows, State
+from proxfield.core.engines.numba.cpu import DESCENT as DESCENT
+from proxfield.core.engines.numba.cpu import CpuProgram, family, kind_of
+from proxfield.core.engines.numba.programs import compile_cpu, sparse_program
+from proxfield.core.engines.plan import Chains, Custom, Explored, Order, Plan
+from proxfield.core.engines.reference import ReferenceProgram, ReferenceState
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Floats, Ints
+
+SWITCH = "PROXFIELD_LAZY"
+"""Environment variable: 0 compiles kernels at once, so that results have the same bits as later."""
+MAX_ENTRIES = 8192
+"""Labels of all variables up to which a field may count as small."""
+PATIENCE = 2.0
+"""Seconds of numpy that are spent rather than compile: about a quarter of what that takes."""
+TRIALS = 3
+"""How often a call is timed."""
+USUAL_UPDATES = 500
+USUAL_SWEEPS = 50
+USUAL_ROUNDS = 5
+"""How many updates, sweeps, and rounds of greedy improvement a small field usually takes."""
+
+
+class Spent:
+    """What this process has spent on updates in numpy; shared by all small fields."""
+
+    seconds = 0.0
+
+    @classmethod
+    @contextmanager
+    def counted(cls) -> Iterator[None]:
+        """Add the time that the block takes."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            cls.seconds += time.perf_counter() - begun
+
+
+def suits(lowered: Lowered, dtype: str, work: str) -> bool:
+    """Whether a field is small, and kernels for a kind of work are still to be compiled.
+
+    Args:
+        lowered: The field.
+        dtype: Floating-point type.
+        work: Name of a rule, or `DESCENT`.
+    """
+    if lowered.extras or lowered.layout.size > MAX_ENTRIES or lowered.infeasible:
+        return False
+    if os.environ.get(SWITCH, "1") == "0" or Spent.seconds > PATIENCE:
+        return False
+    return not is_ready(family(sparse_program(lowered), dtype, work))
+
+
+def note_rule(program: Program, rule: str) -> None:
+    """Remember that a rule's kernels are compiled, if the program ran it there."""
+    if isinstance(program, LazyProgram) and program.pays:
+        program = program.compiled
+    if isinstance(program, CpuProgram) and not (program.parallel or program.lowered.extras):
+        program.note_ready(rule)
+
+
+def compile_lazy(lowered: Lowered, dtype: str = "float64", threads: int | None = None) -> Program:
+    """A program in numpy; the compiled one for fields that numpy doesn't suit."""
+    if lowered.extras or lowered.layout.size > MAX_ENTRIES:
+        return compile_cpu(lowered, dtype, threads)
+    return LazyProgram(lowered, dtype, threads)
+
+
+def least_seconds(call: Callable[[], object]) -> float:
+    """Duration of a call, the least of a few: the others waited for the machine."""
+    taken = []
+    for _ in range(TRIALS):
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    return min(taken)
+
+
+class LazyProgram(Program):
+    """A small field in numpy, until compiling its kernels pays; see the module.
+
+    Which of the two programs a state belongs to shows in its arrays.
+    """
+
+    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.dtype = np.dtype(dtype)
+        self.reference = ReferenceProgram(lowered, dtype)
+        self._threads = threads
+        self._long = False
+        """Whether a plan would take too long in numpy, or its kernels are compiled."""
+
+    @cached_property
+    def compiled(self) -> CpuProgram:  # type: ignore[type-arg]
+        """The field for compiled kernels; making it compiles nothing yet."""
+        program = compile_cpu(self.lowered, self.dtype.name, self._threads)
+        assert isinstance(program, CpuProgram)
+        return program
+
+    @property
+    def threads(self) -> int:  # type: ignore[override]
+        """Maximum number of threads; only chains use several."""
+        return self.compiled.threads
+
+    @property
+    def pays(self) -> bool:
+        """Whether to compile from now on."""
+        return self._long or Spent.seconds > PATIENCE
+
+    def _of(self, state: State) -> Program:
+        """The program that a state belongs to."""
+        return self.reference if isinstance(state.arrays, ReferenceState) else self.compiled
+
+    @cached_property
+    def gradient_seconds(self) -> float:
+        """Duration of a gradient in numpy."""
+        q = np.repeat(1.0 / self.layout.cardinalities, self.layout.cardinalities)
+        return least_seconds(lambda: self.reference.gradient(q))
+
+    # ---- states ----
+
+    def start(self, q: Floats) -> State:
+        return (self.compiled if self.pays else self.reference).start(q)
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        return self._of(state).marginals(state)
+
+    def marginals_at(self, state: State, entries: Ints) -> NDArray[np.float64]:
+        return self._of(state).marginals_at(state, entries)
+
+    def free_energy(self, state: State) -> float:
+        with Spent.counted():
+            return self._of(state).free_energy(state)
+
+    def residual(self, state: State) -> tuple[float, float]:
+        with Spent.counted():
+            return self._of(state).residual(state)
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        with Spent.counted():
+            return (self.compiled if self.pays else self.reference).gradient(q)
+
+    def couple(self, v: Floats) -> NDArray[np.float64]:
+        """W v, as of binary programs; for fields of Ising couplings alone.  # (n,)"""
+        ising = self.lowered.ising
+        assert ising is not None
+        g = np.zeros(self.layout.size)
+        ising.add_gradient(self.layout, np.stack([-v, v], axis=1).ravel(), g)
+        return np.asarray(g[1::2] - g[::2])
+
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        self.reference.set_unary(energies, at)
+        self.lowered = self.reference.lowered
+        if "compiled" in vars(self):
+            self.compiled.set_unary(energies, at)
+
+    # ---- iterations ----
+
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        if is_ready(family(type(self.compiled), self.dtype.name, kind_of(plan))):
+            self._long = True
+        elif isinstance(plan, Order):
+            visits = self.layout.n_vars * USUAL_SWEEPS
+            self._long |= visits * self.gradient_seconds > PATIENCE
+        elif isinstance(plan, Custom):  # a function that may count its calls
+            self._long |= USUAL_UPDATES * self.gradient_seconds > PATIENCE
+        elif not self.pays:
+            q, program = self.marginals(state), self.reference
+            seconds = least_seconds(lambda: program.advance(program.start(q), plan, 1, 0.0, trace))
+            self._long |= USUAL_UPDATES * seconds > PATIENCE
+        if self.pays:
+            self.compiled.warm_up(plan, self.compiled.start(self.marginals(state)), trace)
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        if isinstance(state.arrays, ReferenceState):
+            if not self.pays and isinstance(plan, Custom):  # its time is the user's function's
+                return self.reference.advance(state, plan, n, tol, trace)
+            if not self.pays:
+                with Spent.counted():
+                    return self.reference.advance(state, plan, n, tol, trace)
+            state.arrays = self.compiled.resumed(state.arrays, plan)
+        return self.compiled.advance(state, plan, n, tol, trace)
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        visits = self.layout.n_vars * min(sweeps, USUAL_ROUNDS)
+        if self.pays or visits * self.gradient_seconds > PATIENCE:
+            return self.compiled.descend(labels, sweeps)
+        with Spent.counted():
+            return self.reference.descend(labels, sweeps)
+
+    # ---- chains ----
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        return self.compiled.explore(chains, threads)
+
+    def build_for(self, plan: Plan | None) -> None:
+        if plan is None or self.pays:
+            self.compiled.build_for(plan)
+
+    def kernel_key(self) -> tuple[Hashable, ...]:
+        """Those of the chains."""
+        return (type(self), *self.compiled.kernel_key())

@@ -1,0 +1,433 @@
+"""The CPU program for dense fields: pixels filtered with lattices, and a few other variables.
+
+The first n variables (the pixels) have equal numbers of labels and one or more `Gaussian` terms
+over the lattice; their gradient is never stored. Other terms are iterated through their own
+``add_gradient``; variables after the pixels move by the general kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.compiled.jit import thread_count
+from proxfield.core.compiled.simd import padded
+from proxfield.core.engines.base import Rows, State
+from proxfield.core.engines.numba import dense, dense_pair, general
+from proxfield.core.engines.numba.cpu import CpuProgram
+from proxfield.core.engines.numba.dense import Damping, DenseArrays, DensePack, How, Own
+from proxfield.core.engines.numba.dense_views import Views, together
+from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
+from proxfield.core.engines.numba.kinds import Motion
+from proxfield.core.engines.numba.programs import GeneralProgram, GeneralState
+from proxfield.core.engines.numba.state import CpuState
+from proxfield.core.engines.numba.terms import on_cpu
+from proxfield.core.engines.plan import Plan, Update
+from proxfield.core.engines.reference import TINY
+from proxfield.core.engines.terms import implementation
+from proxfield.core.filters.numba import lattice
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.reduction import Untouched
+from proxfield.core.terms.base import Floats, Layout, Term
+from proxfield.core.terms.gaussian import Gaussian
+
+PARALLEL_ENTRIES = 50_000
+"""Entries below which one thread is as fast, and much faster where cores are busy."""
+WARM_UP_POINTS = 64
+"""Points of the small field on which kernels are compiled."""
+MAX_CYCLE_BUFFER = 2**27
+"""Bytes of marginals up to which a second buffer is kept to look for cycles of two."""
+
+
+def is_dense(lowered: Lowered) -> bool:
+    """Whether the first variables, alike, are pixels filtered with lattices, without tables."""
+    if lowered.ising or lowered.potts or lowered.factors:
+        return False
+    return len({t.n_points for t in lowered.extras if on_lattice(t)}) == 1
+
+
+def on_lattice(term: Term) -> TypeGuard[Gaussian]:
+    """Whether this is a term that the dense kernels filter with a lattice."""
+    return implementation(term, "cpu") is Views
+
+
+class DenseProgram(GeneralProgram):
+    """See the module."""
+
+    sums_in_double = True
+
+    def __init__(self, lowered: Lowered, dtype: str, threads: int | None) -> None:
+        small = lowered.layout.size < PARALLEL_ENTRIES
+        CpuProgram.__init__(self, lowered, dtype, 1 if small else threads)
+        self.terms = [t for t in lowered.extras if on_lattice(t)]
+        others = [t for t in lowered.extras if not on_lattice(t)]
+        self.others = [(t, on_cpu(t, self.layout, self.dtype)) for t in others]
+        self.n = self.terms[0].n_points
+        self.labels = int(self.layout.cardinalities[0])
+        self.end = self.n * self.labels
+        """Entries of the pixels; those of other variables follow."""
+        self.tail = self.layout.n_vars - self.n
+        self.work = 2**62  # always worth threads
+        with thread_count(self.threads):
+            self.views = Views(self.terms, self.labels, self.dtype, self.threads)
+        self.n_blocks = len(self.views.chunks.run) - 1
+        taken = [t for t in self.terms if not t.self_message]
+        tables = [t.compatibility(self.labels) for t in taken]
+        self.dense_pack = DensePack(
+            labels=self.labels,
+            width=padded(self.labels),
+            corners=np.array([v.filter.row.shape[1] for v in self.views]),
+            unary=lowered.unary.astype(self.dtype, copy=False),
+        )
+        self.own: Own | None = None
+        if taken:
+            self.own = Own(
+                weight=np.stack([t.own for t in taken]).astype(self.dtype),
+                table=np.stack(tables).astype(self.dtype),
+                diagonal=all(bool((t == np.diag(np.diag(t))).all()) for t in tables),
+            )
+        if self.tail:
+            self.tail_pack = self._general_pack(self.n)
+        self._warm: set[tuple[Any, ...]] = set()  # plans like these have run
+        self._shown: GeneralState | None = None  # whose marginals the rows show …
+        self._stage = ""  # … and whether they are "splatted" or "blurred"
+
+    @cached_property
+    def pack(self) -> GeneralPack:  # type: ignore[override]
+        """For the adaptive rule, whose updates are the general kernels'."""
+        return self._general_pack(0)
+
+    def _general_pack(self, first: int) -> GeneralPack:
+        """Just enough for the general update kernels: where the variables from ``first`` on are."""
+        offset = self.layout.offsets[first:]
+        none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=self.dtype)
+        count = len(offset) - 1
+        block = np.unique(np.append(np.arange(0, count, 1024), count)).astype(np.int64)
+        return GeneralPack(
+            offset=offset, unary=nothing, block=block,
+            agree_row=none, agree_column=none.astype(np.int32), agree_weight=nothing,
+            table_row=none, table_column=none.astype(np.int32), table_start=none, table=nothing,
+            factor_slot=none, slot_variable=none, slot_message=none, factor_start=none,
+            slot_row=none, slot_list=none, slot_factor=none, scratch=1, hard=False,
+        )  # fmt: skip
+
+    @cached_property
+    def constant(self) -> float:  # type: ignore[override]
+        """Energy whatever the marginals: Potts pays w for all pairs, less for those that agree."""
+        with thread_count(self.threads):
+            pairs = sum(0.5 * t.weight * float(t.row_sums.sum()) for t in self.terms if t.potts)
+        return float(self.lowered.constant + pairs)
+
+    # ---- the state ----
+
+    def start(self, q: Floats) -> State:
+        one = np.array(q, dtype=self.dtype)[None]
+        return self.take(one)
+
+    def take(self, q: NDArray[Any]) -> State:
+        """A state that works in this array of marginals itself.  # (1, size)"""
+        none = np.zeros(0, dtype=self.dtype)
+        arrays = GeneralArrays(q, none, none, none, none, none, none, none)
+        pending = False
+        if self.lowered.forbids:
+            pending = bool((q[0][np.isinf(self.lowered.unary)] > TINY).any())
+        return State(CpuState(arrays, pending=pending))
+
+    def _need(self, s: GeneralState, *names: str) -> None:
+        """Make room for arrays that a rule uses."""
+        size = self.layout.size
+        for name in names:
+            if len(getattr(s.arrays, name)) == size:
+                continue
+            fresh = np.zeros(size, dtype=self.dtype)
+            if name == "theta":
+                np.log(np.maximum(self._buffer(s), TINY), out=fresh)
+                np.negative(fresh, out=fresh)
+            s.arrays = s.arrays._replace(**{name: fresh})
+
+    @staticmethod
+    def _two_buffers(s: GeneralState) -> None:
+        if len(s.arrays.q) == 1:
+            s.arrays = s.arrays._replace(q=np.concatenate([s.arrays.q, s.arrays.q]))
+
+    def _buffer(self, s: GeneralState) -> Any:
+        return s.arrays.q[min(s.phase, len(s.arrays.q) - 1)]
+
+    def marginals(self, state: State) -> NDArray[Any]:
+        return np.array(self._buffer(state.arrays))
+
+    def view(self, state: State) -> NDArray[Any]:
+        return np.asarray(self._buffer(state.arrays))
+
+    def _set(self, s: GeneralState, theta: Floats) -> None:
+        self._need(s, "theta")
+        super()._set(s, theta)
+        self._shown = None
+
+    def _theta(self, s: GeneralState) -> NDArray[np.float64]:
+        self._need(s, "theta")
+        return super()._theta(s)
+
+    # ---- seeing ----
+
+    def _show(self, s: GeneralState, stage: str) -> None:
+        """Bring the rows to where they show the state's marginals, splatted or blurred."""
+        if self._shown is not s:
+            q = self._buffer(s)
+            for view in self.views:
+                if len(view.rows) < view.filter.n_rows:
+                    shape = (view.filter.n_rows, view.rows.shape[1])
+                    view.rows = np.empty(shape, dtype=self.dtype)
+            none = np.zeros(0, dtype=self.dtype)
+            self._run(DenseArrays(q, q, none, none, none, none), None, How(given=True), none)
+            self._shown, self._stage = s, "splatted"
+        if stage == "blurred" and self._stage == "splatted":
+            self.views.blur()
+            self._stage = "blurred"
+
+    def _others(self, s: GeneralState, trace: bool) -> tuple[NDArray[Any], float]:
+        """Gradient of terms without a lattice (empty if there are none), and their energy."""
+        if not self.others:
+            return np.zeros(0, dtype=self.dtype), 0.0
+        q = self._buffer(s)
+        shift = np.zeros(self.layout.size, dtype=self.dtype)
+        total, before = 0.0, 0.0
+        for term, own in self.others:
+            if own is not None:
+                total += own.add_gradient(q, shift)
+                before = dense.dot(q, shift) if trace else 0.0
+                continue
+            term.add_gradient(self.layout, q, shift)
+            if not trace:
+                continue
+            if term.degree is None:
+                total += term.energy(self.layout, q)
+            after = dense.dot(q, shift)
+            total += 0.0 if term.degree is None else (after - before) / term.degree
+            before = after
+        return shift, total
+
+    def _tail_energy(self, q: NDArray[Any]) -> float:
+        if self.tail == 0:
+            return 0.0
+        p, u = q[self.end :].astype(np.float64), self.dense_pack.unary[self.end :]
+        return float((p[p > 0] * u[p > 0]).sum())
+
+    def _evaluate(self, s: GeneralState, gradient: bool = True) -> float:
+        if gradient:
+            self._need(s, "g")
+        q = self._buffer(s)
+        none = np.zeros(0, dtype=self.dtype)
+        g = s.arrays.g if gradient else none
+        with thread_count(self.threads):
+            self._show(s, "blurred")
+            arrays = DenseArrays(q, q, none, none, none, none)
+            parts = self._run(arrays, None, How(trace=True, look=True), g)
+            shift, other = self._others(s, True)
+        if gradient:
+            g[self.end :] = self.dense_pack.unary[self.end :]
+            if len(shift):
+                g += shift
+            block = g[: self.end].reshape(self.n, self.labels)
+            for term in self.terms:
+                if term.potts:
+                    block += (term.weight * term.row_sums)[:, None].astype(self.dtype)
+        p = q[self.end :].astype(np.float64)
+        s.entropy = float(parts[:, 1].sum() - (p[p > 0] * np.log(p[p > 0])).sum())
+        if s.pending:
+            return np.inf
+        energy = float(parts[:, 0].sum()) + self._tail_energy(q) + other
+        return float(self.constant + energy - s.entropy)
+
+    def free_energy(self, state: State) -> float:
+        s: GeneralState = state.arrays
+        if s.cached_f is None:
+            s.cached_f = self._evaluate(s, gradient=False)
+        return s.cached_f
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        state = self.start(q)
+        self._evaluate(state.arrays)
+        return self._flat_gradient(state.arrays)
+
+    # ---- moving ----
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        state.arrays.cached_f = None
+        rows = super().advance(state, plan, n, tol, trace)
+        if not isinstance(plan, Update):
+            self._shown = None
+        return rows
+
+    def _advance_update(
+        self, s: GeneralState, plan: Update, n: int, tol: float, trace: bool
+    ) -> Rows:
+        if plan.watches:
+            self._need(s, "theta", "g", "theta_before", "g_before")
+            self._two_buffers(s)
+            return super()._advance_update(s, plan, n, tol, trace)
+        full = plan.full
+        # averages of marginals leave the natural parameters behind
+        leaves = plan.kind.averages_marginals and not plan.kind.moments
+        keeps = self.tail > 0 or not (full or leaves)
+        if keeps or (len(s.arrays.theta) and not leaves):
+            self._need(s, "theta")
+        elif leaves:
+            s.arrays = s.arrays._replace(theta=np.zeros(0, dtype=self.dtype))
+        self._need(s, *plan.kind.moment_names)
+        if trace and s.arrays.q.nbytes <= MAX_CYCLE_BUFFER:
+            self._two_buffers(s)
+        if trace and s.entropy is None:
+            self._evaluate(s, gradient=False)
+        own = self.own is not None
+        blind = full and tol < 0 and not (trace or own or self.tail or len(s.arrays.theta))
+        quiet = full and not (trace or own or self.tail or self.others or len(s.arrays.theta))
+        if quiet and self.labels == 2 and plan.inverse_temperature == 1.0 and self._paired:
+            return self._pair_steps(s, n, tol)
+        motion = self._motion(plan, trace)
+        energies, changes = np.full(n, np.nan), np.full(n, np.nan)
+        entropy, twice, done = s.entropy or 0.0, np.inf, 0
+        for k in range(n):
+            f, h, changes[k], twice = self._step(s, motion, blind, blind and k < n - 1)
+            energies[k] = self.constant + f - entropy if trace else np.nan
+            entropy, done = h, k + 1
+            if not changes[k] > tol:
+                break
+        s.entropy = entropy if trace else None
+        return Rows(energies[:done], changes[:done], twice)
+
+    def _step(
+        self, s: GeneralState, motion: Motion, blind: bool, passing: bool
+    ) -> tuple[float, float, float, float]:
+        """One iteration: energy before, entropy after, change, difference from two before.
+
+        blind: nobody asks for the change; passing: nor for the marginals, only for their splat.
+        """
+        self._show(s, "blurred")
+        shift, energy = self._others(s, motion.trace)
+        old = self._buffer(s)
+        two = len(s.arrays.q) > 1
+        new = s.arrays.q[1 - s.phase] if two else old
+        a = s.arrays
+        if motion.trace:
+            energy += self._tail_energy(old)
+        plain = not motion.mean and motion.flat == motion.beta == 1.0 and len(a.theta) == 0
+        how = How(motion.trace, motion.mean, motion.flat, False, blind, passing)
+        arrays = DenseArrays(old, new, a.theta, a.u, a.v, shift)
+        parts = self._run(arrays, None if plain else motion, how, shift[:0])
+        self._stage = "splatted"
+        e, h, change, twice = self._totals(parts)
+        if self.tail:
+            moved = self._move_tail(s, motion, shift, old, new)
+            h, change, twice = h + moved[0], max(change, moved[1]), max(twice, moved[2])
+        if two:
+            s.phase = 1 - s.phase
+        return e + energy, h, change, twice if two else np.inf
+
+    def _run(
+        self, arrays: DenseArrays, motion: Motion | None, how: How, gradient: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        """`dense.advance` on rows that are blurred; returns its parts."""
+        parts = np.zeros((self.n_blocks, 4))
+        step = arrays.shift[:0] if motion is None else motion.step
+        damping = None
+        if motion is not None and len(arrays.theta) > 0 and not (motion.moments or motion.mean):
+            damping, motion = Damping(step, motion.beta), None
+        dense.advance(
+            self.dense_pack, arrays, self.views.chunks,
+            *self.views.flat("row", "weight", "chunk", "factor_in", "factor_out", "rows"),
+            self.views.longest, self.own, damping, motion, how, gradient, step, parts,
+        )  # fmt: skip
+        return parts
+
+    @cached_property
+    def _paired(self) -> bool:
+        """Two labels under Potts terms, none impossible: one number per pixel is enough."""
+        potts = all(v.table.shape == (1, 1) for v in self.views)
+        return potts and not self.lowered.forbids
+
+    def _pair_steps(self, s: GeneralState, n: int, tol: float) -> Rows:
+        """Full steps of a field with two labels; the rows of `_show` are left behind."""
+        q, changes, done = self._buffer(s), np.full(n, np.nan), 0
+        rows = [np.empty(v.filter.n_rows, dtype=self.dtype) for v in self.views]
+        up = np.empty(self.n, dtype=self.dtype)
+        dense_pair.spins(q, up)
+        for view, target in zip(self.views, rows, strict=True):
+            lattice.splat_one(view.filter.points, up * view.factor_in, target)
+        del up
+        fresh = [np.empty_like(r) for r in rows]
+        spare = self.views.room_for_one()
+        parts = np.zeros(self.n_blocks)
+        for done in range(1, n + 1):
+            self.views.blur_one(rows, spare)
+            dense_pair.advance_pair(
+                self.dense_pack.unary, q, self.views.chunks, len(self.views),
+                *self.views.through("row", "weight", "chunk", "factor_in", "factor_out"),
+                together(rows), together(fresh), tol < 0, tol < 0 and done < n, parts,
+            )  # fmt: skip
+            rows, fresh = fresh, rows
+            changes[done - 1] = parts.max()  # NaN stays NaN
+            if not changes[done - 1] > tol:
+                break
+        self._shown, s.entropy = None, None
+        return Rows(np.full(done, np.nan), changes[:done])
+
+    def _move_tail(
+        self, s: GeneralState, motion: Motion, shift: NDArray[Any], old: Any, new: Any
+    ) -> tuple[float, float, float]:
+        """Move the variables after the pixels; ``shift`` holds their gradient but for the unary."""
+        g = shift if len(shift) else np.zeros(self.layout.size, dtype=self.dtype)
+        g[self.end :] += self.dense_pack.unary[self.end :]
+        arrays = s.arrays._replace(q=np.stack([old, new]) if old is new else s.arrays.q, g=g)
+        own = motion._replace(
+            step=motion.step[self.n :],
+            inverse=motion.inverse[self.n :],
+            fallback=motion.fallback[self.n :],
+        )
+        phase = s.phase if len(s.arrays.q) > 1 else 0
+        h, change, twice = general.update_only(self.tail_pack, arrays, own, phase, 1 - phase, False)
+        if old is new:
+            old[self.end :] = arrays.q[1, self.end :]
+        return float(h), np.nan if np.isnan(h) else float(change), float(twice)
+
+    def _move(
+        self, s: GeneralState, motion: Motion, redo: bool, parts: NDArray[np.float64]
+    ) -> tuple[float, float, float]:
+        """For the adaptive rule: update from the gradient in ``g`` into the other buffer."""
+        blocks = np.zeros((len(self.pack.block) - 1, 4))
+        general.update_parallel(self.pack, s.arrays, motion, s.phase, 1 - s.phase, redo, blocks)
+        self._shown = None
+        return self._totals(blocks)[1:]
+
+    def _look(self, s: GeneralState, entropy: float, parts: NDArray[np.float64]) -> float:
+        self._shown = None
+        return self._evaluate(s)
+
+    @property
+    def parallel(self) -> bool:
+        return True
+
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        """Compile on a field of a few points: types are all that counts, and images are large."""
+        if not isinstance(plan, Update) or self.n <= WARM_UP_POINTS:
+            super().warm_up(plan, state, trace)
+            return
+        key = (plan.kind, plan.watches, trace, bool((plan.step == 1.0).all()))
+        if key in self._warm:
+            return
+        self._warm.add(key)
+        few = Layout(np.full(WARM_UP_POINTS, self.labels))
+        terms = tuple(term.like(WARM_UP_POINTS) for term in self.terms)
+        unary = np.zeros(few.size, dtype=self.lowered.unary.dtype)
+        small = DenseProgram(Lowered(Untouched(few), 0.0, unary, extras=terms), str(self.dtype), 1)
+        small.views.blur_by(self.views.apart, self.views.few)  # the kernels that this one will call
+        fallback = None if plan.fallback is None else plan.fallback[:WARM_UP_POINTS]
+        start = small.start(np.full(few.size, 1 / self.labels))
+        small.advance(
+            start, replace(plan, step=plan.step[:WARM_UP_POINTS], fallback=fallback), 1, 0.0, trace
+        )
+        small.free_energy(start)

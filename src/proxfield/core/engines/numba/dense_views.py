@@ -1,0 +1,224 @@
+"""The lattices that the pixels of a dense field are filtered with, and how they are blurred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.compiled.simd import LANES, padded
+from proxfield.core.engines.numba import dense_pair
+from proxfield.core.filters.blurring import Separable
+from proxfield.core.filters.numba import lattice
+from proxfield.core.filters.numba.lattice import CACHE_BYTES, FEW_VERTICES
+from proxfield.core.terms.base import Term
+from proxfield.core.terms.gaussian import Gaussian
+
+TOGETHER = 4
+"""Tuples of arrays for kernels have a multiple of this length."""
+
+
+def together(arrays: list[Any]) -> tuple[Any, ...]:
+    """Arrays of several lattices for a kernel, with copies of the last (never read) at the end.
+
+    A kernel is compiled for each length of a tuple; few lengths are few kernels.
+
+    Example:
+        >>> together(["a", "b"])
+        ('a', 'b', 'b', 'b')
+    """
+    return (*arrays, *arrays[-1:] * (-len(arrays) % TOGETHER))
+
+
+@dataclass(eq=False)
+class View:
+    """One lattice with the scales before and after it, and the compatibility behind it."""
+
+    filter: Any  # LatticeFilter
+    factor_in: NDArray[Any]  # (n,)
+    factor_out: NDArray[Any]  # (n,)
+    table: NDArray[Any]  # (1, 1) or (labels, labels)
+    rows: NDArray[Any]
+
+
+class Views:
+    """All of them, in the same chunks of pixels, and the room to blur them in.
+
+    Args:
+        terms: Gaussian terms over the lattice, all of the same points.
+        labels: Number of labels of each point.
+        dtype: Floating-point type.
+        threads: Threads that work on them.
+    """
+
+    fused = True
+    """Made by `DenseProgram` from all terms together, never from one term."""
+
+    @staticmethod
+    def accepts(term: Term) -> bool:
+        """Whether this is a term over the first variables, filtered with a lattice."""
+        assert isinstance(term, Gaussian)
+        return term.first == 0 and term.n_points > 0 and term.filter_kind == "lattice"
+
+    def __init__(self, terms: list[Gaussian], labels: int, dtype: Any, threads: int) -> None:
+        self.labels, self.dtype, self.threads = labels, np.dtype(dtype), threads
+        self.views = [view for term in terms for view in self._views(term)]
+        self._share_chunks(terms[0].n_points)
+        self.longest = int(sum(np.diff(v.filter.chunk) for v in self.views).max())
+        """Rows of the largest chunk, of all lattices together."""
+        self.separable = [v for v in self.views if isinstance(v.filter.blurring, Separable)]
+        """Those that may be blurred together."""
+        self.others = [v for v in self.views if not isinstance(v.filter.blurring, Separable)]
+        self.most = 1 + max((v.filter.n_vertices for v in self.separable), default=0)
+        """Vertices of the largest of the separable lattices, and one that stands for none."""
+        tasks = len(self.separable) * (padded(labels) // LANES)
+        cached = 2 * self.most * LANES * self.dtype.itemsize <= CACHE_BYTES
+        self.blur_by(cached and tasks >= threads, self.most < FEW_VERTICES)
+
+    def __iter__(self) -> Iterator[View]:
+        return iter(self.views)
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+    def _views(self, term: Gaussian) -> list[View]:
+        table = term.compatibility(self.labels)
+        scaled = (table == table[0, 0] * np.eye(self.labels)).all()
+        table = table[:1, :1] if scaled else table
+        out = []
+        for inward, outward in term.scales:
+            same = outward is inward
+            inward = self._factor(inward, term.n_points)
+            outward = inward if same else self._factor(outward, term.n_points)
+            none = np.empty((0, padded(self.labels)), dtype=self.dtype)
+            made: Any = term.filter
+            out.append(View(made, inward, outward, table.astype(self.dtype), none))
+        return out
+
+    def _factor(self, scale: NDArray[Any] | None, n: int) -> NDArray[Any]:
+        if scale is None:
+            return np.ones(n, dtype=self.dtype)
+        return scale.astype(self.dtype, copy=False)
+
+    def _share_chunks(self, n: int) -> None:
+        """Let all lattices have the same chunks of pixels: blocks of the image if any has those."""
+        width = max(v.filter.width for v in self.views)
+        most = min(lattice.chunk_size(v.filter.row.shape[1] - 1) for v in self.views)
+        self.chunks = lattice.make_chunks(n, width, most)
+        """Which pixels are handled together."""
+        found: dict[int, Any] = {}  # of each filter: a term may have two views of one
+        for view in self.views:
+            mine = view.filter
+            same = zip(mine.chunks, self.chunks, strict=True)
+            if not all(np.array_equal(a, b) for a, b in same):
+                if id(mine) not in found:
+                    found[id(mine)] = mine.regrouped(width, most)
+                view.filter = found[id(mine)]
+
+    def through(self, *names: str) -> tuple[tuple[Any, ...], ...]:
+        """Attributes of all views (or of their lattices), `together`."""
+        return tuple(
+            together([getattr(v if hasattr(v, name) else v.filter, name) for v in self.views])
+            for name in names
+        )
+
+    def flat(self, *names: str) -> tuple[tuple[Any, ...], ...]:
+        """The same, each array in one dimension (which compiles faster than doing it there)."""
+        return tuple(tuple(a.reshape(-1) for a in arrays) for arrays in self.through(*names))
+
+    # ---- blurring: rows as splatted → rows to slice from ----
+
+    def blur_by(self, apart: bool, few: bool) -> None:
+        """Choose who blurs separable lattices.
+
+        Args:
+            apart: One thread has eight channels of a lattice; else all threads have each step.
+            few: One thread has a lattice where there is one channel; else all have each step.
+        """
+        self.apart, self.few = apart, few
+        self._spare: dict[int, NDArray[Any]] = {}
+
+    def _room(self, view: View | None) -> NDArray[Any]:
+        """What a lattice is blurred in; separable ones share it."""
+        key = -1 if view is None else id(view.filter)
+        if key not in self._spare:
+            width = padded(self.labels)
+            if view is not None:
+                room = view.filter.blurring.workspace(view.filter.own, width, self.dtype)
+            else:
+                lanes = (self.threads, 2) if self.apart else (2 * width // LANES,)
+                room = np.empty((*lanes, self.most, LANES), dtype=self.dtype)
+            self._spare[key] = room
+        return self._spare[key]
+
+    def blur(self) -> None:
+        """The rows of each view."""
+        for view in self.others:
+            before, room = view.rows, self._room(view)
+            view.rows = view.filter.blur(before, view.table, room)
+            self._spare[id(view.filter)] = room if view.rows is before else before
+        if not self.apart:
+            for view in self.separable:
+                view.filter.blur(view.rows, view.table, self._room(None))
+        elif self.separable:
+            rows = together([v.rows for v in self.separable])
+            lattice.blur_apart(
+                *self._lattices, self._share, self._weights, rows, self._bounds, self._room(None)
+            )
+            for view in self.separable:
+                if len(view.table) > 1:
+                    lattice.mix_labels(view.rows, view.table)
+
+    def room_for_one(self) -> list[NDArray[Any]]:
+        """What `blur_one` works in: for each view, and for separable ones together."""
+        own = [np.empty((2, v.filter.n_vertices + 1), dtype=self.dtype) for v in self.views]
+        if not self.few or not self.separable:
+            return own
+        return [*own, np.empty((len(self.separable), 2, self.most), dtype=self.dtype)]
+
+    def blur_one(self, rows: list[Any], spare: list[NDArray[Any]]) -> None:
+        """Rows with one number each, under Potts terms."""
+        alike = self.separable if self.few else []
+        if alike:
+            theirs = [r for r, v in zip(rows, self.views, strict=True) if v in alike]
+            lattice.blur_apart_one(
+                *self._lattices, self._share, self._weights, together(theirs), spare[-1]
+            )
+        for t, view in enumerate(self.views):
+            if view not in alike:
+                seen = view.filter.blur_one(rows[t], *spare[t], self.few)
+                dense_pair.distribute_pair(view.filter.own.vertex, seen, view.table[0, 0], rows[t])
+
+    @cached_property
+    def _lattices(self) -> tuple[tuple[Any, ...], ...]:
+        """Rows by vertex and neighbors of the separable lattices."""
+        own = [v.filter.own for v in self.separable]
+        blurs = [v.filter.blurring for v in self.separable]
+        return (
+            together([o.start for o in own]),
+            together([o.member for o in own]),
+            together([o.vertex for o in own]),
+            together([b.next_to for b in blurs]),
+            together([b.there_and_back for b in blurs]),
+        )
+
+    @cached_property
+    def _bounds(self) -> NDArray[np.int64]:
+        """Which thread blurs which eight channels of which of the separable lattices."""
+        passes = [v.filter.n_vertices * (2 + 2 * v.filter.row.shape[1]) for v in self.separable]
+        return lattice.share_tasks(np.repeat(passes, padded(self.labels) // LANES), self.threads)
+
+    @cached_property
+    def _share(self) -> NDArray[np.float64]:
+        """Of each separable lattice."""
+        return np.array([v.filter.blurring.share for v in self.separable])
+
+    @cached_property
+    def _weights(self) -> NDArray[Any]:
+        """What rows are multiplied with; 1 where a matrix over the labels follows."""
+        weights = [v.table[0, 0] if len(v.table) == 1 else 1.0 for v in self.separable]
+        return np.array(weights, dtype=self.dtype)

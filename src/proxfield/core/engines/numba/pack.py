@@ -1,0 +1,176 @@
+"""Lowered fields as the flat arrays that the compiled kernels read."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.engines.numba.binary import CLAMP, BinaryPack
+from proxfield.core.engines.numba.general import GeneralPack
+from proxfield.core.lowering.bands import BandedIsing
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.lowering.merging import compressed_rows, group_positions
+from proxfield.core.terms.base import Floats, Ints
+
+MAX_DIAGONALS = 64
+"""Distinct distances up to which a field is packed as diagonals."""
+MIN_FILL = 0.2
+"""Diagonals pay while at least this share of their entries holds a coupling."""
+BLOCK_ENTRIES = 2048
+"""Entries of a block of variables in the general kernels."""
+CHUNK = 1 << 18
+"""Edges or variables packed at a time where whole temporary arrays would cost memory."""
+
+
+def is_binary(lowered: Lowered) -> bool:
+    """Whether the field can run on the compact binary kernels."""
+    plain = not (lowered.potts or lowered.factors)
+    return plain and (lowered.layout.n_vars == 0 or lowered.layout.common == 2)
+
+
+def grid_distances(edges: Ints, n: int) -> Ints:
+    """The distances j − i of edges if they are so few that diagonals pay, else none.  # (k,)"""
+    seen = np.zeros(n, dtype=bool)
+    for start in range(0, len(edges), CHUNK):
+        some = edges[start : start + CHUNK]
+        distance = some[:, 1] - some[:, 0]  # positive: lowering sorts the ends
+        new = distance[~seen[distance]]
+        if len(new):
+            seen[new] = True
+            if np.count_nonzero(seen) > MAX_DIAGONALS:
+                return np.zeros(0, dtype=np.int64)
+    found = np.flatnonzero(seen)
+    return found if len(edges) >= MIN_FILL * n * len(found) else found[:0]
+
+
+def pack_binary(lowered: Lowered, dtype: np.dtype[np.floating], *, rows_only: bool) -> BinaryPack:
+    """Pack a binary field; ``rows_only`` keeps all edges in rows, as sweeps need them.
+
+    Both forms of one field have the same padding, so they can share a state.
+    """
+    n = lowered.layout.n_vars
+    unary = lowered.unary.reshape(n, 2)
+    none = np.zeros((0, 2), dtype=np.int64)
+    bands = lowered.ising if isinstance(lowered.ising, BandedIsing) else None
+    weights: Floats = np.zeros(0)
+    if bands is not None and not rows_only:  # packed already
+        edges, distance = none, bands.distances
+    else:
+        edges = none if lowered.ising is None else lowered.ising.edges
+        weights = weights if lowered.ising is None else lowered.ising.weights
+        distance = grid_distances(edges, n) if bands is None else bands.distances
+    pad = int(distance.max(initial=0))
+    if bands is not None and not rows_only:
+        diagonal = bands.padded.astype(dtype, copy=False)
+        row, column, (weight,) = compressed_rows(n, edges, [np.zeros(0, dtype=dtype)])
+    elif len(distance) == 0 or rows_only:
+        distance = distance[:0]
+        diagonal = np.zeros((0, n + 2 * pad), dtype=dtype)
+        rest = (4.0 * weights).astype(dtype)
+        row, column, (weight,) = compressed_rows(n, edges, [np.concatenate([rest, rest])])
+    else:
+        diagonal = np.zeros((len(distance), n + 2 * pad), dtype=dtype)
+        number = np.zeros(n, dtype=np.int64)  # of the diagonal at each distance
+        number[distance] = np.arange(len(distance))
+        for start in range(0, len(edges), CHUNK):
+            i, j = edges[start : start + CHUNK].T
+            value = 4.0 * weights[start : start + CHUNK]
+            diagonal[number[j - i], pad + i] = value
+        row, column, (weight,) = compressed_rows(n, edges[:0], [np.zeros(0, dtype=dtype)])
+    bias = np.zeros(n, dtype=dtype)
+    clamped: list[Ints] = [np.zeros(0, dtype=np.int64)]
+    for start in range(0, n, CHUNK):
+        some = unary[start : start + CHUNK]
+        if np.isinf(some.max()):
+            free = np.asarray(np.isfinite(some).all(axis=1))
+            clamped.append(start + np.flatnonzero(~free))
+            some = np.where(free[:, None], some, 0.0)
+        bias[start : start + CHUNK] = some[:, 1] - some[:, 0]
+    held = np.concatenate(clamped)
+    clamp = np.where(np.isinf(unary[held, 1]), CLAMP, -CLAMP).astype(dtype)
+    return BinaryPack(bias, distance, diagonal, pad, row, column, weight, held, clamp)
+
+
+def binary_constant(lowered: Lowered) -> float:
+    """The energy at uniform marginals, which the compact form leaves out.
+
+    A variable with an impossible label counts with the energy of the other one.
+    """
+    unary = lowered.unary.reshape(-1, 2)
+    if not lowered.forbids:
+        return lowered.constant + float(0.5 * unary.sum(dtype=np.float64))
+    free = np.isfinite(unary).all(axis=1)
+    return lowered.constant + float(0.5 * unary[free].sum() + unary[~free].min(axis=1).sum())
+
+
+def pack_general(lowered: Lowered, dtype: np.dtype[np.floating]) -> tuple[GeneralPack, float]:
+    """Pack any field; also returns the constant that goes with it."""
+    layout = lowered.layout
+    n, offset = layout.n_vars, layout.offsets
+    constant = lowered.constant
+    ends: list[Ints] = []
+    agree: list[Floats] = []
+    if lowered.potts is not None:  # w·[x ≠ y] = w − w·[x = y]
+        constant += float(lowered.potts.weights.sum())
+        ends.append(lowered.potts.edges)
+        agree.append(-lowered.potts.weights)
+    if lowered.ising is not None:  # J·s·t = 2J·[s = t] − J
+        constant -= float(lowered.ising.weights.sum())
+        ends.append(lowered.ising.edges)
+        agree.append(2.0 * lowered.ising.weights)
+    none = np.zeros((0, 2), dtype=np.int64)
+    w = np.concatenate([np.zeros(0), *agree]).astype(dtype)
+    agree_row, agree_column, (agree_weight,) = compressed_rows(
+        n, np.concatenate([none, *ends]), [np.concatenate([w, w])]
+    )
+    pairs = [f for f in lowered.factors if f.degree == 2]
+    larger = [f for f in lowered.factors if f.degree > 2]
+    tables: list[Floats] = []
+    used = 0
+    starts: list[Ints] = []
+    for factor in (*pairs, *larger):
+        starts.append(used + factor.index * int(np.prod(factor.shape)))
+        tables.append(factor.tables.ravel())
+        used += factor.tables.size
+    start = np.concatenate([np.zeros(0, dtype=np.int64), *starts[: len(pairs)]])
+    table_row, table_column, (table_start,) = compressed_rows(
+        n, np.concatenate([none, *(f.scopes for f in pairs)]), [np.concatenate([start, -1 - start])]
+    )
+    arity = np.concatenate(
+        [np.zeros(0, dtype=np.int64), *(np.full(len(f.scopes), f.degree) for f in larger)]
+    )
+    slots = np.concatenate([np.zeros(0, dtype=np.int64), *(f.scopes.ravel() for f in larger)])
+    lengths = layout.cardinalities[slots] if len(slots) else slots
+    slot_row, by_variable = group_positions(slots, n)
+    bounds = np.searchsorted(offset, np.arange(0, layout.size, BLOCK_ENTRIES))
+    return (
+        GeneralPack(
+            offset=offset,
+            unary=lowered.unary.astype(dtype, copy=False),
+            block=np.unique(np.concatenate([bounds, [n]])).astype(np.int64),
+            agree_row=agree_row,
+            agree_column=agree_column,
+            agree_weight=agree_weight,
+            table_row=table_row,
+            table_column=table_column,
+            table_start=table_start,
+            table=joined(tables, dtype),
+            factor_slot=np.concatenate([[0], np.cumsum(arity)]).astype(np.int64),
+            slot_variable=slots,
+            slot_message=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            factor_start=np.concatenate([np.zeros(0, dtype=np.int64), *starts[len(pairs) :]]),
+            slot_row=slot_row,
+            slot_list=by_variable.astype(np.int64),
+            slot_factor=np.repeat(np.arange(len(arity)), arity),
+            scratch=max([1, *(int(np.prod(f.shape)) // min(f.shape) for f in larger)]),
+            hard=lowered.hard,
+        ),
+        constant,
+    )
+
+
+def joined(parts: list[Floats], dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
+    """Flat arrays one after the other; a single one that has the type is used as it is."""
+    if len(parts) == 1:
+        return parts[0].astype(dtype, copy=False)
+    return np.concatenate([np.zeros(0), *parts], dtype=dtype, casting="same_kind")

@@ -1,0 +1,292 @@
+"""Plans: how a state moves. Rules make them; every kernel set carries them out.
+
+`Update` (all variables at once, the paper's unification), `Order` (one variable at a time, or a
+color at a time) or `Custom` (a Python function). `Chains` are run by `Program.explore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.core.terms.base import Floats, Ints
+
+
+class Space(Enum):
+    """Where an update averages."""
+
+    NATURAL = "natural"
+    """θ moves; q = softmax(−θ)."""
+    MEAN = "mean"
+    """q moves: (1 − s) q + s softmax(−θ), where θ is the target or, with moments, made of it."""
+
+
+class Kind(IntEnum):
+    """The averages of which all parallel rules are made.
+
+    Each says what kernels have to know about it; its formula is in one function per backend (see
+    CONTRIBUTING). Numbers are consecutive from 0.
+
+    Attributes:
+        moments: Averages kept from one update to the next: 0, 1 (``u``) or 2 (``u`` and ``v``).
+        space: Where it averages.
+        centered: Whether its formula subtracts each variable's mean over the possible labels.
+            One that isn't linear in θ, θ* and u has to: adding a constant to all energies of a
+            variable must not change q.
+    """
+
+    moments: int
+    space: Space
+    centered: bool
+
+    PROXIMAL = 0, 0  # θ ← θ − s (θ − θ*)
+    MEAN = 1, 0, Space.MEAN  # q ← (1 − s) q + s q*
+    MOMENTUM = 2, 1  # u ← γu + (1−γ)(θ − θ*);  θ ← θ − s u
+    MOMENTUM_PRINTED = 3, 1  # u ← γu + (1−γ) θ*;  θ ← θ − s (θ − u)
+    # moments of the centered θ − θ*;  θ ← θ − s u / (√v + ε)
+    ADAM = 4, 2, Space.NATURAL, True
+    # moments of the centered θ*, v's weights swapped;  θ ← θ − s (θ − u) / (√v + ε)
+    ADAM_PRINTED = 5, 2, Space.NATURAL, True
+
+    def __new__(
+        cls, number: int, moments: int, space: Space = Space.NATURAL, centered: bool = False
+    ) -> Kind:
+        kind = int.__new__(cls, number)
+        kind._value_ = number
+        kind.moments, kind.space, kind.centered = moments, space, centered
+        return kind
+
+    @property
+    def moment_names(self) -> tuple[str, ...]:
+        """The moments that it keeps, by their names in a state.
+
+        Example:
+            >>> Kind.MOMENTUM.moment_names
+            ('u',)
+        """
+        return ("u", "v")[: self.moments]
+
+    @property
+    def averages_marginals(self) -> bool:
+        """Whether q moves, so that θ doesn't say all about it."""
+        return self.space is Space.MEAN
+
+
+@dataclass(frozen=True)
+class Search:
+    """A step that is found as the iteration goes, by looking at F after each update.
+
+    An update that raises F is made again from where it began, with a smaller step.
+
+    Args:
+        first: The step of the first update.
+        growth: Factor by which the step grows after an update.
+        shrinkage: Factor by which it shrinks where F rose.
+        largest: Maximum step.
+    """
+
+    first: float = 0.2
+    growth: float = 1.1
+    shrinkage: float = 0.5
+    largest: float = 0.7
+
+
+SMALLEST_STEP = 1e-10
+"""A `Search` stops shrinking here: what is left of a rise is rounding."""
+
+
+class Refinement(Protocol):
+    """A better step that is looked for while iterations go on; see `core.solve.refinement`."""
+
+    @property
+    def every(self) -> int:
+        """Iterations between two pieces of the work."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to find."""
+
+    @property
+    def step(self) -> NDArray[np.float64] | None:
+        """The step of each variable, once it is found.  # (n_vars,)"""
+
+    def advance(self, late: Callable[[], bool]) -> None:
+        """Do a piece of the work; ``late`` tells whether the time is over."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Move all variables at once.
+
+    Args:
+        kind: Which average.
+        step: Step of each variable, 1 / (1 + d).  # (n_vars,)
+        gamma1: Decay of the first moment.
+        gamma2: Decay of the second moment.
+        epsilon: Added to the root of the second moment.
+        adaptive: Scale each variable's damping d by its uncertainty max_l 4 q_l (1 − q_l), and
+            redo a step with ``fallback`` if F rose.
+        fallback: A step that is certified not to raise F.  # (n_vars,)
+        inverse_temperature: Targets are multiplied by this.
+        search: Take one step for all variables, found like this, instead of ``step``.
+        refinement: Certified steps that are found as the iteration goes; see `refined`.
+    """
+
+    kind: Kind
+    step: NDArray[np.float64]
+    gamma1: float = 0.0
+    gamma2: float = 0.0
+    epsilon: float = 0.0
+    adaptive: bool = False
+    fallback: NDArray[np.float64] | None = None
+    inverse_temperature: float = 1.0
+    search: Search | None = None
+    refinement: Refinement | None = None
+
+    def refined(self) -> Update:
+        """The same with the step that its refinement has found; without, as it is."""
+        step = None if self.refinement is None else self.refinement.step
+        if step is None:
+            return self
+        return replace(self, step=step, fallback=None if self.fallback is None else step)
+
+    @property
+    def watches(self) -> bool:
+        """Whether F is looked at after each update, which may be made again."""
+        return self.adaptive or self.search is not None
+
+    @property
+    def proximal(self) -> bool:
+        """Whether this is θ ← θ − s (θ − θ*), with nothing kept from one update to the next."""
+        return self.kind is Kind.PROXIMAL
+
+    @property
+    def full(self) -> bool:
+        """Whether every variable takes its target: θ ← θ*."""
+        return self.proximal and self.search is None and bool((self.step == 1.0).all())
+
+
+@dataclass(frozen=True)
+class Order:
+    """Visit variables one after another and minimize F over each exactly.
+
+    Args:
+        variables: The order; every variable once.  # (n_vars,)
+        starts: Bounds of groups whose members don't interact and may move together
+            (graph colors), or None.  # (n_groups + 1,)
+        shuffle: A generator: take a new random order before each sweep.
+        inverse_temperature: Minimize E − H/β instead of F.
+    """
+
+    variables: Ints
+    starts: Ints | None = None
+    shuffle: np.random.Generator | None = None
+    inverse_temperature: float = 1.0
+
+
+UpdateFunction = Callable[[Floats, Floats, Floats, dict[str, Any]], Floats]
+
+
+@dataclass(frozen=True)
+class Custom:
+    """Move all variables at once by a Python function.
+
+    Args:
+        function: ``function(theta, q, gradient, memory) -> new theta``; flat arrays in,
+            a flat array out; ``memory`` is a dictionary that lasts.
+        step: Divides the change of q before it is compared with ``tol``.
+    """
+
+    function: UpdateFunction
+    step: float = 1.0
+
+
+Plan = Update | Order | Custom
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Independent chains to run together; see `Program.explore`.
+
+    Args:
+        starts: Marginals that each chain starts from.  # (chains, layout.size)
+        hot: Temperature at which each starts; all cool geometrically to ``cold``.  # (chains,)
+        sweeps: Sweeps of each while cooling; a single one is at ``cold``.  # (chains,)
+        seeds: Random seed of each chain.  # (chains,)
+        drawn: Does a chain sample labels (heat bath), or cool marginals?  # (chains,)
+        cold: Temperature at which each ends, usually 1; close to 0 in a search for the
+            labelling of lowest energy.  # (chains,)
+        forests: Does a drawn chain sample a whole induced forest at each sweep (eight in turn),
+            or one variable after another?  # (chains,)
+        polish: Maximum number of sweeps at temperature 1 afterwards. Without any, a drawn chain
+            ends at a labelling (one-hot marginals), whose F is its energy.
+        tol: Polishing ends when no marginal changes by more than this.
+        metropolis: Do drawn chains that visit one variable after another make Metropolis moves,
+            which leave a label more often, or draw one whatever it was (heat bath)? Near
+            temperature 0 the former find lower energies.
+    """
+
+    starts: NDArray[np.float64]
+    hot: NDArray[np.float64]
+    sweeps: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+    drawn: NDArray[np.bool_]
+    cold: NDArray[np.float64]
+    forests: NDArray[np.bool_]
+    polish: int = 50
+    tol: float = 1e-3
+    metropolis: bool = False
+
+    @classmethod
+    def make(
+        cls,
+        starts: NDArray[np.float64],
+        *,
+        hot: ArrayLike = 1.0,
+        sweeps: ArrayLike = 0,
+        seeds: ArrayLike = 0,
+        drawn: ArrayLike = False,
+        cold: ArrayLike = 1.0,
+        forests: ArrayLike = False,
+        polish: int = 50,
+        tol: float = 1e-3,
+        metropolis: bool = False,
+    ) -> Chains:
+        """Chains from values for each, or one for all."""
+        count = len(starts)
+
+        def each(value: ArrayLike, kind: str) -> NDArray[Any]:
+            return np.broadcast_to(np.asarray(value), count).astype(kind)
+
+        return cls(
+            np.ascontiguousarray(starts),
+            each(hot, "f8"),
+            each(sweeps, "i8"),
+            each(seeds, "u8"),
+            each(drawn, "?"),
+            each(cold, "f8"),
+            each(forests, "?"),
+            polish,
+            tol,
+            metropolis,
+        )
+
+
+@dataclass(frozen=True)
+class Explored:
+    """Where chains ended.
+
+    Attributes:
+        q: Marginals.  # (chains, layout.size)
+        free_energy: F.  # (chains,)
+        sweeps: Sweeps made, polishing included.  # (chains,)
+    """
+
+    q: NDArray[np.float64]
+    free_energy: NDArray[np.float64]
+    sweeps: NDArray[np.int64]

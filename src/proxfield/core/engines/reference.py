@@ -1,0 +1,284 @@
+"""The reference kernels: numpy alone, written to be read. Every other set is tested against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.common.arrays import Array
+from proxfield.core.engines.base import Program, Rows, State, slack, softmax
+from proxfield.core.engines.plan import (
+    SMALLEST_STEP,
+    Chains,
+    Custom,
+    Explored,
+    Kind,
+    Order,
+    Plan,
+    Search,
+    Update,
+)
+from proxfield.core.engines.reference_chains import ReferenceChains, temperature
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Floats, Ints, expectation
+
+TINY = 1e-30
+"""A marginal of 0 in a start would stay 0 under damping; it counts as this instead."""
+
+
+class ReferenceState:
+    """Flat arrays: marginals, natural parameters, first and second moments."""
+
+    def __init__(self, q: Floats, dtype: np.dtype[np.floating]) -> None:
+        self.q = q.astype(dtype)
+        self.theta = -np.log(np.maximum(self.q, TINY))
+        self.u = np.zeros_like(self.q)
+        self.v = np.zeros_like(self.q)
+        self.before = self.q.copy()
+        self.size: float | None = None  # the next step of a `Search`
+
+
+class ReferenceProgram(Program):
+    """See `Program`. One iteration is a handful of numpy calls."""
+
+    def __init__(self, lowered: Lowered, dtype: str = "float64", threads: int = 1) -> None:
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.dtype = np.dtype(dtype)
+
+    def start(self, q: Floats) -> State:
+        return State(ReferenceState(q, self.dtype))
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        return np.array(state.arrays.q, dtype=np.float64)
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        g = np.array(self.lowered.unary, dtype=np.float64)
+        for term in self.lowered.terms:
+            term.add_gradient(self.layout, q, g)
+        return g
+
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        self._write_unary(energies, at)
+
+    def _energy(self, q: Floats) -> float:
+        e = self.lowered.constant + expectation(q, self.lowered.unary)
+        return e + sum(t.energy(self.layout, q) for t in self.lowered.terms)
+
+    def _free_energy(self, q: Floats) -> float:
+        positive = q[q > 0].astype(np.float64)
+        return self._energy(q) + float((positive * np.log(positive)).sum())
+
+    def free_energy(self, state: State) -> float:
+        return self._free_energy(state.arrays.q)
+
+    def _softmax(self, theta: Floats) -> NDArray[np.floating]:
+        return softmax(self.layout.owner, self.layout.offsets, theta).astype(self.dtype)
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        energies: list[float] = []
+        changes: list[float] = []
+        period2 = np.inf
+        s = state.arrays
+        for _ in range(n):
+            energies.append(self._free_energy(s.q))
+            old = s.q.copy()
+            scale: Floats | float
+            if isinstance(plan, Update):
+                with np.errstate(over="ignore", invalid="ignore"):  # a rule may diverge
+                    scale = self._parallel(s, plan, energies[-1])
+            elif isinstance(plan, Order):
+                scale = self._sweep(s, plan)
+            else:
+                scale = self._custom(s, plan, state)
+            moved = np.abs(s.q - old) / scale
+            lost = not np.isfinite(s.q).all()
+            changes.append(np.nan if lost else float(moved.max(initial=0.0)))
+            period2 = float((np.abs(s.q - s.before) / scale).max(initial=0.0))
+            s.before = old
+            if not changes[-1] > tol:  # NaN ends it too
+                break
+        return Rows(np.array(energies), np.array(changes), period2)
+
+    def _parallel(self, s: ReferenceState, plan: Update, f: float) -> Floats:
+        owner = self.layout.owner
+        target: Floats = plan.inverse_temperature * self.gradient(s.q)
+        impossible = np.isinf(target)  # θ = +inf, q = 0 from here on
+        target = np.where(impossible, 0.0, target)
+        theta = np.where(impossible | np.isinf(s.theta), target, s.theta)
+        step = plan.step[owner]
+        if plan.adaptive:
+            spread = np.maximum.reduceat(4 * s.q * (1 - s.q), self.layout.offsets[:-1])
+            step = 1 / (1 + (1 / step - 1) * spread[owner])
+            trial = np.where(impossible, np.inf, theta - step * (theta - target))
+            if self._free_energy(self._softmax(trial)) > f + slack(f, self.dtype):
+                step = plan.step if plan.fallback is None else plan.fallback
+                step = step[owner]  # the certified step can't fail
+        if plan.search is not None:
+            residual = theta - target
+
+            def free_energy(size: float) -> float:
+                trial = np.where(impossible, np.inf, theta - size * residual)
+                return self._free_energy(self._softmax(trial))
+
+            size, s.size = searched(plan.search, s.size, f, free_energy, self.dtype)
+            step = np.full(len(owner), size)
+
+        def center(x: Floats) -> Floats:
+            """Subtract the mean over possible labels."""
+            count = np.maximum(1.0, self.layout.sum_by_variable(~impossible))
+            mean = self.layout.sum_by_variable(np.where(impossible, 0.0, x)) / count
+            return np.asarray(x - mean[owner])
+
+        new = np.where(impossible, np.inf, moved(s, plan, theta, target, step, center))
+        if plan.kind.averages_marginals:
+            s.theta = new
+            mixed = np.where(impossible, 0.0, (1 - step) * s.q + step * self._softmax(s.theta))
+            s.q = (mixed / self.layout.sum_by_variable(mixed)[owner]).astype(self.dtype)
+        else:
+            s.theta = new.astype(self.dtype)
+            s.q = self._softmax(s.theta)
+        return step
+
+    def _sweep(self, s: ReferenceState, plan: Order) -> float:
+        self.need_visits(plan)
+        variables = plan.variables
+        if plan.shuffle is not None:
+            variables = plan.shuffle.permutation(variables)
+        for i in variables:
+            at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
+            g = plan.inverse_temperature * self.gradient(s.q)[at]
+            if np.isinf(g).all():
+                continue
+            e = np.exp(g.min() - g)
+            s.theta[at] = g
+            s.q[at] = e / e.sum()
+        return 1.0
+
+    def _custom(self, s: ReferenceState, plan: Custom, state: State) -> float:
+        s.theta = plan.function(s.theta, s.q, self.gradient(s.q), state.memory).astype(self.dtype)
+        s.q = self._softmax(s.theta)
+        return plan.step
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        self.need_sweeps()
+        q = labels.astype(np.float64)
+        for _ in range(sweeps):
+            changed = False
+            for i in range(self.layout.n_vars):
+                at = slice(self.layout.offsets[i], self.layout.offsets[i + 1])
+                g = self.gradient(q)[at]
+                new = np.zeros(len(g))
+                best = int(g.argmin())
+                held = int(q[at].argmax())
+                new[held if g[held] <= g[best] and q[at][held] == 1 else best] = 1.0
+                changed |= bool((new != q[at]).any())
+                q[at] = new
+            if not changed:
+                break
+        return q
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        self.need_sweeps()
+        runner = ReferenceChains(self.lowered)
+        with np.errstate(over="ignore"):  # an energy over a low temperature: probability 0
+            ends = [self._chain(runner, chains, b) for b in range(len(chains.hot))]
+        q = np.stack([end[0] for end in ends])
+        f = np.array([self._free_energy(row) for row in q])
+        return Explored(q, f, chains.sweeps + np.array([end[1] for end in ends]))
+
+    def _chain(
+        self, runner: ReferenceChains, chains: Chains, b: int
+    ) -> tuple[NDArray[np.float64], int]:
+        """One chain; returns its marginals and the sweeps of polish."""
+        n, offsets = self.layout.n_vars, self.layout.offsets
+        hot, cold, sweeps = float(chains.hot[b]), float(chains.cold[b]), int(chains.sweeps[b])
+        q = runner.possible(chains.starts[b])
+        if chains.drawn[b]:
+            seed, by_forests = int(chains.seeds[b]), bool(chains.forests[b])
+            q = runner.drawn(q, hot, cold, sweeps, seed, by_forests, chains.metropolis)
+        else:
+            for t in range(sweeps):
+                for i in range(n):
+                    at = slice(int(offsets[i]), int(offsets[i + 1]))
+                    g = self.gradient(q)[at] / temperature(t, sweeps, hot, cold)
+                    e = np.exp(g.min() - g)
+                    q[at] = e / e.sum()
+        s = ReferenceState(q, np.dtype(np.float64))
+        for t in range(chains.polish):
+            old = s.q.copy()
+            self._sweep(s, Order(np.arange(n)))
+            if np.abs(s.q - old).max(initial=0.0) <= chains.tol:
+                return s.q, t + 1
+        return s.q, chains.polish
+
+
+def searched(
+    search: Search,
+    size: float | None,
+    f: float,
+    free_energy: Callable[[float], float],
+    dtype: np.dtype[np.floating],
+) -> tuple[float, float]:
+    """The first step tried that doesn't raise F, and the one to try next.
+
+    Args:
+        search: How to search.
+        size: The step to try first; None at the beginning.
+        f: F before the update.
+        free_energy: F after an update with a given step.
+        dtype: Type of the marginals: says how much F may rise by rounding.
+    """
+    size = search.first if size is None else size
+    while not free_energy(size) <= f + slack(f, dtype) and size > SMALLEST_STEP:
+        size *= search.shrinkage
+    return size, min(search.largest, size * search.growth)
+
+
+class Moments(Protocol):
+    """A state with room for the moments of a rule."""
+
+    u: Array
+    v: Array
+
+
+def moved(
+    s: Moments, plan: Update, theta: Array, target: Array, step: Array,
+    center: Callable[[Array], Array],
+) -> Array:  # fmt: skip
+    """New natural parameters: the formula of every `Kind`, for numpy and for torch.
+
+    Args:
+        s: A state with the moments ``u`` and ``v``, which are moved on.
+        plan: The rule.
+        theta: Natural parameters; arrays of numpy or torch.
+        target: θ*.
+        step: The step of each entry.
+        center: Subtracts each variable's mean over its possible labels.
+    """
+    kind, g1, g2, eps = plan.kind, plan.gamma1, plan.gamma2, plan.epsilon
+    residual = theta - target
+    if kind == Kind.PROXIMAL:
+        return theta - step * residual
+    if kind == Kind.MEAN:
+        return target
+    if kind == Kind.MOMENTUM:
+        s.u = g1 * s.u + (1 - g1) * residual
+        return theta - step * s.u
+    if kind == Kind.MOMENTUM_PRINTED:
+        s.u = g1 * s.u + (1 - g1) * target
+        return theta - step * (theta - s.u)
+    if kind == Kind.ADAM:
+        residual = center(residual)
+        s.u = g1 * s.u + (1 - g1) * residual
+        s.v = g2 * s.v + (1 - g2) * residual**2
+        return theta - step * (s.u / (s.v**0.5 + eps))
+    if kind == Kind.ADAM_PRINTED:
+        target = center(target)
+        s.u = g1 * s.u + (1 - g1) * target
+        s.v = (1 - g2) * s.v + g2 * target**2
+        return theta - step * ((center(theta) - s.u) / (s.v**0.5 + eps))
+    raise NotImplementedError(kind)

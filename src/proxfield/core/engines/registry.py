@@ -1,0 +1,137 @@
+"""The kernel sets by name.
+
+A new set is one module and one entry here; nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from proxfield.core.devices.base import Device
+from proxfield.core.devices.registry import DEVICES, find
+from proxfield.errors import InputError
+
+if TYPE_CHECKING:
+    from proxfield.core.engines.base import Program
+    from proxfield.core.lowering.lowered import Lowered
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """Where the programs of a kernel set are, and what they run on.
+
+    Args:
+        module: The module that makes them.
+        maker: Its function, of (lowered, dtype, threads) and, of torch, the device.
+        torch: Whether it computes with torch, on a device that it is told.
+        anywhere: Whether it runs on every device of torch.
+        triton: Whether the field's filters move to the device too, and batches iterate there.
+        plain_chains: Whether chains are those of the reference, which compute the whole gradient
+            for each variable that moves.
+    """
+
+    module: str
+    maker: str
+    torch: bool = False
+    anywhere: bool = False
+    triton: bool = False
+    plain_chains: bool = False
+
+
+KERNELS: dict[str, KernelSet] = {
+    "reference": KernelSet(
+        "proxfield.core.engines.reference", "ReferenceProgram", plain_chains=True
+    ),
+    "cpu": KernelSet("proxfield.core.engines.numba.programs", "compile_cpu"),
+    "cuda": KernelSet(
+        "proxfield.core.engines.triton.program", "compile_cuda", torch=True, triton=True
+    ),
+    "torch": KernelSet(
+        "proxfield.core.engines.torch.program",
+        "compile_torch",
+        torch=True,
+        anywhere=True,
+        plain_chains=True,
+    ),
+}
+ALL_KERNELS = {**KERNELS, "lazy": KernelSet("proxfield.core.engines.lazy", "compile_lazy")}
+"""Also what `infer` chooses by itself, for small fields on the CPU."""
+MAX_SINGLE_ENERGY = 1e37
+"""Sum of the sizes of all energies above which float32 is refused: it holds up to 3.4e38."""
+
+
+class Placement(NamedTuple):
+    """A kernel set and the device that it runs on."""
+
+    name: str
+    device: Device
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The set of this name."""
+        return ALL_KERNELS[self.name]
+
+    def __str__(self) -> str:
+        """As `placed` reads it: "cpu", "cuda:1", "torch", "torch:mps"."""
+        device = self.device
+        if self.name == device.kind:
+            return device.name
+        return f"{self.name}:{device.name}" if device.separate else self.name
+
+
+def placed(kernels: str) -> Placement:
+    """A kernel set by name, and its device.
+
+    Args:
+        kernels: "cpu", "reference", "cuda", "cuda:1", "torch", "torch:mps" and the like: a set that
+            is named after a device runs there, others on the host unless a device follows.
+
+    Example:
+        >>> placed("reference")
+        Placement(name='reference', device=CpuDevice('cpu'))
+    """
+    name, colon, rest = kernels.partition(":")
+    if name not in ALL_KERNELS or (colon and not ALL_KERNELS[name].torch):
+        raise InputError(f"unknown kernels {kernels!r}, expected one of: {', '.join(KERNELS)}")
+    if name in DEVICES:
+        return Placement(name, find(kernels))
+    device = find(rest if colon else "cpu", any_of_torch=ALL_KERNELS[name].anywhere)
+    if name not in device.kernel_sets:
+        raise InputError(f"kernels={name!r} don't run on device {device.name!r}")
+    return Placement(name, device)
+
+
+def on_host(kernels: str) -> str:
+    """The same set where it runs on the host, else the host's own.
+
+    Example:
+        >>> on_host("reference")
+        'reference'
+    """
+    return "cpu" if placed(kernels).device.separate else kernels
+
+
+def compile_program(
+    lowered: Lowered, kernels: str = "cpu", dtype: str = "float64", threads: int | None = None
+) -> Program:
+    """Pack a lowered field for a kernel set by name; "cuda:1" and "torch:mps" name a device too.
+
+    On a device without float64, programs of that type run on the host.
+    """
+    place = placed(kernels)
+    if dtype not in ("float32", "float64"):
+        raise InputError(f"unknown dtype {dtype!r}, expected float32 or float64")
+    if dtype == "float32" and lowered.magnitude > MAX_SINGLE_ENERGY:
+        raise InputError(
+            f"the energies add up to as much as {lowered.magnitude:.3g} in size, expected at most "
+            f"{MAX_SINGLE_ENERGY:g} for dtype float32 (float64 holds more)"
+        )
+    if dtype == "float64" and not place.device.has_double:
+        place = placed("cpu")
+    found = place.kernels
+    where = {"device": place.device.handle()} if found.torch else {}
+    make = getattr(import_module(found.module), found.maker)
+    program: Program = make(lowered, dtype, threads, **where)
+    return program

@@ -1,0 +1,274 @@
+"""The kernel set "torch": every update in plain torch operations, wherever torch runs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.common.arrays import Array
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.pytorch import need_torch
+from proxfield.core.devices.tensors import Tensor, TorchDevice
+from proxfield.core.engines.base import Program, Rows, State, slack
+from proxfield.core.engines.plan import (
+    SMALLEST_STEP,
+    Chains,
+    Custom,
+    Explored,
+    Order,
+    Plan,
+    Search,
+    Update,
+)
+from proxfield.core.engines.reference import TINY, ReferenceProgram, moved
+from proxfield.core.engines.torch.energy import Energy
+from proxfield.core.engines.torch.moves import softmax
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Floats, Ints
+
+
+class TorchState:
+    """Marginals, natural parameters, moments, the state before.  # (B, n, labels) each"""
+
+    def __init__(self, q: Tensor) -> None:
+        self.q = q
+        self.theta = -torch.log(q.clamp(min=TINY))
+        self.u = torch.zeros_like(q)
+        self.v = torch.zeros_like(q)
+        self.before = q
+        self.sizes: list[float | None] = [None] * len(q)  # the next steps of a `Search`
+
+
+def compile_torch(
+    lowered: Lowered, dtype: str = "float64", threads: int | None = None, device: TorchDevice = None
+) -> TorchProgram:
+    """A program for the kernel set "torch"; on the CPU by default."""
+    return TorchProgram(lowered, dtype, device)
+
+
+class TorchProgram(Program):
+    """See `Program` and, for what each update does, `ReferenceProgram`.
+
+    Several copies of the field with other unary energies can iterate together, as a batch: then F
+    and the changes that `advance` reports are the sum and the largest. Terms without an
+    implementation for "torch" are computed on the host, and so are `descend` and `explore`.
+
+    Args:
+        lowered: The field.
+        dtype: "float32" or "float64".
+        device: Where to compute.
+        unary: Unary energies instead of the field's.  # (B, n, labels)
+        energy: The field's energy, if there is one already.
+        weights: Weights of the edges that were given separately.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        dtype: str = "float64",
+        device: TorchDevice = None,
+        *,
+        unary: Tensor | None = None,
+        energy: Energy | None = None,
+        weights: tuple[Tensor, ...] = (),
+    ) -> None:
+        need_torch()
+        self.lowered = lowered
+        self.layout = lowered.layout
+        self.dtype = np.dtype(dtype)
+        self.device = torch.device("cpu" if device is None else device)
+        kind = getattr(torch, self.dtype.name)
+        self.field = Energy(lowered, kind, self.device) if energy is None else energy
+        self.unary = self.field.unary if unary is None else unary
+        self.weights = weights
+        self.padding = self.field.padding
+
+    # ---- states ----
+
+    def start(self, q: Floats) -> State:
+        flat = self.field.tensor(q)[None].expand(len(self.unary), -1)
+        return self.start_from(self.padding.pad(flat, 0.0))
+
+    def start_from(self, q: Tensor) -> State:
+        """A state at these marginals.  # (B, n, labels)"""
+        return State(TorchState(q))
+
+    def tensor(self, state: State) -> Tensor:
+        """The marginals, on the device.  # (B, n, labels)"""
+        return state.arrays.q
+
+    def _host(self, padded: Tensor) -> NDArray[np.float64]:
+        out = self.padding.flatten(padded)[0].detach().cpu().numpy()
+        return np.array(out, dtype=np.float64)
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
+        return self._host(state.arrays.q)
+
+    def set_unary(self, energies: Array, at: Ints | None = None) -> None:
+        self._write_unary(energies, at)
+        self.unary = self.padding.pad(self.field.tensor(self.lowered.unary)[None], np.inf)
+
+    # ---- energies ----
+
+    def _gradient(self, q: Tensor) -> Tensor:
+        out = self.field.gradient(q, self.unary, *self.weights)
+        for term in self.field.unknown:  # through the host, image by image
+            flat = self.padding.flatten(q).cpu().double().numpy()
+            extra = np.zeros_like(flat)
+            for image, mine in zip(extra, flat, strict=True):
+                term.add_gradient(self.layout, mine, image)
+            out = out + self.padding.pad(self.field.tensor(extra), 0.0)
+        return out
+
+    def _free_energy(self, q: Tensor) -> Tensor:
+        out = self.field.free_energy(q, self.unary, *self.weights)
+        for term in self.field.unknown:
+            flat = self.padding.flatten(q).cpu().double().numpy()
+            extra = [term.energy(self.layout, mine) for mine in flat]
+            out = out + torch.as_tensor(extra, dtype=self.field.sums, device=self.device)
+        return out
+
+    def gradient(self, q: Floats) -> NDArray[np.float64]:
+        with torch.no_grad():
+            padded = self.padding.pad(self.field.tensor(q)[None], 0.0)
+            return self._host(self._gradient(padded))
+
+    def free_energy(self, state: State) -> float:
+        with torch.no_grad():
+            return float(self._free_energy(state.arrays.q).sum())
+
+    # ---- updates ----
+
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        energies: list[float] = []
+        changes: list[float] = []
+        s = state.arrays
+        scale: Tensor | float = 1.0
+        earlier = None
+        with torch.no_grad():
+            for _ in range(n):
+                f = self._free_energy(s.q) if trace else None
+                energies.append(np.nan if f is None else float(f.sum()))
+                old = s.q
+                if isinstance(plan, Custom):
+                    scale = self._custom(s, plan, state)
+                else:
+                    scale = self.update(s, plan, f)
+                changes.append(largest((s.q - old).abs() / scale))
+                earlier, s.before = s.before, old
+                if not changes[-1] > tol:  # NaN ends it too
+                    break
+            period2 = np.inf if earlier is None else largest((s.q - earlier).abs() / scale)
+        return Rows(np.array(energies), np.array(changes), period2)
+
+    def update(self, s: TorchState, plan: Update | Order, f: Tensor | None = None) -> Tensor:
+        """One update of a state, in operations that autograd can record.
+
+        Args:
+            s: The state; its tensors are replaced, not written to.
+            plan: How it moves.
+            f: F of each image, if it is known.  # (B,)
+
+        Returns:
+            The step: what changes of q are measured by.
+        """
+        if isinstance(plan, Order):
+            return self._sweep(s, plan)
+        if plan.watches and f is None:
+            with torch.no_grad():
+                f = self._free_energy(s.q)
+        return self._parallel(s, plan, f)
+
+    def _parallel(self, s: TorchState, plan: Update, f: Tensor) -> Tensor:
+        target = plan.inverse_temperature * self._gradient(s.q)
+        impossible = torch.isinf(target)
+        target = torch.where(impossible, torch.zeros_like(target), target)
+        theta = torch.where(impossible | torch.isinf(s.theta), target, s.theta)
+        infinite = torch.full_like(theta, torch.inf)
+        step = self.field.tensor(plan.step)[None, :, None]  # (1, n, 1)
+        if plan.adaptive:
+            certain = step if plan.fallback is None else self.field.tensor(plan.fallback)
+            certain = certain.reshape(1, -1, 1)
+            spread = (4 * s.q * (1 - s.q)).amax(dim=-1, keepdim=True)
+            step = 1 / (1 + (1 / step - 1) * spread)
+            trial = torch.where(impossible, infinite, theta - step * (theta - target))
+            slacks = [slack(float(x), self.dtype) for x in f]
+            allowed = f + torch.as_tensor(slacks, dtype=f.dtype, device=f.device)
+            rose = self._free_energy(softmax(trial)) > allowed
+            step = torch.where(rose[:, None, None], certain, step)
+
+        if plan.search is not None:
+            step = self._searched(s, plan.search, theta, theta - target, f, impossible)
+
+        def center(x: Tensor) -> Tensor:
+            """Subtract the mean over possible labels."""
+            count = (~impossible).sum(dim=-1, keepdim=True).clamp(min=1)
+            kept = torch.where(impossible, torch.zeros_like(x), x)
+            return x - kept.sum(dim=-1, keepdim=True) / count
+
+        s.theta = torch.where(impossible, infinite, moved(s, plan, theta, target, step, center))
+        s.q, old = softmax(s.theta), s.q
+        if plan.kind.averages_marginals:
+            mixed = (1 - step) * old + step * s.q
+            mixed = torch.where(impossible, torch.zeros_like(mixed), mixed)
+            s.q = mixed / mixed.sum(dim=-1, keepdim=True)
+        return step
+
+    def _searched(
+        self, s: TorchState, search: Search, theta: Tensor, residual: Tensor, f: Tensor,
+        impossible: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """The step of each image: the first tried that doesn't raise its F.  # (B, 1, 1)"""
+        sizes = [search.first if size is None else size for size in s.sizes]
+        bounds = [float(x) + slack(float(x), self.dtype) for x in f]
+        trying = [True] * len(sizes)
+        with torch.no_grad():
+            while any(trying):
+                step = torch.as_tensor(sizes, dtype=theta.dtype, device=theta.device)
+                trial = theta - step[:, None, None] * residual
+                trial = torch.where(impossible, torch.full_like(trial, torch.inf), trial)
+                found = self._free_energy(softmax(trial)).tolist()
+                for k, (new, bound) in enumerate(zip(found, bounds, strict=True)):
+                    trying[k] = trying[k] and not new <= bound and sizes[k] > SMALLEST_STEP
+                    sizes[k] *= search.shrinkage if trying[k] else 1.0
+        s.sizes = [min(search.largest, size * search.growth) for size in sizes]
+        return torch.as_tensor(sizes, dtype=theta.dtype, device=theta.device)[:, None, None]
+
+    def _sweep(self, s: TorchState, plan: Order) -> float:
+        """Groups of variables that don't interact, or single ones, one after another."""
+        self.need_visits(plan)
+        variables = plan.variables
+        if plan.shuffle is not None:
+            variables = plan.shuffle.permutation(variables)
+        bounds = np.arange(len(variables) + 1) if plan.starts is None else plan.starts
+        order = torch.as_tensor(np.ascontiguousarray(variables), device=self.device)
+        s.q, s.theta = s.q.clone(), s.theta.clone()  # the state before is still needed
+        for first, end in pairwise(bounds):
+            mine = order[int(first) : int(end)]
+            g = plan.inverse_temperature * self._gradient(s.q)[:, mine]
+            stuck = torch.isinf(g).all(dim=-1, keepdim=True)
+            s.theta[:, mine] = torch.where(stuck, s.theta[:, mine], g)
+            s.q[:, mine] = torch.where(stuck, s.q[:, mine], softmax(g))
+        return 1.0
+
+    def _custom(self, s: TorchState, plan: Custom, state: State) -> float:
+        theta, q, g = (self._host(x) for x in (s.theta, s.q, self._gradient(s.q)))
+        new = plan.function(theta, q, g, state.memory)
+        s.theta = self.padding.pad(self.field.tensor(new)[None], np.inf)
+        s.q = softmax(s.theta)
+        return plan.step
+
+    # ---- labellings ----
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        return ReferenceProgram(self.lowered).descend(labels, sweeps)
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        return ReferenceProgram(self.lowered).explore(chains, threads)
+
+
+def largest(change: Tensor) -> float:
+    """The largest entry; NaN if there is one."""
+    return float(change.max()) if change.numel() else 0.0

@@ -1,0 +1,610 @@
+"""Many fields iterated together on a GPU, each until it has converged by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
+from proxfield.core.engines.base import ROUNDING_FACTOR, Batch, Rows, slack
+from proxfield.core.engines.plan import Update
+from proxfield.core.engines.triton import launch
+from proxfield.core.engines.triton import state as states
+from proxfield.core.engines.triton.device_pack import (
+    BinaryTensors,
+    Joined,
+    Tensors,
+    download,
+    from_numpy,
+    upload,
+)
+from proxfield.core.engines.triton.general_pack import GeneralTensors
+from proxfield.core.engines.triton.graphs import LENGTHS, LENGTHS_WITH_TERMS, Graphs
+from proxfield.core.engines.triton.natural_parameters import Natural
+from proxfield.core.engines.triton.planes_pack import PlaneTensors, suits
+from proxfield.core.engines.triton.state import BatchState, Slot, default_device
+from proxfield.core.engines.triton.update import arithmetic, kinds
+from proxfield.core.engines.triton.update import pairs as pairs_kernel
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Floats
+from proxfield.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from proxfield.core.engines.triton.terms.base import DeviceTerm
+
+LAUNCHES_PER_CHECK = 256
+"""Launches between two looks at whether all is done."""
+
+
+Pack = BinaryTensors | GeneralTensors | PlaneTensors
+
+
+def packed(joined: Joined, tensors: Tensors, form: str | None) -> Pack:
+    """Fields as the kernels read them, in the form that fits best unless one is named."""
+    if joined.binary:
+        return BinaryTensors(joined, tensors, form)
+    if form == "planes" or (form is None and suits(joined)):
+        return PlaneTensors(joined, tensors)
+    return GeneralTensors(joined, tensors, form)
+
+
+class BatchProgram(Batch[Update, BatchState]):
+    """Several lowered fields as one program.
+
+    Fields may differ in everything but must all be binary Ising fields to run on the compact
+    kernels. Small fields run many updates inside one launch, on one multiprocessor each or
+    (see `team`) on several.
+
+    Args:
+        lowereds: The fields.
+        dtype: Type of the state, "float32" or "float64"; sums are float64.
+        device: A CUDA device.
+        form: How to store couplings, for tests; see `device_pack`.
+
+    Example:
+        >>> batch = BatchProgram([field.lower() for field in fields])  # doctest: +SKIP
+        >>> state = batch.start([np.full(f.layout.size, 0.5) for f in fields])  # doctest: +SKIP
+        >>> rows = batch.advance_each(state, plan, 100, 1e-3, True)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        lowereds: list[Lowered],
+        dtype: str = "float32",
+        device: TorchDevice = None,
+        form: str | None = None,
+    ) -> None:
+        self.device = default_device(device)
+        self.dtype = dtype
+        self.joined = Joined(lowereds)
+        self.tensors = Tensors(dtype, self.device)
+        self.binary = self.joined.binary
+        self.natural = Natural(self.joined, self.device)
+        self.terms: list[DeviceTerm] = []
+        """Terms iterated on their own (see `gpu.terms`), and whether graphs can hold them.
+
+        With several fields, of the same size, each term is of all of them: it gives an energy for
+        each field.
+        """
+        self.capturable = True
+        self.pack = packed(self.joined, self.tensors, form)
+        self.small = self.pack.form in ("small", "team")
+        self.per_state = self.joined.n if self.binary else self.joined.size
+        if isinstance(self.pack, PlaneTensors):
+            self.per_state = self.pack.stride
+        self.front = self.pack.front
+        padded = -(-max(1, self.per_state) // 16) * 16
+        self.stride = max(padded, self.pack.stride)
+        self.inside = slice(self.front, self.front + self.per_state)
+        """A buffer without its padding."""
+        self.fields = len(lowereds)
+        sizes = np.diff(self.joined.bounds)
+        self.equal = bool((sizes == sizes[:1]).all()) and (self.binary or self.joined.common > 0)
+        """Whether all fields have the same number of entries."""
+        self._each = torch.arange(self.fields, device=self.device)
+        self._pool: list[Slot] = []
+        self._slots: WeakSet[Slot] = WeakSet()
+        self._exact: BatchProgram | None = None
+        self.version = 0
+        """Which unary energies these are: how often there were other ones."""
+        self.set_unary(from_numpy(self.joined.unary))
+
+    @property
+    def held(self) -> bool:
+        """Whether each field's state is with one program, which keeps it in the first buffer."""
+        return self.small and isinstance(self.pack, BinaryTensors) and not self.pack.shared
+
+    # ---- states ----
+
+    def _slot(self) -> Slot:
+        if self._pool:
+            return self._pool.pop()
+        kind, device = self.tensors.dtype, self.device
+        real = {"dtype": torch.float64, "device": device}
+        spins = self.stride + 16 if self.binary and self.small else 1  # read past by empty fields
+        n = max(1, self.joined.n)
+        slot = Slot(
+            buffers=torch.zeros((arithmetic.BUFFERS, self.stride), dtype=kind, device=device),
+            spins=torch.zeros((arithmetic.BUFFERS, spins), dtype=kind, device=device),
+            board=torch.zeros((self.fields, arithmetic.BOARD), dtype=torch.int32, device=device),
+            numbers=torch.zeros((self.fields, arithmetic.BOARD), **real),
+            parameters=torch.zeros(arithmetic.PARAMETERS, **real),
+            step=torch.ones(n, dtype=kind, device=device),
+            safe=torch.ones(n, dtype=kind, device=device),
+            parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
+            out=torch.zeros((2, self.fields, states.CAPACITY), **real),
+            graphs=Graphs(device, LENGTHS_WITH_TERMS if self.terms else LENGTHS),
+        )
+        self._slots.add(slot)
+        self._set_constants(slot)
+        if self.terms:
+            slot.shift = torch.zeros(self.stride, dtype=kind, device=device)
+            slot.q = torch.zeros(self.joined.size, dtype=kind, device=device)
+        return slot
+
+    def start(self, q: Sequence[Floats]) -> BatchState:
+        """A state at the marginals of each field."""
+        if not len(q):
+            return self.start_from(torch.zeros(0, dtype=torch.float64, device=self.device))
+        return self.start_from(
+            upload([np.asarray(each) for each in q], self.device).to(torch.float64)
+        )
+
+    def start_from(self, q: Tensor) -> BatchState:
+        """A state at the marginals of all fields, as one tensor.  # (size,)"""
+        pending = np.zeros(self.fields, dtype=bool)
+        if self.any_gone:
+            weight = (self.gone & (q > 1e-30)).cpu().numpy()
+            entry = self.joined.offsets[self.joined.bounds]
+            pending = np.array([bool(weight[a:b].any()) for a, b in pairwise(entry)])
+        state = BatchState(self._slot(), self._pool, pending)
+        self.set_marginals(state, q)
+        for moment in (state.slot.u, state.slot.v):
+            if moment is not None:
+                moment.zero_()
+        state.slot.board.zero_()
+        state.slot.numbers[:, [arithmetic.SIZE, arithmetic.USED]] = 0.0
+        return state
+
+    def set_marginals(self, state: BatchState, q: Tensor) -> None:
+        """Put a state at other marginals, moments kept; all its buffers hold them.  # (size,)"""
+        slot = state.slot
+        value = self.natural.of(q.to(torch.float64))
+        if isinstance(self.pack, PlaneTensors):
+            value = self.pack.stored(value)
+        slot.buffers[:, self.inside] = value.to(self.tensors.dtype)
+        if self.binary and self.small:
+            slot.spins[:, : self.per_state] = (0.5 * torch.tanh(value)).to(self.tensors.dtype)
+
+    def copy(self, state: BatchState) -> BatchState:
+        """A state that moves on its own from here."""
+        old = state.slot
+        out = BatchState(self._slot(), self._pool, state.pending.copy(), known=state.known)
+        new = out.slot
+        for name in ("buffers", "spins", "board", "numbers"):
+            getattr(new, name).copy_(getattr(old, name))
+        for name in ("u", "v"):
+            held = getattr(old, name)
+            if held is None:
+                if getattr(new, name) is not None:
+                    getattr(new, name).zero_()
+            elif getattr(new, name) is None:
+                setattr(new, name, held.clone())
+            else:
+                getattr(new, name).copy_(held)
+        out.extra = {k: v.clone() if hasattr(v, "clone") else v for k, v in state.extra.items()}
+        return out
+
+    def residual_each(self, state: BatchState) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """max |softmax(−g(q)) − q| of each field, and how much of it rounding may cause."""
+        q = self.tensor(state, torch.float64)
+        g = self.look(q)[1]
+        low = -self.natural.most(-torch.where(torch.isnan(g), np.inf, g))
+        counts = torch.as_tensor(np.diff(self.joined.offsets)).to(self.device)
+        low = torch.repeat_interleave(low, counts, output_size=len(g))
+        target = torch.exp(torch.where(torch.isinf(low), 0.0, low) - g)
+        target = target / self.natural.sums(target)
+        if self.any_gone:  # no weight on impossible labels; where one is left, it has all of it
+            target = torch.where(self.gone, 0.0, target)
+            left = self.natural.sums((~self.gone).to(torch.float64))
+            target = torch.where(~self.gone & (left == 1.0), 1.0, target)
+        gap = (target - q).abs()
+        size = torch.maximum(finite_size(g), finite_size(self.unary))
+        eps = float(np.finfo(self.dtype).eps)
+        rounding = ROUNDING_FACTOR * eps * q * (1.0 - q) * size
+        entry = self.joined.offsets[self.joined.bounds]
+        both = torch.stack([gap, rounding]).cpu().numpy()
+        worst = [both[:, a:b].max(axis=1, initial=0.0) for a, b in pairwise(entry)]
+        return np.array([w[0] for w in worst]), np.array([w[1] for w in worst])
+
+    def _buffer(self, state: BatchState, ago: int = 0) -> Tensor:
+        """The natural parameters some updates ago, without asking the device which they are."""
+        slot = state.slot
+        if self.held:
+            return slot.buffers[0, self.inside]
+        if self.fields == 1:
+            value = slot.buffers[self._which(slot, ago)[0], self.inside]
+            return self.pack.listed(value) if isinstance(self.pack, PlaneTensors) else value
+        if self.equal:
+            return self._present(slot, ago)
+        entries = self._field_of_entries
+        at = torch.arange(self.per_state, device=self.device)
+        return slot.buffers[self._which(slot, ago)[entries], at]
+
+    def _which(self, slot: Slot, ago: int) -> Tensor:
+        return (
+            slot.board[:, arithmetic.TICK].long() + arithmetic.BUFFERS - ago
+        ) % arithmetic.BUFFERS
+
+    @cached_property
+    def _field_of_entries(self) -> Tensor:
+        bounds = self.joined.bounds if self.binary else self.joined.offsets[self.joined.bounds]
+        fields = np.repeat(np.arange(self.fields), np.diff(bounds))
+        return torch.as_tensor(fields).to(self.device)
+
+    def tensor(self, state: BatchState, dtype: TorchDtype | None = None) -> Tensor:
+        """Marginals of all fields on the device, normalized.  # (size,)"""
+        value = self._buffer(state).to(self.tensors.dtype if dtype is None else dtype)
+        q = self.natural.marginals(value)
+        if self.binary and self.any_gone:  # no weight at all once an update cleared them
+            gone = self.gone
+            if state.pending.any():
+                entries = np.diff(self.joined.offsets[self.joined.bounds])
+                left = torch.as_tensor(np.repeat(state.pending, entries)).to(self.device)
+                gone = gone & ~left
+            pairs, none = q.reshape(-1, 2), gone.reshape(-1, 2)
+            q = torch.where(none, 0.0, torch.where(none.flip(1), 1.0, pairs)).ravel()
+        return q
+
+    def marginals_each(self, state: BatchState) -> list[NDArray[np.float64]]:
+        """Marginals of each field, on the host."""
+        q = download(self.tensor(state, torch.float64))
+        entry = self.joined.offsets[self.joined.bounds]
+        return [q[a:b] for a, b in pairwise(entry)]
+
+    # ---- updates ----
+
+    def warm_up(self, plan: Update, state: BatchState, trace: bool) -> None:
+        """An iteration and an evaluation of F, of a copy."""
+        scratch = self.copy(state)
+        self.advance_each(scratch, plan, 1, 0.0, trace)
+        self.free_energy_each(scratch)
+
+    def advance_each(
+        self,
+        state: BatchState,
+        plan: Update,
+        n: int,
+        tol: float,
+        trace: bool,
+        wanted: NDArray[np.bool_] | None = None,
+    ) -> list[Rows]:
+        """Up to ``n`` updates of each field; each stops after one that changed under ``tol``.
+
+        Args:
+            state: Where the fields stand; changed in place.
+            plan: How they move: steps of all variables, numbered through.
+            n: Maximum number of updates.
+            tol: The change of q under which a field is done.
+            trace: Is F of every state wanted?
+            wanted: Which fields to move (all by default); the others stay.  # (fields,)
+        """
+        if plan.watches and not plan.proximal:
+            raise UnsupportedError("steps that look at F are for proximal updates")
+        if plan.search is not None and self.small:
+            return self._searched_apart(state, plan, n, tol, wanted)
+        pieces: list[list[Rows]] = [[] for _ in range(self.fields)]
+        active = np.full(self.fields, n > 0 and self.joined.n > 0)
+        if wanted is not None:
+            active &= wanted
+        left = n
+        if n > 0 and not self.joined.n:
+            return [self._empty() for _ in range(self.fields)]
+        while active.any():
+            # the first update clears impossible labels; F exists from then on
+            some = 1 if state.pending.any() else min(left, states.CAPACITY)
+            self._upload(state, plan, some, tol, active)
+            self._launch(state.slot, plan, trace or plan.watches, some)
+            found = self._fetch(state, plan, some)
+            left -= some
+            for k in np.flatnonzero(active):
+                rows = found[k]
+                pieces[k].append(rows)
+                active[k] = left > 0 and len(rows) == some and rows.change[-1] > tol
+            if state.pending.any():
+                state.pending[:] = False
+                self._set_constants(state.slot)
+        return [_join(rows) for rows in pieces]
+
+    def _searched_apart(
+        self, state: BatchState, plan: Update, n: int, tol: float,
+        wanted: NDArray[np.bool_] | None,
+    ) -> list[Rows]:  # fmt: skip
+        """The same for small fields: those that run in one launch have no step of their own."""
+        other = self.unfused
+        apart = other.start_from(self.tensor(state, torch.float64))
+        sizes = [arithmetic.SIZE, arithmetic.USED]
+        apart.pending = state.pending.copy()
+        apart.slot.numbers[:, sizes] = state.slot.numbers[:, sizes]
+        rows = other.advance_each(apart, plan, n, tol, True, wanted)
+        self.set_marginals(state, other.tensor(apart, torch.float64))
+        state.slot.numbers[:, sizes] = apart.slot.numbers[:, sizes]
+        state.pending = apart.pending
+        return rows
+
+    @cached_property
+    def unfused(self) -> BatchProgram:
+        """The same fields with one launch per update."""
+        form = "slices" if self.binary else "tiles"
+        out = BatchProgram(self.joined.lowereds, self.dtype, self.device, form)
+        out.set_unary(self.unary)
+        return out
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """The field of each variable, on the device.  # (n,)"""
+        return torch.as_tensor(self.joined.owner()).to(self.device)
+
+    def _empty(self) -> Rows:
+        """A field without variables doesn't change."""
+        return Rows(np.array([np.nan]), np.zeros(1), 0.0)
+
+    def _upload(
+        self, state: BatchState, plan: Update, n: int, tol: float, active: NDArray[np.bool_]
+    ) -> None:
+        slot = state.slot
+        begin = np.zeros((self.fields, arithmetic.BOARD), dtype=np.int32)
+        begin[:, arithmetic.DONE] = ~active
+        begin[:, arithmetic.LIMIT] = n
+        slot.board[:, 1:] = torch.as_tensor(begin[:, 1:]).to(self.device)
+        if state.pending.any():
+            infinite = torch.as_tensor(state.pending).to(self.device)
+            slot.numbers[:, arithmetic.CONSTANT] = torch.where(
+                infinite, np.inf, self.pack.constants
+            )
+        numbers = np.zeros(arithmetic.PARAMETERS)
+        numbers[arithmetic.BETA] = plan.inverse_temperature
+        numbers[arithmetic.GAMMA1], numbers[arithmetic.GAMMA2] = plan.gamma1, plan.gamma2
+        numbers[arithmetic.EPSILON] = plan.epsilon
+        numbers[arithmetic.TOL] = tol
+        numbers[arithmetic.STEP], numbers[arithmetic.INVERSE] = plan.step[0], 1.0 / plan.step[0]
+        numbers[arithmetic.SLACK] = slack(0.0, np.dtype(self.dtype))
+        if plan.search is not None:
+            search, size = plan.search, slot.numbers[:, arithmetic.SIZE]
+            numbers[arithmetic.GROWTH] = search.growth
+            numbers[arithmetic.SHRINKAGE] = search.shrinkage
+            numbers[arithmetic.LARGEST] = search.largest
+            size.copy_(torch.where(size > 0, size, search.first))
+            self._set_step(slot)
+        slot.parameters.copy_(torch.as_tensor(numbers))
+        if slot.plan is not plan:
+            slot.plan = plan
+            slot.flat = plan.search is None and bool((plan.step == plan.step[0]).all())
+            if not slot.flat and plan.search is None:
+                slot.step.copy_(from_numpy(plan.step))
+            if plan.adaptive:
+                safe = plan.step if plan.fallback is None else plan.fallback
+                slot.step.copy_(from_numpy(plan.step))
+                slot.safe.copy_(from_numpy(safe))
+        for name in plan.kind.moment_names:
+            if getattr(slot, name) is None:
+                zeros = torch.zeros(self.stride, dtype=self.tensors.dtype, device=self.device)
+                setattr(slot, name, zeros)
+
+    def _launch(self, slot: Slot, plan: Update, trace: bool, n: int) -> None:
+        flat, search = slot.flat and not plan.adaptive, plan.search is not None
+        flags = launch.Flags(int(plan.kind), plan.adaptive, trace, flat, search)
+        if self.small:
+            launch.run(self, slot, flags)
+            return
+
+        def once() -> None:
+            self._step(slot, flags)
+
+        launches = n + plan.watches  # it learns F of the last state from one launch more
+        key = (flags, getattr(self.pack, "hard", False))
+        while launches:
+            some = min(launches, LAUNCHES_PER_CHECK)
+            slot.graphs.repeat(key, once, some, self.capturable)
+            launches -= some
+            if (launches or plan.watches) and bool((slot.board[:, arithmetic.DONE] != 0).all()):
+                return
+            if launches == 0 and plan.watches:  # some were made again
+                launches = LAUNCHES_PER_CHECK if n > LAUNCHES_PER_CHECK else max(1, n // 4)
+
+    def _step(self, slot: Slot, flags: launch.Flags) -> None:
+        """One iteration of all fields that aren't done."""
+        if self.terms:
+            self._add_terms(slot)
+        launch.step(self, slot, flags)
+        launch.finish(self, slot, flags)
+        if flags.search:
+            self._set_step(slot)
+
+    def _set_step(self, slot: Slot) -> None:
+        """Every variable takes its field's step."""
+        slot.step.copy_(slot.numbers[:, arithmetic.SIZE][self.owner])
+
+    def _add_terms(self, slot: Slot) -> None:
+        assert slot.q is not None and slot.shift is not None, "made with the slot"
+        pairs = all(getattr(term, "of_pairs", False) for term in self.terms)
+        if pairs and self.equal and self.joined.common == 2:
+            each = self.joined.size // self.fields
+            pairs_kernel.read(slot, self.front, self.stride, self.fields, each)
+        else:
+            slot.q.copy_(self.natural.marginals(self._present(slot)))
+            slot.shift.zero_()
+        shift = slot.shift[: self.joined.size]
+        energies = [term.add_gradient(slot.q, shift) for term in self.terms]
+        slot.numbers[:, arithmetic.EXTRA] = sum(energies[1:], energies[0].to(torch.float64))
+
+    def _present(self, slot: Slot, ago: int = 0) -> Tensor:
+        """The natural parameters of all fields, by operations that a graph can hold."""
+        if self.fields == 1:
+            return slot.buffers.index_select(0, self._which(slot, ago))[0, self.inside]
+        fields = slot.buffers[:, self.inside].unflatten(1, (self.fields, -1))
+        return fields[self._which(slot, ago), self._each].ravel()  # each has its own buffer
+
+    def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
+        """The rows of each field: one copy to the host."""
+        slot = state.slot
+        twice = slot.numbers[:, 4] if self.held else self._twice(state, plan)
+        found = torch.cat(
+            [
+                slot.board[:, arithmetic.ROW].double()[:, None],
+                twice[:, None],
+                slot.out[0, :, :n],
+                slot.out[1, :, :n],
+            ],
+            1,
+        ).cpu()
+        rows = []
+        for line in found.numpy():
+            count = int(line[0])
+            f, change = line[2 : 2 + count].copy(), line[2 + n : 2 + n + count].copy()
+            rows.append(Rows(f, change, float(line[1])))
+        return rows
+
+    def _twice(self, state: BatchState, plan: Update) -> Tensor:
+        """Largest difference from two updates before, over the step, of each field."""
+        a, b, c = (self.natural.plain(self._buffer(state, ago)) for ago in (0, 2, 1))
+        gap = (a - b).abs()
+        if not self.binary:
+            gap = self.natural.most(gap)
+        gap = gap.to(torch.float64)
+        if plan.adaptive:
+            spread = 1 - 4 * c * c if self.binary else self.natural.most(4 * c * (1 - c))
+            slot = state.slot
+            trial = slot.board[:, arithmetic.TRIAL] != 0
+            if self.fields > 1:
+                trial = trial[self.owner]
+            inverse = torch.where(trial, 1 + (1 / slot.step - 1) * spread, 1 / slot.safe)
+            gap = gap * inverse
+        elif plan.search is not None:
+            gap = gap / state.slot.numbers[:, arithmetic.USED][self.owner].clamp(min=1e-30)
+        elif state.slot.flat:
+            gap = gap / float(plan.step[0])
+        else:
+            gap = gap / state.slot.step
+        if self.fields == 1:
+            return gap.max()[None]
+        if self.equal:
+            return gap.reshape(self.fields, -1).amax(1).clamp(min=0.0)
+        bounds = torch.as_tensor(self.joined.bounds).to(self.device)
+        return torch.segment_reduce(gap, "max", offsets=bounds, initial=0.0)
+
+    # ---- looking ----
+
+    def set_unary(self, unary: Tensor) -> None:
+        """Replace the unary energies of all fields.
+
+        States at hand see the new energies too; the fields' own arrays stay as they were.
+
+        Args:
+            unary: # (size,)
+        """
+        self.version += 1
+        # a copy: what the caller does with the tensor, or we with ours, doesn't matter
+        self.unary = unary.detach().to(self.device, copy=True).to(torch.float64)
+        self.gone = torch.isinf(self.unary)
+        self.any_gone = bool(self.gone.any())
+        self.pack.set_unary(self.unary)
+        for slot in self._slots:
+            self._set_constants(slot)
+        if self._exact is not None:
+            self._exact.set_unary(unary)
+        if "unfused" in self.__dict__:
+            self.unfused.set_unary(unary)
+
+    def _set_constants(self, slot: Slot) -> None:
+        slot.numbers[:, arithmetic.CONSTANT] = self.pack.constants
+
+    @property
+    def exact(self) -> BatchProgram:
+        """The same fields in float64, for F as it is reported; made when first used."""
+        if self.dtype == "float64" and not self.small:
+            return self
+        if self._exact is None:
+            form = "planes" if self.pack.form == "planes" else "tiles"
+            if self.binary:
+                form = "slices" if self.small else self.pack.form
+            pack = self.pack
+            if isinstance(pack, GeneralTensors) and form == pack.form and not pack.coupled:
+                self._exact = self._in_double(pack)
+            else:
+                self._exact = BatchProgram(self.joined.lowereds, "float64", self.device, form)
+            self._exact.terms = self.exact_terms()
+            self._exact.set_unary(self.unary)
+        return self._exact
+
+    def _in_double(self, pack: GeneralTensors) -> BatchProgram:
+        """The same program with numbers in float64, where no coupling was rounded to float32."""
+        out = copy.copy(self)
+        out.__dict__.pop("unfused", None)
+        out.dtype, out.tensors = "float64", Tensors("float64", self.device)
+        out.pack = pack.retyped(out.tensors)
+        out._pool, out._slots, out._exact = [], WeakSet(), None
+        return out
+
+    def exact_terms(self) -> list[DeviceTerm]:
+        """The terms of `terms` in float64."""
+        return []
+
+    def look(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """F of each field and dE/dq at normalized marginals, all in float64.
+
+        Args:
+            q: # (size,)
+
+        Returns:
+            F (fields,) and the gradient (size,), on the device. For binary fields a variable's
+            gradient is that of its unary energies' mean plus and minus half the difference.
+        """
+        me = self.exact
+        state = me.start_from(q)
+        slot = state.slot
+        if slot.u is None:
+            slot.u = torch.zeros(me.stride, dtype=torch.float64, device=self.device)
+        slot.board[:, arithmetic.LIMIT] = 1
+        slot.parameters.fill_(1.0)
+        slot.plan = None
+        if me.joined.n:
+            me._step(slot, launch.Flags(kinds.LOOK, False, True, True))
+        else:
+            slot.out[0, :, 0] = slot.numbers[:, arithmetic.CONSTANT]
+        f, g = slot.out[0, :, 0].clone(), slot.u[: me.per_state].clone()
+        if isinstance(me.pack, PlaneTensors):
+            g = me.pack.listed(g)
+        if self.binary:
+            mean = self.unary.reshape(-1, 2).mean(1)
+            g = torch.stack([mean - 0.5 * g, mean + 0.5 * g], 1).ravel()
+        return f, g
+
+    def free_energy_each(self, state: BatchState) -> NDArray[np.float64]:
+        """F of each field at the marginals that `marginals_each` gives, in float64.  # (fields,)"""
+        f = self.look(self.tensor(state, torch.float64))[0].cpu().numpy()
+        return np.where(state.pending, np.inf, f)
+
+
+def finite_size(values: Tensor) -> Tensor:
+    """|values| where they are finite, else 0."""
+    return torch.where(torch.isfinite(values), values.abs(), 0.0)
+
+
+def _join(rows: list[Rows]) -> Rows:
+    if len(rows) == 1:
+        return rows[0]
+    none = [np.zeros(0)]
+    return Rows(
+        np.concatenate(none + [r.free_energy for r in rows]),
+        np.concatenate(none + [r.change for r in rows]),
+        rows[-1].period2 if rows else np.inf,
+    )

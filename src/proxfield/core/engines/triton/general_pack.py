@@ -1,0 +1,301 @@
+"""Fields of any kind as tiles of variables by labels, for the kernels of `gpu.general`."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.devices.cuda import torch
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.engines.triton.device_pack import (
+    SMALL_WORK,
+    Blocks,
+    Joined,
+    Tensors,
+    power_of_two,
+)
+from proxfield.core.terms.base import Floats, Ints
+
+TILE = 1024
+"""Entries of a tile."""
+TABLE_TILE, TABLE_WARPS = 32, 1
+"""The same for pairwise tables of large fields, and the warps of a program."""
+TABLE_LABELS = 8
+"""Labels of a neighbor whose entries of a table are read at a time."""
+WIDE_TABLE_LABELS = 21
+"""The same for large fields with more than 16 labels, at most."""
+OWN_BLOCK = 128
+"""Variables in a block where most edges have a table of their own."""
+OWN_SHARE = 0.5
+"""Tables per edge from which on they are stored in the order in which they are read."""
+OWN_LOADS = 64
+"""Numbers of a table that a thread reads at a time."""
+OWN_LABELS = 16
+"""Labels up to which a thread holds those of a variable."""
+
+
+def agreements_of(
+    joined: Joined, constants: NDArray[np.float64]
+) -> tuple[Ints, Ints, NDArray[np.float64]]:
+    """Energies w·[x_i = x_j] in both directions; each field's constants are added to.
+
+    Returns:
+        The variable where it is wanted, the other one, and the weight, of each.
+    """
+    ends, weights = [], []
+    for name, scale, constant in (("potts", -1.0, 1.0), ("ising", 2.0, -1.0)):
+        edges, w = joined.edges(name)
+        # w·[x ≠ y] = w − w·[x = y];  J·s·t = 2J·[s = t] − J
+        owner = np.searchsorted(joined.bounds, edges[:, 0], side="right") - 1
+        np.add.at(constants, owner, constant * w)
+        ends.append(edges)
+        weights.append(scale * w)
+    edges, w = np.concatenate(ends), np.concatenate(weights)
+    return edges.T.ravel(), edges[:, ::-1].T.ravel(), np.concatenate([w, w])
+
+
+class Bucket:
+    """Blocks of variables with about as many labels each, and their slices as tensors.
+
+    ``arguments`` are the kernels' tensors from ``a_start`` to ``f_edges``, in that order. If
+    ``own``, tables of pairs are stored for each slice, with the block's variables fastest.
+    """
+
+    def __init__(self, pack: GeneralTensors, which: Ints, labels: int) -> None:
+        joined, t = pack.joined, pack.tensors
+        self.labels = labels
+        tables = len(pack.pair_here) > 0 and pack.form == "tiles"
+        self.own = pack.own
+        self.warps = TABLE_WARPS if tables else 4
+        self.edges = 4 if tables and labels <= 16 else 1  # neighbors that are read at a time
+        self.neighbor_labels = min(labels, TABLE_LABELS)
+        if tables and labels > 16 and joined.common:
+            even = divisor(joined.common, WIDE_TABLE_LABELS)
+            self.neighbor_labels = even if even >= TABLE_LABELS // 2 else TABLE_LABELS
+        self.block = max(1, (TABLE_TILE if tables else TILE) // labels)
+        if self.own:
+            self.block, self.warps = OWN_BLOCK, OWN_BLOCK // 32
+            self.neighbor_labels = divisor(joined.common, max(1, OWN_LOADS // joined.common))
+        largest = int(np.bincount(joined.owner()[which]).max(initial=1))
+        self.block = min(self.block, max(1, power_of_two(largest)))
+        blocks = Blocks(
+            which, joined.owner(), pack.degree, self.block, len(joined.lowereds), self.own
+        )
+        self.n_blocks = len(blocks)
+        self.variable, self.field = t.ints(blocks.variable), t.ints(blocks.field)
+        self.first, self.count = blocks.first, blocks.count
+
+        start, length, mine, at, room = blocks.slice(pack.agree_here)
+        to, both, weight = np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room)
+        to[at] = joined.offsets[pack.agree_there[mine]]
+        both[at] = joined.cards[pack.agree_there[mine]]
+        weight[at] = pack.agree_weight[mine]
+        self.agree = len(mine) > 0
+        agree = [t.ints(start, True), t.ints(length), t.ints(to), t.ints(both), t.floats(weight)]
+
+        start, length, mine, at, room = blocks.slice(pack.pair_here)
+        to, many, base = (np.zeros(room, np.int64) for _ in range(3))
+        to[at] = joined.offsets[pack.pair_there[mine]]
+        many[at] = joined.cards[pack.pair_there[mine]]
+        base[at] = pack.pair_base[mine]
+        self.pairs = len(mine) > 0
+        value = np.zeros(0)
+        if self.own:
+            value = in_reading_order(pack, mine, at, room // self.block, self.block)
+        pairs = [t.ints(start, True), t.ints(length), t.ints(to), t.ints(many), t.ints(base, True)]
+        pairs.append(t.floats(value))
+
+        start, length, mine, at, room = blocks.slice(pack.slot_here)
+        configs, base, part = np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room)
+        width = max(1, pack.arity - 1)
+        others = np.zeros((width, room), np.int64)
+        radix = np.ones((width, room), np.int64)
+        configs[at] = pack.slot_configs[mine]
+        base[at] = pack.slot_base[mine]
+        part[at] = pack.slot_share[mine]
+        others[:, at] = pack.slot_others[mine].T
+        radix[:, at] = pack.slot_radix[mine].T
+        self.arity = pack.arity if len(mine) else 0
+        larger = [
+            t.ints(start, True), t.ints(length), t.ints(configs), t.floats(part),
+            t.ints(others), t.ints(radix), t.ints(base, True), room,
+        ]  # fmt: skip
+        self.arguments = [*agree, *pairs, *larger]
+
+    def retyped(self, tensors: Tensors) -> Bucket:
+        """The same with numbers of another type."""
+        out = copy.copy(self)
+        out.arguments = [
+            a.to(tensors.dtype) if torch.is_tensor(a) and a.is_floating_point() else a
+            for a in self.arguments
+        ]
+        return out
+
+
+def divisor(number: int, most: int) -> int:
+    """The largest divisor up to ``most``.
+
+    Example:
+        >>> divisor(21, 8), divisor(8, 8), divisor(23, 8)
+        (7, 8, 1)
+    """
+    return max(k for k in range(1, most + 1) if number % k == 0)
+
+
+def in_reading_order(
+    pack: GeneralTensors, mine: Ints, at: Ints, rows: int, block: int
+) -> NDArray[np.float64]:
+    """Tables of pairs as blocks of variables read them.
+
+    Args:
+        pack: The fields, all variables with as many labels.
+        mine: Directed edges.  # (m,)
+        at: Their places in slices.  # (m,)
+        rows: Number of places, over ``block``.
+        block: Variables in a block.
+
+    Returns:
+        # (rows, neighbor's label, own label, block), flat
+    """
+    labels = pack.joined.common
+    value = np.zeros((rows, labels * labels, block))
+    entries = pack.pair_base[mine][:, None] + np.arange(labels * labels)
+    value[at // block, :, at % block] = pack.tables[entries]
+    return value.ravel()
+
+
+class GeneralTensors:
+    """Any fields: directed edges and slots of tables, then buckets of them.
+
+    Args:
+        joined: The fields.
+        tensors: Where to, and the type.
+        form: "tiles" or "small"; by default what fits best.
+    """
+
+    def __init__(self, joined: Joined, tensors: Tensors, form: str | None = None) -> None:
+        self.joined, self.tensors = joined, tensors
+        self.n = joined.n
+        self.unary: Tensor | None = None
+        self.front, self.stride = 0, 0  # states need no padding
+        constants = np.array([low.constant for low in joined.lowereds], dtype=np.float64)
+        self.agree_here, self.agree_there, self.agree_weight = agreements_of(joined, constants)
+        self.constants = torch.as_tensor(constants).to(tensors.device)
+        self._list_tables()
+        here = np.concatenate([self.agree_here, self.pair_here, self.slot_here])
+        self.degree = np.bincount(here, minlength=self.n)
+        cards, kind = np.array([joined.common]), np.zeros(self.n, dtype=np.int64)
+        if not joined.common:
+            cards, kind = np.unique(joined.cards, return_inverse=True)
+        padded = np.array([power_of_two(c) for c in cards], dtype=np.int64)
+        labels = int(padded.max(initial=1))
+        per = np.diff(joined.bounds)
+        work = int(per.max(initial=0)) * labels
+        if form is None:
+            extras = any(low.extras for low in joined.lowereds)
+            cost = work + int(self.slot_configs.sum() + joined.cards[self.pair_there].sum())
+            form = "small" if cost <= SMALL_WORK and not extras else "tiles"
+        self.form = form
+        edges = len(self.pair_here) // 2
+        own = OWN_SHARE * edges <= self.pair_tables and 1 < joined.common <= OWN_LABELS
+        self.own = own and edges > 0 and form == "tiles"
+        """Whether most edges have a table of their own; see `Bucket`."""
+        if form == "small" or len(joined.lowereds) > 1:  # a field's sums lie side by side
+            groups = [(labels, np.arange(self.n))]
+        else:
+            sizes = padded[kind.ravel()]
+            groups = [(int(s), np.flatnonzero(sizes == s)) for s in np.unique(sizes)]
+        self.buckets = [Bucket(self, which, size) for size, which in groups if len(which)]
+        t = tensors
+        self.offset, self.cards = t.ints(joined.offsets[:-1]), t.ints(joined.cards)
+        # those that slices hold are not read
+        self.table = t.floats(self.tables if not self.own or self.arity else np.zeros(0))
+        self.n_blocks = sum(b.n_blocks for b in self.buckets)
+        self._place_parts()
+
+    @property
+    def coupled(self) -> bool:
+        """Whether it has any coupling, or all terms are iterated on their own."""
+        return any(b.agree or b.pairs or b.arity for b in self.buckets)
+
+    def retyped(self, tensors: Tensors) -> GeneralTensors:
+        """The same with numbers of another type; the unary energies are to be set again."""
+        out = copy.copy(self)
+        out.tensors, out.unary = tensors, None
+        out.buckets = [bucket.retyped(tensors) for bucket in self.buckets]
+        out.table = self.table.to(tensors.dtype)
+        return out
+
+    def set_unary(self, unary: Tensor) -> None:
+        """Replace the unary energies, on the device.  # (size,)"""
+        if self.unary is None:
+            own = unary.to(self.tensors.dtype, copy=True)  # later ones are copied into it
+            self.unary = own if self.n else self.tensors.floats(np.zeros(1))
+        elif self.n:
+            self.unary.copy_(unary)  # where recorded graphs look for them
+
+    def _place_parts(self) -> None:
+        """Where each field's partial sums are: buckets one after another, fields inside."""
+        fields = len(self.joined.lowereds)
+        self.starts = np.cumsum([0, *(b.n_blocks for b in self.buckets)])
+        alone = len(self.buckets) == 1
+        first = self.buckets[0].first if alone else np.zeros(fields, dtype=np.int64)
+        count = self.buckets[0].count if alone else np.full(fields, self.n_blocks)
+        self.first, self.count = self.tensors.ints(first), self.tensors.ints(count)
+
+    def _list_tables(self) -> None:
+        """Tables once for each position in them, the variable's own labels fastest."""
+        joined = self.joined
+        pair: list[list[Ints]] = [[], [], []]
+        slots: list[tuple[Ints, Ints, Ints, Ints]] = []
+        tables: list[Floats] = []
+        used = 0
+        found = [
+            (factor, first)
+            for low, first in zip(joined.lowereds, joined.bounds, strict=False)
+            for factor in low.factors
+        ]
+        self.arity = max([0, *(f.degree for f, _ in found if f.degree > 2)])
+        for factor, first in found:
+            scopes, k = factor.scopes + first, factor.degree
+            for position in range(k):
+                turned = np.moveaxis(factor.tables, 1 + position, -1)
+                each = int(np.prod(factor.shape))
+                base = used + factor.index * each
+                tables.append(np.ascontiguousarray(turned).ravel())
+                used += turned.size
+                others = np.delete(scopes, position, axis=1)
+                if k == 2:
+                    more = (scopes[:, position], others[:, 0], base)
+                    for values, new in zip(pair, more, strict=True):
+                        values.append(new)
+                else:
+                    slots.append((scopes[:, position], others, base, np.full(len(scopes), k)))
+        none = np.zeros(0, dtype=np.int64)
+        self.pair_here, self.pair_there, self.pair_base = (
+            np.concatenate([none, *values]) for values in pair
+        )
+        self.tables = np.concatenate([np.zeros(0), *tables])
+        self.pair_tables = sum(len(f.tables) for f, _ in found if f.degree == 2)
+        self._list_slots(slots)
+
+    def _list_slots(self, slots: list[tuple[Ints, Ints, Ints, Ints]]) -> None:
+        """Slots of larger tables; others that a table lacks count as variables of one label."""
+        joined, width = self.joined, max(1, self.arity - 1)
+        none = np.zeros(0, dtype=np.int64)
+        self.slot_here = np.concatenate([none, *(s[0] for s in slots)])
+        self.slot_base = np.concatenate([none, *(s[2] for s in slots)])
+        self.slot_share = 1.0 / np.concatenate([np.ones(0), *(s[3] for s in slots)])
+        m = len(self.slot_here)
+        self.slot_others = np.zeros((m, width), dtype=np.int64)
+        self.slot_radix = np.ones((m, width), dtype=np.int64)
+        at = 0
+        for here, others, _, _ in slots:
+            rows = slice(at, at + len(here))
+            missing = width - others.shape[1]
+            self.slot_others[rows, missing:] = joined.offsets[others]
+            self.slot_radix[rows, missing:] = joined.cards[others]
+            at += len(here)
+        self.slot_configs = self.slot_radix.prod(axis=1)

@@ -1,0 +1,397 @@
+"""Sweeps on a GPU: one variable after another, or groups that don't interact at once."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.common.arrays import Array
+from proxfield.core.compiled.coloring import greedy_colors
+from proxfield.core.devices.cuda import interpreted, need, torch
+from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
+from proxfield.core.engines.numba.general import GeneralPack
+from proxfield.core.engines.numba.pack import pack_general
+from proxfield.core.engines.triton.sweeps.sweep_kernels import (
+    free_energies,
+    visit_group,
+    visit_in_turn,
+)
+from proxfield.core.engines.triton.sweeps.sweep_levels import grouped, level_of, neighbor_rows
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.terms.base import Floats, Ints, missing, offers
+from proxfield.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from proxfield.core.engines.triton.sweeps.forests import DeviceForests
+
+GROUPED_FROM = 8
+"""Variables per level from which levels pay: one launch takes about as long as eight visits."""
+CHECK_EVERY = 4
+"""Sweeps between two looks at whether anything still changes: a look waits for the device."""
+WORKING_SET = 1024
+"""Numbers that a program's threads hold together in their largest array, if they can."""
+THREADS = 128
+"""Threads in a program for groups."""
+
+
+@dataclass(frozen=True)
+class Visits:
+    """An order of visits on the device.
+
+    Attributes:
+        members: The variables.  # (m,)
+        starts: Bounds of the groups that move together; None: each alone, in this order.
+        parts: Where each group's partial sums start, and their number.  # (groups + 1,)
+    """
+
+    members: Tensor
+    starts: list[int] | None
+    parts: list[int]
+
+
+class Sweeper:
+    """A lowered field on a device, visited variable by variable.
+
+    Any numbers of labels, Potts and Ising weights, tables of any arity. Energies are held in the
+    type of q; gradients, sums and changes of F are float64. No atomics: the same input gives the
+    same bits.
+
+    Args:
+        lowered: The field; all of its terms must be lowered to tables.
+        dtype: "float32" or "float64", the type of q and θ.
+        device: A torch device; by default the current CUDA device, or the CPU under Triton's
+            interpreter.
+
+    Example:
+        >>> sweeper = Sweeper(lowered, "float32")  # doctest: +SKIP
+        >>> delta, change = sweeper.sweep(q, theta, np.arange(n), None, 1.0)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, lowered: Lowered, dtype: str = "float32", device: TorchDevice = None
+    ) -> None:
+        need("torch", "triton")
+        for term in lowered.extras:
+            if not offers(term, "neighbors"):
+                raise missing(term, "neighbors", "sweep, colored and rounding")
+        if lowered.extras:
+            raise UnsupportedError("sweep, colored and rounding need every term lowered to tables")
+        if device is None:
+            device = "cpu" if interpreted() else torch.device("cuda", torch.cuda.current_device())
+        self.lowered, self.layout = lowered, lowered.layout
+        self.n, self.size = self.layout.n_vars, self.layout.size
+        self.device = torch.device(device)
+        self.dtype = getattr(torch, str(np.dtype(dtype)))
+        pack, self.constant = pack_general(lowered, np.dtype(dtype))
+        self.arrays, self.index = self._upload(pack)
+        self.flags, self.turn_flags = self._choose(pack)
+        self._zero = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._recent: list[tuple[Array, Array | None, Visits]] = []
+
+    def _upload(self, pack: GeneralPack) -> tuple[tuple[Tensor, ...], TorchDtype]:
+        """The field's arrays in the order in which kernels take them, and their index type."""
+        cards = np.diff(pack.offset)
+        here = np.repeat(np.arange(self.n), np.diff(pack.agree_row))
+        edge = np.stack(
+            [pack.offset[pack.table_column], cards[pack.table_column], pack.table_start], axis=1
+        )
+        slot, other = slots_of(pack)
+        whole = {
+            "offset": pack.offset,
+            "agree_row": pack.agree_row,
+            "agree_first": pack.offset[pack.agree_column],
+            "agree_count": np.minimum(cards[here], cards[pack.agree_column]),
+            "table_row": pack.table_row,
+            "table_edge": edge,
+            "slot_row": pack.slot_row,
+            "slot": slot,
+            "other": other,
+        }
+        most = max(self.size, len(pack.table), *(a.size for a in whole.values()))
+        index = torch.int32 if most < 2**31 else torch.int64
+
+        def up(array: Floats | Ints, kind: TorchDtype) -> Tensor:
+            flat = array.ravel() if array.size else np.zeros(1, dtype=array.dtype)
+            return torch.tensor(flat, dtype=kind, device=self.device)
+
+        ints = {name: up(array, index) for name, array in whole.items()}
+        return (
+            ints["offset"], up(pack.unary, self.dtype),
+            ints["agree_row"], ints["agree_first"], ints["agree_count"],
+            up(pack.agree_weight, self.dtype),
+            ints["table_row"], ints["table_edge"], up(pack.table, self.dtype),
+            ints["slot_row"], ints["slot"], ints["other"],
+        ), index  # fmt: skip
+
+    def _choose(self, pack: GeneralPack) -> tuple[dict[str, int], dict[str, int]]:
+        """Which parts of the kernels this field needs, and the shapes they work in.
+
+        Returns:
+            For groups, and for one variable at a time, which has more lanes for edges.
+        """
+        cards = np.diff(pack.offset)
+        labels = power_above(int(cards.max(initial=1)))
+        degree = power_above(int(np.diff(pack.agree_row).max(initial=1)))
+        kinds = {
+            "AGREE": len(pack.agree_column) > 0,
+            "TABLES": len(pack.table_column) > 0,
+            "LARGER": len(pack.slot_list) > 0,
+            "MIXED": self.layout.common is None,
+        }
+        depth = {
+            "L": labels,
+            "M": min(labels, 16) if kinds["TABLES"] else 1,
+            "R": min(power_above(pack.scratch), 16) if kinds["LARGER"] else 1,
+        }
+        e = min(degree, 4) if kinds["AGREE"] else 1
+        widest = labels * max(e, depth["M"], depth["R"])
+        block = max(WORKING_SET // widest, THREADS // labels, 1)
+        group = {**kinds, **depth, "E": e, "BV": min(THREADS, block)}
+        alone = min(degree, max(1, 512 // labels), 32) if kinds["AGREE"] else 1
+        return group, {**kinds, **depth, "E": alone}
+
+    # ---- orders ----
+
+    @cached_property
+    def _neighbors(self) -> tuple[Ints, NDArray[np.int32]]:
+        return neighbor_rows(self.lowered)
+
+    @cached_property
+    def colors(self) -> Visits:
+        """All variables by graph color, in which `descend` and chains visit them."""
+        row, column = self._neighbors
+        colors = greedy_colors(row, column)
+        return self._visits(*grouped(np.arange(self.n), colors, np.diff(row)))
+
+    @cached_property
+    def forests(self) -> DeviceForests:
+        """Forests for chains that move by them, made when they are first needed."""
+        module = import_module("proxfield.core.engines.triton.sweeps.forests")
+        forests: DeviceForests = module.DeviceForests(self)
+        return forests
+
+    def in_order(self, variables: Ints) -> Visits:
+        """Visits that do the same as going through ``variables`` one after another.
+
+        By levels (see `sweep_levels`) where these are large enough to gain by it.
+        """
+        row, column = self._neighbors
+        level = level_of(row, column, variables)[variables]
+        if len(variables) < GROUPED_FROM * (level.max(initial=0) + 1):
+            return Visits(self._indices(variables), None, [0, 1])
+        return self._visits(*grouped(variables, level, np.diff(row)))
+
+    def _visits(self, members: Ints, starts: Ints) -> Visits:
+        parts = np.concatenate([[0], np.cumsum(-(-np.diff(starts) // self.flags["BV"]))])
+        return Visits(self._indices(members), starts.tolist(), parts.tolist())
+
+    def _indices(self, values: Ints) -> Tensor:
+        return torch.tensor(values, dtype=self.index, device=self.device)
+
+    def _prepared(self, variables: Array, starts: Array | None) -> Visits:
+        """The order on the device; the last few are kept, since plans come back."""
+        for v, s, visits in self._recent:
+            if v is variables and s is starts:
+                return visits
+        order, bounds = host(variables), None if starts is None else host(starts)
+        visits = self.in_order(order) if bounds is None else self._visits(order, bounds)
+        self._recent = [(variables, starts, visits), *self._recent[:3]]
+        return visits
+
+    # ---- what one asks for ----
+
+    def set_unary(self, unary: Tensor) -> None:
+        """Replace the unary energies; nothing else is packed again.  # (size,)"""
+        self.arrays[1][: self.size].copy_(torch.as_tensor(unary))
+
+    def sweep(
+        self, q: Tensor, theta: Tensor | None, variables: Array, starts: Array | None = None,
+        beta: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """One sweep: each variable's q to the minimum of E − H/β, θ to β·g
+        (shifted so that its least is 0).
+
+        Without ``starts`` the result is that of one variable after another. Such an order is done
+        by levels where that is possible; otherwise a single program walks through it, which
+        takes about a microsecond a variable however many processors there are.
+
+        Args:
+            q: Marginals, changed in place.  # (size,)
+            theta: Natural parameters, changed in place; None: not wanted.  # (size,)
+            variables: The order, an array. The same array object is prepared only once.  # (m,)
+            starts: Bounds of groups whose members don't interact; they move together.
+            beta: Inverse temperature.
+
+        Returns:
+            The change of F and the largest change of q, float64 tensors on the device (nothing
+            waits for it). The change of F is −inf if q gave weight to an impossible label.
+        """
+        self.check(q)
+        visits = self._prepared(variables, starts)
+        betas = torch.full((1, 1), beta, dtype=torch.float64, device=self.device)
+        parts = self.room(visits, 1)
+        if visits.starts is None:
+            with self.here():
+                visit_in_turn[(1,)](
+                    q, q if theta is None else theta, visits.members, len(visits.members), betas,
+                    parts, *self.arrays, THETA=theta is not None, **self.turn_flags,
+                    num_warps=1, num_stages=1,
+                )  # fmt: skip
+        else:
+            self.visit(q, visits, betas, self._zero, parts, theta=theta, delta=True)
+        return parts[..., 0].sum(), parts[..., 1].max()
+
+    def descend(self, q: Tensor, sweeps: int) -> Tensor:
+        """Cheapest labels, a color after another, until none changes: E never rises.
+
+        An equally cheap label that is held stays.
+
+        Args:
+            q: Marginals; left as they are.  # (size,)
+            sweeps: Maximum number of sweeps.
+
+        Returns:
+            A new tensor, one-hot wherever a label is possible.
+        """
+        self.check(q)
+        q = q.clone()
+        betas = torch.ones((1, 1), dtype=torch.float64, device=self.device)
+        parts = self.room(self.colors, 1)
+        for k in range(1, sweeps + 1):
+            self.visit(q, self.colors, betas, self._zero, parts, greedy=True)
+            if k % CHECK_EVERY == 0 and k < sweeps and float(parts[..., 1].max()) == 0.0:
+                break
+        return q
+
+    def free_energy(self, q: Tensor) -> Tensor:
+        """F of one state or of many, on the device; sums in float64.
+
+        Args:
+            q: # (size,) or (chains, size)
+
+        Returns:
+            # () or (chains,), float64
+        """
+        self.check(q)
+        many = q.reshape(-1, self.size) if self.size else q.reshape(len(q) if q.ndim > 1 else 1, 0)
+        blocks = -(-self.n // self.flags["BV"])
+        parts = torch.zeros((len(many), blocks), dtype=torch.float64, device=self.device)
+        if parts.numel():
+            with self.here():
+                free_energies[(blocks, len(many))](
+                    many, parts, blocks, self.n, self.size, *self.arrays, **self.flags,
+                    num_warps=THREADS // 32, num_stages=1,
+                )  # fmt: skip
+        f = parts.sum(1) + self.constant
+        return f[0] if q.ndim == 1 else f
+
+    # ---- what chains build upon ----
+
+    def visit(
+        self, q: Tensor, visits: Visits, betas: Tensor, clock: Tensor, parts: Tensor, *,
+        theta: Tensor | None = None, greedy: bool = False, delta: bool = False,
+        seeds: Tensor | None = None, drawn: Tensor | None = None, metropolis: bool = False,
+    ) -> None:  # fmt: skip
+        """Visit group after group in each of some chains; only launches, nothing is allocated.
+
+        Args:
+            q: Marginals, changed in place.  # (chains, size) or (size,)
+            visits: Groups.
+            betas: Inverse temperatures at each time; a chain with 0 rests.  # (times, chains)
+            clock: The time now.  # (1,) int64
+            parts: Partial results: changes of F, largest changes of q.  # (chains, parts, 2)
+            theta: Natural parameters, like ``q``; None: not wanted.
+            greedy: Take the cheapest label instead.
+            delta: Are the changes of F wanted?
+            seeds: One per chain, int64 with the bits of a uint64; None: nothing is drawn.
+            drawn: Does a chain draw labels?  # (chains,) int8
+            metropolis: By Metropolis moves?
+        """
+        assert visits.starts is not None, "an order without groups"
+        chains = betas.shape[1]
+        draws = seeds is not None
+        unused = self._zero
+        with self.here():
+            for g, first in enumerate(visits.starts[:-1]):
+                blocks = visits.parts[g + 1] - visits.parts[g]
+                if blocks == 0:
+                    continue
+                visit_group[(blocks, chains)](
+                    q, q if theta is None else theta, visits.members, first,
+                    visits.starts[g + 1] - first, betas, clock, seeds if draws else unused,
+                    drawn if draws else unused, parts, visits.parts[g], visits.parts[-1], chains,
+                    self.n, self.size, *self.arrays, GREEDY=greedy, DRAW=draws,
+                    METROPOLIS=metropolis, THETA=theta is not None, DELTA=delta, **self.flags,
+                    num_warps=THREADS // 32, num_stages=1,
+                )  # fmt: skip
+
+    def room(self, visits: Visits, chains: int) -> Tensor:
+        """Where `visit` may put its partial results.  # (chains, parts, 2)"""
+        shape = (chains, max(1, visits.parts[-1]), 2)
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+    def check(self, q: Tensor) -> None:
+        """Raises unless a state is what the kernels expect."""
+        good = q.dtype == self.dtype and q.shape[-1] == self.size and q.is_contiguous()
+        if not good or q.device.type != self.device.type:
+            raise InputError(
+                f"expected contiguous marginals of {self.size} entries, {self.dtype} on "
+                f"{self.device}; got {tuple(q.shape)}, {q.dtype} on {q.device}"
+            )
+
+    def here(self) -> AbstractContextManager[object]:
+        """A context in which kernels start on this device."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        found: AbstractContextManager[object] = torch.cuda.device(self.device)
+        return found
+
+
+def slots_of(pack: GeneralPack) -> tuple[Ints, Ints]:
+    """Tables over three or more variables, as the kernels walk them.
+
+    Returns:
+        For each slot, by variable: the table's position, the stride of the slot's label, the
+        number of rows that the other labels make, the factor's first slot, its arity, and the
+        slot's place in it; and for each slot in the factors' order the first entry of its
+        variable, its number of labels and the stride.  # (slots, 6), (slots, 3)
+    """
+    first, end = pack.factor_slot[:-1], pack.factor_slot[1:]
+    cards = np.diff(pack.offset)[pack.slot_variable]
+    stride = np.ones(len(cards), dtype=np.int64)
+    for back in range(1, int((end - first).max(initial=0))):  # from the last label on
+        at = (end - 1 - back)[end - back > first]
+        stride[at] = stride[at + 1] * cards[at + 1]
+    factor = pack.slot_factor[pack.slot_list]
+    home = first[factor]
+    rows = stride[home] * cards[home] // cards[pack.slot_list]
+    slot = np.stack(
+        [
+            pack.factor_start[factor], stride[pack.slot_list], rows, home,
+            (end - first)[factor], pack.slot_list - home,
+        ],
+        axis=1,
+    )  # fmt: skip
+    other = np.stack([pack.offset[pack.slot_variable], cards, stride], axis=1)
+    return slot.astype(np.int64), other.astype(np.int64)
+
+
+def power_above(value: int) -> int:
+    """The smallest power of two that is at least ``value``.
+
+    Example:
+        >>> [power_above(k) for k in (1, 2, 3, 21)]
+        [1, 2, 4, 32]
+    """
+    return 1 << max(0, value - 1).bit_length()
+
+
+def host(values: Array) -> Ints:
+    """Integers as a numpy array, wherever they are."""
+    return np.asarray(values.cpu().numpy() if hasattr(values, "cpu") else values, dtype=np.int64)

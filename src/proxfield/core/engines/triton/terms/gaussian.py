@@ -1,0 +1,169 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""Gaussian terms on a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from proxfield.core.common.arrays import Floats
+from proxfield.core.devices.cuda import jit, tl, torch
+from proxfield.core.devices.tensors import Tensor, TorchDevice
+from proxfield.core.filters.geometry import BLURS
+from proxfield.core.filters.operator import Operator
+from proxfield.core.filters.torch.plans import TOLERANCE
+from proxfield.core.filters.triton.exact import ExactPlan
+from proxfield.core.filters.triton.plans import DeviceFilter, resolved
+from proxfield.core.filters.triton.segments import has_kernels
+from proxfield.core.terms.base import Layout
+from proxfield.core.terms.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    from proxfield.core.devices.tensors import constexpr
+else:
+    constexpr = str if tl is None else tl.constexpr
+
+ROWS = 64
+"""Points of a program."""
+MAX_LABELS = 256
+"""Maximum number of labels for which a program holds whole rows."""
+
+
+@jit
+def add_potts(
+    seen, q, outward, own, out, energy, n, weight, L: constexpr, WIDTH: constexpr,
+    PAIR: constexpr, SCALED: constexpr, OWN: constexpr, ROWS: constexpr, C: constexpr,
+):  # fmt: skip
+    """out += weight · (Σ_m s_m − s_l) for s = A q, and each program's share of ⟨q, that⟩.
+
+    ``seen`` holds K (in · q), and with PAIR the second half of a sum after it.
+    """
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    label = tl.arange(0, C)
+    inside = at < n
+    real = inside[:, None] & (label < L)[None, :]
+    s = tl.load(seen + at[:, None] * WIDTH + label[None, :], mask=real, other=0.0)
+    p = tl.load(q + at[:, None] * L + label[None, :], mask=real, other=0.0)
+    if SCALED:
+        s *= tl.load(outward + at, mask=inside, other=0.0)[:, None]
+    if PAIR:
+        s += tl.load(seen + at[:, None] * WIDTH + L + label[None, :], mask=real, other=0.0)
+    if OWN:
+        s -= p * tl.load(own + at, mask=inside, other=0.0)[:, None]
+    w = tl.load(weight)
+    g = w * (tl.sum(s, 1)[:, None] - s)
+    to = out + at[:, None] * L + label[None, :]
+    tl.store(to, tl.load(to, mask=real, other=0.0) + g, mask=real)
+    share = tl.where(real, p.to(tl.float64) * g.to(tl.float64), 0.0)
+    tl.store(energy + tl.program_id(0), tl.sum(tl.sum(share, 1), 0))
+
+
+class GaussianOnDevice:
+    """A `Gaussian` term on a device: the same energy, and the same gradient on the simplices.
+
+    With Potts compatibility the constant Σ_j a_ij is taken as Σ_l of what the variable sees,
+    which it is as long as marginals sum to 1: it costs no application of its own.
+
+    Args:
+        term: The term; its filter is used if that is already on this device.
+        layout: Layout of the field.
+        dtype: "float32" or "float64".
+        device: A device of torch.
+        tolerance: Tolerance of the exact filter in float32.
+    """
+
+    capturable = True
+
+    def __init__(
+        self,
+        term: Gaussian,
+        layout: Layout,
+        dtype: str,
+        device: TorchDevice,
+        tolerance: float = TOLERANCE,
+    ) -> None:
+        self.n = term.n_points
+        double = np.dtype(dtype) == np.float64
+        self.dtype = torch.float64 if double else torch.float32
+        self.device = resolved(device)
+        if self.n == 0:
+            return
+        self.labels = int(layout.cardinalities[term.first])
+        common = layout.common
+        start = int(layout.offsets[term.first]) if common is None else term.first * common
+        self.at = slice(start, start + self.n * self.labels)
+        self.filter = self._filter(term, double, tolerance)
+        self.plan = self.filter.plan
+        self.weight = torch.tensor(term.weight, dtype=self.dtype, device=self.device)
+        self.matrix: Tensor | None = None
+        """weight · μ; None for Potts.  # (labels, labels)"""
+        if term.matrix is not None:
+            self.matrix = self._put(term.matrix)
+        mass = None if term.normalization == "none" else self.filter.device_mass
+        self.normalize(term.normalization, term.self_message, mass)
+
+    def _put(self, values: Floats) -> Tensor:
+        return torch.as_tensor(values).to(self.device, self.dtype)
+
+    def _filter(self, term: Gaussian, double: bool, tolerance: float) -> DeviceFilter:
+        held = vars(term).get("filter")
+        if isinstance(held, DeviceFilter) and held.features.device == self.device:
+            return held  # in both types: F in float64 is that of the operator iterated with
+        features = term.features
+        if features is None:  # dropped once the host's lattice was there
+            raise ValueError("a Gaussian term without features can't move to a device")
+        blur = None if term.blur is None else BLURS[term.blur]
+        return DeviceFilter(features, term.filter_name, double, self.device, tolerance, blur)
+
+    def normalize(self, normalization: str, self_message: bool, mass: Tensor | None) -> None:
+        """Make the operator, in this term's type, from the total weights of its plan."""
+        operator = Operator(self.plan, normalization, self_message, mass)
+        self.operator = operator.in_type_of(self.weight)
+        self.own = None if self_message else self.operator.own
+        """a_ii, where the self-message (i = j) is left out.  # (n, 1)"""
+        # of marginals, which are at most 1: the exact filter needn't look for the largest
+        most = torch.ones(self.labels, device=self.device)
+        scale = self.operator.scale
+        scaled = most if scale is None else most * scale.max().to(torch.float32)
+        self.most = torch.cat([most, scaled]) if self.operator.pair else scaled
+
+    def operate(self, values: Tensor) -> Tensor:
+        """A @ values, with the self-message (i = j) only if the term keeps it.  # (n, c)"""
+        return self.operator.apply(values)
+
+    def add_gradient(self, q: Tensor, out: Tensor) -> Tensor:
+        """Add dE/dq to ``out``; returns the energy.  # (size,), (size,) -> () float64"""
+        if self.n == 0:
+            return torch.zeros((), dtype=torch.float64, device=q.device)
+        mine = q[self.at].view(self.n, self.labels)
+        given = self.operator.spread(mine)
+        if isinstance(self.plan, ExactPlan):
+            seen = self.plan.apply(given, self.most)
+        else:
+            seen = self.plan.apply(given)
+        seen = seen.to(q.dtype)
+        target = out[self.at].view(self.n, self.labels)
+        if self.matrix is None and has_kernels(q) and self.labels <= MAX_LABELS:
+            return self._add_potts(mine, seen, target)
+        seen = self.operator.gather(seen)
+        if self.own is not None:
+            seen = seen - self.own * mine
+        if self.matrix is None:
+            g = self.weight * (seen.sum(1, keepdim=True) - seen)
+        else:
+            g = seen @ self.matrix
+        target += g
+        return 0.5 * (mine.to(torch.float64) * g).sum()
+
+    def _add_potts(self, mine: Tensor, seen: Tensor, target: Tensor) -> Tensor:
+        width = max(2, 1 << (self.labels - 1).bit_length())
+        rows = max(1, min(ROWS, 2048 // width))
+        programs = -(-self.n // rows)
+        energy = torch.empty(programs, dtype=torch.float64, device=mine.device)
+        add_potts[(programs,)](
+            seen, mine, self.operator.scale, self.own, target, energy, self.n, self.weight,
+            L=self.labels, WIDTH=seen.shape[1], PAIR=self.operator.pair,
+            SCALED=self.operator.scale is not None, OWN=self.own is not None, ROWS=rows, C=width,
+        )  # fmt: skip
+        return 0.5 * energy.sum()

@@ -1,0 +1,266 @@
+"""The permutohedral lattice: Gaussian filtering of many points in time linear in their number.
+
+Points are splatted onto the corners of the simplex they lie in, the values at the lattice's
+vertices are blurred, and sliced back: K = S B Sᵀ. Blurs along different axes don't commute where
+vertices are missing, so blurring one way, as is usual, is not symmetric. Here B is an operator
+times its own transpose: symmetric to the last bit's rounding, and without negative eigenvalues,
+by construction. Two blurs instead of one allow a finer lattice. There are three kinds
+(`proxfield.core.filters.geometry.Blur`): separable blurs over a fine lattice where points are dense
+among the vertices, stars over a coarse one, which take a fraction of the time, where they are
+sparse, and in between separable blurs over a coarser lattice.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.core.common.arrays import Floats
+from proxfield.core.compiled.jit import max_threads, threads_for
+from proxfield.core.compiled.simd import padded
+from proxfield.core.filters.blurring import Placed, RowsByVertex, make_blurring
+from proxfield.core.filters.geometry import (
+    SAMPLE_STRIDE,
+    STAR,
+    Blur,
+    axis_scales,
+    choose_blur,
+    peak,
+    vertex_codes,
+)
+from proxfield.core.filters.numba import lattice as kernels
+from proxfield.core.filters.numba import lattice_build as building
+from proxfield.core.filters.numba.lattice import (
+    FEW_VERTICES,
+    Chunks,
+    Points,
+    Rows,
+    chunk_size,
+    make_chunks,
+)
+from proxfield.core.filters.plan import HostPlan, check_features
+
+LONGEST_ROW = 2**16
+"""Pixels in a row of an image that is known for one."""
+CHANNELS = 32
+"""Channels filtered together by `apply`."""
+
+
+def image_width(features: Floats) -> int:
+    """Length of an image's rows, if the points look like its pixels in order; else 0.
+
+    Some feature then rises (or falls) along a row and starts again with the next. Only the first
+    row and the first column are looked at: what is made of it is a matter of speed.
+
+    Example:
+        >>> y, x = np.mgrid[:3, :5]
+        >>> image_width(np.stack([y.ravel(), x.ravel()], axis=1))
+        5
+        >>> image_width(np.ones((15, 2)))
+        0
+    """
+    n, d = features.shape
+    longest = 0  # colors may repeat within a row
+    for k in range(d):
+        first = features[:, k]
+        # strictly monotone up to where it turns back
+        step = np.diff(first[: min(n, LONGEST_ROW)])
+        if len(step) == 0 or step[0] == 0:
+            continue
+        turn = np.flatnonzero(np.sign(step) != np.sign(step[0]))
+        width = int(turn[0]) + 1 if len(turn) else 0
+        if 1 < width < n and n % width == 0 and (first[::width] == first[0]).all():
+            longest = max(longest, width)
+    return longest
+
+
+def suitable_blur(points: Floats) -> Blur:
+    """The blur for some points, from the vertices that a sample of them touches."""
+    n, d = points.shape
+    sample = np.ascontiguousarray(points[::SAMPLE_STRIDE])
+    row, weight = corner_arrays(*sample.shape)
+    touched = place_points(
+        sample, STAR, make_chunks(len(sample), 0, chunk_size(d)), row, weight
+    ).touched
+    return choose_blur(n, d, touched)
+
+
+def corner_arrays(n: int, d: int) -> tuple[Rows, NDArray[np.float32]]:
+    """Room for rows and weights of the corners of each point's simplex.  # (n, d + 1) each"""
+    return np.empty((n, d + 1), dtype=np.uint16), np.empty((n, d + 1), dtype=np.float32)
+
+
+def place_points(
+    features: Floats, blur: Blur, chunks: Chunks, row: Rows, weight: NDArray[np.float32]
+) -> Placed:
+    """Find the simplices of all points; fills `corner_arrays`."""
+    n, d = features.shape
+    factor, scale = axis_scales(d, blur), np.sqrt(peak(d, blur))
+    code, _ = vertex_codes(d)
+    number = len(chunks.run) - 1
+    together = 2 * max_threads()
+    found = np.empty((together, min(n, chunk_size(d)) * (d + 1)), dtype=np.int64)
+    scratch = building.Scratch.make(together, d)
+    table = np.full(building.SLOTS, building.FREE, dtype=np.int32)
+    keys, count = np.empty(0, dtype=np.int64), 0
+    vertex: list[NDArray[np.uint32]] = []
+    for first in range(0, number, together):
+        counts = np.zeros(min(together, number - first), dtype=np.int64)
+        building.place(
+            features, factor, code, scale, chunks, first, found, counts, row, weight, scratch
+        )
+        for c, size in enumerate(counts):
+            vertex.append(np.empty(size, dtype=np.uint32))
+            table, keys, count = building.merge(table, keys, count, found[c, :size], vertex[-1])
+    return Placed(table, keys, int(count), vertex)
+
+
+class LatticeFilter(HostPlan):
+    """An approximate Gaussian filter over the permutohedral lattice.
+
+    Args:
+        features: One row per point, in units of standard deviations.  # (n, d)
+        blur: The kind of blur; by default it is chosen by how sparse the points are.
+
+    Example:
+        >>> grid = np.stack(np.mgrid[:20, :20], axis=-1).reshape(-1, 2) / 3.0
+        >>> lattice, one = LatticeFilter(grid), np.zeros((400, 1))
+        >>> one[210] = 1.0
+        >>> lattice.apply(one)[211] / lattice.apply(one)[210] > 0.9
+        array([ True])
+    """
+
+    name = "lattice"
+
+    def __init__(self, features: ArrayLike, blur: Blur | None = None) -> None:
+        points = check_features(features)
+        n, d = points.shape
+        self.n = n
+        self.row, self.weight = corner_arrays(n, d)
+        """Row of each corner of a point's simplex, counted within the point's chunk; barycentric
+        weights, times √`peak` (they count twice: to splat and to slice)."""
+        self.width = image_width(points)
+        """Points in a row of the image, or 0."""
+        self.chunks = make_chunks(n, self.width, chunk_size(d))
+        """Which points are handled together."""
+        with threads_for(10 * self.row.size):
+            self.kind = suitable_blur(points) if blur is None else blur
+            """The kind of blur."""
+            self._build(points)
+
+    def _build(self, features: Floats) -> None:
+        placed = place_points(features, self.kind, self.chunks, self.row, self.weight)
+        vertex = placed.vertex
+        self.chunk = np.cumsum([0, *(len(v) for v in vertex)])
+        """First row of each chunk.  # (chunks + 1,)"""
+        self.touched = placed.touched
+        """How many vertices points touch."""
+        _, stride = vertex_codes(features.shape[1])
+        self.blurring = make_blurring(placed, stride, self.kind)
+        """The blur over all vertices."""
+        self._sort_rows(np.concatenate([np.zeros(0, dtype=np.uint32), *vertex]))
+
+    def _sort_rows(self, vertex: NDArray[np.uint32]) -> None:
+        self.own = RowsByVertex(vertex, *building.rows_by_vertex(vertex, self.n_vertices))
+        """Which rows stand for which vertex."""
+
+    def regrouped(self, width: int, most: int) -> LatticeFilter:
+        """The same filter in other chunks (arguments of `make_chunks`); shares all the rest."""
+        out = copy.copy(self)
+        out.width, out.row = width, np.empty_like(self.row)
+        out.chunks = make_chunks(len(self.row), width, most)
+        vertex, out.chunk = building.regroup(
+            self.own.vertex, self.points, out.chunks, self.n_vertices, out.row
+        )
+        out._sort_rows(vertex)
+        return out
+
+    def like(self, features: Floats) -> LatticeFilter:
+        return LatticeFilter(features, self.kind)
+
+    @property
+    def n_vertices(self) -> int:
+        """All vertices."""
+        return self.blurring.n_vertices
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all chunks."""
+        return len(self.own.vertex)
+
+    @property
+    def points(self) -> Points:
+        """What kernels read of it."""
+        return Points(self.row, self.weight, self.chunk, self.chunks)
+
+    @property
+    def nbytes(self) -> int:
+        parts = [*vars(self).values(), *self.own, *vars(self.blurring).values()]
+        return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+
+    def blur(self, rows: Floats, table: Floats, spare: Floats) -> Floats:
+        """Rows as splatted → rows to slice from, times a compatibility.
+
+        Args:
+            rows: Overwritten.  # (n_rows, width)
+            table: A number (1, 1) or a matrix (labels, labels).
+            spare: To work in: `Blurring.workspace`.
+
+        Returns:
+            One of the two arrays, with the result.
+        """
+        factor = float(table[0, 0]) if len(table) == 1 else 1.0
+        out = self.blurring.rows(self.own, rows, factor, spare)
+        if len(table) > 1:
+            kernels.mix_labels(out, table)
+        return out
+
+    def apply(self, values: Floats) -> Floats:
+        with threads_for(self.row.size * values.shape[1]):
+            return self._apply_one(values) if values.shape[1] == 1 else self._apply(values)
+
+    def _apply_one(self, values: Floats) -> Floats:
+        rows = np.empty(self.n_rows, dtype=values.dtype)
+        spare = np.empty((2, self.n_vertices + 1), dtype=values.dtype)
+        kernels.splat_one(self.points, values.reshape(-1), rows)
+        blurred = self.blur_one(rows, spare[0], spare[1], self.n_vertices < FEW_VERTICES)
+        out = np.empty_like(values)
+        kernels.slice_one(self.points, self.own.vertex, blurred, out.reshape(-1))
+        return out
+
+    def blur_one(self, rows: Floats, here: Floats, there: Floats, few: bool) -> Floats:
+        """Rows of one channel as splatted → values at the vertices, in one of two arrays.
+
+        few: by one thread (in the end; adding up rows takes all).
+        """
+        kernels.collect_one(self.own.start, self.own.member, rows, here)
+        return self.blurring.one(here, there, few)
+
+    def _apply(self, values: Floats) -> Floats:
+        n, c = values.shape
+        out = np.empty((n, c), dtype=values.dtype)
+        one, ones = np.ones((1, 1), dtype=values.dtype), np.ones(n, dtype=values.dtype)
+        for first in range(0, c, CHANNELS):
+            part = np.ascontiguousarray(values[:, first : first + CHANNELS])
+            width = part.shape[1]
+            rows = np.empty((self.n_rows, padded(width)), dtype=values.dtype)
+            kernels.splat(self.points, ones, part.reshape(-1), width, rows)
+            spare = self.blurring.workspace(self.own, rows.shape[1], values.dtype)
+            rows = self.blur(rows, one, spare)
+            seen = np.empty((n, rows.shape[1]), dtype=values.dtype)
+            kernels.slice_all(self.points, rows, seen)
+            out[:, first : first + width] = seen[:, :width]
+        return out
+
+    def diagonal(self) -> NDArray[np.float64]:
+        return self._diagonal
+
+    @cached_property
+    def _diagonal(self) -> NDArray[np.float64]:
+        out = np.empty(len(self.row))
+        with threads_for(100 * self.row.size):
+            self.blurring.self_weights(self.points, self.own.vertex, out)
+        return out

@@ -1,0 +1,143 @@
+"""The normalized operator A of a Gaussian term: for the host, for devices and under autograd."""
+
+from __future__ import annotations
+
+import copy
+from typing import Protocol
+
+from proxfield.core.common.arrays import Array, cast, library_of, rsqrt
+from proxfield.core.filters.bounds import kernel_range
+
+NORMALIZATIONS = ("none", "before", "after", "symmetric")
+
+
+class Products(Protocol):
+    """What an operator needs of a plan (see `proxfield.core.filters.plan.Plan`)."""
+
+    single: bool
+
+    def apply(self, values: Array) -> Array:
+        """K @ values."""
+
+    def diagonal(self) -> Array:
+        """K_ii."""
+
+    def ones(self) -> Array:
+        """One channel of ones."""
+
+    def mass(self) -> Array:
+        """Total weights."""
+
+
+class Operator:
+    """A: the kernel K after normalization, without its diagonal if the self-message is left out.
+
+    With n_i = Σ_j k_ij, "none" is K and "symmetric" is k_ij / √(n_i n_j). "before" and "after" are
+    not symmetric, so no energy has them as its gradient: both stand for their symmetric part,
+    ½ (k_ij/n_i + k_ij/n_j).
+
+    Args:
+        plan: K over the points, with numpy arrays or torch tensors.
+        normalization: One of `NORMALIZATIONS`.
+        self_message: Keep a_ii.
+        mass: n_i where they are known already.  # (..., n, 1)
+
+    Example:
+        >>> import numpy as np
+        >>> from proxfield.core.filters.exact import ExactFilter
+        >>> a = Operator(ExactFilter([[0.0], [1.0]]), "none", self_message=False)
+        >>> a.apply(np.array([[1.0], [0.0]])).round(3)
+        array([[0.   ],
+               [0.607]])
+    """
+
+    def __init__(
+        self, plan: Products, normalization: str, self_message: bool, mass: Array | None = None
+    ) -> None:
+        self.plan = plan
+        self.normalization = normalization
+        self.self_message = self_message
+        self.pair = normalization in ("before", "after")
+        """Whether A is the sum of two products: scaled after K, and before it."""
+        self.mass: Array | None = None
+        """n_i; None without normalization.  # (..., n, 1)"""
+        self.scale: Array | None = None
+        """What one side of each product is scaled by (both for "symmetric").  # (..., n, 1)"""
+        if normalization != "none":
+            self.mass = plan.mass() if mass is None else mass
+            self.scale = 0.5 / self.mass if self.pair else rsqrt(self.mass)
+        self._own: Array | None = None
+        self._row_sums: Array | None = None
+
+    @property
+    def own(self) -> Array:
+        """a_ii, whether it is kept or not.  # (..., n, 1)"""
+        if self._own is None:
+            own = self.plan.diagonal()[..., None]
+            if self.scale is not None:
+                scaled = own * self.scale
+                own = scaled + scaled if self.pair else scaled * self.scale
+            self._own = own
+        return self._own
+
+    @property
+    def row_sums(self) -> Array:
+        """Σ_j a_ij over the pairs that count.  # (..., n)"""
+        if self._row_sums is None:
+            self._row_sums = self.apply(self.plan.ones())[..., 0]
+        return self._row_sums
+
+    def compact(self) -> None:
+        """Compute what iterations ask for; forget what only derivatives and bounds need."""
+        self.row_sums  # noqa: B018 (now, while iterations don't hold memory yet)
+        if self.normalization == "symmetric":
+            self.mass = None
+
+    def spread(self, values: Array) -> Array:
+        """What K is applied to: values, scaled, or both side by side.  # (..., n, c or 2c)"""
+        if self.scale is None:
+            return values
+        scaled = values * cast(self.scale, values)
+        if not self.pair:
+            return scaled
+        return library_of(values).concatenate([values, scaled], -1)
+
+    def gather(self, seen: Array) -> Array:
+        """A @ values with the diagonal, from K @ `spread`.  # (..., n, c or 2c) -> (..., n, c)"""
+        if self.scale is None:
+            return seen
+        scale = cast(self.scale, seen)
+        if not self.pair:
+            return seen * scale
+        half = seen.shape[-1] // 2
+        return seen[..., :half] * scale + seen[..., half:]
+
+    def operate(self, values: Array) -> Array:
+        """A @ values, with the diagonal whether it is kept or not.  # (..., n, c)"""
+        if self.pair and self.plan.single and values.shape[-1] == 1:
+            scale = cast(self.scale, values)
+            return self.plan.apply(values) * scale + self.plan.apply(values * scale)
+        return self.gather(cast(self.plan.apply(self.spread(values)), values))
+
+    def apply(self, values: Array) -> Array:
+        """A @ values, for finite values.  # (..., n, c)"""
+        out = self.operate(values)
+        return out if self.self_message else out - cast(self.own, values) * values
+
+    def range(self) -> tuple[Array, Array]:
+        """Bounds on the eigenvalues of A, for each set of points; see `kernel_range`."""
+        own = None if self.self_message else self.own[..., 0]
+        sums = mass = None
+        if self.normalization != "symmetric":
+            sums = self.row_sums if own is None else self.row_sums + own
+            mass = None if self.mass is None else self.mass[..., 0]
+        low, high = kernel_range(self.normalization, mass, sums, own)
+        zero = 0.0 * self.plan.ones().sum((-2, -1))
+        return low + zero, high + zero
+
+    def in_type_of(self, values: Array) -> Operator:
+        """The same operator with its scales in the type of ``values``, converted once."""
+        out = copy.copy(self)
+        out.scale = None if self.scale is None else cast(self.scale, values)
+        out._own = None if self.self_message else cast(self.own, values)
+        return out

@@ -1,0 +1,292 @@
+"""Sums over all pairs of fixed points, planned once for as many values as one likes.
+
+A plan belongs to the features of a batch of images. Plans are remembered while their features are
+alive, so that all iterations of a forward pass, and the backward pass, share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proxfield.core.devices.cuda import torch, triton
+from proxfield.core.devices.tensors import Tensor, TorchDtype
+from proxfield.core.filters.geometry import Blur
+from proxfield.core.filters.plan import Plan
+from proxfield.core.filters.registry import choose
+
+MAX_STORED_WEIGHTS = 1 << 25
+"""Weights up to which a plain plan keeps them all (128 MB in float32)."""
+CACHE_BYTES = 1 << 30
+"""Bytes that remembered plans may hold in all; the oldest go first."""
+TOLERANCE = 1e-6
+"""Pairs with a smaller weight may be left out by the exact filter in float32."""
+BLOCK = 1 << 22
+"""Weights that are recomputed at a time where they aren't kept."""
+
+
+def fold(values: Tensor, images: int) -> Tensor:
+    """Values of all images as channels, where all share the points of one.  # (images, n, ·)"""
+    if images == len(values):
+        return values
+    return values.transpose(0, 1).reshape(1, values.shape[1], -1)
+
+
+def unfold(folded: Tensor, images: int) -> Tensor:
+    """The inverse of `fold`, for this many images.  # (images, n, c)"""
+    if images == len(folded):
+        return folded
+    return folded.reshape(folded.shape[1], images, -1).transpose(0, 1)
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """‖x_i − y_j‖² from differences: norms and products would cancel.  # (B, m, d), (B, n, d)"""
+    if not x.is_cuda:
+        gap = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+        return gap.square_()
+    out = x.new_zeros((len(x), x.shape[1], y.shape[1]))
+    for k in range(x.shape[2]):  # torch.cdist launches a block of threads for each pair there
+        gap = x[:, :, None, k] - y[:, None, :, k]
+        out.addcmul_(gap, gap)
+    return out
+
+
+class PlainPlan(Plan):
+    """K itself, kept or recomputed some rows at a time: exact, on any device of torch.
+
+    Args:
+        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
+        dtype: Type of weights and sums; that of the features by default.
+        stored: Maximum number of weights that are kept.
+    """
+
+    name = "exact"
+
+    def __init__(
+        self, features: Tensor, dtype: TorchDtype | None = None, stored: int = MAX_STORED_WEIGHTS
+    ) -> None:
+        self.batched = features.ndim == 3
+        points = (features if self.batched else features[None]).to(dtype or features.dtype)
+        # a copy, so that what happens to the tensor doesn't matter; centered for precision
+        self.features = points - points.mean(dim=1, keepdim=True)
+        self.images, self.n, _ = points.shape
+        self.stored: Tensor | None = None
+        if self.images * self.n**2 <= stored:
+            self.stored = self.weights(slice(0, self.n))
+
+    @property
+    def nbytes(self) -> int:
+        held = [x for x in (self.features, self.stored) if x is not None]
+        return sum(int(x.numel() * x.element_size()) for x in held)
+
+    def weights(self, rows: Tensor) -> Tensor:
+        """Some rows of K: exp(−½‖f_i − f_j‖²).  # a slice or (m,) -> (Bf, m, n)"""
+        square = squared_distances(self.features[:, rows], self.features)
+        return square.mul_(-0.5).exp_()
+
+    def _rows(self) -> Iterator[tuple[slice, Tensor]]:
+        if self.stored is not None:
+            yield slice(0, self.n), self.stored
+            return
+        some = max(1, BLOCK // max(1, self.images * self.n))
+        for first in range(0, self.n, some):
+            rows = slice(first, min(self.n, first + some))
+            yield rows, self.weights(rows)
+
+    def _fold(self, values: Tensor) -> Tensor:
+        given = (values if self.batched else values[None]).to(self.features.dtype)
+        return fold(given, self.images)
+
+    def _unfold(self, out: Tensor, values: Tensor) -> Tensor:
+        out = unfold(out, len(values)) if self.batched else out[0]
+        return out.to(values.dtype).contiguous()
+
+    def ones(self) -> Tensor:
+        ones = self.features.new_ones((self.images, self.n, 1))
+        return ones if self.batched else ones[0]
+
+    def diagonal(self) -> Tensor:
+        return self.ones()[..., 0]
+
+    def apply(self, values: Tensor) -> Tensor:
+        folded = self._fold(values)
+        if self.stored is not None:  # K is symmetric, and narrow times wide is faster
+            return self._unfold((folded.mT @ self.stored).mT, values)
+        out = torch.empty_like(folded, memory_format=torch.contiguous_format)
+        for rows, k in self._rows():
+            out[:, rows] = k @ folded
+        return self._unfold(out, values)
+
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        # −Σ_j w_ij (f_i − f_j) with w_ij = k_ij (a_i·b_j + b_i·a_j)
+        left = torch.cat([self._fold(a), self._fold(b)], dim=-1)
+        right = torch.cat([self._fold(b), self._fold(a)], dim=-1)
+        out = torch.empty_like(self.features)
+        totals = self.features.new_empty((self.images, self.n, 1))
+        for rows, k in self._rows():
+            w = (left[:, rows] @ right.transpose(1, 2)).mul_(k)
+            totals[:, rows] = w.sum(-1, keepdim=True)
+            out[:, rows] = w @ self.features - self.features[:, rows] * totals[:, rows]
+        return (out, totals) if self.batched else (out[0], totals[0])
+
+
+def reference_filter(
+    features: Tensor, values: Tensor, rows: Tensor | None = None, block: int = 1024
+) -> Tensor:
+    """Some rows of K @ values in float64, a block at a time: to measure other plans by.
+
+    Args:
+        features: A tensor, in units of standard deviations.  # (n, d)
+        values: # (n, c)
+        rows: Numbers of the rows wanted; all by default.  # (m,)
+        block: Rows at a time.
+
+    Returns:
+        The sums.  # (m, c) float64
+    """
+    plan = PlainPlan(features, torch.float64, stored=0)
+    wanted = torch.arange(plan.n, device=features.device) if rows is None else rows
+    v = values.to(torch.float64)
+    return torch.cat([plan.weights(some)[0] @ v for some in wanted.split(block)])
+
+
+class TritonPlan(Plan):
+    """One `ExactPlan` for each image: errors of about 1e-4, at the speed of the GPU.
+
+    Args:
+        features: On a CUDA device.  # (Bf, n, d)
+        tolerance: Pairs with a smaller weight may be left out.
+    """
+
+    name = "exact"
+
+    def __init__(self, features: Tensor, tolerance: float = TOLERANCE) -> None:
+        from proxfield.core.filters.triton.exact import ExactPlan
+
+        # a copy, so that what happens to the tensor doesn't matter; centered for precision
+        self.features = features - features.mean(dim=1, keepdim=True)
+        self.images = len(features)
+        self.plans = [ExactPlan(f, tolerance) for f in self.features]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for p in self.plans)
+
+    def ones(self) -> Tensor:
+        return torch.ones_like(self.features[..., :1])
+
+    def diagonal(self) -> Tensor:
+        return self.ones()[..., 0]
+
+    def apply(self, values: Tensor) -> Tensor:
+        folded = fold(values, self.images)
+        out = torch.stack([p.apply(v) for p, v in zip(self.plans, folded, strict=True)])
+        return unfold(out, len(values)).contiguous()
+
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = fold(a, self.images), fold(b, self.images)
+        found = [p.pull(x, y) for p, x, y in zip(self.plans, a, b, strict=True)]
+        return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
+
+
+def on_triton(features: Tensor) -> bool:
+    """Whether the Triton kernel supports these features; it doesn't support float64."""
+    return triton is not None and features.is_cuda and features.dtype == torch.float32
+
+
+def make_plan(
+    features: Tensor,
+    kind: str = "exact",
+    *,
+    tiled: bool | None = None,
+    dtype: TorchDtype | None = None,
+    tolerance: float = TOLERANCE,
+    blur: Blur | None = None,
+) -> Plan:
+    """A plan over tensors.
+
+    Args:
+        features: Features in units of standard deviations.  # (n, d) or (Bf, n, d)
+        kind: "exact" or "lattice".
+        tiled: Use Triton's kernels for the exact filter, in float32; by default where they serve.
+        dtype: Type in which the exact filter computes without them; the features' by default.
+        tolerance: Pairs with a smaller weight may be left out by Triton's kernels.
+        blur: That of one set of points' lattice, if it isn't to choose.
+    """
+    if kind == "lattice" and features.ndim == 3:
+        from proxfield.core.filters.torch.lattice import Lattices
+
+        return Lattices(features)
+    if kind == "lattice":
+        from proxfield.core.filters.triton.lattice import LatticePlan
+
+        return LatticePlan(features, blur)
+    if not (on_triton(features) if tiled is None else tiled):
+        return PlainPlan(features, dtype)
+    if features.ndim == 3:
+        return TritonPlan(features, tolerance)
+    from proxfield.core.filters.triton.exact import ExactPlan
+
+    return ExactPlan(features, tolerance)
+
+
+def resolve(name: str, features: Tensor) -> str:
+    """ "auto" resolved to "exact" or "lattice", by the device and the number of points.
+
+    As for a `proxfield.Gaussian` term on the CPU and on CUDA; elsewhere always exact.
+
+    Args:
+        name: "auto", "exact" or "lattice".
+        features: # (Bf, n, d)
+    """
+    if name != "auto":
+        return choose(name, features.shape[1])
+    if features.device.type not in ("cpu", "cuda") or not len(features):
+        return "exact"
+    from proxfield.core.filters.triton.plans import choose_kind
+
+    return choose_kind(name, features[0], features.dtype == torch.float64)
+
+
+class Remembered:
+    """Plans by the features they were made for, as long as those live.
+
+    A plan is used again only if the features hold the same numbers: memory that was written to
+    without anyone counting (``.data``, compiled graphs that reuse buffers) can't mislead it.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Tensor, Tensor, Plan]] = []
+
+    def get(self, features: Tensor, name: str = "exact") -> Plan:
+        """The plan for these features, with the filter of this name."""
+        kind = resolve(name, features)
+        alive = [e for e in self.entries if not e[0].expired()]
+        for k, (_, held, plan) in enumerate(alive):
+            if plan.name == kind and self._same(held, features):
+                alive.append(alive.pop(k))  # the latest used last
+                self.entries = alive
+                return plan
+        plan = make_plan(features, kind)
+        owner = torch.multiprocessing.reductions.StorageWeakRef(features.untyped_storage())
+        alive.append((owner, features.clone(), plan))
+        while len(alive) > 1 and sum(p.nbytes for *_, p in alive) > CACHE_BYTES:
+            alive.pop(0)
+        self.entries = alive
+        return plan
+
+    @staticmethod
+    def _same(held: Tensor, features: Tensor) -> bool:
+        alike = (
+            held.shape == features.shape
+            and held.dtype == features.dtype
+            and held.device == features.device
+        )
+        return alike and bool(torch.equal(held, features))
+
+
+PLANS = Remembered()
+
+
+def clear_plans() -> None:
+    """Forget all plans and free their memory. (They also go when their features do.)"""
+    PLANS.entries = []

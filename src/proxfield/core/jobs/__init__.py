@@ -1,0 +1,28 @@
+"""Many items, one function: in this process, in others, or on a cluster.
+
+`run_jobs` is the one place for this. It respects ``joblib.parallel_config``; without that, several
+jobs are processes of loky.
+"""
+
+from proxfield.core.jobs.parts import Part
+from proxfield.core.jobs.running import open_workers, run_jobs, slots_of, threads_per_item
+from proxfield.core.jobs.workers import (
+    ClusterError,
+    LostWorkerError,
+    Workers,
+    ends_the_run,
+    import_joblib,
+)
+
+__all__ = [
+    "ClusterError",
+    "LostWorkerError",
+    "Part",
+    "Workers",
+    "ends_the_run",
+    "import_joblib",
+    "open_workers",
+    "run_jobs",
+    "slots_of",
+    "threads_per_item",
+]

@@ -1,0 +1,202 @@
+"""The Lanczos method with thick restarts, a few products at a time.
+
+It can stop after any product and go on later, which lets iterations of a field run in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.common.arrays import Array
+from proxfield.core.terms.base import Doubles, Floats
+
+BASIS = 18
+"""Vectors kept at most; together with temporary ones they fit into `Field.memory_estimate`."""
+KEPT = 6
+"""Ritz vectors that a restart goes on with."""
+COLUMNS = 1 << 14
+"""Entries of the basis that a restart combines at a time."""
+BREAKDOWN = 1e-12
+"""A new direction of this relative length is rounding: the basis spans an invariant space."""
+
+
+def length(vector: NDArray[np.float64]) -> float:
+    """The Euclidean length; squares of large entries don't overflow in it.
+
+    Example:
+        >>> float(round(length(np.array([3e200, 4e200])) / 1e200, 9))
+        5.0
+    """
+    from scipy.linalg import norm
+
+    return float(norm(vector, check_finite=False))
+
+
+class Vectors(Protocol):
+    """Where vectors are, and what can be done with them beside arithmetic.
+
+    Attributes:
+        columns: Entries of the basis that a restart combines at a time.
+    """
+
+    columns: int
+
+    def zeros(self, *shape: int) -> Array:
+        """As `numpy.zeros`."""
+
+    def put(self, values: Floats) -> Array:
+        """An array of numpy there."""
+
+    def get(self, values: Array) -> Doubles:
+        """The other way."""
+
+    def length(self, vector: Array) -> float:
+        """The Euclidean length."""
+
+
+class HostVectors:
+    """Vectors of numpy."""
+
+    columns = COLUMNS
+    length = staticmethod(length)
+
+    def zeros(self, *shape: int) -> NDArray[np.float64]:
+        """As `numpy.zeros`."""
+        return np.zeros(shape)
+
+    def put(self, values: Floats) -> Doubles:
+        """The array itself."""
+        return np.asarray(values, dtype=np.float64)
+
+    get = put
+
+
+HOST = HostVectors()
+
+
+class Lanczos:
+    """The largest eigenvalue of a symmetric operator, approached from below.
+
+    Args:
+        apply: The operator.
+        size: Its dimension.
+        tol: Relative residual at which the eigenvalue is found.
+        most: Maximum number of products.
+        vectors: Where the operator takes and returns vectors.
+
+    Attributes:
+        value: The largest Ritz value so far: no eigenvalue is known to be larger, and the
+            largest eigenvalue isn't smaller.
+        converged: Whether the residual is below ``tol``.
+        products: Products made.
+
+    Example:
+        >>> lanczos = Lanczos(lambda v: np.arange(100.0) * v, 100)
+        >>> while not lanczos.converged:
+        ...     lanczos.advance(5)
+        >>> round(lanczos.value, 1)
+        99.0
+    """
+
+    def __init__(
+        self,
+        apply: Callable[[Array], Array],
+        size: int,
+        tol: float = 5e-4,
+        most: int = 1000,
+        vectors: Vectors = HOST,
+    ) -> None:
+        self.vectors = vectors
+        self.apply, self.size, self.tol, self.most = apply, size, tol, most
+        self.value, self.converged, self.products = -np.inf, False, 0
+        width = min(BASIS, size)
+        self._projected = np.zeros((width, width))
+        self._used = self._kept = 0
+        self._length = 0.0
+        self._overflowed = False
+
+    @cached_property
+    def _basis(self) -> Array:
+        """Orthonormal vectors, made when the first product is.  # (width, size)"""
+        return self.vectors.zeros(len(self._projected), self.size)
+
+    @cached_property
+    def _next(self) -> Array:
+        """The vector to multiply with next.  # (size,)"""
+        start = np.random.default_rng(0).normal(size=self.size)
+        return self.vectors.put(start / length(start))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it ended, with or without an eigenvalue."""
+        return self.converged or self._overflowed or self.products >= self.most
+
+    def advance(self, products: int, late: Callable[[], bool] = lambda: False) -> None:
+        """Make up to so many products, fewer if it converges or the time is over."""
+        for k in range(products):
+            if self.exhausted or late():
+                return
+            residual = self._extend()
+            if self._overflowed:
+                return
+            full = self._used == len(self._basis)
+            if residual <= BREAKDOWN or full or k + 1 == products:
+                self._look(residual, full)
+
+    def _onto(self, basis: Array, vector: Array) -> Array:
+        """Scalar products with some vectors, or with one.  # (k, size), (size,) -> (k,)"""
+        return basis @ vector
+
+    def _extend(self) -> float:
+        """One product: the basis grows by a vector; returns the length of what is left."""
+        j = self._used
+        self._basis[j] = self._next
+        known = self._basis[: j + 1]
+        get, new = self.vectors.get, 1.0 * self.apply(self._next)  # a copy
+        size = self.vectors.length(new)
+        if not size < np.inf:
+            self._overflowed = True
+            return np.inf
+        if j == self._kept:  # after a restart, H couples it to every vector that was kept
+            onto = self._onto(known, new)
+            new -= onto @ known
+            part = get(onto)
+        else:
+            part = np.zeros(j + 1)
+            part[j - 1], part[j] = self._length, float(self._onto(self._next, new))
+            new -= self._length * known[j - 1]
+            new -= part[j] * known[j]
+        again = self._onto(known, new)  # once more: the basis stays orthogonal to rounding
+        new -= again @ known
+        part = part + get(again)
+        self._projected[: j + 1, j] = self._projected[j, : j + 1] = part
+        self._used += 1
+        self.products += 1
+        self._length = self.vectors.length(new)
+        if self._length <= BREAKDOWN * size:
+            return 0.0
+        self._next = new / self._length
+        return self._length
+
+    def _look(self, residual: float, full: bool) -> None:
+        """Ritz values of the basis; a full one starts again from the best of its vectors."""
+        m = self._used
+        values, vectors = np.linalg.eigh(self._projected[:m, :m])
+        self.value = max(self.value, float(values[-1]))
+        error = residual * abs(float(vectors[-1, -1]))
+        self.converged = residual == 0.0 or error <= self.tol * abs(float(values[-1]))
+        if self.converged or not full:
+            return
+        kept = min(KEPT, m - 1)
+        mix, columns = self.vectors.put(vectors[:, -kept:].T), self.vectors.columns
+        for start in range(0, self.size, columns):
+            some = self._basis[:, start : start + columns]
+            some[:kept] = mix @ some
+        self._projected[:] = 0.0
+        self._projected[np.arange(kept), np.arange(kept)] = values[-kept:]
+        self._used = self._kept = kept

@@ -1,0 +1,115 @@
+"""Annealing: a temperature schedule around any rule.
+
+At temperature T the objective E − T·H is convex as soon as T ≥ μ/2, where −μ is the smallest
+eigenvalue of the projected Hessian: there the minimum is unique and doesn't depend on
+the start. From there T falls geometrically to 1, with the step certified for each T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from proxfield.core.engines.plan import Custom, Order, Plan, Update
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.polish import end_at_minimum
+from proxfield.core.solve.rules.session import Outcome, Problem, Session
+from proxfield.errors import InputError, shown
+from proxfield.result import Status
+
+COOLING = 0.8
+"""Share of the iterations or of the budget that goes into cooling; the rest polishes at T = 1."""
+
+
+@dataclass(frozen=True)
+class Anneal(Rule):
+    """Cool down from a temperature at which the objective is convex.
+
+    Args:
+        inner: The rule that moves the state: any named one.
+        hot: The temperature to start at; μ/2 by default (at least 1).
+        levels: Temperatures on the way, spaced geometrically.
+    """
+
+    name = "anneal"
+    summary = "lowers the temperature from a convex objective, with any rule; no randomness"
+    inner: str = "fixed"
+    hot: float | None = None
+    levels: int = 100
+
+    def check(self) -> None:
+        from proxfield.core.solve.rules.registry import make_rule
+
+        if self.hot is not None:
+            self._number("hot", 0.0, np.inf, closed=False)
+        self._count("levels")
+        if type(make_rule(self.inner)).solve is not Rule.solve:
+            raise InputError(
+                f"anneal: inner={shown(self.inner)} runs other rules itself; name a plain one"
+            )
+
+    def _inner(self) -> Rule:
+        from proxfield.core.solve.rules.registry import make_rule
+
+        return make_rule(self.inner)
+
+    def plan(self, problem: Problem) -> Plan:
+        return self._inner().plan(problem)
+
+    def solve(self, session: Session) -> Outcome:
+        loop, stage, inner = session.loop, session.begin(), self._inner()
+        inner.prepare(session.problem)
+        session.problem.curvature.prepare()
+        with loop.clock():
+            plan = inner.plan(session.problem)
+            hot = self.hot or max(1.0, session.problem.curvature.smallest / 2)
+        levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
+        begun_at, begun = loop.iterations, loop.elapsed
+        loop.begin_stage()
+        k = 0
+        while k < levels:
+            temperature = hot ** (1.0 - k / max(1, levels - 1))
+            share = COOLING * (k + 1) / levels
+            limit = max(1, int(share * (loop.max_iters - begun_at)) - (loop.iterations - begun_at))
+            until = None if loop.budget is None else begun + share * (loop.budget - begun)
+            cooled = at_temperature(plan, temperature, session.problem)
+            status = stage.run(
+                cooled,
+                limit=limit,
+                until=until,
+                tol=-1.0,
+                keep_best=True,
+                first=loop.known_at(session.start) if k == 0 else None,
+            )
+            if begun_at == loop.iterations:
+                loop.tell(session.start, loop.last)
+            if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
+                return stage.conclude(self, status)
+            k += 1
+            if loop.budget is not None:  # levels that there is no time for are left out
+                used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
+                k = max(k, int(levels * used))
+        end = stage.marginals()
+        loop.tell(end, loop.last)
+        return session.settle(inner, plan, end)
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)
+
+
+def at_temperature(plan: Plan, temperature: float, problem: Problem) -> Plan:
+    """A plan for E − T·H: targets divided by T, and the step certified for λ/T."""
+    if isinstance(plan, Custom):
+        raise InputError("a custom rule can't be annealed: its function doesn't know temperatures")
+    if isinstance(plan, Order):
+        return replace(plan, inverse_temperature=1.0 / temperature)
+    if plan.search is not None:
+        raise InputError("backtracking can't be annealed: it looks at F, whose minimum moves")
+    if not (plan.step < 1.0).any():
+        return replace(plan, inverse_temperature=1.0 / temperature)
+    certified = 1.0 / (1.0 + problem.curvature.damping(1.0 / temperature))
+    step = np.maximum(plan.step, certified)
+    return Update(
+        plan.kind, step, plan.gamma1, plan.gamma2, plan.epsilon, inverse_temperature=1 / temperature
+    )

@@ -1,0 +1,126 @@
+"""What a rule is: a small set of parameters and a `plan`, which says how the state moves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from proxfield.core.common.checks import is_real, is_whole
+from proxfield.core.engines.plan import Plan
+from proxfield.core.solve.rules.session import Outcome, Problem, Session
+from proxfield.errors import InputError, shown
+
+STEPS = ("certified", "certified-local", "certified-relative", "lipschitz")
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """Base class: parameters are dataclass fields, checked in ``check``."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    monotone: ClassVar[bool] = False
+    """Whether it is proved that F never rises (with the default parameters)."""
+    overshoots: ClassVar[bool] = False
+    """Whether it averages steps over time, so that q swings on the way to a fixed point, too: what
+    looks like an oscillation is none."""
+    special: ClassVar[bool] = False
+    """Whether it is for one kind of term, and refuses other fields."""
+    visits_variables: ClassVar[bool] = False
+    """Whether it updates single variables or colors, which terms over all pairs don't allow."""
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:  # noqa: B027 (a hook; many rules need none)
+        """Raise `InputError` for parameters that make no sense."""
+
+    @abstractmethod
+    def plan(self, problem: Problem) -> Plan:
+        """How the state moves."""
+
+    def opening(self, problem: Problem) -> Plan:
+        """The plan to begin with, where a better one may be found while iterations go on."""
+        return self.plan(problem)
+
+    def prepare(self, problem: Problem) -> None:
+        """Do the part of `plan` that counts as building the field, and isn't timed."""
+        step = getattr(self, "step", "certified")
+        if step == "certified-local":
+            _ = problem.curvature.local
+        elif isinstance(step, str):
+            problem.curvature.prepare()
+
+    def default_iterations(self, problem: Problem) -> int:
+        """Maximum number of iterations where the user limits neither these nor the seconds."""
+        return 1000
+
+    def solve(self, session: Session) -> Outcome:
+        """Infer. Most rules iterate their plan; rules that run others override this."""
+        self.prepare(session.problem)
+        with session.loop.clock():  # finding a certified step is part of the work
+            plan = self.opening(session.problem)
+        return session.run_plan(self, plan, session.start)
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        """Look further from a feasible point of a field with forbidden configurations."""
+        return outcome
+
+    @property
+    def never_rises(self) -> bool:
+        """Whether it is proved that F never rises with these parameters."""
+        return self.monotone
+
+    @property
+    def may_oscillate(self) -> bool:
+        """Whether q that alternates between two states will do so forever."""
+        return not (self.never_rises or self.overshoots)
+
+    @property
+    def suits_dense_fields(self) -> bool:
+        """Whether it runs on fields whose terms couple every pair of variables."""
+        return not (self.special or self.visits_variables)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def _number(self, key: str, low: float, high: float, *, closed: bool = True) -> None:
+        value = getattr(self, key)
+        good = is_real(value) and low < value and (value <= high if closed else value < high)
+        if not good:
+            kind = "at most" if closed else "below"
+            raise InputError(
+                f"{self.name}: {key}={shown(value)}, expected above {low:g} and {kind} {high:g}"
+            )
+        object.__setattr__(self, key, float(value))
+
+    def _count(self, key: str) -> None:
+        value = getattr(self, key)
+        if not is_whole(value) or value < 1:
+            raise InputError(f"{self.name}: {key}={shown(value)}, expected a whole number above 0")
+        object.__setattr__(self, key, int(value))
+
+    def _word(self, key: str, *words: str) -> None:
+        value = getattr(self, key)
+        if not isinstance(value, str) or value not in words:
+            raise InputError(f"{self.name}: {key}={shown(value)}, expected {' or '.join(words)}")
+
+    def _nonnegative_below_one(self, key: str) -> None:
+        value = getattr(self, key)
+        if not is_real(value) or not 0 <= value < 1:
+            raise InputError(f"{self.name}: {key}={shown(value)}, expected 0 or more and below 1")
+        object.__setattr__(self, key, float(value))
+
+    def _step(self, key: str = "step") -> None:
+        value = getattr(self, key)
+        if isinstance(value, str):
+            if value not in STEPS:
+                raise InputError(
+                    f"{self.name}: {key}={shown(value)}, expected a number or one of: "
+                    f"{', '.join(STEPS)}"
+                )
+        else:
+            self._number(key, 0.0, 2.0)

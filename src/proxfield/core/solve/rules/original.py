@@ -1,0 +1,156 @@
+"""The update of the published program for occupancy maps, for comparison and compatibility."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.engines.plan import Custom, Plan
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.session import Outcome, Problem, Session
+from proxfield.core.terms.base import Floats
+from proxfield.core.terms.occupancy import RatioOccupancy, log_empty
+from proxfield.errors import UnsupportedError
+from proxfield.result import Status
+
+
+@dataclass(frozen=True)
+class Original(Rule):
+    """q ← S q + (1 − S) q* with q*_i = sigmoid(log(π_i/(1 − π_i)) − D_i): the original POM program.
+
+    D_i is the energy with somebody at location i minus that with nobody there, in the images that
+    are expected of all other locations (`RatioOccupancy.changes_at`). It isn't the gradient of
+    any energy, so nothing is promised: F may rise, and where the iteration settles, q usually isn't
+    a fixed point of F.
+
+    For fields of one `Occupancy` term with ``model="ratio"`` and prior probabilities (`Unary`). It
+    starts from the prior unless another start than the uniform one is given, and ends after
+    ``stable`` iterations in a row that change no marginal by ``error`` or more, or after 100.
+
+    Args:
+        smoothing: S, the weight of the old marginals.
+        stable: Number of iterations in a row with small changes after which it ends.
+        error: What counts as a small change.
+        ignored: Locations that are empty with a larger probability don't count in the expected
+            images (PROBA_IGNORED). 1, the program's default, counts all; its example has 0.99.
+
+    Example:
+        >>> import proxfield as pf
+        >>> boxes = pf.Boxes(2, 4, [[0, 0, 2, 2], [2, 0, 4, 2]])
+        >>> mask = [[1, 1, 0, 0], [1, 1, 0, 0]]
+        >>> term = pf.Occupancy([boxes], [mask], model="ratio")
+        >>> field = pf.Field(2, 2, [term, pf.Unary([[0, 3], [0, 3]])])
+        >>> (pf.infer(field, "original").marginals[:, 1] > 0.5).tolist()
+        [True, False]
+    """
+
+    name = "original"
+    summary = "the published program's update of occupancy maps, for these only; no guarantee"
+    special = True
+    smoothing: float = 0.8
+    stable: int = 5
+    error: float = 1e-4
+    ignored: float = 1.0
+
+    def check(self) -> None:
+        self._nonnegative_below_one("smoothing")
+        self._count("stable")
+        self._number("error", 0.0, 1.0)
+        self._number("ignored", 0.0, 1.0)
+
+    def prepare(self, problem: Problem) -> None:
+        only_term(problem.lowered)
+
+    def default_iterations(self, problem: Problem) -> int:
+        return 100
+
+    def plan(self, problem: Problem) -> Plan:
+        lowered = problem.lowered
+        term, layout = only_term(lowered), lowered.layout
+        unary = lowered.unary
+        bias = np.asarray(unary[::2], dtype=np.float64) - unary[1::2]  # log(π/(1 − π))
+
+        def update(theta: Floats, q: Floats, gradient: Floats, memory: dict[str, Any]) -> Floats:
+            logs = log_empty(q[term.entries(layout)])
+            odds = bias - term.changes_at(logs, self.ignored)
+            target = 1.0 / (1.0 + np.exp(np.clip(-odds, -700.0, 700.0)))
+            p, s = np.asarray(q[1::2], dtype=np.float64), self.smoothing
+            new = np.where(np.isinf(bias), target > 0.5, s * p + (1.0 - s) * target)
+            small = bool(np.abs(new - p).max(initial=0.0) < self.error)
+            memory["stable"] = memory.get("stable", 0) + 1 if small else 0
+            with np.errstate(divide="ignore"):
+                return np.asarray(-np.log(np.stack([1.0 - new, new], axis=1).ravel()))
+
+        return Custom(update, 1.0 - self.smoothing)
+
+    def solve(self, session: Session) -> Outcome:
+        self.prepare(session.problem)
+        lowered, loop = session.problem.lowered, session.loop
+        if is_uniform(lowered, session.start):
+            session = session.restarted(prior_of(lowered))
+        stage = session.begin()
+        plan = self.plan(session.problem)
+        best = session.keep == "best"
+        first: float | None = None
+        status = Status.MAX_ITERS
+        while True:
+            # that many are needed at least, whatever they change
+            missing = self.stable - int(stage.memory.get("stable", 0))
+            if missing <= 0:
+                q = stage.marginals()
+                fixed = residual(lowered, q) <= loop.tol
+                status = Status.CONVERGED if fixed else Status.SETTLED
+                break
+            if loop.spent is not None:
+                break
+            status = stage.run(plan, limit=missing, tol=-1.0, keep_best=best, first=first)
+            first = loop.last
+            if status is not Status.MAX_ITERS:  # of this call
+                break
+        if best or status in (Status.DIVERGED, Status.INTERRUPTED):
+            return stage.conclude(self, status)
+        return Outcome(stage.marginals(), loop.last, status)
+
+
+def only_term(lowered: Lowered) -> RatioOccupancy:
+    """The one term that isn't a prior.
+
+    Raises:
+        UnsupportedError: If the field is another one.
+    """
+    terms = list(lowered.terms)
+    term = terms[0] if len(terms) == 1 else None
+    if isinstance(term, RatioOccupancy) and term.n_locations == lowered.layout.n_vars:
+        return term
+    raise UnsupportedError(
+        "original is for occupancy maps only: fields of one Occupancy term with model='ratio' over "
+        "all variables, and unary energies"
+    )
+
+
+def is_uniform(lowered: Lowered, q: NDArray[np.float64]) -> bool:
+    """Whether all variables that nothing decides have probability ½."""
+    free = np.isfinite(lowered.unary).reshape(-1, 2).all(axis=1)
+    return bool((q.reshape(-1, 2)[free] == 0.5).all())
+
+
+def prior_of(lowered: Lowered) -> NDArray[np.float64]:
+    """Marginals by the unary energies alone.  # (size,)"""
+    pairs = np.asarray(lowered.unary, dtype=np.float64).reshape(-1, 2)
+    weights = np.exp(pairs.min(axis=1, keepdims=True) - pairs)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True)).ravel()
+
+
+def residual(lowered: Lowered, q: NDArray[np.float64]) -> float:
+    """The largest entry of softmax(−g(q)) − q, for the gradient g of E."""
+    g = np.array(lowered.unary, dtype=np.float64)
+    for term in lowered.terms:
+        term.add_gradient(lowered.layout, q, g)
+    pairs = g.reshape(-1, 2)
+    weights = np.exp(pairs.min(axis=1, keepdims=True) - pairs)
+    target = weights / weights.sum(axis=1, keepdims=True)
+    return float(np.abs(target.ravel() - q).max(initial=0.0))

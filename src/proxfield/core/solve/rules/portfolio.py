@@ -1,0 +1,226 @@
+"""Several runs in one budget: from several starts, or by several rules. The best F wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.common.interrupts import finish_first
+from proxfield.core.engines.plan import Chains, Plan
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.polish import end_at_minimum, polish
+from proxfield.core.solve.rules.session import Loop, Outcome, Problem, Session
+from proxfield.core.terms.base import Layout, offers
+from proxfield.errors import InputError, UnsupportedError, shown
+from proxfield.result import Status
+
+EVALUATIONS_PER_SWEEP = 4
+"""Evaluations of F that take as long as a sweep, about."""
+LARGE_SIZE, VISIT_SECONDS = 100_000, 1.5e-8
+"""Above so many entries evaluations run on all threads while a chain runs on one: the duration of a
+sweep is then estimated from the entries and edge ends that it visits."""
+HALTED = (Status.INTERRUPTED, Status.STOPPED)
+
+
+def perturbed(
+    q: NDArray[np.float64], layout: Layout, noise: float, seed: int
+) -> NDArray[np.float64]:
+    """Marginals with their log-odds shaken by Gaussian noise.  # (size,)"""
+    shaken = np.log(np.maximum(q, 1e-12))
+    shaken = shaken + noise * np.random.default_rng(seed).normal(size=layout.size)
+    top = np.full(layout.n_vars, -np.inf)
+    np.maximum.at(top, layout.owner, shaken)
+    weight = np.exp(shaken - top[layout.owner])
+    return np.asarray(weight / layout.sum_by_variable(weight)[layout.owner])
+
+
+def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]]]) -> Outcome:
+    """Run members one after another, each with an equal share of what is left; keep the best."""
+    loop = session.loop
+    whole_iters, whole_budget = loop.max_iters, loop.budget
+    best: Outcome | None = None
+    winner = ""
+    unsupported: UnsupportedError | None = None
+    if loop.budget is not None:
+        loop.tell(session.start, session.measure(session.start))
+        members = [(label, rule, session.off_center(start)) for label, rule, start in members]
+    for k, (label, rule, start) in enumerate(members):
+        if best is not None and spent_up(loop, whole_iters, whole_budget):
+            break
+        left = len(members) - k
+        loop.member = label
+        share = max(1, (whole_iters - loop.iterations) // left)
+        loop.max_iters = min(whole_iters, loop.iterations + share)
+        if whole_budget is not None:
+            loop.budget = loop.elapsed + max(0.0, whole_budget - loop.elapsed) / left
+        try:
+            outcome = rule.solve(session.restarted(start))
+        except UnsupportedError as error:  # this field has no such member; others may do
+            unsupported = error
+            continue
+        if best is None or outcome.free_energy < best.free_energy:
+            best, winner = outcome, label
+            loop.keep(outcome.free_energy, outcome.q)
+        if outcome.status in HALTED:
+            best.status = outcome.status
+            break
+    loop.max_iters, loop.budget = whole_iters, whole_budget
+    if best is None:
+        raise unsupported or UnsupportedError("no member to run")
+    loop.member = winner
+    best = end_at_minimum(session, best)
+    loop.note(0, loop.elapsed, best.free_energy)  # the trace ends where the result is
+    return best
+
+
+def visits(lowered: Lowered) -> int:
+    """Entries and edge ends that a sweep visits."""
+    known = [t for t in lowered.terms if offers(t, "neighbors")]
+    return lowered.layout.size + 2 * sum(len(t.neighbors(lowered.layout)) for t in known)
+
+
+def large_sweep_seconds(lowered: Lowered) -> float:
+    """The duration of a sweep on one thread, estimated for large fields; 0 for others."""
+    return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE_SIZE else 0.0
+
+
+def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
+    """Whether the limits of the whole run are used up."""
+    return loop.iterations >= max_iters or (budget is not None and loop.elapsed >= budget)
+
+
+@dataclass(frozen=True)
+class Restarts(Rule):
+    """One rule from several starts: the given one, then seeded perturbations of it.
+
+    Sweeps from many starts advance together in one compiled call, over all threads.
+
+    Args:
+        inner: The rule to restart.
+        count: How many starts.
+        noise: Standard deviation of the noise on the start's log-odds.
+    """
+
+    name = "restarts"
+    summary = "one rule from several perturbed starts; the best F is kept"
+    inner: str = "sweep"
+    count: int = 8
+    noise: float = 1.0
+
+    def check(self) -> None:
+        from proxfield.core.solve.rules.registry import make_rule
+
+        self._count("count")
+        self._number("noise", 0.0, np.inf, closed=False)
+        make_rule(self.inner)
+
+    @property
+    def suits_dense_fields(self) -> bool:
+        from proxfield.core.solve.rules.registry import make_rule
+
+        return make_rule(self.inner).suits_dense_fields
+
+    def plan(self, problem: Problem) -> Plan:
+        from proxfield.core.solve.rules.registry import make_rule
+
+        return make_rule(self.inner).plan(problem)
+
+    def _starts(self, session: Session) -> Iterator[NDArray[np.float64]]:
+        layout, seed = session.problem.lowered.layout, session.problem.seed
+        yield session.start
+        for k in range(1, self.count):
+            yield perturbed(session.start, layout, self.noise, seed + k)
+
+    def solve(self, session: Session) -> Outcome:
+        from proxfield.core.solve.rules.registry import make_rule
+
+        if self.inner == "sweep" and session.sweepable:
+            return self._together(session)
+        inner, loop = make_rule(self.inner), session.loop
+        count = max(1, min(self.count, loop.max_iters - loop.iterations))
+        starts = islice(self._starts(session), count)
+        return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
+
+    def _together(self, session: Session) -> Outcome:
+        """All starts in one batch, a few sweeps at a time; then polish the best."""
+        loop = session.loop
+        session.warm_up_chains(session.start)
+        if loop.budget is not None:
+            loop.tell(session.start, session.measure(session.start))
+        with loop.clock():
+            count = min(self.count, loop.max_iters // 2)
+            if loop.budget is not None:  # starts and sweeps that half of it has time for
+                sweep = large_sweep_seconds(session.problem.lowered)
+                each = 4 * max(EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
+                count = min(count, int(loop.seconds_left() / each))
+        if count < 2:
+            return polish(session, session.without_symmetry(session.start))
+        with loop.clock():
+            q = np.stack(list(islice(self._starts(session), count)))
+        each = max(1, min(20, loop.max_iters // (2 * len(q))))
+        done, step = 0, 1
+        while done < each:
+            begun, base = loop.now(), loop.elapsed
+            with finish_first():
+                ended = session.explore(Chains.make(q, polish=step, tol=loop.tol))
+                spent, q = loop.now() - begun, ended.q
+                done += step
+                winner = int(ended.free_energy.argmin())
+                loop.member = f"start {winner}"
+                f = float(ended.free_energy[winner])
+                loop.note(int(ended.sweeps.sum()), base + spent, f)
+                loop.replace_best(f, q[winner])
+            if loop.report(f, q[winner]):
+                return Outcome(q[winner], f, Status.STOPPED)
+            if loop.budget is not None:  # half of the budget is for the polish
+                fits = (loop.budget / 2 - loop.elapsed) * step / max(spent, 1e-9)
+                if fits < 1:
+                    break
+                step = max(1, min(2 * step, int(fits)))
+            step = min(step if loop.budget is not None else each, max(1, each - done))
+        return polish(session, q[winner])
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)
+
+
+@dataclass(frozen=True)
+class Portfolio(Rule):
+    """Several rules one after another, each with an equal share; the best F is kept.
+
+    Args:
+        rules: Names of rules, separated by commas.
+    """
+
+    name = "portfolio"
+    summary = "several rules in one budget; the best F is kept"
+    rules: str = "anneal,momentum,adam,sweep"
+
+    def _members(self) -> list[Rule]:
+        from proxfield.core.solve.rules.registry import make_rule
+
+        if not isinstance(self.rules, str):
+            raise InputError(
+                f"portfolio: rules={shown(self.rules)}, expected names separated by commas"
+            )
+        names = [name.strip() for name in self.rules.split(",") if name.strip()]
+        if not names:
+            raise InputError("portfolio: rules is empty, expected names separated by commas")
+        return [make_rule(name) for name in names]
+
+    def check(self) -> None:
+        self._members()
+
+    def plan(self, problem: Problem) -> Plan:
+        return self._members()[0].plan(problem)
+
+    def solve(self, session: Session) -> Outcome:
+        return best_of(session, [(r.name, r, session.start) for r in self._members()])
+
+    def improve(self, session: Session, outcome: Outcome) -> Outcome:
+        return end_at_minimum(session, outcome)

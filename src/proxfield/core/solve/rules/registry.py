@@ -1,0 +1,73 @@
+"""The rules by name. A new rule is one class (in `parallel` or its own file) and one line here."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from proxfield.core.solve.rules.anneal import Anneal
+from proxfield.core.solve.rules.auto import Auto
+from proxfield.core.solve.rules.backtracking import Backtracking
+from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.original import Original
+from proxfield.core.solve.rules.parallel import Adam, Adaptive, AdHoc, Fixed, FullParallel, Momentum
+from proxfield.core.solve.rules.portfolio import Portfolio, Restarts
+from proxfield.core.solve.rules.schedules import Colored, Sweep
+from proxfield.errors import InputError, shown
+
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule
+    for rule in (
+        Sweep,
+        Colored,
+        FullParallel,
+        AdHoc,
+        Fixed,
+        Adaptive,
+        Backtracking,
+        Momentum,
+        Adam,
+        Anneal,
+        Restarts,
+        Portfolio,
+        Auto,
+        Original,
+    )
+}
+
+
+def dense_rules() -> dict[str, type[Rule]]:
+    """The rules that run on dense fields with their default parameters.
+
+    Example:
+        >>> "fixed" in dense_rules(), "sweep" in dense_rules()
+        (True, False)
+    """
+    return {name: rule for name, rule in RULES.items() if rule().suits_dense_fields}
+
+
+def make_rule(rule: str | Rule | type[Rule], params: dict[str, Any] | None = None) -> Rule:
+    """A rule from its name (or class) and parameters; a rule is returned as it is.
+
+    Example:
+        >>> make_rule("momentum", {"gamma": 0.9}).params["gamma"]
+        0.9
+    """
+    if isinstance(rule, Rule):
+        if params:
+            raise InputError(
+                "parameters go with a rule's name, not with a rule that has them already"
+            )
+        return rule
+    if isinstance(rule, str):
+        if rule not in RULES:
+            raise InputError(f"unknown rule {shown(rule)}, expected one of: {', '.join(RULES)}")
+        rule = RULES[rule]
+    if not (isinstance(rule, type) and issubclass(rule, Rule)):
+        raise InputError(f"rule={shown(rule)}, expected a name, a rule or its class")
+    known = {f.name for f in fields(rule)}
+    for key in params or {}:
+        if key not in known:
+            expected = f"expected one of: {', '.join(sorted(known))}" if known else "it has none"
+            raise InputError(f"{rule.name} has no parameter {shown(key)}, {expected}")
+    return rule(**(params or {}))

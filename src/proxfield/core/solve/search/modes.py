@@ -1,0 +1,326 @@
+"""`infer(…, modes=K)`: a mixture of mean fields over K disjoint cells of all labellings.
+
+1. The rule searches the whole field with a share of the limits, then chains from the start show
+   other minima. Where chains ended is kept.
+2. Parts of these states are combined (`search.recombination`): that gives a better state, and
+   alternatives to parts of it.
+3. The cell of all labellings is split in two by a decision "variable i has label l, or not", then
+   one of the cells again, until there are K. A split never makes the bound worse
+   (`Splitter.try_split`). Of several decisions that are tried, the one is taken whose two sides
+   differ most and weigh most.
+4. Each cell is searched with a share of what is left, and ends at a local minimum of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from proxfield.core.common.logs import log
+from proxfield.core.common.memory import check_memory
+from proxfield.core.engines.plan import Chains
+from proxfield.core.lowering.components import Components
+from proxfield.core.solve.infer import MAX_DOUBLE_CHECK, finish, in_double, interrupted, solve
+from proxfield.core.solve.request import Request, device_memory
+from proxfield.core.solve.rules.polish import better_of, polish
+from proxfield.core.solve.rules.session import Outcome
+from proxfield.core.solve.search.alternatives import Alternatives
+from proxfield.core.solve.search.cell_work import TRIAL_SWEEPS, CellWork
+from proxfield.core.solve.search.cells import Cell, Pool, user_clamps
+from proxfield.core.solve.search.recombination import Recombination
+from proxfield.core.solve.search.splits import Split, Splitter
+from proxfield.core.solve.session import Session
+from proxfield.core.terms.base import Doubles, Ints
+from proxfield.field import Field
+from proxfield.mixture import make_modes, mixture_free_energy, mixture_marginals
+from proxfield.result import Result, Status
+
+SEARCH_SHARE = 0.4
+"""Share of the limits for the search of the whole field."""
+SAMPLE_SHARE = 0.55
+"""Share of the limits at which chains from the start end."""
+REFINE_SHARE = 0.65
+"""Share of the limits at which looking for alternatives ends."""
+SPLIT_SHARE = 0.85
+"""Share of the limits at which splitting ends."""
+CELL_SHARE = 0.93
+"""Share of the limits at which the search of cells ends."""
+SWEEPS_PER_MODE = 50
+"""Sweeps per mode below which the search of the whole field gets a larger share of the limits."""
+OVERTIME = 1.03
+"""Share of the budget at which the last polish ends; a few sweeps are worth a little overtime."""
+SAMPLE_SWEEPS = (10, 30, 100)
+SAMPLE_HEAT = (0.1, 0.3, 1.0)
+"""Temperatures of chains from the start, as shares of the field's own scale."""
+SAMPLE_CHAINS = 8
+"""Maximum number of such chains per round."""
+MAX_SAMPLES = 256
+"""Maximum number of such chains."""
+CONVEX_SCALE = 2.0
+"""Curvature up to which F is convex, so that there is one minimum."""
+MIN_SHARE = 1e-9
+"""Share of the mixture below which a split isn't worth its time."""
+MIN_CELL_SWEEPS = 64
+"""Sweeps that there must be for each cell for a search to pay."""
+HALTED = (Status.INTERRUPTED, Status.STOPPED)
+
+
+class Partition:
+    """Cells that cover all labellings, as they are found.
+
+    Args:
+        session: The inference of the whole field.
+        request: What was asked for.
+        count: Maximum number of cells.
+    """
+
+    def __init__(self, session: Session, request: Request, count: int) -> None:
+        self.session, self.loop, self.count = session, session.loop, count
+        lowered = session.problem.lowered
+        self.possible = np.isfinite(lowered.unary)
+        combining = session.sweepable and lowered.layout.n_vars > 0
+        recombination = Recombination(lowered)
+        if session.loop.budget is not None:
+            Components.warm_up()
+        ends = 2 * len(recombination.edges) if combining else 0
+        pool = Pool.for_field(lowered, ends)
+        self.work = CellWork(session, request.rule, pool)
+        self.alternatives = Alternatives(self.work, recombination) if combining else None
+        self.splitter = Splitter(self.work, self.alternatives)
+        self.cells: list[Cell] = []
+        self.splits: list[Split | None] = []
+        self.labels: Ints | None = None
+        """A labelling that the search came across, if it kept one."""
+        self.rest = 1.0
+        """What is left to modes, of their share of the limits."""
+        self.halted: Status | None = None
+
+    def run(self) -> None:
+        """Search, split, search the cells and polish; Ctrl-C leaves what is known."""
+        try:
+            self.search()
+            if self.halted is None and np.isfinite(self.cells[0].free_energy):
+                self.sample()
+                self.split_up()
+            if self.halted is None and len(self.cells) > 1:
+                self.search_cells()
+            self.polish_cells()
+        except KeyboardInterrupt:
+            self.halted = Status.INTERRUPTED
+        if self.cells:
+            self.loop.note(0, self.loop.elapsed, self.free_energy)
+
+    def until(self, share: float) -> float:
+        """The share of the limits at which a stage ends.
+
+        Args:
+            share: The same where there is enough time.
+        """
+        return 1.0 - self.rest * (1.0 - share)
+
+    @property
+    def free_energy(self) -> float:
+        """F of the mixture."""
+        return mixture_free_energy([cell.free_energy for cell in self.cells])
+
+    @property
+    def status(self) -> Status:
+        """Why it ended; converged if every cell is."""
+        if self.halted is not None:
+            return self.halted
+        if len(self.cells) == 1:
+            return self.cells[0].status
+        if all(cell.status is Status.CONVERGED for cell in self.cells):
+            return Status.CONVERGED
+        return self.session.limit
+
+    def report(self) -> None:
+        """Note where the mixture stands, and ask the callback."""
+        best = self.heaviest_first()[0]
+        self.loop.note(0, self.loop.elapsed, self.free_energy)
+        if self.loop.report(self.free_energy, best.q):
+            self.halted = Status.STOPPED
+
+    def everything(self, q: Doubles) -> Cell:
+        """The cell of all labellings."""
+        return Cell(self.possible, (), q, np.inf, self.session.limit)
+
+    def heaviest_first(self) -> list[Cell]:
+        """The cells, by F."""
+        return sorted(self.cells, key=lambda cell: cell.free_energy)
+
+    # ---- states ----
+
+    def search(self) -> None:
+        """The rule on the whole field."""
+        session = self.work.session_of(self.everything(self.session.start), self.loop)
+        if self.work.sweepable:
+            session.warm_up_chains(session.start)
+        session.measure(session.start)  # how long an evaluation takes
+        self.rest = min(1.0, self.work.sweeps_left(1.0) / (SWEEPS_PER_MODE * self.count))
+        with self.work.limited(self.until(SEARCH_SHARE)):
+            outcome = solve(session, self.work.rule)
+        self.labels = outcome.labels
+        cell = self.everything(outcome.q)
+        cell.free_energy, cell.status = float(outcome.free_energy), outcome.status
+        self.cells, self.splits = [cell], [None]
+        self.halted = outcome.status if outcome.status in HALTED else None
+
+    def sample(self) -> None:
+        """Cooled chains from the start: states that owe nothing to the best one."""
+        lowered, work = self.work.lowered, self.work
+        if self.alternatives is None or lowered.hard:
+            return
+        scale = float(self.session.problem.curvature.local.max(initial=0.0))
+        if scale <= CONVEX_SCALE:
+            return
+        session = work.session_of(self.everything(self.session.start), self.loop)
+        rng = np.random.default_rng([self.session.problem.seed, 1])
+        each = float(np.mean(SAMPLE_SWEEPS)) + TRIAL_SWEEPS
+        made, end = 0, self.until(SAMPLE_SHARE)
+        while made < MAX_SAMPLES:
+            count = int(min(SAMPLE_CHAINS, work.sweeps_left(end) / each))
+            if count < 1:
+                break
+            made += count
+            chains = Chains.make(
+                np.repeat(session.start[None], count, axis=0),
+                hot=np.maximum(1.0, scale * rng.choice(SAMPLE_HEAT, size=count)),
+                sweeps=rng.choice(SAMPLE_SWEEPS, size=count),
+                seeds=rng.integers(2**63, size=count, dtype=np.uint64),
+                drawn=True,
+                polish=TRIAL_SWEEPS,
+            )
+            with self.loop.clock():
+                work.explore(session, chains, record=True)
+
+    # ---- splitting ----
+
+    def split_up(self) -> None:
+        """Split the cell in which that separates most, until there are enough."""
+        loop, loop.member = self.loop, "modes"
+        if self.alternatives is not None:
+            self.alternatives.refine(self.cells[0], self.until(REFINE_SHARE))
+        end = self.until(SPLIT_SHARE)
+        while len(self.cells) < self.count and self.work.sweeps_left(end) >= 1:
+            to_come = 2 * (self.count - len(self.cells))
+            for k, cell in enumerate(self.cells):
+                if self.splits[k] is None:
+                    with loop.clock():
+                        self.splits[k] = self.splitter.best_split(cell, to_come, end)
+            low = min(cell.free_energy for cell in self.cells)
+            tried = [
+                (float(np.exp(low - cell.free_energy)) * split.score, k, split)
+                for k, (cell, split) in enumerate(zip(self.cells, self.splits, strict=True))
+                if split is not None
+            ]
+            score, k, chosen = max(tried, key=lambda item: item[0])
+            if score <= MIN_SHARE:
+                break
+            self.cells, self.splits = (
+                [*self.cells[:k], *self.cells[k + 1 :], *chosen.children],
+                [*self.splits[:k], *self.splits[k + 1 :], None, None],
+            )
+            self.report()
+            if self.halted is not None:
+                break
+
+    # ---- the cells ----
+
+    def search_cells(self) -> None:
+        """The rule in each cell, then parts of everything that was seen."""
+        work, end = self.work, self.until(CELL_SHARE)
+        for number, cell in enumerate(self.heaviest_first()):
+            to_come = len(self.cells) - number
+            if work.sweeps_left(end) < MIN_CELL_SWEEPS * to_come:
+                break
+            iterations, seconds = work.left(end)
+            own = work.aside(iterations / to_come, seconds / to_come)
+            with self.loop.clock():
+                session = work.session_of(cell, own, number + 1)
+                before = Outcome(cell.q, cell.free_energy, cell.status)
+                if work.lowered.hard:
+                    after = work.rule.improve(session, before)
+                else:
+                    after = work.rule.solve(session)
+                self.take(cell, better_of(session, before, after))
+                self.loop.iterations += own.iterations
+            self.report()
+            if self.halted is not None:
+                return
+        if self.alternatives is None:
+            return
+        for cell in self.cells:
+            if work.sweeps_left(end) >= TRIAL_SWEEPS:
+                with self.loop.clock():
+                    self.alternatives.compare(cell, end)
+
+    def polish_cells(self) -> None:
+        """Each cell on to its local minimum, as far as the limits allow."""
+        work = self.work
+        for cell in self.heaviest_first():
+            iterations, seconds = work.left(1.0)[0], work.left(OVERTIME)[1]
+            if self.halted is not None or min(iterations, seconds) <= 0:
+                break
+            if cell.status is Status.CONVERGED or not np.isfinite(cell.free_energy):
+                continue
+            own = work.aside(iterations, seconds)
+            with self.loop.clock():
+                session = work.session_of(cell, own)
+                before = Outcome(cell.q, cell.free_energy, self.session.limit)
+                own.tell(cell.q, cell.free_energy)
+                self.take(cell, better_of(session, before, polish(session, cell.q)))
+                self.loop.iterations += own.iterations
+
+    def take(self, cell: Cell, outcome: Outcome) -> None:
+        """Where a cell is now."""
+        cell.q, cell.free_energy = outcome.q, float(outcome.free_energy)
+        cell.status = outcome.status
+        if outcome.status in HALTED:
+            self.halted, cell.status = outcome.status, self.session.limit
+
+
+def infer_modes(field: Field, request: Request, session: Session, count: int) -> Result:
+    """The result of a request for several modes of one field.
+
+    Args:
+        field: The field.
+        request: What was asked for.
+        session: The session that was opened for it.
+        count: Maximum number of modes.
+    """
+    lowered = session.problem.lowered
+    if lowered.infeasible:
+        return finish(field, request, session, Outcome(session.start, np.inf, Status.INFEASIBLE))
+    check_memory(8 * (5 * count + 8) * field.layout.size, f"{count} modes of {field!r}")
+    with device_memory(request.kernels, lowered):
+        partition = Partition(session, request, count)
+        partition.run()
+        if not partition.cells:
+            return finish(field, request, session, interrupted(session))
+        ends = [in_cell(cell, request, session) for cell in partition.cells]
+    best = min(ends, key=lambda end: end.free_energy)
+    f = mixture_free_energy([end.free_energy for end in ends])
+    outcome = Outcome(best.q, f, partition.status, partition.labels)
+    result = finish(field, request, session, outcome)
+    reduction = lowered.reduction
+    result.modes = make_modes(
+        field.layout,
+        [
+            (end.free_energy, reduction.expand(end.q), user_clamps(reduction, cell.clamps))
+            for end, cell in zip(ends, partition.cells, strict=True)
+        ],
+    )
+    result.q = mixture_marginals(result.modes)
+    log.debug("%d modes with F = %.9g", len(result.modes), f)
+    return result
+
+
+def in_cell(cell: Cell, request: Request, session: Session) -> Outcome:
+    """A cell's marginals and F, in float64 as `infer` computes it for small fields."""
+    lowered = session.problem.lowered
+    end = Outcome(cell.q, cell.free_energy, cell.status)
+    rough = lowered.layout.size <= MAX_DOUBLE_CHECK and not session.program.sums_in_double
+    if request.dtype == "float32" and rough and np.isfinite(cell.free_energy):
+        end.q = cell.condition(lowered.layout, cell.q)
+        end = in_double(end, lowered, session.kernels)
+    return end

@@ -1,0 +1,364 @@
+"""`solve_map`: the labelling of lowest energy that a search can find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.core.common.interrupts import finish_first
+from proxfield.core.common.logs import log
+from proxfield.core.engines.base import Program
+from proxfield.core.engines.cache import program_for
+from proxfield.core.engines.plan import Chains
+from proxfield.core.lowering.forests import graph_of
+from proxfield.core.lowering.interactions import interaction_scale
+from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.history import Callback
+from proxfield.core.solve.infer import infer_one
+from proxfield.core.solve.map_result import MapResult, MapStatus, MapTrace
+from proxfield.core.solve.progress import watching
+from proxfield.core.solve.request import Request, device_memory
+from proxfield.core.solve.rounding import MAX_SWEEPS, Groups, rounding_program
+from proxfield.core.solve.rules.auto import Auto
+from proxfield.core.solve.search.map_search import ZERO, MapSearch
+from proxfield.core.solve.session import Session
+from proxfield.core.solve.starts import Start
+from proxfield.core.terms.base import Ints, as_indices
+from proxfield.errors import InputError, InputTypeError, shown
+from proxfield.field import Field
+from proxfield.result import Result, Status, one_hot
+
+TOLERANCE = 1e-6
+"""Of the minimum of F that is rounded where variables can't be visited one by one."""
+TRIALS = 100
+"""Changes of single variables that are tried in a field with terms over all pairs."""
+SMALLEST_SIZE, LARGEST_SIZE = 2.0**-20, 2.0**100
+"""Typical energies below and above which all are scaled before the search."""
+
+
+def solve_map(
+    field: Field,
+    *,
+    evidence: Mapping[int | str, int | str] | None = None,
+    init: ArrayLike | Result | MapResult | None = None,
+    max_iters: int | None = None,
+    budget: float | None = None,
+    callback: Callback | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    device: str = "cpu",
+    kernels: str | None = None,
+    dtype: str | None = None,
+    progress: bool = False,
+) -> MapResult:
+    """Search for the labelling of lowest energy (MAP, or MPE).
+
+    Chains sample labellings at falling temperatures, down to 0, and are combined with the best
+    labelling so far part by part (docs/concepts/methods.md). Where the interactions form a
+    forest, the result is optimal, and the status says so. Otherwise no change of a single
+    variable lowers its energy, if `MapResult.stable` says so: with terms over all pairs it may
+    not be known.
+
+    Args:
+        field: The field.
+        evidence: Observed variables, as for `Field.condition`.
+        init: A labelling to start from, or a result, whose labelling is improved; by default labels
+            are drawn at random.
+        max_iters: Maximum number of sweeps, of all chains together; by default unlimited if there
+            is a budget, else enough for a second or two.
+        budget: Time budget in seconds, excluding what `MapResult.setup_seconds` holds.
+        callback: Called about 20 times a second with a `Progress`, whose ``free_energy`` is the
+            lowest energy so far; returning something true stops the search.
+        seed: Random seed. Limited by ``max_iters`` alone, the same seed gives the same result.
+        threads: Maximum number of threads; all cores by default.
+        device: As for `infer`.
+        kernels: As for `infer`.
+        dtype: As for `infer`; energies of results are computed in float64.
+        progress: Show a bar: in a notebook, or on stderr if that is a terminal.
+
+    Returns:
+        A `MapResult`. Ctrl-C returns the best labelling so far, with the status INTERRUPTED; while
+        the field is still being built there is none, and KeyboardInterrupt is raised.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(4, n_labels=2).add(pf.Unary([[0, 1.0], [0, 0], [0, 0], [0, 0]]))
+        >>> field = field.add(pf.Potts([[0, 1], [1, 2], [2, 3]], -2.0))
+        >>> result = pf.solve_map(field)
+        >>> result.labels.tolist(), result.energy, result.status.name
+        ([0, 1, 0, 1], -6.0, 'OPTIMAL')
+    """
+    if not isinstance(field, Field):
+        raise InputTypeError(f"solve_map takes a Field, not {type(field).__name__}")
+    field = field.snapshot() if evidence is None else field.condition(evidence)
+    request = Request.make(
+        MapSearch(),
+        {},
+        device,
+        init="uniform" if init is None else starting_labels(field, init),
+        max_iters=max_iters,
+        tol=0.0,
+        budget=budget,
+        callback=callback,
+        seed=seed,
+        threads=threads,
+        kernels=kernels,
+        dtype=dtype,
+        keep="last",
+        trace=True,
+    )
+    if not isinstance(progress, (bool, np.bool_)):
+        raise InputError(f"progress={shown(progress)}, expected True or False")
+    return answer(field, request, bool(progress))
+
+
+def answer(field: Field, request: Request, progress: bool = False) -> MapResult:
+    """The result of a request whose rule is `MapSearch`."""
+    with watching(progress, request.rule.name, request.callback) as showing:
+        begun = request.now()
+        request = replace(request, callback=showing)
+        session = request.open(field)
+        with device_memory(request.kernels, session.problem.lowered):
+            result = search(field, request, session)
+        request.note_compiled(session)
+        result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
+    log.debug("%r", result)
+    return result
+
+
+def starting_labels(field: Field, init: object) -> Start:
+    """A labelling that the user gave, checked, as marginals.  # (field.layout.size,)"""
+    if isinstance(init, str):
+        raise InputError(f"init={shown(init)}, expected a labelling or a result")
+    if isinstance(init, (Result, MapResult)):
+        labels = init.map_labels if isinstance(init, Result) else init.labels
+    else:
+        labels = as_indices(init, "init", 1)  # type: ignore[arg-type]
+    field.check_labels(labels)
+    return one_hot(field.layout.offsets, labels)
+
+
+def search(field: Field, request: Request, session: Session) -> MapResult:
+    """Search in the way that suits the field."""
+    session, exponent = in_range(session)
+    lowered, loop = session.problem.lowered, session.loop
+    if lowered.infeasible:
+        labels = np.where(field.evidence >= 0, field.evidence, 0)
+        return MapResult(
+            field, labels, np.inf, MapStatus.INFEASIBLE, False, 0, loop.elapsed, MapTrace()
+        )
+    stable = True
+    if lowered.extras:
+        found, status, stable = by_rounding(field, request, session)
+    elif is_forest(lowered):
+        with loop.clock():
+            found, status = exactly(lowered), MapStatus.OPTIMAL
+    else:
+        if lowered.hard:
+            from proxfield.core.solve.map_forbidden import search_forbidden
+
+            outcome = search_forbidden(session)
+        else:
+            outcome = request.rule.solve(session)
+        assert outcome.labels is not None
+        found, status = outcome.labels, MapStatus[outcome.status.name]
+        if np.isfinite(outcome.free_energy):
+            found, stable = descended(session, found)
+        else:
+            stable = False
+    labels = lowered.reduction.expand_labels(found)
+    energy = field.energy(labels)
+    if energy == np.inf and status is MapStatus.OPTIMAL:
+        status = MapStatus.INFEASIBLE
+    elif energy == np.inf and status not in (MapStatus.INFEASIBLE, MapStatus.INTERRUPTED):
+        status = MapStatus.NO_FEASIBLE
+    return MapResult(
+        field, labels, energy, status, stable and bool(np.isfinite(energy)), loop.iterations,
+        loop.elapsed, trace_of(session, energy, exponent),
+    )  # fmt: skip
+
+
+# ---- very small and very large energies ----
+
+
+def in_range(session: Session) -> tuple[Session, int]:
+    """The session with energies of ordinary size, and the power of 2 that they were divided by.
+
+    Very small or large ones under- and overflow in squares of energies, and tell no gain from
+    rounding. Whatever the callback is told stays in the user's unit.
+    """
+    lowered, loop = session.problem.lowered, session.loop
+    exponent, callback = exponent_of(lowered), session.loop.callback
+    if exponent == 0 or lowered.extras:
+        return session, 0
+    if callback is not None:
+        loop.callback = lambda seen: callback(
+            replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
+        )
+    return session.with_energies(lowered.scaled(-exponent)), exponent
+
+
+def exponent_of(lowered: Lowered) -> int:
+    """The power of 2 that energies are of, where all kinds of them are unusual; else 0.
+
+    A few very large ones, as people write them for what they forbid, change nothing.
+    """
+    sizes = typical_sizes(lowered)
+    if sizes and max(sizes) < SMALLEST_SIZE:
+        return int(np.frexp(max(sizes))[1])
+    if sizes and min(sizes) > LARGEST_SIZE:
+        return int(np.frexp(min(sizes))[1])
+    return 0
+
+
+def typical_sizes(lowered: Lowered) -> list[float]:
+    """The median size of unary energies, of couplings and of tables; 0 and +inf don't count."""
+    if lowered.extras:
+        return [lowered.magnitude / max(1, lowered.layout.n_vars)] if lowered.magnitude else []
+    arrays = [lowered.unary, *(f.tables for f in lowered.factors)]
+    arrays += [t.weights for t in (lowered.ising, lowered.potts) if t is not None]
+    sizes = (np.abs(a[np.isfinite(a) & (a != 0)]) for a in arrays)
+    return [float(np.median(size)) for size in sizes if len(size)]
+
+
+# ---- forests ----
+
+
+def is_forest(lowered: Lowered) -> bool:
+    """Whether all interactions are pairwise, and their graph has no cycle."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    if any(f.degree > 2 for f in lowered.factors):
+        return False
+    graph, n = graph_of(lowered), lowered.layout.n_vars
+    edges = len(graph.column) // 2
+    if edges >= n:
+        return n == 0
+    ones = np.ones(len(graph.column), dtype=np.int8)
+    count, _ = connected_components(
+        csr_matrix((ones, graph.column, graph.row), shape=(n, n)), directed=False
+    )
+    return bool(edges == n - count)
+
+
+def exactly(lowered: Lowered) -> Ints:
+    """The labelling of lowest energy in a forest: one forest move at temperature 0."""
+    layout = lowered.layout
+    if lowered.hard:
+        lowered = lowered.soften(forbidding_penalty(lowered))
+    start = np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
+    zero = ZERO * (interaction_scale(lowered) or 1.0)
+    chains = Chains.make(
+        start[None], hot=zero, cold=zero, sweeps=1, drawn=True, forests=True, polish=0
+    )
+    program = program_for(lowered)
+    best = program.explore(chains, 1).q[0]
+    return layout.best_labels(descend_fully(program, best))
+
+
+def forbidding_penalty(lowered: Lowered) -> float:
+    """A penalty that no difference of finite energies outweighs."""
+    finite = lowered.unary[np.isfinite(lowered.unary)]
+    total = float(np.abs(finite).sum())
+    for term in (lowered.ising, lowered.potts):
+        total += 0.0 if term is None else float(np.abs(term.weights).sum())
+    for factor in lowered.factors:
+        size = np.where(np.isfinite(factor.tables), np.abs(factor.tables), 0.0)
+        total += float(size.max(axis=tuple(range(1, size.ndim)))[factor.index].sum())
+    return 1.0 + 2.0 * total
+
+
+# ---- the end of a search ----
+
+
+def descended(session: Session, labels: Ints) -> tuple[Ints, bool]:
+    """Give variables their cheapest label until no change of one lowers the energy."""
+    program = rounding_program(session.problem.lowered, session.kernels)
+    layout = session.problem.lowered.layout
+    start = one_hot(layout.offsets, labels).astype(np.float64, copy=False)
+    program.descend(start, 0)  # compile outside the clock
+    with finish_first(), session.loop.clock():
+        return layout.best_labels(descend_fully(program, start)), True
+
+
+def descend_fully(program: Program, q: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sweeps at temperature 0 until a whole one changes nothing."""
+    while True:
+        new = program.descend(q, MAX_SWEEPS)
+        if np.array_equal(new, q):
+            return new
+        q = new
+
+
+def trace_of(session: Session, energy: float, exponent: int) -> MapTrace:
+    """The rows of a search at which the energy fell, the first and the last."""
+    loop, rows = session.loop, session.loop.make_trace()
+    e = np.append(np.ldexp(np.minimum.accumulate(rows.free_energy), exponent), energy)
+    keep = np.append(True, e[1:] < e[:-1])
+    keep[-1] = True
+    return MapTrace(
+        np.append(rows.iteration, loop.iterations)[keep],
+        np.append(rows.seconds, loop.elapsed)[keep],
+        e[keep],
+    )
+
+
+# ---- fields with terms that can't be lowered ----
+
+
+def by_rounding(field: Field, request: Request, session: Session) -> tuple[Ints, MapStatus, bool]:
+    """Where variables can't be visited one by one: a minimum of F, rounded and improved."""
+    session.loop.tol = TOLERANCE
+    result = infer_one(field, replace(request, rule=Auto()), session)
+    lowered, loop = session.problem.lowered, session.loop
+    layout = lowered.layout
+    with finish_first(), loop.clock():
+        labels = layout.best_labels(lowered.reduction.restrict(one_hot_of(result)))
+        labels, stable = improved_singly(rounding_program(lowered, session.kernels), labels)
+    ended = {Status.INTERRUPTED: MapStatus.INTERRUPTED, Status.STOPPED: MapStatus.STOPPED}
+    limits = {Status.MAX_ITERS: MapStatus.MAX_ITERS, Status.BUDGET: MapStatus.BUDGET}
+    return labels, {**ended, **limits}.get(result.status, MapStatus.SETTLED), stable
+
+
+def one_hot_of(result: Result) -> NDArray[np.float64]:
+    """A result's labelling as marginals."""
+    labels = np.ravel(result.map_labels)
+    return one_hot(result.field.layout.offsets, labels).astype(np.float64, copy=False)
+
+
+def improved_singly(program: Program, labels: Ints) -> tuple[Ints, bool]:
+    """Change one variable after another while that lowers the energy, for some trials.
+
+    Returns:
+        The labelling, and whether no change of one variable lowers its energy. The gradient tells
+        where the energy is linear in each variable's marginals; for other terms it isn't known.
+    """
+    lowered, layout = program.lowered, program.lowered.layout
+    groups = Groups(program)
+    linear = all(
+        term.degree is not None and not getattr(term, "self_message", False)
+        for term in lowered.terms
+    )
+    energy, unit = lowered.energy(labels), float(np.ldexp(1.0, exponent_of(lowered)))
+    for _ in range(TRIALS):
+        q = one_hot(layout.offsets, labels).astype(np.float64, copy=False)
+        g = program.gradient(q)
+        cheapest = layout.best_labels(-g)
+        gain = g[layout.offsets[:-1] + labels] - g[layout.offsets[:-1] + cheapest]
+        gain[np.isnan(gain)] = 0.0
+        if not gain.max(initial=0.0) > 1e-9 * (unit + abs(energy)):
+            return labels, linear
+        better = groups.improve(labels, energy)
+        if np.array_equal(better, labels):
+            better = labels.copy()
+            i = int(gain.argmax())
+            better[i] = cheapest[i]
+        new = lowered.energy(better)
+        if not new < energy:
+            break
+        labels, energy = better, new
+    return labels, False

@@ -1,0 +1,143 @@
+"""Which kinds of terms can be saved, and terms as arrays by name.
+
+A term is saved as what its `to_arrays` gives, under a name that stands for its class, and made
+again by that class's `from_arrays`. Files hold names, never code: only registered classes are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, overload
+
+import numpy as np
+
+from proxfield.core.common.arrays import Arrays
+from proxfield.core.terms.base import Term
+from proxfield.errors import InputError, ProxfieldError, shown
+
+T = TypeVar("T", bound=type[Term])
+
+KINDS: dict[str, type[Term]] = {}
+"""Classes of terms that can be saved, by the names that files call them."""
+PLAIN = "fiubU"
+"""Kinds of arrays that files hold: numbers, truth values and text."""
+
+
+@overload
+def saveable(term: T) -> T: ...
+@overload
+def saveable(*, kind: str) -> Callable[[T], T]: ...
+
+
+def saveable(term: T | None = None, *, kind: str | None = None) -> T | Callable[[T], T]:
+    """Register a class of terms, so that fields with such terms can be saved, loaded and compared.
+
+    The class offers `Term.to_arrays` and `Term.from_arrays`; a dataclass whose fields are arrays,
+    numbers or text has both. Subclasses aren't registered with it.
+
+    Args:
+        term: The class.
+        kind: What files call it; by default its ``name``.
+
+    Returns:
+        The class: use it as a decorator.
+
+    Raises:
+        InputError: If another class has that name.
+
+    Example:
+        >>> import proxfield as pf
+        >>> @pf.saveable(kind="doc.bias")
+        ... class Bias(pf.Unary):
+        ...     name = "bias"
+        >>> pf.saveable is saveable
+        True
+    """
+    if term is None:
+        return lambda cls: saveable_as(cls, kind)
+    return saveable_as(term, kind)
+
+
+def saveable_as(term: T, kind: str | None) -> T:
+    """`saveable` with both arguments."""
+    if not (isinstance(term, type) and issubclass(term, Term)):
+        raise InputError(f"saveable takes a class of terms, not {shown(term)}")
+    name = getattr(term, "name", term.__name__) if kind is None else kind
+    there = KINDS.get(name)
+    if there is not None and _place(there) != _place(term):  # a notebook's cell may run again
+        raise InputError(
+            f"{_place(there)} is already saved as {shown(name)}; pass another kind= for "
+            f"{term.__name__}"
+        )
+    KINDS[name] = term
+    return term
+
+
+def _place(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def term_arrays(term: Term) -> tuple[str, Arrays]:
+    """A term's registered kind, and what it consists of.
+
+    Raises:
+        InputError: If it can't be saved; the message names its class.
+    """
+    kind = next((k for k, cls in KINDS.items() if cls is type(term)), None)
+    name = type(term).__name__
+    if kind is None:
+        raise InputError(
+            f"a term of the class {name} can't be saved; give it to_arrays and from_arrays, and "
+            "register it with @proxfield.saveable"
+        )
+    try:
+        parts = {key: np.asarray(part) for key, part in term.to_arrays().items()}
+    except ProxfieldError as error:
+        raise InputError(f"a term of the class {name} can't be saved: {error}") from None
+    for key, part in parts.items():
+        if not key.isidentifier():
+            raise InputError(f"{name}.to_arrays() names an array {shown(key)}, expected a word")
+        if part.dtype.kind not in PLAIN:
+            raise InputError(
+                f"{name}.to_arrays() gives {key} as {part.dtype}, expected numbers or text"
+            )
+    return kind, parts
+
+
+def make_term(kind: str, arrays: Arrays) -> Term:
+    """The term of a kind that consists of these arrays.
+
+    Raises:
+        InputError: If no class is registered as this kind, or it refuses the arrays.
+    """
+    if kind not in KINDS:
+        raise InputError(
+            f"a term of the kind {shown(kind)} isn't known; import what registers it with "
+            "@proxfield.saveable first"
+        )
+    term = KINDS[kind].from_arrays(arrays)
+    if type(term) is not KINDS[kind]:
+        name = KINDS[kind].__name__
+        raise InputError(f"{name}.from_arrays gave a {type(term).__name__}, expected a {name}")
+    return term
+
+
+def same_term(a: Term, b: Term) -> bool:
+    """Whether two terms are the same: of one class, with equal arrays.
+
+    Terms that can't be saved are the same if they are one object, or if they say so.
+
+    Example:
+        >>> import proxfield as pf
+        >>> same_term(pf.Potts([[0, 1]], 2.0), pf.Potts([[0, 1]], [2.0]))
+        True
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    try:
+        (_, left), (_, right) = term_arrays(a), term_arrays(b)
+    except InputError:
+        return bool(a == b)
+    return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
