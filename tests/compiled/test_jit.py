@@ -212,7 +212,7 @@ def test_cache_folder_depends_on_every_source(
     copy = tmp_path / "proxfield"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(proxfield.__file__).parent, copy, ignore=ignored)
-    monkeypatch.setattr(jit, "__file__", str(copy / "compiled" / "jit.py"))
+    monkeypatch.setattr(jit, "__file__", str(copy / "core" / "compiled" / "jit.py"))
     assert jit.kernel_cache.__wrapped__() == same
     with (copy / source).open("a") as file:
         file.write("# an edit\n")

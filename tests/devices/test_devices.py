@@ -124,7 +124,7 @@ def test_an_added_device_refuses_what_it_lacks() -> None:
 @pytest.mark.usefixtures("added")
 def test_an_added_device_runs_float64_on_the_host() -> None:
     lowered = pf.Field(2, 2).add(pf.Potts([[0, 1]], 1.0)).lower()
-    program = pf.backends.registry.compile_program(lowered, "torch:added", "float64")
+    program = pf.core.engines.registry.compile_program(lowered, "torch:added", "float64")
     assert type(program).__module__.startswith("proxfield.core.engines.numba")
 
 

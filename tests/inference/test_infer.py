@@ -602,11 +602,11 @@ def test_a_term_that_is_not_multilinear(kernels: str) -> None:
 
 
 def test_kernel_sets_are_the_ones_tested() -> None:
-    from proxfield import backends
+    from proxfield.core import engines
 
     suites = Path(__file__).parents[1] / "gpu/run_all.py"  # the sets that need torch
-    there = [name for name in backends.KERNELS if f"reference,{name}" in suites.read_text()]
-    assert {*KERNELS, *there} == set(backends.KERNELS)
+    there = [name for name in engines.KERNELS if f"reference,{name}" in suites.read_text()]
+    assert {*KERNELS, *there} == set(engines.KERNELS)
 
 
 @pytest.mark.parametrize("rule", ["fixed", "sweep", "adhoc", "auto"])

@@ -25,15 +25,15 @@ PAUSE = 0.2
 """Seconds between two looks; compiling that rests as long has ended."""
 
 WORK = (
-    ("backends.numba.binary_chains.", "searches in fields of two labels", 4),
-    ("backends.numba.chains.binary_", "searches in fields of two labels", 4),
-    ("backends.numba.binary", "fields of two labels", 10),
-    ("backends.numba.general_chains.", "searches in fields of any labels", 14),
-    ("backends.numba.chains.", "searches in fields of any labels", 14),
-    ("backends.numba.general", "fields of any labels", 10),
-    ("backends.numba.occupancy", "occupancy maps", 15),
-    ("backends.numba.dense", "dense fields", 10),
-    ("filters.", "dense fields", 10),
+    ("core.engines.numba.binary_chains.", "searches in fields of two labels", 4),
+    ("core.engines.numba.chains.binary_", "searches in fields of two labels", 4),
+    ("core.engines.numba.binary", "fields of two labels", 10),
+    ("core.engines.numba.general_chains.", "searches in fields of any labels", 14),
+    ("core.engines.numba.chains.", "searches in fields of any labels", 14),
+    ("core.engines.numba.general", "fields of any labels", 10),
+    ("core.engines.numba.occupancy", "occupancy maps", 15),
+    ("core.engines.numba.dense", "dense fields", 10),
+    ("core.filters.", "dense fields", 10),
     ("learn.", "learning", 10),
 )
 """What kernels are for, by how their names begin, and seconds that all of a first call take
