@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _HOME = {
     "DenseCRF": "torch.layer",
     "DenseCRFLoss": "torch.loss",
-    "TorchProgram": "backends.torch.program",
-    "clear_plans": "filters.torch.plans",
-    "gaussian_filter": "filters.torch.filter",
+    "TorchProgram": "core.engines.torch.program",
+    "clear_plans": "core.filters.torch.plans",
+    "gaussian_filter": "core.filters.torch.filter",
     "infer": "torch.inference",
     "refine": "torch.refine",
 }
