@@ -1,7 +1,9 @@
 # Everything that a fresh machine with Python (3.10 to 3.14) and make needs.
 #   make demo   install what it needs (not the development tools), refine the labels of a photograph,
 #               run five methods on a repulsive grid, draw both; about a minute
-#   make test   install, run the whole test suite
+#   make check  a minute: lint what has changed, test the core on the reference and the numba kernels
+#   make test   install, run all tests but the slow ones (about five minutes on two cores)
+#   make test-all  the slow ones, too
 #   make test-oldest  install the oldest dependencies that are allowed (constraints/oldest.txt; needs
 #               Python 3.10 or 3.11), run some tests of every part on them
 #   make test-gpu  install torch and Triton (pinned in constraints/gpu.txt), run the GPU kernels in
@@ -46,9 +48,11 @@ SMOKE := tests/test_result.py::test_labels_are_the_most_probable_ones \
 	tests/lowering/test_lowering.py tests/properties/test_curvature.py tests/rules/test_kinds.py \
 	tests/terms/test_terms.py tests/viz
 
+CORE_TESTS := tests/conformance tests/filters tests/lowering tests/rules tests/terms tests/test_field.py
+
 MINUTES ?= 30
 
-.PHONY: demo test figures figures-check coverage test-oldest test-gpu test-studio soak mutants docs docs-links lint package check-wheel format clean
+.PHONY: demo check test test-all figures figures-check coverage test-oldest test-gpu test-studio soak mutants docs docs-links lint package check-wheel format clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("proxfield needs Python 3.10 to 3.14, this is " + sys.version.split()[0]) if not (3, 10) <= sys.version_info[:2] <= (3, 14) else None'
@@ -68,7 +72,16 @@ $(STAMP): pyproject.toml | $(BIN)/python
 demo: $(DEMO_STAMP)
 	@$(BIN)/python examples/demo.py --output out
 
+check: $(STAMP)
+	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard -- '*.py'); \
+		if [ -n "$$changed" ]; then $(BIN)/ruff check $$changed && $(BIN)/ruff format --check $$changed; fi
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n $(JOBS) -q -m "not slow" $(CORE_TESTS)
+
 test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-all: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS)
 
 coverage: $(STAMP)

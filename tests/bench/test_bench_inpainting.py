@@ -173,6 +173,7 @@ def test_given_models_are_shown_above_the_best_known_energy() -> None:
     assert published is not None and published[-1][0] == pytest.approx(6.10)
 
 
+@pytest.mark.slow
 def test_the_command(bench: Callable[..., Any], small: list[str], tmp_path: Path) -> None:
     (tmp_path / "mats").mkdir()
     write_mat(tmp_path / "mats")
@@ -195,6 +196,7 @@ def test_the_command(bench: Callable[..., Any], small: list[str], tmp_path: Path
     assert Path("report-figures/inpainting-chains.png").exists()
 
 
+@pytest.mark.slow
 def test_the_paper_report_takes_the_results(
     bench: Callable[..., Any], small: list[str], data: Path
 ) -> None:

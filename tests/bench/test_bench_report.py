@@ -315,6 +315,7 @@ def test_pictures_need_matplotlib(
     assert out.exit_code == 2 and "pictures need matplotlib: pip install" in out.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_keeps_the_results(
     invoke: Callable[..., Any], data: Path, counter: Any, tmp_path: Path

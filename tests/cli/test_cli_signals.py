@@ -75,6 +75,7 @@ def check(code: int, stdout: str, stderr: str) -> None:
         assert lines == [MESSAGE], stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRY)
 @pytest.mark.parametrize("delay", [0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0])
 def test_ctrl_c_at_any_time(
@@ -83,6 +84,7 @@ def test_ctrl_c_at_any_time(
     check(*interrupt(entry, model, delay, environment))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [1.0, 1.7, 2.4, 3.3])
 def test_ctrl_c_while_compiling(
     delay: float, model: Path, environment: dict[str, str], tmp_path: Path

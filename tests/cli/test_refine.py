@@ -596,6 +596,7 @@ def test_packages_are_named_if_they_are_missing(
     assert 'pip install "proxfield[images]"' in refuse(*FOLDERS, "--jobs", jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 @pytest.mark.parametrize(("jobs", "wait"), [(1, 1.5), (2, 0.3), (2, 2.5)])
 def test_ctrl_c_in_a_process(

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 import proxfield as pf
 from proxfield.cli.main import cli
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ("--bilateral-sigma", "6", "--bilateral-color", "20", "--spatial-sigma", "1.5")
 OPTIONS: dict[str, Any] = {"bilateral_sigma": 6.0, "bilateral_color": 20.0, "spatial_sigma": 1.5}
 

@@ -14,6 +14,8 @@ import proxfield as pf
 from proxfield import warming
 from proxfield.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 FIRST = """
 import json
 import numpy as np

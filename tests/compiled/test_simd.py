@@ -101,6 +101,7 @@ def call_all(module: ModuleType, dtype: str) -> tuple[Array | tuple[float, ...],
     return out, peak, planes, turned, above, numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_loops_are_the_vector_instructions(dtype: str) -> None:
     rounding = {"rtol": 4 * np.finfo(dtype).eps, "atol": 4 * np.finfo(dtype).eps}
@@ -163,10 +164,12 @@ def test_both_offer_the_interface() -> None:
         assert named <= vars(module).keys()
 
 
+@pytest.mark.slow
 def test_the_lattice_filters_the_same(tmp_path: Path) -> None:
     compare(FILTER, tmp_path)
 
 
+@pytest.mark.slow
 def test_dense_fields_come_out_the_same(tmp_path: Path) -> None:
     compare(INFER, tmp_path)
 

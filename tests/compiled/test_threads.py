@@ -260,6 +260,7 @@ print(seen > 50, whole > 50, seen, whole)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_time_leaves_nobody_waiting() -> None:
     """No news of an end is lost, and no share runs twice, wherever an interrupt comes."""
     done = subprocess.run(

@@ -33,6 +33,7 @@ def test_a_killed_rank_is_an_error_on_the_others(backend):
         assert last.startswith(f"DistributedError: rank {r} of 3: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", backends())
 def test_a_rank_that_never_starts_is_an_error_on_the_others(backend):
     for r, (text, status) in start(3, "pass", absent=[1], backend=backend).items():

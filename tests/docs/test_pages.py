@@ -25,11 +25,13 @@ def with_blocks(*, torch: bool) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", with_blocks(torch=False))
 def test_the_pages_code_runs(name: str, folder: Path) -> None:
     run_page(ROOT / name, folder, INSTALLED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", with_blocks(torch=True))
 def test_the_code_of_pages_with_torch_runs(name: str, folder: Path) -> None:
     """Without torch, blocks that need it are left out; `make test-gpu` runs all of them."""

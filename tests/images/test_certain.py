@@ -244,6 +244,7 @@ def test_batches_say_it_once(jobs: int | None) -> None:
     pf.refine_batch([IMAGE], [MASK], confidence=0.7)
 
 
+@pytest.mark.slow
 def test_tiles_are_labels_if_the_whole_image_is() -> None:
     image, mask = np.tile(IMAGE, (2, 2, 1)), np.tile(MASK, (2, 2))
     out = np.zeros(mask.shape, dtype=np.uint8)

@@ -244,6 +244,7 @@ def test_volumes_with_labels_first_are_no_batches() -> None:
     assert make(image, labels, batch=False).pixels == (3, *SIZE)
 
 
+@pytest.mark.slow
 def test_a_batch_of_logits_and_in_processes() -> None:
     pairs = [scene(seed) for seed in range(3)]
     images, scores = [image for image, _ in pairs], [s for _, s in pairs]

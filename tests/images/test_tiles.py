@@ -22,6 +22,8 @@ from proxfield.images.tile_grid import make_grid
 from proxfield.io.sliced import open_sliced
 from proxfield.io.windows import NpyOutput
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, Any] = {"bilateral_sigma": 6.0, "bilateral_color": 20.0, "spatial_sigma": 1.5}
 
 

@@ -109,6 +109,7 @@ def test_auto_runs_at_every_scale(scale: float) -> None:
     assert tried > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["cpu", "reference"])
 @pytest.mark.parametrize("large", [1e40, 1e100, 1e200, 1e297])
 def test_a_few_very_large_energies_forbid_and_change_nothing_else(

@@ -132,6 +132,7 @@ def test_tune(cluster: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_refine_gives_the_same_bytes_everywhere(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_refine_gives_the_same_bytes_everywhere(
     assert contents(tmp_path / "serial") == contents(tmp_path / "dask")
 
 
+@pytest.mark.slow
 def test_refine_after_kill_9_in_the_middle(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_process_that_is_killed_while_idle() -> None:
         assert sorted(workers.run(square, range(12))) == SQUARES
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.skipif(sys.platform != "linux", reason="needs ps of Linux")
 def test_refine_after_kill_9_in_the_middle(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from proxfield.images.tile_work import make_tile
 from proxfield.io.sliced import open_sliced
 from proxfield.io.windows import NpyOutput
 
+pytestmark = pytest.mark.slow
+
 posix = pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 SIZE = (60, 80)
 TILES: dict[str, Any] = {"tile": 20, "halo": 12, "threads": 1, "output": "probabilities"}

@@ -11,6 +11,7 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "learning.md"
 
 
+@pytest.mark.slow
 def test_the_pages_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")

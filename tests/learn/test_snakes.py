@@ -40,6 +40,7 @@ def test_features() -> None:
         assert features[e].sum() == 18
 
 
+@pytest.mark.slow
 def test_a_crf_learns_to_number_snakes() -> None:
     pictures, labels = make_snakes(230, seed=0)
     X, y = [snake_graph(p) for p in pictures], [truth.ravel() for truth in labels]

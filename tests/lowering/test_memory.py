@@ -116,6 +116,7 @@ def used(field: pf.Field, rule: str) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIELDS)
 def test_estimate_is_an_upper_bound(name: str) -> None:
     most = 0

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from promises import KERNELS, PROMISES
 
+pytestmark = pytest.mark.slow
+
 ON_DEVICES = ("fixed-points", "saddles", "bounds", "descent")
 """Promises that are checked with the kernels for GPUs too, on a tenth of the cases, and on fewer in
 Triton's interpreter."""
