@@ -14,6 +14,7 @@ from clock import CountedClock
 from helpers import VARIANTS, energies, exact_free_energy, exact_log_z, grid_edges, infer
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve import forbidden as hard
+from proxfield.core.solve.history import Limits
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.session import Judgement, Verdict
@@ -168,8 +169,8 @@ def session_of(field: pf.Field) -> Session:
 
 
 def watch(lowered: Lowered) -> hard.Watch:
-    loop = Loop(1000)
-    return hard.Watch(loop, np.zeros(lowered.layout.size))
+    limits = Limits(1000)
+    return hard.Watch(Loop(limits), limits, np.zeros(lowered.layout.size))
 
 
 def test_backtracking_finds_what_exists() -> None:

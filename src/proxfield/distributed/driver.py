@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.engines.base import Rows, State
 from proxfield.core.engines.plan import Plan
-from proxfield.core.solve.history import History, Progress
+from proxfield.core.solve.history import History, Limits, Progress
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.auto import Auto
@@ -25,7 +25,7 @@ from proxfield.distributed.checkpoint import Checkpoints
 from proxfield.distributed.part_result import PartResult
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import PartProgram
-from proxfield.result import Status
+from proxfield.result import Status, Trace
 
 
 @dataclass(frozen=True)
@@ -264,12 +264,12 @@ class Driver:
         self, program: PartProgram, state: State, status: Status, last: float, setup: float
     ) -> PartResult:
         part, request = self.partition, self.request
-        history = History(2**62, request.tol, request.budget, trace=request.trace)
+        history = History(Limits(2**62))
         history.iterations = self.iterations
         f, change, seconds, history.period2 = self._trace()
         if not request.trace:
             f = np.full(len(f), np.nan)
-        history.append(0, [seconds], [Rows(f, change)], last, True)
+        history.append(0, [seconds], [Rows(f, change)], last, True, request.trace)
         if status in (Status.MAX_ITERS, Status.BUDGET) and self.moves.may_oscillate:
             status = name_oscillation(history, status)
         q = program.marginals(state)
@@ -307,7 +307,7 @@ class Driver:
             seconds=0.0,
             rule=request.rule.name,
             params=request.rule.params,
-            trace=History(0).make_trace(),
+            trace=Trace(),
             kernels=request.kernels,
             partition=part,
         )

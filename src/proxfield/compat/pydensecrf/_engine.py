@@ -105,10 +105,10 @@ class Engine:
         """Marginals after ``n`` updates, perhaps in the array given.  # (N · L,) -> (N · L,)"""
         if not self.pairwise:
             return self.unary_only
-        from proxfield.core.solve.loop import Loop
+        from proxfield.core.solve.loop import make_updates
 
         state = self.program.take(q[None])
-        Loop(n, -1.0, trace=False).update(self.program, self.plan, state)
+        make_updates(self.program, self.plan, state, n)
         return np.asarray(self.program.view(state), dtype=np.float32)
 
     def divergence(self, q: NDArray[np.float32]) -> float:

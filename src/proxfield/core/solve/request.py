@@ -18,7 +18,7 @@ from proxfield.core.engines.cache import program_for
 from proxfield.core.engines.registry import KERNELS, Placement, on_host, placed
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.history import Callback
+from proxfield.core.solve.history import Callback, Limits
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.pace import Clock
 from proxfield.core.solve.rules.base import Rule
@@ -114,11 +114,10 @@ class Request:
 
     def note_compiled(self, session: Session) -> None:
         """Remember, for later requests, that the rule's kernels for such fields are compiled."""
-        program = vars(session).get("program")
-        if self.kernels == "cpu" and program is not None:
+        if self.kernels == "cpu" and session.made is not None:
             from proxfield.core.engines.lazy import note_rule
 
-            note_rule(program, self.rule.name)
+            note_rule(session.made, self.rule.name)
 
     def open(self, field: Field, init: Start | None = None) -> Session:
         """The session of one field; where no labelling is possible, it starts uniform.
@@ -146,6 +145,7 @@ class Request:
         if max_iters is None:
             unlimited = self.budget is not None
             max_iters = UNLIMITED if unlimited else self.rule.default_iterations(problem)
+        limits = Limits(max_iters, self.tol, self.budget)
         init = self.init if init is None else init
         if lowered.infeasible:
             init = "uniform"
@@ -153,14 +153,13 @@ class Request:
         return Session(
             problem=problem,
             loop=Loop(
-                max_iters,
-                self.tol,
-                self.budget,
+                limits,
                 self.callback,
                 self.trace,
                 lowered.reduction.expand,
                 self.now,
             ),
+            limits=limits,
             start=start,
             kernels=kernels,
             dtype=self.dtype,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from proxfield.core.engines.plan import Chains, Explored, Plan
 from proxfield.core.engines.registry import on_host
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.history import History, Seen
+from proxfield.core.solve.history import History, Limits, Seen
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.pace import SHORT_EVALUATION
 from proxfield.core.solve.rules.base import Rule
@@ -53,6 +53,7 @@ class Session:
 
     problem: Problem
     loop: Loop
+    limits: Limits
     start: NDArray[np.float64]  # marginals of the lowered field
     kernels: str = "cpu"
     dtype: str = "float64"
@@ -60,16 +61,36 @@ class Session:
     keep: str = "last"
     limited: bool = True
     """Whether the user limited iterations or seconds."""
+    made: Program | None = None
+    """`program`, once it has been asked for."""
 
-    @cached_property
+    @property
     def program(self) -> Program:
         """The field, packed for the requested kernels."""
-        return program_for(self.problem.lowered, self.kernels, self.dtype, self.threads)
+        if self.made is None:
+            lowered = self.problem.lowered
+            self.made = program_for(lowered, self.kernels, self.dtype, self.threads)
+        return self.made
+
+    @property
+    def spent(self) -> Status | None:
+        """The limit that has been reached, if one has."""
+        return self.loop.spent(self.limits)
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of the budget; infinite without one."""
+        return self.limits.seconds_left(self.loop.elapsed)
+
+    @property
+    def iterations_left(self) -> int:
+        """Iterations until the limit."""
+        return self.limits.max_iters - self.loop.iterations
 
     @property
     def limit(self) -> Status:
         """The status of an end that isn't known to be a minimum: more of this would help."""
-        return Status.MAX_ITERS if self.loop.budget is None else Status.BUDGET
+        return Status.MAX_ITERS if self.limits.budget is None else Status.BUDGET
 
     def compile(self, lowered: Lowered) -> Program:
         """Another lowered field, packed the same way."""
@@ -122,18 +143,23 @@ class Session:
         """A stage at the session's start."""
         return Stage(self, self.program.start(self.start))
 
-    def restarted(self, start: NDArray[np.float64]) -> Session:
-        """The same session from another start."""
-        other = replace(self, start=start)
-        other.__dict__["program"] = self.program
-        return other
+    def restarted(self, start: NDArray[np.float64], limits: Limits | None = None) -> Session:
+        """The same session from another start, perhaps within narrower limits."""
+        return self.within(self.limits if limits is None else limits, start)
+
+    def within(self, limits: Limits, start: NDArray[np.float64] | None = None) -> Session:
+        """The same session within other limits."""
+        start = self.start if start is None else start
+        return replace(self, limits=limits, start=start, made=self.program)
 
     def with_energies(self, lowered: Lowered) -> Session:
         """The same session of a field with the same variables and other energies."""
         problem = self.problem
         host, seconds = on_host(self.kernels), problem.curvature.seconds
         curvature = Curvature(lowered, None, host, seconds, self.loop.now)
-        return replace(self, problem=replace(problem, lowered=lowered, curvature=curvature))
+        return replace(
+            self, problem=replace(problem, lowered=lowered, curvature=curvature), made=None
+        )
 
     def run_plan(
         self, rule: Rule, plan: Plan, start: NDArray[np.float64], *, thorough: bool = False
@@ -150,12 +176,15 @@ class Session:
         state = program.start(start)
         loop.begin_stage()
         look_back = self.keep == "best" or not rule.never_rises
-        trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
-        try:
-            first = loop.known_at(start)
-            status = loop.run(program, plan, state, keep_best=look_back, first=first)
-        finally:
-            loop.trace = trace
+        status = loop.run(
+            program,
+            plan,
+            state,
+            self.limits,
+            keep_best=look_back,
+            first=loop.known_at(start),
+            trace=loop.trace or self.keep == "best",
+        )
 
         def start_energy() -> float:
             return program.free_energy(program.start(start))
@@ -169,7 +198,7 @@ class Session:
                 if self._stands(state):  # the same fixed point, or another
                     outcome.status = Status.CONVERGED
             at_limit = outcome.status in (Status.MAX_ITERS, Status.BUDGET)
-            at_limit = thorough and at_limit and loop.standing
+            at_limit = thorough and at_limit and loop.standing(self.limits.tol)
             if at_limit:  # a run without time may still stand on the saddle that it started from
                 at_limit = self._stands(state)
             if outcome.status is Status.CONVERGED or at_limit:
@@ -182,10 +211,9 @@ class Session:
 
     def _stands(self, state: State) -> bool:
         """Whether this is known to be a fixed point; False if there is no time for the test."""
-        loop = self.loop
-        if not loop.may_test(loop.seconds_left()):
+        if not self.loop.may_test(self.limits):
             return False
-        return loop.is_fixed_point(self.program, state)
+        return self.loop.is_fixed_point(self.program, state, self.limits.tol)
 
     def _judge(self, state: State, thorough: bool) -> Judgement:
         lowered, loop = self.problem.lowered, self.loop
@@ -195,8 +223,8 @@ class Session:
             if lowest > -2.0:
                 return Judgement(MINIMUM)
         deadline, now = np.inf, loop.now
-        if loop.budget is not None:
-            deadline = now() + max(0.0, loop.seconds_left()) + loop.overtime
+        if self.limits.budget is not None:
+            deadline = now() + max(0.0, self.seconds_left) + self.limits.overtime
 
         def late() -> bool:
             return now() > deadline
@@ -204,7 +232,7 @@ class Session:
         host = self.kernels in HOST_KERNELS
         if host and proves_minimum(lowered, self.program.marginals(state), late):
             return Judgement(MINIMUM)
-        if loop.budget is not None:
+        if self.limits.budget is not None:
             long = loop.costs.evaluation > SHORT_EVALUATION
             if long and FIRST_PRODUCTS * loop.costs.test() > deadline - now():
                 return Judgement(Verdict.UNDECIDED)
@@ -235,10 +263,11 @@ class Session:
         Part of the set-up, not of the clock.
         """
         loop, layout = self.loop, self.problem.lowered.layout
-        long = loop.budget is not None and loop.costs.evaluation > SHORT_EVALUATION
+        budget = self.limits.budget
+        long = budget is not None and loop.costs.evaluation > SHORT_EVALUATION
         if not long or loop.iterations > 0 or not is_uniform(layout, start):
             return start
-        if SADDLE_TESTS * loop.costs.test() < (loop.budget or 0.0):
+        if SADDLE_TESTS * loop.costs.test() < (budget or 0.0):
             return start
         return nudged(layout, start, self.problem.seed)
 
@@ -254,8 +283,8 @@ class Session:
             found = outcome.judgement
             if outcome.status is not Status.SADDLE or found is None or found.lower is None:
                 break
-            if loop.spent is not None:
-                return Outcome(found.lower, found.free_energy, loop.spent)
+            if self.spent is not None:
+                return Outcome(found.lower, found.free_energy, self.spent)
             loop.set_aside(Seen.at(found.free_energy, found.lower))
             loop.tell(found.lower, found.free_energy)
             again = nudged(layout, found.lower, self.problem.seed + attempt)
@@ -280,23 +309,14 @@ class Stage:
     def run(
         self,
         plan: Plan,
+        limits: Limits,
         *,
-        limit: int | None = None,
-        until: float | None = None,
-        tol: float | None = None,
         keep_best: bool = False,
         first: float | None = None,
     ) -> Status:
         """Iterate until converged or a limit is reached; arguments as of `Loop.run`."""
         return self.session.loop.run(
-            self.session.program,
-            plan,
-            self.state,
-            limit=limit,
-            until=until,
-            tol=tol,
-            keep_best=keep_best,
-            first=first,
+            self.session.program, plan, self.state, limits, keep_best=keep_best, first=first
         )
 
     @property

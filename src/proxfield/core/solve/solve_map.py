@@ -195,10 +195,13 @@ def in_range(session: Session) -> tuple[Session, int]:
     if exponent == 0 or lowered.extras:
         return session, 0
     if callback is not None:
-        loop.callback = lambda seen: callback(
-            replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
+        loop = replace(
+            loop,
+            callback=lambda seen: callback(
+                replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
+            ),
         )
-    return session.with_energies(lowered.scaled(-exponent)), exponent
+    return replace(session.with_energies(lowered.scaled(-exponent)), loop=loop), exponent
 
 
 def exponent_of(lowered: Lowered) -> int:
@@ -312,7 +315,7 @@ def trace_of(session: Session, energy: float, exponent: int) -> MapTrace:
 
 def by_rounding(field: Field, request: Request, session: Session) -> tuple[Ints, MapStatus, bool]:
     """Where variables can't be visited one by one: a minimum of F, rounded and improved."""
-    session.loop.tol = TOLERANCE
+    session = session.within(replace(session.limits, tol=TOLERANCE))
     result = infer_one(field, replace(request, rule=Auto()), session)
     lowered, loop = session.problem.lowered, session.loop
     layout = lowered.layout

@@ -58,27 +58,25 @@ class Anneal(Rule):
         return self._inner().plan(problem)
 
     def solve(self, session: Session) -> Outcome:
-        loop, stage, inner = session.loop, session.begin(), self._inner()
+        loop, limits, stage, inner = session.loop, session.limits, session.begin(), self._inner()
         inner.prepare(session.problem)
         session.problem.curvature.prepare()
         with loop.clock():
             plan = inner.plan(session.problem)
             hot = self.hot or max(1.0, session.problem.curvature.smallest / 2)
-        levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
+        levels = max(1, min(self.levels, int(COOLING * limits.max_iters)))
         begun_at, begun = loop.iterations, loop.elapsed
         loop.begin_stage()
         k = 0
         while k < levels:
             temperature = hot ** (1.0 - k / max(1, levels - 1))
             share = COOLING * (k + 1) / levels
-            limit = max(1, int(share * (loop.max_iters - begun_at)) - (loop.iterations - begun_at))
-            until = None if loop.budget is None else begun + share * (loop.budget - begun)
+            last = begun_at + int(share * (limits.max_iters - begun_at))
+            until = None if limits.budget is None else begun + share * (limits.budget - begun)
             cooled = at_temperature(plan, temperature, session.problem)
             status = stage.run(
                 cooled,
-                limit=limit,
-                until=until,
-                tol=-1.0,
+                limits.until(max(loop.iterations + 1, last), until, tol=-1.0),
                 keep_best=True,
                 first=loop.known_at(session.start) if k == 0 else None,
             )
@@ -87,8 +85,8 @@ class Anneal(Rule):
             if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
                 return stage.conclude(self, status)
             k += 1
-            if loop.budget is not None:  # levels that there is no time for are left out
-                used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
+            if limits.budget is not None:  # levels that there is no time for are left out
+                used = (loop.elapsed - begun) / (COOLING * max(limits.budget - begun, 1e-9))
                 k = max(k, int(levels * used))
         end = stage.marginals()
         loop.tell(end, loop.last)

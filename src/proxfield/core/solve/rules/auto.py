@@ -64,7 +64,7 @@ class Auto(Rule):
         ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
             log.debug("auto: F is convex (λ = %.3g); one descent", scale)
             return polish(session, session.start)
-        if session.loop.max_iters - session.loop.iterations < 4 * MIN_SWEEPS:
+        if session.iterations_left < 4 * MIN_SWEEPS:
             return polish(session, session.without_symmetry(session.start))
         log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
         return Search(session, float(local[local > 0.0].mean())).run(session.start, np.inf)
@@ -72,7 +72,7 @@ class Auto(Rule):
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
         loop = session.loop
         loop.keep(outcome.free_energy, outcome.q)
-        if loop.max_iters - loop.iterations < 4 * MIN_SWEEPS:
+        if session.iterations_left < 4 * MIN_SWEEPS:
             return end_at_minimum(session, outcome)
         found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
         return replace(better_of(session, outcome, found), labels=outcome.labels)

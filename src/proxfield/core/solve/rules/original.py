@@ -102,12 +102,17 @@ class Original(Rule):
             missing = self.stable - int(stage.memory.get("stable", 0))
             if missing <= 0:
                 q = stage.marginals()
-                fixed = residual(lowered, q) <= loop.tol
+                fixed = residual(lowered, q) <= session.limits.tol
                 status = Status.CONVERGED if fixed else Status.SETTLED
                 break
-            if loop.spent is not None:
+            if session.spent is not None:
                 break
-            status = stage.run(plan, limit=missing, tol=-1.0, keep_best=best, first=first)
+            status = stage.run(
+                plan,
+                session.limits.until(loop.iterations + missing, tol=-1.0),
+                keep_best=best,
+                first=first,
+            )
             first = loop.last
             if status is not Status.MAX_ITERS:  # of this call
                 break

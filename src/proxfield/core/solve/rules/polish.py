@@ -47,9 +47,9 @@ def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
         outcome = replace(
             outcome, q=found.lower, free_energy=found.free_energy, status=Status.SADDLE
         )
-    if loop.spent is not None:
+    if session.spent is not None:
         outcome = outcome if on_saddle else session.step_off(outcome)
-        return replace(outcome, status=loop.spent)
+        return replace(outcome, status=session.spent)
     start = session.without_symmetry(outcome.q) if on_saddle else outcome.q
     loop.tell(outcome.q, outcome.free_energy)
     try:

@@ -25,6 +25,7 @@ from proxfield.core.terms.base import Floats, Ints
 from proxfield.result import Status
 
 if TYPE_CHECKING:
+    from proxfield.core.solve.history import Limits
     from proxfield.core.solve.rules.base import Rule
 
 
@@ -133,13 +134,10 @@ class Costs(Protocol):
 
 
 class Loop(Protocol):
-    """Limits, clock and trace of one inference. Rules may lower the limits for a while."""
+    """Clock and trace of one inference."""
 
-    max_iters: int
-    budget: float | None
     iterations: int
     elapsed: float
-    tol: float
     member: str
     """Which member of a portfolio is running ("" outside of one)."""
     last: float
@@ -152,13 +150,6 @@ class Loop(Protocol):
     @property
     def costs(self) -> Costs:
         """What the parts of an inference take."""
-
-    @property
-    def spent(self) -> Status | None:
-        """The limit that has been reached, if one has."""
-
-    def seconds_left(self) -> float:
-        """What is left of the budget; infinite without one."""
 
     def clock(self) -> AbstractContextManager[None]:
         """Count what is done inside as seconds of inference."""
@@ -193,10 +184,8 @@ class Stage(Protocol):
     def run(
         self,
         plan: Plan,
+        limits: Limits,
         *,
-        limit: int | None = None,
-        until: float | None = None,
-        tol: float | None = None,
         keep_best: bool = False,
         first: float | None = None,
     ) -> Status:
@@ -204,9 +193,7 @@ class Stage(Protocol):
 
         Args:
             plan: How the state moves.
-            limit: Maximum number of iterations of this call.
-            until: Seconds (of the whole inference) at which this call ends.
-            tol: Instead of the loop's own; a negative one never stops.
+            limits: Where this call ends.
             keep_best: Remember the state of lowest F.
             first: F of the state, where it is known.
         """
@@ -231,7 +218,23 @@ class Session(Protocol):
 
     @property
     def loop(self) -> Loop:
-        """Limits, clock and trace."""
+        """Clock and trace."""
+
+    @property
+    def limits(self) -> Limits:
+        """Where it ends."""
+
+    @property
+    def spent(self) -> Status | None:
+        """The limit that has been reached, if one has."""
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of the budget; infinite without one."""
+
+    @property
+    def iterations_left(self) -> int:
+        """Iterations until the limit."""
 
     @property
     def start(self) -> NDArray[np.float64]:
@@ -261,8 +264,11 @@ class Session(Protocol):
     def chain_threads(self) -> int:
         """Maximum number of threads that chains run on."""
 
-    def restarted(self, start: NDArray[np.float64]) -> Session:
-        """The same session from another start."""
+    def restarted(self, start: NDArray[np.float64], limits: Limits | None = None) -> Session:
+        """The same session from another start, perhaps within narrower limits."""
+
+    def within(self, limits: Limits) -> Session:
+        """The same session within other limits."""
 
     def run_plan(
         self, rule: Rule, plan: Plan, start: NDArray[np.float64], *, thorough: bool = False
