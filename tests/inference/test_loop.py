@@ -16,7 +16,8 @@ from proxfield.core.engines.reference import ReferenceProgram
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.loop import Loop, make_updates, run_together
-from proxfield.core.solve.request import Request
+from proxfield.core.solve.request import Request, choose_place
+from proxfield.core.solve.rules.registry import make_rule
 
 
 def frustrated() -> pf.Field:
@@ -92,13 +93,9 @@ def test_the_clock_is_the_one_given(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_hands_its_clock_to_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that is timed nothing asks another clock."""
     ticks = Ticks(0.01).driving(monkeypatch)
-    options: dict[str, Any] = {
-        "init": "uniform", "max_iters": None, "tol": 0.0, "budget": 0.1, "callback": None,
-        "seed": 0, "threads": None, "kernels": "reference", "dtype": None, "keep": "last",
-        "trace": True,
-    }  # fmt: skip
+    place = choose_place("cpu", "reference", None)
     for rule in ("fixed", "sweep", "anneal"):
-        request = Request.make(rule, {}, "cpu", now=ticks, **options)
+        request = Request(make_rule(rule), place, now=ticks, tol=0.0, budget=0.1)
         field = frustrated()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("time.perf_counter", never)

@@ -16,7 +16,7 @@ from proxfield.core.solve.curvature import (
     by_lanczos,
 )
 from proxfield.core.solve.lanczos import BASIS, COLUMNS, Lanczos, length
-from proxfield.core.solve.refinement import PRODUCTS, Refinement
+from proxfield.core.solve.refinement import PRODUCTS, StepRefinement
 from proxfield.core.terms.base import Doubles, Floats
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.transport import Transport
@@ -108,7 +108,7 @@ class SpreadCurvature(Curvature):
     def prepare(self) -> None:
         """Nothing is done ahead."""
 
-    def refinement(self) -> Refinement | None:
+    def refinement(self) -> StepRefinement | None:
         """λ is always found before the iteration."""
         return None
 

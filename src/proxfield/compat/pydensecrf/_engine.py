@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from proxfield.compat import pydensecrf as settings
 
 if TYPE_CHECKING:
-    from proxfield.core.terms import Gaussian
+    from proxfield.core.terms.gaussian import Gaussian
 
 FILTER = "lattice"
 """The filter of every pairwise term; the original knows this one only."""
@@ -81,9 +81,9 @@ class Engine:
             return
         from proxfield.core.engines import compile_program
         from proxfield.core.solve.curvature import Curvature
+        from proxfield.core.solve.problem import Problem
         from proxfield.core.solve.rules.registry import make_rule
-        from proxfield.core.solve.rules.session import Problem
-        from proxfield.core.terms import Unary
+        from proxfield.core.terms.unary import Unary
         from proxfield.field import Field
 
         variables, labels = energies.shape

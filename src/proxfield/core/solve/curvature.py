@@ -23,7 +23,7 @@ from proxfield.core.engines.cache import program_for
 from proxfield.core.engines.certified import certifiable, damping_for, relative_damping
 from proxfield.core.lowering.lowered import Lowered, lower
 from proxfield.core.solve.lanczos import HOST, Lanczos, Vectors
-from proxfield.core.solve.refinement import PRODUCTS, TOLERANCE, Refinement, iterations_between
+from proxfield.core.solve.refinement import PRODUCTS, TOLERANCE, StepRefinement, iterations_between
 from proxfield.core.terms.base import Floats, Term, missing, offers
 from proxfield.core.terms.factor import Factor
 from proxfield.errors import UnsupportedError
@@ -44,7 +44,7 @@ MIN_DEVICE_SIZE = 1 << 17
 """Entries of a field from which on the device that iterates multiplies faster than the host."""
 
 
-class Operator(NamedTuple):
+class HessianProduct(NamedTuple):
     """A symmetric operator."""
 
     apply: Callable[[Array], Array]
@@ -154,25 +154,25 @@ class Curvature:
         return min(closed + bound, max(0.0, top) + rest)
 
     @cached_property
-    def _projected(self) -> Operator:
+    def _projected(self) -> HessianProduct:
         """P H P of the pairwise part."""
         low = self.lowered
         if self.program is not None and low.layout.size >= MIN_DEVICE_SIZE:
             program = self.program(low)
             if hasattr(program, "products") and not any(by_lanczos(t) for t in low.extras):
                 products = program.products()
-                return Operator(products.apply, products.size, products)
+                return HessianProduct(products.apply, products.size, products)
         if not (low.potts or low.factors or low.extras) and low.ising is not None:
             # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
             program = program_for(low, self.kernels)
             couple: Callable[[Floats], Floats] | None = getattr(program, "couple", None)
             if couple is not None:
-                return Operator(lambda v: 0.5 * couple(v), low.layout.n_vars)
+                return HessianProduct(lambda v: 0.5 * couple(v), low.layout.n_vars)
         center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
-        return Operator(lambda v: center(apply(center(v))), low.layout.size)
+        return HessianProduct(lambda v: center(apply(center(v))), low.layout.size)
 
-    def refinement(self) -> Refinement | None:
+    def refinement(self) -> StepRefinement | None:
         """The search for a step above the one from λ_i, to be made as iterations go on.
 
         None where λ is known, or no λ_i certify a step, or λ takes no products with H.
@@ -190,7 +190,7 @@ class Curvature:
         scale = np.sqrt(np.divide(1.0, scaled, out=np.zeros_like(scaled), where=scaled > 0))
         if size != low.layout.n_vars:
             scale = scale[low.layout.owner]
-        return Refinement(
+        return StepRefinement(
             Lanczos(lambda v: scale * apply(scale * v), size, TOLERANCE),
             scaled,
             self._local_of(others),

@@ -26,9 +26,9 @@ from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.loop import Loop, warm_up
 from proxfield.core.solve.pace import LOOK_SECONDS
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.schedules import Sweep
-from proxfield.core.solve.rules.session import Outcome, Problem
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Floats, Ints
 from proxfield.result import Status, one_hot
@@ -157,26 +157,26 @@ class Finder:
         """
         rng = np.random.default_rng(self.session.problem.seed)
         layout = self.lowered.layout
-        watch = Watch(self.session.loop, self.session.limits, self.q)
+        deadline = Deadline(self.session.loop, self.session.limits, self.q)
         if self.session.limits.budget is not None:
-            watch.longest = self.sweep_seconds
+            deadline.longest = self.sweep_seconds
         with self.session.loop.clock():
             for _ in range(RESTARTS):
-                if watch.left() < 2 * self.sweep_seconds:
+                if deadline.left() < 2 * self.sweep_seconds:
                     break
                 noise = rng.gumbel(size=layout.size) + np.log(np.maximum(self.q, 1e-12))
                 best = np.full(layout.n_vars, -np.inf)
                 np.maximum.at(best, layout.owner, noise)
                 start = (noise == best[layout.owner]).astype(np.float64)
-                if self.round(start, watch.seconds_since()):
+                if self.round(start, deadline.seconds_since()):
                     return stopped, False
-                if watch.over():
-                    return watch.status or stopped, False
-            self.labels, proved = backtrack(self.lowered, self.q, watch)
-        return watch.status or stopped, proved
+                if deadline.over():
+                    return deadline.status or stopped, False
+            self.labels, proved = backtrack(self.lowered, self.q, deadline)
+        return deadline.status or stopped, proved
 
 
-class Watch:
+class Deadline:
     """The limits of an inference, for work that isn't made of iterations."""
 
     def __init__(self, loop: Loop, limits: Limits, q: NDArray[np.float64]) -> None:
@@ -198,7 +198,7 @@ class Watch:
         self.longest = max(self.longest, self.now() - begun)
 
     def seconds_since(self) -> float:
-        """Seconds since the watch began."""
+        """Seconds since the work began."""
         return self.now() - self.begun
 
     def left(self) -> float:
@@ -218,7 +218,7 @@ class Watch:
         return self.status is not None
 
 
-def backtrack(lowered: Lowered, q: Floats, watch: Watch) -> tuple[Ints | None, bool]:
+def backtrack(lowered: Lowered, q: Floats, deadline: Deadline) -> tuple[Ints | None, bool]:
     """Depth-first search with arc consistency; smallest domain and likeliest label first.
 
     Returns:
@@ -229,20 +229,20 @@ def backtrack(lowered: Lowered, q: Floats, watch: Watch) -> tuple[Ints | None, b
     factors = [f for f in lowered.factors if f.hard]
 
     def prune(keep: NDArray[np.bool_]) -> int:
-        with watch.timing():
+        with deadline.timing():
             return int(sum(f.prune(layout, keep) for f in factors))
 
     def propagate(keep: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         while prune(keep):
             if not bool((layout.sum_by_variable(keep) > 0).all()):
                 return None
-            if watch.over():
+            if deadline.over():
                 break
         return keep if bool((layout.sum_by_variable(keep) > 0).all()) else None
 
     stack = [np.ones(layout.size, dtype=bool)]
     while stack:
-        if watch.over():
+        if deadline.over():
             return None, False
         kept = propagate(stack.pop())
         if kept is None:

@@ -33,6 +33,10 @@ class Loop(History):
 
     live: tuple[Program, State] | None = None
     """Where the present run stands, if its F is the user's."""
+    running: Run | None = None
+    """The present run."""
+    resumed: Run | None = None
+    """A run that was interrupted; the next one continues it."""
 
     def run(
         self,
@@ -72,10 +76,12 @@ class Loop(History):
             self.last, self.known = first, state
         elif limits.budget is not None and self.iterations == 0 and self.known is not state:
             self.measure(program, state)
-        drive = Drive(
-            program, plan, state, [Run(self, limits)], trace, keep_best=keep_best, visible=visible
-        )
-        return drive.to_the_end()[0]
+        run, self.resumed = self.resumed or Run(self, limits), None
+        run.limits, self.running = limits, run
+        drive = Drive(program, plan, state, [run], trace, keep_best=keep_best, visible=visible)
+        status = drive.to_the_end()[0]
+        self.running = None
+        return status
 
     def measure(self, program: Batch[P, S], state: S) -> float:
         """F of the start, timed, outside the clock: what comes after it is planned by that."""
@@ -241,9 +247,8 @@ class Drive(Generic[P, S]):
         self.trace, self.now = trace, lead.now
         hurry = any(run.limits.budget is not None for run in runs)
         slow = program.slow
-        self.pace = Pace(
-            max(1, runs[0].limits.max_iters) if self.bare else 1 if slow else FIRST_CHUNK
-        )
+        first = max(1, runs[0].limits.max_iters) if bare else 1 if slow else FIRST_CHUNK
+        self.pace = Pace(program.looks_every or first, fixed=program.looks_every > 0)
         if hurry:
             self.pace.per_iteration = lead.costs.iteration(plan)
             self.pace.ending = lead.costs.evaluation

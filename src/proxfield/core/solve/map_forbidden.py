@@ -16,7 +16,7 @@ from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.forbidden import HALTED, Finder
 from proxfield.core.solve.history import Limits
-from proxfield.core.solve.rules.session import Outcome
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.search.map_search import Search
 from proxfield.core.solve.session import Session
 from proxfield.result import Status, one_hot

@@ -1,11 +1,11 @@
-"""What a rule works with (`rules.session`): the problem, the loop, the start, ways to run plans."""
+"""What a rule works with: the problem, the loop, limits, the start, and ways to run plans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,13 @@ from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.history import History, Limits, Seen
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.pace import SHORT_EVALUATION
-from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.session import Judgement, Outcome, Problem, Verdict
+from proxfield.core.solve.problem import Judgement, Outcome, Problem, Verdict
 from proxfield.core.solve.stationarity import MAX_PRODUCTS, judge, nudged, proves_minimum
 from proxfield.core.terms.base import Floats, Layout, offers
 from proxfield.result import Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.rules.base import Rule
 
 MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
@@ -63,6 +65,8 @@ class Session:
     """Whether the user limited iterations or seconds."""
     made: Program | None = None
     """`program`, once it has been asked for."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """Where a rule of several stages stands, for checkpoints: numbers by name."""
 
     @property
     def program(self) -> Program:
@@ -137,11 +141,14 @@ class Session:
 
     def without_symmetry(self, q: Floats) -> NDArray[np.float64]:
         """A start off the saddles that symmetries make, for runs too short to find them."""
-        return nudged(self.problem.lowered.layout, q, self.problem.seed)
+        return self.nudged(q, self.problem.seed)
 
-    def begin(self) -> Stage:
-        """A stage at the session's start."""
-        return Stage(self, self.program.start(self.start))
+    def best_seen(self, rule: Rule, state: State, status: Status) -> Outcome:
+        """The outcome of iterations that ended so: the best state seen."""
+        loop, program = self.loop, self.program
+        last = Outcome(program.marginals(state), loop.last, status)
+        first = partial(program.free_energy, program.start(self.start))
+        return conclude(loop, rule, last, first, self.start, "best")
 
     def restarted(self, start: NDArray[np.float64], limits: Limits | None = None) -> Session:
         """The same session from another start, perhaps within narrower limits."""
@@ -150,7 +157,7 @@ class Session:
     def within(self, limits: Limits, start: NDArray[np.float64] | None = None) -> Session:
         """The same session within other limits."""
         start = self.start if start is None else start
-        return replace(self, limits=limits, start=start, made=self.program)
+        return replace(self, limits=limits, start=start, made=self.program, memory={})
 
     def with_energies(self, lowered: Lowered) -> Session:
         """The same session of a field with the same variables and other energies."""
@@ -159,6 +166,45 @@ class Session:
         curvature = Curvature(lowered, None, host, seconds, self.loop.now)
         return replace(
             self, problem=replace(problem, lowered=lowered, curvature=curvature), made=None
+        )
+
+    # ---- iterations; an inference over several processes does some of this in its own way ----
+
+    def begin(self, start: NDArray[np.float64]) -> State:
+        """The state that moves, at some marginals."""
+        return self.program.start(start)
+
+    def own(self, plan: Plan) -> Plan:
+        """The plan of this process's variables."""
+        return plan
+
+    def looks_back(self, rule: Rule) -> bool:
+        """Whether the state of lowest F is remembered, since the last one may be worse."""
+        return self.keep == "best" or not rule.never_rises
+
+    def nudged(self, q: Floats, seed: int) -> NDArray[np.float64]:
+        """Marginals shifted by a little seeded noise."""
+        return nudged(self.problem.lowered.layout, q, seed)
+
+    def iterate(
+        self,
+        plan: Plan,
+        state: State,
+        limits: Limits,
+        *,
+        keep_best: bool = False,
+        first: float | None = None,
+    ) -> Status:
+        """Iterate a state; arguments as of `Loop.run`."""
+        trace = self.loop.trace or self.keep == "best"
+        return self.loop.run(
+            self.program,
+            self.own(plan),
+            state,
+            limits,
+            keep_best=keep_best,
+            first=first,
+            trace=trace,
         )
 
     def run_plan(
@@ -173,17 +219,14 @@ class Session:
             thorough: Test until it is decided, unless the budget ends first.
         """
         program, loop = self.program, self.loop
-        state = program.start(start)
+        state = self.begin(start)
         loop.begin_stage()
-        look_back = self.keep == "best" or not rule.never_rises
-        status = loop.run(
-            program,
+        status = self.iterate(
             plan,
             state,
             self.limits,
-            keep_best=look_back,
+            keep_best=self.looks_back(rule),
             first=loop.known_at(start),
-            trace=loop.trace or self.keep == "best",
         )
 
         def start_energy() -> float:
@@ -202,7 +245,7 @@ class Session:
             if at_limit:  # a run without time may still stand on the saddle that it started from
                 at_limit = self._stands(state)
             if outcome.status is Status.CONVERGED or at_limit:
-                outcome.judgement = self._judge(state, thorough)
+                outcome.judgement = self.judge(state, thorough)
                 if outcome.judgement.verdict is SADDLE:
                     outcome.status = Status.SADDLE
         label, f, n = outcome.status.label, outcome.free_energy, loop.iterations
@@ -215,16 +258,20 @@ class Session:
             return False
         return self.loop.is_fixed_point(self.program, state, self.limits.tol)
 
-    def _judge(self, state: State, thorough: bool) -> Judgement:
+    def judge(self, state: State, thorough: bool) -> Judgement:
+        """Whether a fixed point is a minimum of F.
+
+        Args:
+            state: The fixed point.
+            thorough: Test until it is decided, unless the budget ends first.
+        """
         lowered, loop = self.problem.lowered, self.loop
         if all(offers(t, "spectrum") for t in lowered.terms):
             # no eigenvalue of S exceeds 1/2, and none of the terms' is below these
             lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
             if lowest > -2.0:
                 return Judgement(MINIMUM)
-        deadline, now = np.inf, loop.now
-        if self.limits.budget is not None:
-            deadline = now() + max(0.0, self.seconds_left) + self.limits.overtime
+        deadline, now = self.deadline(), loop.now
 
         def late() -> bool:
             return now() > deadline
@@ -247,12 +294,18 @@ class Session:
             late=late,
         )
 
+    def deadline(self) -> float:
+        """When tests of the result have to end, as the clock counts."""
+        if self.limits.budget is None:
+            return np.inf
+        return self.loop.now() + max(0.0, self.seconds_left) + self.limits.overtime
+
     def step_off(self, outcome: Outcome) -> Outcome:
         """If an outcome at a limit stands on a saddle, the point of lower F beside it."""
         with self.loop.clock():
             state = self.program.start(outcome.q)
             if self._stands(state):
-                found = self._judge(state, thorough=False)
+                found = self.judge(state, thorough=False)
                 if found.lower is not None:
                     return replace(outcome, q=found.lower, free_energy=found.free_energy)
         return outcome
@@ -269,7 +322,7 @@ class Session:
             return start
         if SADDLE_TESTS * loop.costs.test() < (budget or 0.0):
             return start
-        return nudged(layout, start, self.problem.seed)
+        return self.nudged(start, self.problem.seed)
 
     def settle(self, rule: Rule, plan: Plan, start: NDArray[np.float64]) -> Outcome:
         """Iterate to a local minimum: like `run_plan`, but a saddle is left and F goes on falling.
@@ -277,7 +330,7 @@ class Session:
         CONVERGED then means a minimum, as far as the second-order test can tell; where a limit
         leaves no time to tell, the status is that limit.
         """
-        loop, layout = self.loop, self.problem.lowered.layout
+        loop = self.loop
         outcome = self.run_plan(rule, plan, self.off_center(start), thorough=True)
         for attempt in range(MAX_ESCAPES):
             found = outcome.judgement
@@ -287,7 +340,7 @@ class Session:
                 return Outcome(found.lower, found.free_energy, self.spent)
             loop.set_aside(Seen.at(found.free_energy, found.lower))
             loop.tell(found.lower, found.free_energy)
-            again = nudged(layout, found.lower, self.problem.seed + attempt)
+            again = self.nudged(found.lower, self.problem.seed + attempt)
             outcome = self.run_plan(rule, plan, again, thorough=True)
             f = outcome.free_energy
             if found.free_energy < f - self.slack(f):  # a limit came too soon
@@ -297,43 +350,6 @@ class Session:
         if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
             outcome.status = self.limit
         return outcome
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A state that one plan after another moves."""
-
-    session: Session
-    state: State
-
-    def run(
-        self,
-        plan: Plan,
-        limits: Limits,
-        *,
-        keep_best: bool = False,
-        first: float | None = None,
-    ) -> Status:
-        """Iterate until converged or a limit is reached; arguments as of `Loop.run`."""
-        return self.session.loop.run(
-            self.session.program, plan, self.state, limits, keep_best=keep_best, first=first
-        )
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        """What a `Custom` plan keeps from one update to the next."""
-        return self.state.memory
-
-    def marginals(self) -> NDArray[np.float64]:
-        """A copy of the state's marginals.  # (layout.size,)"""
-        return self.session.program.marginals(self.state)
-
-    def conclude(self, rule: Rule, status: Status) -> Outcome:
-        """The outcome of a stage that ended so: the best state seen."""
-        loop, program, start = self.session.loop, self.session.program, self.session.start
-        last = Outcome(self.marginals(), loop.last, status)
-        first = partial(program.free_energy, program.start(start))
-        return conclude(loop, rule, last, first, start, "best")
 
 
 def is_uniform(layout: Layout, q: NDArray[np.float64]) -> bool:

@@ -20,7 +20,7 @@ from proxfield.core.solve.history import Callback
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.map_result import MapResult, MapStatus, MapTrace
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, device_memory
+from proxfield.core.solve.request import Request, choose_place, device_memory
 from proxfield.core.solve.rounding import MAX_SWEEPS, Groups, rounding_program
 from proxfield.core.solve.rules.auto import Auto
 from proxfield.core.solve.search.map_search import ZERO, MapSearch
@@ -94,10 +94,9 @@ def solve_map(
     if not isinstance(field, Field):
         raise InputTypeError(f"solve_map takes a Field, not {type(field).__name__}")
     field = field.snapshot() if evidence is None else field.condition(evidence)
-    request = Request.make(
+    request = Request(
         MapSearch(),
-        {},
-        device,
+        choose_place(device, kernels, dtype),
         init="uniform" if init is None else starting_labels(field, init),
         max_iters=max_iters,
         tol=0.0,
@@ -105,10 +104,6 @@ def solve_map(
         callback=callback,
         seed=seed,
         threads=threads,
-        kernels=kernels,
-        dtype=dtype,
-        keep="last",
-        trace=True,
     )
     if not isinstance(progress, (bool, np.bool_)):
         raise InputError(f"progress={shown(progress)}, expected True or False")

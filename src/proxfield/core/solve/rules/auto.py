@@ -13,6 +13,7 @@ says CONVERGED, it is at a local minimum.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,12 +23,15 @@ from proxfield.core.engines.plan import Plan
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.parallel import Adam, Momentum
+from proxfield.core.solve.rules.parallel import Adam, Fixed, Momentum
 from proxfield.core.solve.rules.polish import better_of, end_at_minimum, polish
 from proxfield.core.solve.rules.portfolio import best_of, visits
 from proxfield.core.solve.rules.schedules import Sweep
-from proxfield.core.solve.rules.session import Outcome, Problem, Session
 from proxfield.core.solve.search.search import Search
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.problem import Outcome, Problem
+    from proxfield.core.solve.session import Session
 
 DEFAULT_VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
@@ -43,6 +47,11 @@ class Auto(Rule):
 
     name = "auto"
     summary = "the default: explores within the budget, ends at a local minimum"
+    explores = True
+
+    @property
+    def mover(self) -> Rule:
+        return Fixed(step="certified-local")
 
     def plan(self, problem: Problem) -> Plan:
         return Sweep().plan(problem)

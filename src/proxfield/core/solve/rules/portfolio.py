@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,17 @@ from numpy.typing import NDArray
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.polish import end_at_minimum, polish
-from proxfield.core.solve.rules.session import Outcome, Problem, Session
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.terms.base import Layout, offers
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.result import Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.problem import Problem
+    from proxfield.core.solve.session import Session
 
 EVALUATIONS_PER_SWEEP = 4
 """Evaluations of F that take as long as a sweep, about."""
@@ -104,21 +110,15 @@ class Restarts(Rule):
     noise: float = 1.0
 
     def check(self) -> None:
-        from proxfield.core.solve.rules.registry import make_rule
-
         self._count("count")
         self._number("noise", 0.0, np.inf, closed=False)
         make_rule(self.inner)
 
     @property
     def suits_dense_fields(self) -> bool:
-        from proxfield.core.solve.rules.registry import make_rule
-
         return make_rule(self.inner).suits_dense_fields
 
     def plan(self, problem: Problem) -> Plan:
-        from proxfield.core.solve.rules.registry import make_rule
-
         return make_rule(self.inner).plan(problem)
 
     def _starts(self, session: Session) -> Iterator[NDArray[np.float64]]:
@@ -128,8 +128,6 @@ class Restarts(Rule):
             yield perturbed(session.start, layout, self.noise, seed + k)
 
     def solve(self, session: Session) -> Outcome:
-        from proxfield.core.solve.rules.registry import make_rule
-
         if self.inner == "sweep" and session.sweepable:
             return self._together(session)
         inner = make_rule(self.inner)
@@ -193,8 +191,6 @@ class Portfolio(Rule):
     rules: str = "anneal,momentum,adam,sweep"
 
     def _members(self) -> list[Rule]:
-        from proxfield.core.solve.rules.registry import make_rule
-
         if not isinstance(self.rules, str):
             raise InputError(
                 f"portfolio: rules={shown(self.rules)}, expected names separated by commas"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.core.engines.plan import Order, Plan
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.session import Problem
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Sweep(Rule):
     summary = "one variable at a time; never raises F, can't run in parallel"
     monotone = True
     visits_variables = True
+    needs_whole_field = "a rank would wait for all variables of the ranks before it: use colored"
     order: str = "natural"
 
     def check(self) -> None:

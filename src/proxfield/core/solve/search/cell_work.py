@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from proxfield.core.engines.plan import Chains, Explored
 from proxfield.core.solve.history import Limits, Progress
 from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.polish import polish
 from proxfield.core.solve.rules.portfolio import EVALUATIONS_PER_SWEEP, large_sweep_seconds
-from proxfield.core.solve.rules.session import Problem
 from proxfield.core.solve.search.cells import Cell, Pool, RecordingSession
 from proxfield.core.solve.session import Session
 from proxfield.errors import UnsupportedError

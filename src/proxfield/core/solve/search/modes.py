@@ -20,9 +20,9 @@ from proxfield.core.common.memory import check_memory
 from proxfield.core.engines.plan import Chains
 from proxfield.core.lowering.components import Components
 from proxfield.core.solve.infer import MAX_DOUBLE_CHECK, finish, in_double, interrupted, solve
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.request import Request, device_memory
 from proxfield.core.solve.rules.polish import better_of, polish
-from proxfield.core.solve.rules.session import Outcome
 from proxfield.core.solve.search.alternatives import Alternatives
 from proxfield.core.solve.search.cell_work import TRIAL_SWEEPS, CellWork
 from proxfield.core.solve.search.cells import Cell, Pool, user_clamps

@@ -15,6 +15,7 @@ only iterations are limited, every decision depends on them alone, and a run can
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,18 @@ from numpy.typing import NDArray
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Explored
 from proxfield.core.lowering.components import Components
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.rules.parallel import Adam, Momentum
 from proxfield.core.solve.rules.polish import better_of, polish
 from proxfield.core.solve.rules.portfolio import HALTED
-from proxfield.core.solve.rules.session import Outcome, Session
 from proxfield.core.solve.search.arms import Arms
 from proxfield.core.solve.search.limits import POLISH_SWEEPS, Limits
 from proxfield.core.solve.search.parts import Parts
 from proxfield.core.terms.base import Ints
 from proxfield.result import Status, one_hot
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.session import Session
 
 HOT_SHARE = 0.3
 """Temperature at which the first cooling starts, as a share of the field's own scale."""
