@@ -10,29 +10,28 @@ the field's own program does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Pixels
+from proxfield.core.devices.cuda import torch
 from proxfield.core.engines.base import Batch, Rows
 from proxfield.core.engines.registry import placed
+from proxfield.core.engines.triton import dense_call
+from proxfield.core.engines.triton.dense_call import DenseCall, Found, TermKey
+from proxfield.core.engines.triton.device_pack import download
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.solve.history import Limits
 from proxfield.core.solve.infer import result_of
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
 from proxfield.field import Field
 from proxfield.result import Result
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import Tensor
-    from proxfield.core.engines.triton.dense_call import DenseCall, Found, TermKey
-    from proxfield.core.solve.request import Request
 
 MAX_UPDATES = 64
 """Updates up to which a call isn't cut into pieces between which it could be stopped."""
@@ -91,7 +90,7 @@ class WholeImage(Batch[None, Image]):
         return state.done.free_energy[-1:]
 
     def marginals_each(self, state: Image) -> list[NDArray[np.float64]]:
-        return [downloaded(state.done.q).reshape(-1)]
+        return [download(state.done.q).reshape(-1)]
 
     def residual_each(self, state: Image) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         raise NotWholeError
@@ -112,9 +111,6 @@ def infer_whole(field: Field, request: Request) -> Result | None:
     n_labels = unary.energies.shape[1]
     if not 2 <= n_labels <= MAX_LABELS or unary.energies.dtype != np.float32:
         return None
-    from proxfield.core.devices.cuda import torch
-    from proxfield.core.engines.triton import dense_call
-
     device = placed(request.kernels).device
     points = [term.points for term in gaussians if isinstance(term.points, PixelPoints)]
     updates = int(request.max_iters or 0)
@@ -136,7 +132,7 @@ def infer_whole(field: Field, request: Request) -> Result | None:
         return None
     outcome = Outcome(program.marginals_each(state)[0], loop.last, status)
     result = result_of(field, request, loop, outcome)
-    result.best = downloaded(state.done.best).astype(np.int64, copy=False)
+    result.best = download(state.done.best).astype(np.int64, copy=False)
     return result
 
 
@@ -181,8 +177,6 @@ def in_one_piece(request: Request) -> bool:
 
 def term_key(term: Gaussian) -> TermKey:
     """What a program is kept by."""
-    from proxfield.core.engines.triton.dense_call import TermKey
-
     assert isinstance(term.points, PixelPoints)
     return TermKey(
         term.points.key,
@@ -197,10 +191,3 @@ def term_key(term: Gaussian) -> TermKey:
 def needs_diagonal(kind: str, key: TermKey) -> bool:
     """Whether a term needs the lattice's diagonal, which the host computes."""
     return kind == "lattice" and not key.self_message
-
-
-def downloaded(tensor: Tensor) -> NDArray[Any]:
-    """A tensor of the device on the host."""
-    from proxfield.core.engines.triton.device_pack import download
-
-    return download(tensor)

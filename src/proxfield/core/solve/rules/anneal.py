@@ -8,20 +8,17 @@ the start. From there T falls geometrically to 1, with the step certified for ea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.polish import end_at_minimum
 from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.session import Session
 from proxfield.errors import InputError, shown
 from proxfield.result import Status
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Outcome, Problem
-    from proxfield.core.solve.session import Session
 
 COOLING = 0.8
 """Share of the iterations or of the budget that goes into cooling; the rest polishes at T = 1."""

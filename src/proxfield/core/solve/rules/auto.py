@@ -13,13 +13,13 @@ says CONVERGED, it is at a local minimum.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.core.common.logs import log
 from proxfield.core.engines.certified import prefers_search
 from proxfield.core.engines.plan import Plan
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
@@ -28,10 +28,7 @@ from proxfield.core.solve.rules.polish import better_of, end_at_minimum, polish
 from proxfield.core.solve.rules.portfolio import best_of, visits
 from proxfield.core.solve.rules.schedules import Sweep
 from proxfield.core.solve.search.search import Search
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Outcome, Problem
-    from proxfield.core.solve.session import Session
+from proxfield.core.solve.session import Session
 
 DEFAULT_VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""

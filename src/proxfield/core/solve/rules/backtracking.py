@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.core.engines.plan import Kind, Plan, Search, Update
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Problem
 
 
 @dataclass(frozen=True)

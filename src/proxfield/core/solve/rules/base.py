@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.engines.plan import Plan
+from proxfield.core.solve.problem import Outcome, Problem
+from proxfield.core.solve.session import Session
 from proxfield.errors import InputError, shown
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Outcome, Problem
-    from proxfield.core.solve.session import Session
 
 STEPS = ("certified", "certified-local", "certified-relative", "lipschitz")
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.engines.plan import Custom, Plan
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Floats
 from proxfield.core.terms.occupancy import RatioOccupancy, log_empty
 from proxfield.errors import UnsupportedError
 from proxfield.result import Status
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Problem
-    from proxfield.core.solve.session import Session
 
 
 @dataclass(frozen=True)

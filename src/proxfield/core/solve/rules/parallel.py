@@ -9,16 +9,13 @@ the space in which one averages.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.core.engines.plan import Custom, Kind, Plan, Update, UpdateFunction
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.errors import InputError
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Problem
 
 
 @dataclass(frozen=True)

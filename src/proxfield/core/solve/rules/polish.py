@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from proxfield.core.engines.certified import prefers_search
-from proxfield.core.solve.problem import Verdict
+from proxfield.core.solve.problem import Outcome, Verdict
 from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.solve.rules.schedules import Sweep
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Doubles
 from proxfield.errors import UnsupportedError
 from proxfield.result import Status
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Outcome
-    from proxfield.core.solve.session import Session
 
 
 def descent(session: Session) -> Rule:

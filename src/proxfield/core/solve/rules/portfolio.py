@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +12,14 @@ from numpy.typing import NDArray
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.polish import end_at_minimum, polish
 from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Layout, offers
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.result import Status
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Problem
-    from proxfield.core.solve.session import Session
 
 EVALUATIONS_PER_SWEEP = 4
 """Evaluations of F that take as long as a sweep, about."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.core.engines.plan import Order, Plan
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.base import Rule
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Problem
 
 
 @dataclass(frozen=True)

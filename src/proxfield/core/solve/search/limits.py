@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxfield.core.solve.rules.portfolio import large_sweep_seconds, visits
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.session import Session
+from proxfield.core.solve.session import Session
 
 POLISH_SWEEPS = 30
 """Maximum number of sweeps from the start, and at the end of the cooling."""

@@ -11,7 +11,6 @@ with searches from other starts, whose results are combined with the best labell
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +20,13 @@ from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.crossing import Crossing
 from proxfield.core.lowering.interactions import interaction_scale, unary_scale
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.portfolio import visits
 from proxfield.core.solve.rules.schedules import Sweep
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Ints
 from proxfield.result import Status, one_hot
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.problem import Problem
-    from proxfield.core.solve.session import Session
 
 FIRST_HEAT = 1.2
 """Temperature of the first cooling, in units of `interaction_scale`."""

@@ -15,7 +15,6 @@ only iterations are limited, every decision depends on them alone, and a run can
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +29,9 @@ from proxfield.core.solve.rules.portfolio import HALTED
 from proxfield.core.solve.search.arms import Arms
 from proxfield.core.solve.search.limits import POLISH_SWEEPS, Limits
 from proxfield.core.solve.search.parts import Parts
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Ints
 from proxfield.result import Status, one_hot
-
-if TYPE_CHECKING:
-    from proxfield.core.solve.session import Session
 
 HOT_SHARE = 0.3
 """Temperature at which the first cooling starts, as a share of the field's own scale."""
