@@ -52,7 +52,7 @@ class HessianProduct(NamedTuple):
     vectors: Vectors = HOST
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Curvature:
     """Curvature of one field, each number computed when first used.
 
@@ -76,6 +76,8 @@ class Curvature:
     now: Callable[[], float] = field_of(default_factory=lambda: time.perf_counter)
     stepwise: bool = False
     program: Callable[[Lowered], Program] | None = None
+    product_seconds: float = field_of(default=0.0, init=False, repr=False)
+    """Duration of one product with P H P, measured by `prepare`."""
 
     def prepare(self) -> None:
         """Do the part that counts as building the field, so that the rest can be timed.
@@ -91,12 +93,7 @@ class Curvature:
             vectors.length(apply(vectors.zeros(size)))  # compiles, which must not count
             begun = self.now()
             vectors.length(apply(vectors.zeros(size)))  # and waits
-            self.__dict__["product_seconds"] = self.now() - begun
-
-    @cached_property
-    def product_seconds(self) -> float:
-        """Duration of one product with P H P, measured by `prepare`."""
-        return 0.0
+            self.product_seconds = self.now() - begun
 
     @cached_property
     def local(self) -> NDArray[np.float64]:
