@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.engines.base import Rows, State
 from proxfield.core.engines.plan import Plan, Update
+from proxfield.core.lowering.coloring import color_graph
 from proxfield.core.solve.history import Callback, Limits, Progress
 from proxfield.core.solve.loop import Loop, Run
 from proxfield.core.solve.problem import Judgement, Problem, Verdict
@@ -29,8 +30,8 @@ from proxfield.core.solve.session import FEWEST_PRODUCTS, THOROUGH_FACTOR, Sessi
 from proxfield.core.solve.starts import observed, starting_point
 from proxfield.core.solve.stationarity import MAX_PRODUCTS
 from proxfield.core.terms.base import Floats, Ints
+from proxfield.core.terms.factor import Factor
 from proxfield.distributed.checkpoint import Checkpoints
-from proxfield.distributed.coloring import shared_colors
 from proxfield.distributed.curvature import curvature_of
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import LARGE_SIZE, PartProgram
@@ -263,6 +264,37 @@ def start_of(part: Partition, request: Request) -> NDArray[np.float64]:
     if uniform and layout.common and (part.field.evidence < 0).all():
         return np.broadcast_to(1.0 / layout.common, layout.size)
     return starting_point(part.field, part.lowered, init, seed)
+
+
+def shared_colors(part: Partition) -> tuple[Ints, Ints]:
+    """This rank's variables by color, and where each color of the whole field starts.  Collective.
+
+    Where every rank holds the whole field, the colors are those of one process. Else each rank
+    colors its own variables, and ranks take turns for borders: variables of the border that share a
+    term with a rank before this one get colors that no other rank uses.
+    """
+    transport = part.transport
+    if part.whole is not None and part.owner is not None:
+        colors = color_graph(part.whole)
+        count = int(colors.max(initial=-1)) + 1
+        mine = colors[part.owner[part.whole.reduction.free] == part.rank]
+    else:
+        mine = color_graph(part.lowered)
+        used = int(transport.reduce(np.array([float(mine.max(initial=-1))]), "max")[0]) + 1
+        cut, late = part.cut, np.zeros(part.lowered.layout.n_vars, dtype=bool)
+        width = len(cut.border)
+        for term in (*cut.pairs, *cut.larger):
+            scopes = term.scopes if isinstance(term, Factor) else term.neighbors(cut.layout)
+            ghosts = np.where(scopes >= width, scopes - width, -1)
+            rank = np.where(ghosts >= 0, cut.owners[ghosts], part.size)
+            before = rank.min(axis=1) < part.rank
+            ends = scopes[before]
+            late[cut.border[ends[ends < width]]] = True
+        mine = np.where(late, mine + used * part.rank, mine)
+        count = used * part.size
+    order = np.argsort(mine, kind="stable")
+    counts = np.bincount(mine, minlength=count)
+    return order, np.concatenate([[0], np.cumsum(counts)])
 
 
 @contextmanager
