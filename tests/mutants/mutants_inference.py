@@ -287,7 +287,7 @@ BUDGETS = [
     Mutant(
         "chunks-longer-than-the-budget",
         "core/solve/pace.py",
-        "self.chunk = min(self.chunk, max(1, fits))",
+        "self.chunk = min(self.chunk, fits)",
         "self.chunk = max(self.chunk, fits)",
         "inference/test_pace.py::test_the_pace_reserves_the_last_evaluation",
     ),

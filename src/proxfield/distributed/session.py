@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,6 +47,8 @@ class PartProblem(Problem):
     """What plans are made from: the whole field where it is known, else this rank's part."""
 
     partition: Partition | None = None
+    colors: list[tuple[Ints, Ints]] = field(default_factory=list)
+    """`coloring`, once it has been asked for."""
 
     @classmethod
     def of(cls, part: Partition, seed: int) -> PartProblem:
@@ -56,10 +57,13 @@ class PartProblem(Problem):
             return cls(part.whole, part.curvature_of_whole, seed, partition=part)
         return cls(part.lowered, curvature_of(part, "cpu"), seed, partition=part)
 
-    @cached_property
+    # not cached_property: before Python 3.12 that locks, and ranks may be threads
+    @property
     def coloring(self) -> tuple[Ints, Ints]:
         assert self.partition is not None
-        return shared_colors(self.partition)
+        if not self.colors:
+            self.colors.append(shared_colors(self.partition))
+        return self.colors[0]
 
 
 @dataclass
