@@ -119,11 +119,9 @@ def solve(field: Any, budget: float, seed: int) -> tuple[float, float]:
     from proxfield.core.solve.search.map_search import MapSearch
     from proxfield.core.solve.solve_map import answer
 
-    request = Request.make(
-        MapSearch(), {}, "cpu", init="uniform", max_iters=None, tol=0.0, budget=budget,
-        callback=None, seed=seed, threads=1, kernels=None, dtype=None, keep="last", trace=True,
-        now=time.process_time,
-    )  # fmt: skip
+    request = Request(
+        MapSearch(), tol=0.0, budget=budget, seed=seed, threads=1, now=time.process_time
+    )
     result = answer(field, request)
     return result.energy, result.seconds
 

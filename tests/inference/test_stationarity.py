@@ -14,8 +14,8 @@ from clock import CountedClock
 from helpers import VARIANTS, grid_edges, infer
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.rules.parallel import CustomRule
-from proxfield.core.solve.rules.session import Judgement, Verdict
 from proxfield.core.solve.stationarity import is_fixed_point, judge
 from proxfield.testing import fixed_point_residual
 

@@ -241,9 +241,9 @@ STOPPING = [
     ),
     Mutant(
         "stages-exceed-max-iters",
-        "core/solve/loop.py",
-        "else min(self.max_iters, self.iterations + limit)",
-        "else self.iterations + limit",
+        "core/solve/history.py",
+        "else min(self.max_iters, iterations)",
+        "else iterations",
         "inference/test_loop.py::test_a_stage_keeps_to_the_limit_of_the_whole",
     ),
     Mutant(
@@ -287,7 +287,7 @@ BUDGETS = [
     Mutant(
         "chunks-longer-than-the-budget",
         "core/solve/pace.py",
-        "self.chunk = min(self.chunk, max(1, fits))",
+        "self.chunk = min(self.chunk, fits)",
         "self.chunk = max(self.chunk, fits)",
         "inference/test_pace.py::test_the_pace_reserves_the_last_evaluation",
     ),
@@ -321,9 +321,9 @@ BUDGETS = [
     ),
     Mutant(
         "budget-of-a-stage-ignored",
-        "core/solve/loop.py",
-        "for x in (self.budget, until, np.inf)",
-        "for x in (until, np.inf)",
+        "core/solve/history.py",
+        "for x in (self.budget, seconds)",
+        "for x in (seconds,)",
         "inference/test_pace.py::test_without_time_for_an_iteration_the_start_comes_back",
     ),
 ]

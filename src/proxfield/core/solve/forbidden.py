@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,12 @@ from proxfield.core.engines.plan import Order
 from proxfield.core.engines.registry import on_host
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.history import Limits
+from proxfield.core.solve.loop import Loop, warm_up
 from proxfield.core.solve.pace import LOOK_SECONDS
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.schedules import Sweep
-from proxfield.core.solve.rules.session import Outcome, Problem
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Floats, Ints
 from proxfield.result import Status, one_hot
@@ -54,7 +55,6 @@ LIMITS = (*HALTED, Status.MAX_ITERS, Status.BUDGET)
 
 def solve_hard(session: Session, rule: Rule) -> Outcome:
     """Infer in a field whose tables hold +inf; see the module's text."""
-    loop = session.loop
     finder = Finder(session)
     stopped: Status | None = None
     proved = False
@@ -67,7 +67,7 @@ def solve_hard(session: Session, rule: Rule) -> Outcome:
     if finder.labels is None:
         status = Status.INFEASIBLE if proved else Status.NO_FEASIBLE
         return Outcome(finder.q, np.inf, stopped if stopped in HALTED else status)
-    stopped = stopped or loop.spent
+    stopped = stopped or session.spent
     outcome = descend_exactly(session, finder, stopped)
     if outcome.status in LIMITS:
         return outcome
@@ -82,7 +82,7 @@ def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
     loop, problem = session.loop, session.problem
     penalty, build_seconds = FIRST_PENALTY, 0.0
     while penalty <= LAST_PENALTY:
-        if build_seconds > loop.seconds_left():
+        if build_seconds > session.seconds_left:
             return Status.BUDGET
         begun = loop.now()
         with nullcontext() if penalty == FIRST_PENALTY else loop.clock():
@@ -95,7 +95,8 @@ def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
         with loop.clock():
             plan = rule.plan(Problem(soft, curvature, problem.seed))
             state = program.start(finder.q)
-        status = loop.run(program, plan, state, limit=STAGE_ITERATIONS, visible=False)
+        limits = session.limits.until(loop.iterations + STAGE_ITERATIONS)
+        status = loop.run(program, plan, state, limits, visible=False)
         with loop.clock():
             finder.q = program.marginals(state)
             if not np.isfinite(finder.q).all():  # a rule that diverged left nothing
@@ -103,8 +104,8 @@ def penalize(session: Session, rule: Rule, finder: Finder) -> Status | None:
             finder.round(finder.q)
         if status in (Status.BUDGET, *HALTED):
             return status
-        if loop.spent is not None:
-            return loop.spent
+        if session.spent is not None:
+            return session.spent
         penalty *= 2.0
     return None
 
@@ -135,7 +136,7 @@ class Finder:
             q: Marginals.
             spent: Seconds since the loop's clock was last read.
         """
-        left = self.session.loop.seconds_left() - spent - self.sweep_seconds  # what follows a sweep
+        left = self.session.seconds_left - spent - self.sweep_seconds  # what follows a sweep
         sweeps = int(np.clip(left / max(self.sweep_seconds, 1e-9), 0, ROUND_SWEEPS))
         return sweeps > 0 and self.take(self.steep.descend(q, sweeps))
 
@@ -156,35 +157,35 @@ class Finder:
         """
         rng = np.random.default_rng(self.session.problem.seed)
         layout = self.lowered.layout
-        watch = Watch(self.session.loop, self.q)
-        if self.session.loop.budget is not None:
-            watch.longest = self.sweep_seconds
+        deadline = Deadline(self.session.loop, self.session.limits, self.q)
+        if self.session.limits.budget is not None:
+            deadline.longest = self.sweep_seconds
         with self.session.loop.clock():
             for _ in range(RESTARTS):
-                if watch.left() < 2 * self.sweep_seconds:
+                if deadline.left() < 2 * self.sweep_seconds:
                     break
                 noise = rng.gumbel(size=layout.size) + np.log(np.maximum(self.q, 1e-12))
                 best = np.full(layout.n_vars, -np.inf)
                 np.maximum.at(best, layout.owner, noise)
                 start = (noise == best[layout.owner]).astype(np.float64)
-                if self.round(start, watch.seconds_since()):
+                if self.round(start, deadline.seconds_since()):
                     return stopped, False
-                if watch.over():
-                    return watch.status or stopped, False
-            self.labels, proved = backtrack(self.lowered, self.q, watch)
-        return watch.status or stopped, proved
+                if deadline.over():
+                    return deadline.status or stopped, False
+            self.labels, proved = backtrack(self.lowered, self.q, deadline)
+        return deadline.status or stopped, proved
 
 
-class Watch:
+class Deadline:
     """The limits of an inference, for work that isn't made of iterations."""
 
-    def __init__(self, loop: Loop, q: NDArray[np.float64]) -> None:
-        self.loop, self.q, self.now = loop, q, loop.now
+    def __init__(self, loop: Loop, limits: Limits, q: NDArray[np.float64]) -> None:
+        self.loop, self.limits, self.q, self.now = loop, limits, q, loop.now
         self.begun = self.looked = self.now()
         self.base = loop.elapsed
         self.seconds = SEARCH_SECONDS
-        if loop.budget is not None:
-            self.seconds = max(GRACE_SECONDS, loop.seconds_left())
+        if limits.budget is not None:
+            self.seconds = max(GRACE_SECONDS, limits.seconds_left(loop.elapsed))
         self.status: Status | None = None
         self.longest = 0.0
         """Duration of the longest step so far; the next one must fit."""
@@ -197,7 +198,7 @@ class Watch:
         self.longest = max(self.longest, self.now() - begun)
 
     def seconds_since(self) -> float:
-        """Seconds since the watch began."""
+        """Seconds since the work began."""
         return self.now() - self.begun
 
     def left(self) -> float:
@@ -212,12 +213,12 @@ class Watch:
             if self.loop.report(np.inf, self.q, seconds=self.base + now - self.begun):
                 self.status = Status.STOPPED
         if self.status is None and now - self.begun + self.longest >= self.seconds:
-            self.status = None if self.loop.budget is None else Status.BUDGET
+            self.status = None if self.limits.budget is None else Status.BUDGET
             return True
         return self.status is not None
 
 
-def backtrack(lowered: Lowered, q: Floats, watch: Watch) -> tuple[Ints | None, bool]:
+def backtrack(lowered: Lowered, q: Floats, deadline: Deadline) -> tuple[Ints | None, bool]:
     """Depth-first search with arc consistency; smallest domain and likeliest label first.
 
     Returns:
@@ -228,20 +229,20 @@ def backtrack(lowered: Lowered, q: Floats, watch: Watch) -> tuple[Ints | None, b
     factors = [f for f in lowered.factors if f.hard]
 
     def prune(keep: NDArray[np.bool_]) -> int:
-        with watch.timing():
+        with deadline.timing():
             return int(sum(f.prune(layout, keep) for f in factors))
 
     def propagate(keep: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         while prune(keep):
             if not bool((layout.sum_by_variable(keep) > 0).all()):
                 return None
-            if watch.over():
+            if deadline.over():
                 break
         return keep if bool((layout.sum_by_variable(keep) > 0).all()) else None
 
     stack = [np.ones(layout.size, dtype=bool)]
     while stack:
-        if watch.over():
+        if deadline.over():
             return None, False
         kept = propagate(stack.pop())
         if kept is None:
@@ -277,20 +278,22 @@ def descend_exactly(session: Session, finder: Finder, stopped: Status | None) ->
     natural = Order(np.arange(layout.n_vars))
     if stopped is not None:
         state = program.start(start)
-        loop.warm_up(program, natural, state)
+        warm_up(program, natural, state, loop.trace)
         with loop.clock():
-            late = 2 * finder.sweep_seconds > max(0.0, loop.seconds_left()) + loop.overtime
+            late = (
+                2 * finder.sweep_seconds > max(0.0, session.seconds_left) + session.limits.overtime
+            )
             if stopped is Status.INTERRUPTED or late:
                 return Outcome(start, finder.energy, stopped, labels)  # no entropy: F is E
-            once = replace(loop.aside(1), budget=None)
+            once = loop.aside(Limits(1, session.limits.tol))
             once.run(program, natural, state, first=finder.energy)
             return Outcome(program.marginals(state), once.last, stopped, labels)
     best = session.run_plan(Sweep(), natural, start)
     rng = np.random.default_rng(session.problem.seed)
-    most = loop.max_iters - loop.iterations  # sweeps in other orders; not in the trace
+    most = session.iterations_left  # sweeps in other orders; not in the trace
     try:
         for _ in range(1, ORDERS):
-            if best.status in LIMITS or loop.spent is not None or most <= 0:
+            if best.status in LIMITS or session.spent is not None or most <= 0:
                 break
             order = Order(rng.permutation(layout.n_vars))
             other, made = in_order(session, order, start, finder.energy, min(ORDER_SWEEPS, most))
@@ -317,7 +320,8 @@ def in_order(
         first: F there.
         most: Maximum number of sweeps.
     """
-    program, loop = session.program, session.loop.aside(most)
+    left = None if session.limits.budget is None else session.seconds_left
+    program, loop = session.program, session.loop.aside(Limits(most, session.limits.tol, left))
     with session.loop.clock():
         state = program.start(start)
         status = loop.run(program, order, state, first=first)

@@ -8,8 +8,6 @@ half of the limits found none that is feasible, repair and backtracking look for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +15,8 @@ import numpy as np
 from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.forbidden import HALTED, Finder
-from proxfield.core.solve.rules.session import Outcome
+from proxfield.core.solve.history import Limits
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.search.map_search import Search
 from proxfield.core.solve.session import Session
 from proxfield.result import Status, one_hot
@@ -30,19 +29,18 @@ REPAIR_SHARE = 0.5
 
 def search_forbidden(session: Session) -> Outcome:
     """Search in a field whose tables hold +inf."""
-    lowered, loop = session.problem.lowered, session.loop
+    lowered = session.problem.lowered
     soft = softened(session)
     scale = interaction_scale(lowered.soften(0.0))
-    with limited(session, FIRST_SHARE):
-        found = Search(soft, lowered, scale).run()
+    first = Search(soft.within(share_left(session, FIRST_SHARE)), lowered, scale)
+    found = first.run()
     if found.status in HALTED or np.isfinite(found.free_energy):
-        if found.status in HALTED or loop.spent is not None:
+        if found.status in HALTED or session.spent is not None:
             return found
         return best_of(found, Search(started(soft, found), lowered, scale).run())
     try:
-        finder = Finder(session)
-        with limited(session, REPAIR_SHARE):
-            stopped, proved = finder.search(None)
+        finder = Finder(session.within(share_left(session, REPAIR_SHARE)))
+        stopped, proved = finder.search(None)
     except KeyboardInterrupt:
         return replace(found, status=Status.INTERRUPTED)
     if proved:
@@ -51,8 +49,8 @@ def search_forbidden(session: Session) -> Outcome:
         found = replace(found, labels=finder.labels, free_energy=lowered.energy(finder.labels))
     if stopped in HALTED:
         return replace(found, status=stopped)
-    if loop.spent is not None:
-        return replace(found, status=loop.spent)
+    if session.spent is not None:
+        return replace(found, status=session.spent)
     return best_of(found, Search(started(soft, found), lowered, scale).run())
 
 
@@ -99,16 +97,9 @@ def single_penalty(lowered: Lowered) -> float:
     return 1.0 + float(total.max(initial=0.0))
 
 
-@contextmanager
-def limited(session: Session, share: float) -> Iterator[None]:
-    """Lower the limits to a share of what is left of them."""
-    loop = session.loop
-    budget, max_iters = loop.budget, loop.max_iters
-    if budget is not None:
-        loop.budget = loop.elapsed + share * max(0.0, budget - loop.elapsed)
-    else:
-        loop.max_iters = loop.iterations + int(share * max(0, max_iters - loop.iterations))
-    try:
-        yield
-    finally:
-        loop.budget, loop.max_iters = budget, max_iters
+def share_left(session: Session, share: float) -> Limits:
+    """Limits with a share of what is left of a session's."""
+    loop, limits = session.loop, session.limits
+    if limits.budget is not None:
+        return limits.until(seconds=loop.elapsed + share * max(0.0, session.seconds_left))
+    return limits.until(loop.iterations + int(share * max(0, session.iterations_left)))

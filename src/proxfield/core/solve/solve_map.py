@@ -20,7 +20,7 @@ from proxfield.core.solve.history import Callback
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.map_result import MapResult, MapStatus, MapTrace
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, device_memory
+from proxfield.core.solve.request import Request, choose_place, device_memory
 from proxfield.core.solve.rounding import MAX_SWEEPS, Groups, rounding_program
 from proxfield.core.solve.rules.auto import Auto
 from proxfield.core.solve.search.map_search import ZERO, MapSearch
@@ -94,10 +94,9 @@ def solve_map(
     if not isinstance(field, Field):
         raise InputTypeError(f"solve_map takes a Field, not {type(field).__name__}")
     field = field.snapshot() if evidence is None else field.condition(evidence)
-    request = Request.make(
+    request = Request(
         MapSearch(),
-        {},
-        device,
+        choose_place(device, kernels, dtype),
         init="uniform" if init is None else starting_labels(field, init),
         max_iters=max_iters,
         tol=0.0,
@@ -105,10 +104,6 @@ def solve_map(
         callback=callback,
         seed=seed,
         threads=threads,
-        kernels=kernels,
-        dtype=dtype,
-        keep="last",
-        trace=True,
     )
     if not isinstance(progress, (bool, np.bool_)):
         raise InputError(f"progress={shown(progress)}, expected True or False")
@@ -195,10 +190,13 @@ def in_range(session: Session) -> tuple[Session, int]:
     if exponent == 0 or lowered.extras:
         return session, 0
     if callback is not None:
-        loop.callback = lambda seen: callback(
-            replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
+        loop = replace(
+            loop,
+            callback=lambda seen: callback(
+                replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
+            ),
         )
-    return session.with_energies(lowered.scaled(-exponent)), exponent
+    return replace(session.with_energies(lowered.scaled(-exponent)), loop=loop), exponent
 
 
 def exponent_of(lowered: Lowered) -> int:
@@ -312,7 +310,7 @@ def trace_of(session: Session, energy: float, exponent: int) -> MapTrace:
 
 def by_rounding(field: Field, request: Request, session: Session) -> tuple[Ints, MapStatus, bool]:
     """Where variables can't be visited one by one: a minimum of F, rounded and improved."""
-    session.loop.tol = TOLERANCE
+    session = session.within(replace(session.limits, tol=TOLERANCE))
     result = infer_one(field, replace(request, rule=Auto()), session)
     lowered, loop = session.problem.lowered, session.loop
     layout = lowered.layout

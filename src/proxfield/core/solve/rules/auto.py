@@ -19,15 +19,16 @@ import numpy as np
 from proxfield.core.common.logs import log
 from proxfield.core.engines.certified import prefers_search
 from proxfield.core.engines.plan import Plan
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.parallel import Adam, Momentum
+from proxfield.core.solve.rules.parallel import Adam, Fixed, Momentum
 from proxfield.core.solve.rules.polish import better_of, end_at_minimum, polish
 from proxfield.core.solve.rules.portfolio import best_of, visits
 from proxfield.core.solve.rules.schedules import Sweep
-from proxfield.core.solve.rules.session import Outcome, Problem, Session
 from proxfield.core.solve.search.search import Search
+from proxfield.core.solve.session import Session
 
 DEFAULT_VISITS = 1e8
 """Entries and edge ends to visit where the user sets no limit."""
@@ -43,6 +44,11 @@ class Auto(Rule):
 
     name = "auto"
     summary = "the default: explores within the budget, ends at a local minimum"
+    explores = True
+
+    @property
+    def mover(self) -> Rule:
+        return Fixed(step="certified-local")
 
     def plan(self, problem: Problem) -> Plan:
         return Sweep().plan(problem)
@@ -64,7 +70,7 @@ class Auto(Rule):
         ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
             log.debug("auto: F is convex (λ = %.3g); one descent", scale)
             return polish(session, session.start)
-        if session.loop.max_iters - session.loop.iterations < 4 * MIN_SWEEPS:
+        if session.iterations_left < 4 * MIN_SWEEPS:
             return polish(session, session.without_symmetry(session.start))
         log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
         return Search(session, float(local[local > 0.0].mean())).run(session.start, np.inf)
@@ -72,7 +78,7 @@ class Auto(Rule):
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
         loop = session.loop
         loop.keep(outcome.free_energy, outcome.q)
-        if loop.max_iters - loop.iterations < 4 * MIN_SWEEPS:
+        if session.iterations_left < 4 * MIN_SWEEPS:
             return end_at_minimum(session, outcome)
         found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
         return replace(better_of(session, outcome, found), labels=outcome.labels)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxfield.core.engines.certified import prefers_search
+from proxfield.core.solve.problem import Outcome, Verdict
 from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.solve.rules.schedules import Sweep
-from proxfield.core.solve.rules.session import Outcome, Session, Verdict
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Doubles
 from proxfield.errors import UnsupportedError
 from proxfield.result import Status
@@ -47,9 +48,9 @@ def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
         outcome = replace(
             outcome, q=found.lower, free_energy=found.free_energy, status=Status.SADDLE
         )
-    if loop.spent is not None:
+    if session.spent is not None:
         outcome = outcome if on_saddle else session.step_off(outcome)
-        return replace(outcome, status=loop.spent)
+        return replace(outcome, status=session.spent)
     start = session.without_symmetry(outcome.q) if on_saddle else outcome.q
     loop.tell(outcome.q, outcome.free_energy)
     try:

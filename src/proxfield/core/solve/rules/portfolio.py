@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.polish import end_at_minimum, polish
-from proxfield.core.solve.rules.session import Loop, Outcome, Problem, Session
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Layout, offers
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.result import Status
@@ -41,25 +43,22 @@ def perturbed(
 
 def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]]]) -> Outcome:
     """Run members one after another, each with an equal share of what is left; keep the best."""
-    loop = session.loop
-    whole_iters, whole_budget = loop.max_iters, loop.budget
+    loop, limits = session.loop, session.limits
     best: Outcome | None = None
     winner = ""
     unsupported: UnsupportedError | None = None
-    if loop.budget is not None:
+    if limits.budget is not None:
         loop.tell(session.start, session.measure(session.start))
         members = [(label, rule, session.off_center(start)) for label, rule, start in members]
     for k, (label, rule, start) in enumerate(members):
-        if best is not None and spent_up(loop, whole_iters, whole_budget):
+        if best is not None and session.spent is not None:
             break
         left = len(members) - k
         loop.member = label
-        share = max(1, (whole_iters - loop.iterations) // left)
-        loop.max_iters = min(whole_iters, loop.iterations + share)
-        if whole_budget is not None:
-            loop.budget = loop.elapsed + max(0.0, whole_budget - loop.elapsed) / left
+        end = loop.iterations + max(1, session.iterations_left // left)
+        until = loop.elapsed + max(0.0, session.seconds_left) / left
         try:
-            outcome = rule.solve(session.restarted(start))
+            outcome = rule.solve(session.restarted(start, limits.until(end, until)))
         except UnsupportedError as error:  # this field has no such member; others may do
             unsupported = error
             continue
@@ -69,7 +68,6 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
         if outcome.status in HALTED:
             best.status = outcome.status
             break
-    loop.max_iters, loop.budget = whole_iters, whole_budget
     if best is None:
         raise unsupported or UnsupportedError("no member to run")
     loop.member = winner
@@ -87,11 +85,6 @@ def visits(lowered: Lowered) -> int:
 def large_sweep_seconds(lowered: Lowered) -> float:
     """The duration of a sweep on one thread, estimated for large fields; 0 for others."""
     return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE_SIZE else 0.0
-
-
-def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
-    """Whether the limits of the whole run are used up."""
-    return loop.iterations >= max_iters or (budget is not None and loop.elapsed >= budget)
 
 
 @dataclass(frozen=True)
@@ -113,21 +106,15 @@ class Restarts(Rule):
     noise: float = 1.0
 
     def check(self) -> None:
-        from proxfield.core.solve.rules.registry import make_rule
-
         self._count("count")
         self._number("noise", 0.0, np.inf, closed=False)
         make_rule(self.inner)
 
     @property
     def suits_dense_fields(self) -> bool:
-        from proxfield.core.solve.rules.registry import make_rule
-
         return make_rule(self.inner).suits_dense_fields
 
     def plan(self, problem: Problem) -> Plan:
-        from proxfield.core.solve.rules.registry import make_rule
-
         return make_rule(self.inner).plan(problem)
 
     def _starts(self, session: Session) -> Iterator[NDArray[np.float64]]:
@@ -137,37 +124,35 @@ class Restarts(Rule):
             yield perturbed(session.start, layout, self.noise, seed + k)
 
     def solve(self, session: Session) -> Outcome:
-        from proxfield.core.solve.rules.registry import make_rule
-
         if self.inner == "sweep" and session.sweepable:
             return self._together(session)
-        inner, loop = make_rule(self.inner), session.loop
-        count = max(1, min(self.count, loop.max_iters - loop.iterations))
+        inner = make_rule(self.inner)
+        count = max(1, min(self.count, session.iterations_left))
         starts = islice(self._starts(session), count)
         return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
 
     def _together(self, session: Session) -> Outcome:
         """All starts in one batch, a few sweeps at a time; then polish the best."""
-        loop = session.loop
+        loop, limits = session.loop, session.limits
         session.warm_up_chains(session.start)
-        if loop.budget is not None:
+        if limits.budget is not None:
             loop.tell(session.start, session.measure(session.start))
         with loop.clock():
-            count = min(self.count, loop.max_iters // 2)
-            if loop.budget is not None:  # starts and sweeps that half of it has time for
+            count = min(self.count, limits.max_iters // 2)
+            if limits.budget is not None:  # starts and sweeps that half of it has time for
                 sweep = large_sweep_seconds(session.problem.lowered)
                 each = 4 * max(EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
-                count = min(count, int(loop.seconds_left() / each))
+                count = min(count, int(session.seconds_left / each))
         if count < 2:
             return polish(session, session.without_symmetry(session.start))
         with loop.clock():
             q = np.stack(list(islice(self._starts(session), count)))
-        each = max(1, min(20, loop.max_iters // (2 * len(q))))
+        each = max(1, min(20, limits.max_iters // (2 * len(q))))
         done, step = 0, 1
         while done < each:
             begun, base = loop.now(), loop.elapsed
             with finish_first():
-                ended = session.explore(Chains.make(q, polish=step, tol=loop.tol))
+                ended = session.explore(Chains.make(q, polish=step, tol=limits.tol))
                 spent, q = loop.now() - begun, ended.q
                 done += step
                 winner = int(ended.free_energy.argmin())
@@ -177,12 +162,12 @@ class Restarts(Rule):
                 loop.replace_best(f, q[winner])
             if loop.report(f, q[winner]):
                 return Outcome(q[winner], f, Status.STOPPED)
-            if loop.budget is not None:  # half of the budget is for the polish
-                fits = (loop.budget / 2 - loop.elapsed) * step / max(spent, 1e-9)
+            if limits.budget is not None:  # half of the budget is for the polish
+                fits = (limits.budget / 2 - loop.elapsed) * step / max(spent, 1e-9)
                 if fits < 1:
                     break
                 step = max(1, min(2 * step, int(fits)))
-            step = min(step if loop.budget is not None else each, max(1, each - done))
+            step = min(step if limits.budget is not None else each, max(1, each - done))
         return polish(session, q[winner])
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
@@ -202,8 +187,6 @@ class Portfolio(Rule):
     rules: str = "anneal,momentum,adam,sweep"
 
     def _members(self) -> list[Rule]:
-        from proxfield.core.solve.rules.registry import make_rule
-
         if not isinstance(self.rules, str):
             raise InputError(
                 f"portfolio: rules={shown(self.rules)}, expected names separated by commas"

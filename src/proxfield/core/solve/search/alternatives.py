@@ -63,7 +63,7 @@ class Alternatives:
     def rows_that_fit(self, share: float) -> int:
         """States that there is time to compare with."""
         work = self.work
-        if work.budget is None:
+        if work.limits.budget is None:
             return work.pool.capacity
         each = self.row_size * ENTRY_SECONDS
         if self.compared:

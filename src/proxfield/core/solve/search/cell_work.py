@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.engines.plan import Chains, Explored
-from proxfield.core.solve.history import Progress
+from proxfield.core.solve.history import Limits, Progress
 from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.polish import polish
 from proxfield.core.solve.rules.portfolio import EVALUATIONS_PER_SWEEP, large_sweep_seconds
-from proxfield.core.solve.rules.session import Problem
 from proxfield.core.solve.search.cells import Cell, Pool, RecordingSession
 from proxfield.core.solve.session import Session
 from proxfield.errors import UnsupportedError
@@ -45,7 +43,7 @@ class CellWork:
 
     def __post_init__(self) -> None:
         self.loop = self.session.loop
-        self.max_iters, self.budget = self.loop.max_iters, self.loop.budget
+        self.limits = self.session.limits
         self.lowered = self.session.problem.lowered
         self.layout = self.lowered.layout
         self.sweepable = self.session.sweepable
@@ -53,26 +51,16 @@ class CellWork:
 
     # ---- limits ----
 
-    @contextmanager
-    def limited(self, share: float) -> Iterator[None]:
-        """Lower the limits to a share of the whole."""
-        loop = self.loop
-        loop.max_iters = int(np.ceil(share * self.max_iters))
-        loop.budget = None if self.budget is None else share * self.budget
-        try:
-            yield
-        finally:
-            loop.max_iters, loop.budget = self.max_iters, self.budget
-
     def left(self, share: float) -> tuple[float, float]:
         """(iterations, seconds) until a share of the limits is used up."""
-        seconds = np.inf if self.budget is None else share * self.budget - self.loop.elapsed
-        return share * self.max_iters - self.loop.iterations, seconds
+        whole = self.limits
+        seconds = np.inf if whole.budget is None else share * whole.budget - self.loop.elapsed
+        return share * whole.max_iters - self.loop.iterations, seconds
 
     def sweeps_left(self, share: float) -> float:
         """Sweeps until a share of the limits is used up."""
         iterations, seconds = self.left(share)
-        if self.budget is None:
+        if self.limits.budget is None:
             return iterations
         return min(iterations, seconds / max(self.sweep_seconds, 1e-9))
 
@@ -86,7 +74,7 @@ class CellWork:
 
     def aside(self, iterations: float, seconds: float) -> Loop:
         """A loop for work on one cell, with limits of its own; the trace doesn't show it."""
-        loop = self.loop
+        loop, whole = self.loop, self.limits
         base, since, callback = loop.iterations, loop.elapsed, loop.callback
 
         def report(progress: Progress) -> object:
@@ -96,15 +84,17 @@ class CellWork:
                     progress,
                     iteration=base + progress.iteration,
                     seconds=since + progress.seconds,
-                    max_iters=self.max_iters,
-                    budget=self.budget,
+                    max_iters=whole.max_iters,
+                    budget=whole.budget,
                 )
             )
 
         return Loop(
-            max(0, int(min(iterations, self.max_iters))),
-            loop.tol,
-            None if self.budget is None else max(0.0, seconds),
+            Limits(
+                max(0, int(min(iterations, whole.max_iters))),
+                whole.tol,
+                None if whole.budget is None else max(0.0, seconds),
+            ),
             None if callback is None else report,
             False,
             loop.expand,
@@ -124,21 +114,20 @@ class CellWork:
         """
         whole = self.session
         low = cell.restrict(self.lowered)
-        session = RecordingSession(
+        return RecordingSession(
             # what bounds the curvature of the whole field bounds that of a part
             problem=Problem(low, whole.problem.curvature, whole.problem.seed + shift),
             loop=loop,
+            limits=loop.limits,
             start=cell.q,
             kernels=whole.kernels,
             dtype=whole.dtype,
             threads=whole.threads,
             keep=whole.keep,
             limited=whole.limited,
+            made=whole.program if low is self.lowered else None,
             pool=self.pool,
         )
-        if low is self.lowered:
-            session.__dict__["program"] = whole.program
-        return session
 
     # ---- descents ----
 

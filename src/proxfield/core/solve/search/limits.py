@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from proxfield.core.solve.rules.portfolio import large_sweep_seconds, visits
-from proxfield.core.solve.rules.session import Session
+from proxfield.core.solve.session import Session
 
 POLISH_SWEEPS = 30
 """Maximum number of sweeps from the start, and at the end of the cooling."""
@@ -71,24 +71,23 @@ class Limits:
     def spent(self) -> float:
         """What has been used up."""
         loop = self.session.loop
-        return float(loop.iterations) if loop.budget is None else loop.elapsed
+        return float(loop.iterations) if self.session.limits.budget is None else loop.elapsed
 
     def left(self) -> float:
         """What is left for exploring."""
-        loop = self.session.loop
-        sweeps = 0.9 * loop.max_iters - loop.iterations
-        if loop.budget is None:
+        loop, limits = self.session.loop, self.session.limits
+        sweeps = 0.9 * limits.max_iters - loop.iterations
+        if limits.budget is None:
             return sweeps
-        kept = min(POLISH_SWEEPS / 2 * self.sweep_seconds(), END_SHARE * loop.budget)
-        seconds = 0.97 * (loop.budget - loop.elapsed) - kept
+        kept = min(POLISH_SWEEPS / 2 * self.sweep_seconds(), END_SHARE * limits.budget)
+        seconds = 0.97 * (limits.budget - loop.elapsed) - kept
         return min(seconds, sweeps * self.sweep_seconds())
 
     def last_sweeps(self) -> int:
         """Sweeps that may follow in half of what is left of the limits themselves."""
-        loop = self.session.loop
-        left = float(loop.max_iters - loop.iterations)
-        if loop.budget is not None:
-            left = min(left, loop.seconds_left() / self.sweep_seconds() - 1.0)
+        left = float(self.session.iterations_left)
+        if self.session.limits.budget is not None:
+            left = min(left, self.session.seconds_left / self.sweep_seconds() - 1.0)
         return int(np.clip(left / 2, 0, END_SWEEPS))
 
     def polish_sweeps(self) -> int:
@@ -97,8 +96,7 @@ class Limits:
 
     def sweep_seconds(self) -> float:
         """Duration of a sweep without sampling: measured, or guessed (1 without a budget)."""
-        loop = self.session.loop
-        if loop.budget is None:
+        if self.session.limits.budget is None:
             return 1.0
         for moves in ("", "sites"):
             if (moves, 1) in self.paces:
@@ -107,11 +105,11 @@ class Limits:
         large = large_sweep_seconds(lowered)
         if large > 0.0 and lowered.potts is None and not lowered.factors:
             return large
-        return max(large, SWEEP_EVALUATIONS * loop.costs.evaluation, 1e-9)
+        return max(large, SWEEP_EVALUATIONS * self.session.loop.costs.evaluation, 1e-9)
 
     def pace(self, moves: str) -> float:
         """Sweeps a second that all threads make (1 without a budget)."""
-        if self.session.loop.budget is None:
+        if self.session.limits.budget is None:
             return 1.0
         for key in ((moves, self.threads), (moves, 1), ("sites", self.threads)):
             if key in self.paces:
@@ -124,32 +122,32 @@ class Limits:
 
     def lanes(self) -> int:
         """Chains that run at the same time."""
-        return 1 if self.session.loop.budget is None else self.threads
+        return 1 if self.session.limits.budget is None else self.threads
 
     def slice(self, length: float) -> float:
         """Sweeps until the next look at the clock, of a cooling of so many."""
-        if self.session.loop.budget is None:
+        if self.session.limits.budget is None:
             return max(1.0, SLICE_VISITS / self.visits)
         aim = self.sweeps_in(max(SLICE_SECONDS, 8 * self.sweep_seconds()), "sites")
         return max(min(MIN_SLICE, aim), min(length / 4, aim))
 
     def sweeps_in(self, seconds: float, moves: str) -> float:
         """Sweeps of a chain in so many seconds (without a budget: any number)."""
-        if self.session.loop.budget is None:
+        if self.session.limits.budget is None:
             return np.inf
         return seconds * self.pace(moves) / self.lanes()
 
     def count(self, moves: str, sweeps: int) -> int:
         """Chains of a round, each of so many sweeps."""
-        loop = self.session.loop
-        if loop.budget is None:
+        budget = self.session.limits.budget
+        if budget is None:
             return int(min(CHAINS_PER_ROUND, self.left() // sweeps))
-        seconds = min(ROUND_SECONDS, ROUND_SHARE * loop.budget, self.left())
+        seconds = min(ROUND_SECONDS, ROUND_SHARE * budget, self.left())
         return self.threads * int(np.clip(self.sweeps_in(seconds, moves) / sweeps, 1, 16))
 
     def pays(self, seconds: float) -> bool:
         """Whether there is time for something that takes so many seconds per visit."""
-        left = self.session.loop.seconds_left()
+        left = self.session.seconds_left
         return seconds * self.visits < PREPARING_SHARE * left
 
     def choose_threads(self) -> None:

@@ -20,10 +20,11 @@ from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.crossing import Crossing
 from proxfield.core.lowering.interactions import interaction_scale, unary_scale
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.portfolio import visits
 from proxfield.core.solve.rules.schedules import Sweep
-from proxfield.core.solve.rules.session import Outcome, Problem, Session
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Ints
 from proxfield.result import Status, one_hot
 
@@ -167,10 +168,10 @@ class Search:
 
     def left(self) -> float:
         """Sweeps that the limits leave."""
-        loop = self.loop
-        left = float(loop.max_iters - loop.iterations)
-        if loop.budget is not None and self.pace > 0:
-            left = min(left, self.pace * loop.seconds_left())
+        session = self.session
+        left = float(session.iterations_left)
+        if session.limits.budget is not None and self.pace > 0:
+            left = min(left, self.pace * session.seconds_left)
         return left
 
     def tick(self) -> None:
@@ -214,7 +215,7 @@ class Search:
             self.loop.iterations += count * len(starts)
             done += count
             self.tick()
-            if done < sweeps and (self.loop.spent is not None or self.look()):
+            if done < sweeps and (self.session.spent is not None or self.look()):
                 break
         return q, energies
 
@@ -276,29 +277,29 @@ class Search:
         return Outcome(self.hot_labels(self.kept), self.kept_energy, status, self.kept)
 
     def _search(self) -> Status:
-        loop = self.loop
+        session, loop = self.session, self.loop
         self.note()
         sweep = SWEEP_EVALUATIONS * loop.costs.evaluation
-        if loop.budget is not None and OPENING_SWEEPS * sweep > loop.seconds_left():
+        if session.limits.budget is not None and OPENING_SWEEPS * sweep > session.seconds_left:
             return Status.BUDGET
         self._open()
         length, begun = ROUND_SWEEPS, loop.iterations
         while self._turn(length):
             still = loop.iterations - self.improved_at
-            if not self.session.limited and still > max(STALL_SWEEPS, 2 * self.improved_at):
+            if not session.limited and still > max(STALL_SWEEPS, 2 * self.improved_at):
                 return Status.SETTLED
             length *= 2
             spent, begun = loop.iterations - begun, loop.iterations
             while loop.iterations - begun < spent and self._cool_anew() and self._try_anew():
                 pass
             begun = loop.iterations
-        return self.stopped or loop.spent or self.session.limit
+        return self.stopped or session.spent or session.limit
 
     def _turn(self, length: int) -> bool:
         """Rounds until several in a row gain nothing; False where a limit came first."""
-        loop, quiet = self.loop, 0
+        quiet = 0
         while quiet < QUIET_ROUNDS:
-            if loop.spent is not None or self.look():
+            if self.session.spent is not None or self.look():
                 return False
             count, sweeps = self._room(length)
             if count < 1:
@@ -341,7 +342,7 @@ class Search:
         begun = self.loop.iterations
         while self.loop.iterations - begun < ANEW_SWEEPS:
             count, sweeps = self._room(FIRST_SWEEPS[1])
-            if count < 1 or self.loop.spent is not None or self.look():
+            if count < 1 or self.session.spent is not None or self.look():
                 return False
             with finish_first():
                 starts = np.repeat(self.uniform[None], count, axis=0)
@@ -354,7 +355,7 @@ class Search:
         """(chains, sweeps of each) for coolings of some length, or as many as fit; (0, 0): none."""
         left = self.left()
         several = CHAINS_PER_ROUND
-        if self.loop.budget is not None:
+        if self.session.limits.budget is not None:
             several = self.session.chain_threads
         count = int(min(several, left // (OPENING_SWEEPS + ZERO_SWEEPS)))
         if count < 1:
@@ -397,10 +398,10 @@ class Search:
         (least, usual), start = FIRST_SWEEPS, self.session.start
         share, most = FIRST_LIMITS[self.glassy]
         for trial in (True, False):
-            if self.loop.spent is None and not self.look():
+            if self.session.spent is None and not self.look():
                 left = 0.0 if trial else self.left()
                 wanted = max(share * left, min(usual, 0.5 * left))
-                room = self.loop.max_iters - self.loop.iterations - ZERO_SWEEPS
+                room = self.session.iterations_left - ZERO_SWEEPS
                 sweeps = int(min(np.clip(wanted, least, most), room))
                 if sweeps < 1:
                     break

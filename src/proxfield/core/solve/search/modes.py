@@ -20,9 +20,9 @@ from proxfield.core.common.memory import check_memory
 from proxfield.core.engines.plan import Chains
 from proxfield.core.lowering.components import Components
 from proxfield.core.solve.infer import MAX_DOUBLE_CHECK, finish, in_double, interrupted, solve
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.request import Request, device_memory
 from proxfield.core.solve.rules.polish import better_of, polish
-from proxfield.core.solve.rules.session import Outcome
 from proxfield.core.solve.search.alternatives import Alternatives
 from proxfield.core.solve.search.cell_work import TRIAL_SWEEPS, CellWork
 from proxfield.core.solve.search.cells import Cell, Pool, user_clamps
@@ -79,7 +79,7 @@ class Partition:
         self.possible = np.isfinite(lowered.unary)
         combining = session.sweepable and lowered.layout.n_vars > 0
         recombination = Recombination(lowered)
-        if session.loop.budget is not None:
+        if session.limits.budget is not None:
             Components.warm_up()
         ends = 2 * len(recombination.edges) if combining else 0
         pool = Pool.for_field(lowered, ends)
@@ -157,8 +157,8 @@ class Partition:
             session.warm_up_chains(session.start)
         session.measure(session.start)  # how long an evaluation takes
         self.rest = min(1.0, self.work.sweeps_left(1.0) / (SWEEPS_PER_MODE * self.count))
-        with self.work.limited(self.until(SEARCH_SHARE)):
-            outcome = solve(session, self.work.rule)
+        limits = session.limits.share(self.until(SEARCH_SHARE))
+        outcome = solve(session.within(limits), self.work.rule)
         self.labels = outcome.labels
         cell = self.everything(outcome.q)
         cell.free_energy, cell.status = float(outcome.free_energy), outcome.status

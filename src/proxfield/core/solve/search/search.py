@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.plan import Chains, Explored
 from proxfield.core.lowering.components import Components
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.rules.parallel import Adam, Momentum
 from proxfield.core.solve.rules.polish import better_of, polish
 from proxfield.core.solve.rules.portfolio import HALTED
-from proxfield.core.solve.rules.session import Outcome, Session
 from proxfield.core.solve.search.arms import Arms
 from proxfield.core.solve.search.limits import POLISH_SWEEPS, Limits
 from proxfield.core.solve.search.parts import Parts
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Ints
 from proxfield.result import Status, one_hot
 
@@ -125,7 +126,7 @@ class Search:
         session, loop = self.session, self.session.loop
         self.best_q, self.best_f = start, f
         session.warm_up_chains(start)
-        if loop.budget is not None and not session.problem.lowered.hard:
+        if session.limits.budget is not None and not session.problem.lowered.hard:
             Components.warm_up()
         first = session.measure(start)
         loop.tell(start, first)
@@ -147,7 +148,7 @@ class Search:
     def _open(self, start: NDArray[np.float64]) -> Status | None:
         """Sweeps from the start; with a budget, a random one that shows what there is time for."""
         self.state, plain = start[None], 2 * PLAIN_SHARE
-        if self.session.loop.budget is not None:
+        if self.session.limits.budget is not None:
             chains = self._chains(self.state, self.hot, 1, self.hot)
             self.state, plain = self._round(chains, "sites").q, PLAIN_SHARE
         fits = plain * self.limits.left() / self.limits.sweep_seconds()
@@ -201,14 +202,10 @@ class Search:
             if room < RIVAL_ITERATIONS:
                 break
             loop.keep(self.best_f, self.best_q)
-            member, limits = loop.member, (loop.max_iters, loop.budget)
-            loop.member, loop.max_iters = rule.name, loop.iterations + int(room)
-            if loop.budget is not None:
-                loop.budget = loop.elapsed + seconds
-            try:
-                found = rule.solve(session.restarted(session.start))
-            finally:
-                loop.max_iters, loop.budget = limits
+            member, loop.member = loop.member, rule.name
+            until = None if session.limits.budget is None else loop.elapsed + seconds
+            limits = session.limits.until(loop.iterations + int(room), until)
+            found = rule.solve(session.within(limits))
             before = self.best_f
             with loop.clock():
                 self._compare(found.q, found.free_energy)
@@ -276,18 +273,17 @@ class Search:
 
     def _end(self) -> Outcome:
         """From the best state to a minimum."""
-        session, loop = self.session, self.session.loop
-        budget = loop.budget
-        if budget is not None:  # a few sweeps to the tolerance are worth a little overtime
-            loop.budget = max(1.03 * budget, min(loop.elapsed, budget) + GRACE_SECONDS)
-        self._polish_from(self.best_q, self.limits.last_sweeps(), "polish", loop.tol)
+        session, loop, limits = self.session, self.session.loop, self.session.limits
+        if limits.budget is not None:  # a few sweeps to the tolerance are worth a little overtime
+            grace = min(loop.elapsed, limits.budget) + GRACE_SECONDS
+            limits = replace(limits, budget=max(1.03 * limits.budget, grace))
+        session = self.limits.session = session.within(limits)
+        self._polish_from(self.best_q, self.limits.last_sweeps(), "polish", limits.tol)
         before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
         loop.keep(self.best_f, self.best_q)
         loop.tell(self.best_q, self.best_f)
         loop.member = "polish"
-        outcome = polish(session, self.best_q)
-        loop.budget = budget
-        return better_of(session, before, outcome)
+        return better_of(session, before, polish(session, self.best_q))
 
     def _asked(self) -> Status | None:
         """STOPPED if the callback asks for it."""
