@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.core.solve.rules.session import Problem as Problem
     from proxfield.core.solve.solve_map import solve_map as solve_map
     from proxfield.core.terms import TERMS as TERMS
-    from proxfield.core.terms import Boxes as Boxes
     from proxfield.core.terms import Consistency as Consistency
     from proxfield.core.terms import Constant as Constant
     from proxfield.core.terms import Cooccurrence as Cooccurrence
@@ -43,11 +42,8 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.core.terms import GridPairwise as GridPairwise
     from proxfield.core.terms import Ising as Ising
     from proxfield.core.terms import Layout as Layout
-    from proxfield.core.terms import Occupancy as Occupancy
     from proxfield.core.terms import Pairwise as Pairwise
     from proxfield.core.terms import Potts as Potts
-    from proxfield.core.terms import Runs as Runs
-    from proxfield.core.terms import Silhouettes as Silhouettes
     from proxfield.core.terms import Term as Term
     from proxfield.core.terms import Unary as Unary
     from proxfield.core.terms import saveable as saveable
@@ -74,10 +70,17 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.io.uai_write import write_model as write_uai
     from proxfield.mixture import Clamp as Clamp
     from proxfield.mixture import Mode as Mode
+    from proxfield.people.occupancy import Occupancy as Occupancy
+    from proxfield.people.silhouettes import Boxes as Boxes
+    from proxfield.people.silhouettes import Runs as Runs
+    from proxfield.people.silhouettes import Silhouettes as Silhouettes
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
     from proxfield.result import Trace as Trace
     from proxfield.warming import warmup as warmup
+
+APPLICATIONS = ("images.registration", "people.registration")
+"""Modules that add what applications bring to the core's registries, imported when it is needed."""
 
 _HOME = {
     "CooccurrenceStatistics": "images.cooccurrence",
@@ -124,7 +127,7 @@ _HOME = {
     "Rule": "core.solve.rules.base",
     "Problem": "core.solve.rules.session",
     "TERMS": "core.terms",
-    "Boxes": "core.terms",
+    "Boxes": "people.silhouettes",
     "Consistency": "core.terms",
     "Constant": "core.terms",
     "Cooccurrence": "core.terms",
@@ -133,11 +136,11 @@ _HOME = {
     "GridPairwise": "core.terms",
     "Ising": "core.terms",
     "Layout": "core.terms",
-    "Occupancy": "core.terms",
+    "Occupancy": "people.occupancy",
     "Pairwise": "core.terms",
     "Potts": "core.terms",
-    "Runs": "core.terms",
-    "Silhouettes": "core.terms",
+    "Runs": "people.silhouettes",
+    "Silhouettes": "people.silhouettes",
     "Term": "core.terms",
     "Unary": "core.terms",
     "saveable": "core.terms",

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Doubles
-from proxfield.core.terms.silhouettes import Boxes
 from proxfield.errors import InputError
 from proxfield.io.files import Target, atomic_write
 from proxfield.people import cameras as rectangles
 from proxfield.people.cameras import Camera
 from proxfield.people.scene import Scene, grid_positions
+from proxfield.people.silhouettes import Boxes
 
 VERSION = "1"
 """Of how rectangles are computed; another one makes files with old ones void."""

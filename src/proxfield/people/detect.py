@@ -15,11 +15,11 @@ from proxfield.core.solve.infer import infer
 from proxfield.core.solve.many import infer_many
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.terms.base import Doubles
-from proxfield.core.terms.occupancy import MODELS, STRENGTH
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.people.detections import POOL as POOL
 from proxfield.people.detections import RADIUS, THRESHOLD, Detections
+from proxfield.people.occupancy import MODELS, STRENGTH
 from proxfield.people.scene import Scene
 from proxfield.result import Result
 
@@ -261,7 +261,7 @@ def cell_area(scene: Scene) -> float | None:
     For locations that aren't a grid: the square of the median distance to the nearest other one.
 
     Example:
-        >>> from proxfield.core.terms.silhouettes import Boxes
+        >>> from proxfield.people.silhouettes import Boxes
         >>> boxes = Boxes(2, 2, [[0, 0, 1, 1], [1, 1, 2, 2]])
         >>> cell_area(Scene((boxes,), [[0.0, 0.0], [0.5, 0.0]]))
         0.25

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.terms import (
-    Boxes,
     Consistency,
     Constant,
     Cooccurrence,
@@ -17,16 +16,15 @@ from proxfield.core.terms import (
     Gaussian,
     GridPairwise,
     Ising,
-    Occupancy,
     Pairwise,
     Potts,
-    Runs,
-    Silhouettes,
     Term,
     Unary,
 )
 from proxfield.core.terms.base import Ints
 from proxfield.images.cooccurrence import CooccurrenceStatistics
+from proxfield.people.occupancy import Occupancy
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 
 MAX_TABLE = 1024
 """Maximum number of entries of a table."""

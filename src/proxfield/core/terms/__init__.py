@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from proxfield.core.common.registry import Registry
 from proxfield.core.terms.base import Layout, Term
 from proxfield.core.terms.consistency import Consistency, TabledConsistency
 from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence, TabledCooccurrence
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.grid import GridPairwise
-from proxfield.core.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
 from proxfield.core.terms.saving import saveable, saveable_as
-from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.core.terms.unary import Constant, Unary
 
-TERMS: dict[str, type[Term]] = {
-    term.name: term
+TERMS: Registry[type[Term]] = Registry(
+    (term.name, term)
     for term in (
         Constant,
         Unary,
@@ -26,26 +25,21 @@ TERMS: dict[str, type[Term]] = {
         Gaussian,
         Consistency,
         Cooccurrence,
-        Occupancy,
         GridPairwise,
     )
-}
+)
 
-for _term in TERMS.values():
-    if _term is not Occupancy:  # each of its models is a class of its own
-        saveable_as(_term, _term.name)
+for _term in TERMS.known.values():
+    saveable_as(_term, _term.name)
 for _kind, _form in (  # forms of a term whose class differs
     ("consistency-tables", TabledConsistency),
     ("cooccurrence-variables", LatentCooccurrence),
     ("cooccurrence-tables", TabledCooccurrence),
-    ("occupancy", ExactOccupancy),
-    ("occupancy-ratio", RatioOccupancy),
 ):
     saveable_as(_form, _kind)
 
 __all__ = [
     "TERMS",
-    "Boxes",
     "Consistency",
     "Constant",
     "Cooccurrence",
@@ -54,11 +48,8 @@ __all__ = [
     "GridPairwise",
     "Ising",
     "Layout",
-    "Occupancy",
     "Pairwise",
     "Potts",
-    "Runs",
-    "Silhouettes",
     "Term",
     "Unary",
     "saveable",

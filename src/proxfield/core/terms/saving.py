@@ -12,12 +12,13 @@ from typing import TypeVar, overload
 import numpy as np
 
 from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.registry import Registry, import_applications
 from proxfield.core.terms.base import Term
 from proxfield.errors import InputError, ProxfieldError, shown
 
 T = TypeVar("T", bound=type[Term])
 
-KINDS: dict[str, type[Term]] = {}
+KINDS: Registry[type[Term]] = Registry()
 """Classes of terms that can be saved, by the names that files call them."""
 PLAIN = "fiubU"
 """Kinds of arrays that files hold: numbers, truth values and text."""
@@ -53,6 +54,7 @@ def saveable(term: T | None = None, *, kind: str | None = None) -> T | Callable[
         >>> pf.saveable is saveable
         True
     """
+    import_applications()  # their names are taken
     if term is None:
         return lambda cls: saveable_as(cls, kind)
     return saveable_as(term, kind)
@@ -63,7 +65,7 @@ def saveable_as(term: T, kind: str | None) -> T:
     if not (isinstance(term, type) and issubclass(term, Term)):
         raise InputError(f"saveable takes a class of terms, not {shown(term)}")
     name = getattr(term, "name", term.__name__) if kind is None else kind
-    there = KINDS.get(name)
+    there = KINDS.known.get(name)
     if there is not None and _place(there) != _place(term):  # a notebook's cell may run again
         raise InputError(
             f"{_place(there)} is already saved as {shown(name)}; pass another kind= for "

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from proxfield.core.common.registry import Registry
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.auto import Auto
 from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.original import Original
 from proxfield.core.solve.rules.parallel import Adam, Adaptive, AdHoc, Fixed, FullParallel, Momentum
 from proxfield.core.solve.rules.portfolio import Portfolio, Restarts
 from proxfield.core.solve.rules.schedules import Colored, Sweep
 from proxfield.errors import InputError, shown
 
-RULES: dict[str, type[Rule]] = {
-    rule.name: rule
+RULES: Registry[type[Rule]] = Registry(
+    (rule.name, rule)
     for rule in (
         Sweep,
         Colored,
@@ -31,9 +31,8 @@ RULES: dict[str, type[Rule]] = {
         Restarts,
         Portfolio,
         Auto,
-        Original,
     )
-}
+)
 
 
 def dense_rules() -> dict[str, type[Rule]]:

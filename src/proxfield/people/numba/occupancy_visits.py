@@ -7,8 +7,8 @@ import numpy as np
 from proxfield.core.compiled.jit import kernel
 from proxfield.core.compiled.math import exp_negative
 from proxfield.core.terms.base import Doubles, Floats, Ints, Layout
-from proxfield.core.terms.occupancy import ExactOccupancy, log_empty
-from proxfield.core.terms.silhouettes import Boxes
+from proxfield.people.occupancy import ExactOccupancy, log_empty
+from proxfield.people.silhouettes import Boxes
 
 
 @kernel

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from proxfield.core.engines.plan import Custom, Plan
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import RULES
 from proxfield.core.solve.rules.session import Outcome, Problem, Session
 from proxfield.core.terms.base import Floats
-from proxfield.core.terms.occupancy import RatioOccupancy, log_empty
 from proxfield.errors import UnsupportedError
+from proxfield.people.occupancy import RatioOccupancy, log_empty
 from proxfield.result import Status
 
 
@@ -154,3 +155,6 @@ def residual(lowered: Lowered, q: NDArray[np.float64]) -> float:
     weights = np.exp(pairs.min(axis=1, keepdims=True) - pairs)
     target = weights / weights.sum(axis=1, keepdims=True)
     return float(np.abs(target.ravel() - q).max(initial=0.0))
+
+
+RULES[Original.name] = Original

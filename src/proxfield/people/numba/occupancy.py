@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from proxfield.core.compiled.jit import PARALLEL_WORK, current_threads
 from proxfield.core.compiled.simd import LANES, padded
-from proxfield.core.engines.numba.occupancy_kernels import (
+from proxfield.core.terms.base import Doubles, Floats, Layout, Visits
+from proxfield.people.numba.occupancy_kernels import (
     Cameras,
     Room,
     exact_parallel,
@@ -20,10 +21,9 @@ from proxfield.core.engines.numba.occupancy_kernels import (
     ratio_serial,
     turn_image,
 )
-from proxfield.core.engines.numba.occupancy_visits import BoxVisits
-from proxfield.core.terms.base import Doubles, Floats, Layout, Visits
-from proxfield.core.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
-from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
+from proxfield.people.numba.occupancy_visits import BoxVisits
+from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 
 _ONES = np.ones((1, 1))
 KEPT_SCENES = 4
