@@ -7,7 +7,7 @@ and showing the command line's help cost next to nothing.
 
 from __future__ import annotations
 
-from proxfield._version import __version__
+from proxfield._version import __version__ as __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C isn't handled yet
@@ -33,20 +33,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.core.solve.rules.registry import RULES as RULES
     from proxfield.core.solve.rules.session import Problem as Problem
     from proxfield.core.solve.solve_map import solve_map as solve_map
-    from proxfield.core.terms import TERMS as TERMS
-    from proxfield.core.terms import Consistency as Consistency
-    from proxfield.core.terms import Constant as Constant
-    from proxfield.core.terms import Cooccurrence as Cooccurrence
-    from proxfield.core.terms import Factor as Factor
-    from proxfield.core.terms import Gaussian as Gaussian
-    from proxfield.core.terms import GridPairwise as GridPairwise
-    from proxfield.core.terms import Ising as Ising
-    from proxfield.core.terms import Layout as Layout
-    from proxfield.core.terms import Pairwise as Pairwise
-    from proxfield.core.terms import Potts as Potts
-    from proxfield.core.terms import Term as Term
-    from proxfield.core.terms import Unary as Unary
-    from proxfield.core.terms import saveable as saveable
+    from proxfield.core.terms import *  # noqa: F403
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
@@ -65,9 +52,8 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.tune import TuneProgress as TuneProgress
     from proxfield.images.tune import TuneResult as TuneResult
     from proxfield.images.tune import tune as tune
+    from proxfield.io import uai, uai_write
     from proxfield.io.evidence import read_evidence as read_evidence
-    from proxfield.io.uai import read_model as read_uai
-    from proxfield.io.uai_write import write_model as write_uai
     from proxfield.mixture import Clamp as Clamp
     from proxfield.mixture import Mode as Mode
     from proxfield.people.occupancy import Occupancy as Occupancy
@@ -79,145 +65,51 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.result import Trace as Trace
     from proxfield.warming import warmup as warmup
 
+    read_uai, write_uai = uai.read_model, uai_write.write_model
+
 APPLICATIONS = ("images.registration", "people.registration")
 """Modules that add what applications bring to the core's registries, imported when it is needed."""
 
-_HOME = {
-    "CooccurrenceStatistics": "images.cooccurrence",
-    "Curvature": "core.solve.curvature",
-    "DenseCRF": "images.densecrf",
-    "DenseResult": "images.densecrf",
-    "refine_batch": "images.batch",
-    "refine_tiles": "images.tiles",
-    "TilesResult": "images.tiles",
-    "PRESETS": "images.presets",
-    "TuneProgress": "images.tune",
-    "TuneResult": "images.tune",
-    "read_config": "images.config",
-    "tune": "images.tune",
-    "write_config": "images.config",
-    "register": "core.engines.terms",
-    "InputError": "errors",
-    "MemoryLimitError": "errors",
-    "ProxfieldError": "errors",
-    "UnsupportedError": "errors",
-    "Field": "field",
-    "gaussian_filter": "core.filters.gaussian",
-    "bilateral_filter": "images.bilateral",
-    "Custom": "core.engines.plan",
-    "Kind": "core.engines.plan",
-    "Order": "core.engines.plan",
-    "Update": "core.engines.plan",
-    "Progress": "core.solve.history",
-    "Builder": "core.lowering.builder",
-    "infer": "core.solve.infer",
-    "infer_many": "core.solve.many",
-    "MapResult": "core.solve.map_result",
-    "MapStatus": "core.solve.map_result",
-    "MapTrace": "core.solve.map_result",
-    "solve_map": "core.solve.solve_map",
-    "read_evidence": "io.evidence",
-    "RULES": "core.solve.rules.registry",
-    "Clamp": "mixture",
-    "Mode": "mixture",
-    "Result": "result",
-    "Status": "result",
-    "Trace": "result",
-    "CustomRule": "core.solve.rules.parallel",
-    "Rule": "core.solve.rules.base",
-    "Problem": "core.solve.rules.session",
-    "TERMS": "core.terms",
-    "Boxes": "people.silhouettes",
-    "Consistency": "core.terms",
-    "Constant": "core.terms",
-    "Cooccurrence": "core.terms",
-    "Factor": "core.terms",
-    "Gaussian": "core.terms",
-    "GridPairwise": "core.terms",
-    "Ising": "core.terms",
-    "Layout": "core.terms",
-    "Occupancy": "people.occupancy",
-    "Pairwise": "core.terms",
-    "Potts": "core.terms",
-    "Runs": "people.silhouettes",
-    "Silhouettes": "people.silhouettes",
-    "Term": "core.terms",
-    "Unary": "core.terms",
-    "saveable": "core.terms",
-    "read_uai": "io.uai:read_model",
-    "write_uai": "io.uai_write:write_model",
-    "quiet": "core.compiled.notice",
-    "warmup": "warming",
+_PLACES = {
+    "core.compiled.notice": "quiet",
+    "core.engines.plan": "Custom Kind Order Update",
+    "core.engines.terms": "register",
+    "core.filters.gaussian": "gaussian_filter",
+    "core.lowering.builder": "Builder",
+    "core.solve.curvature": "Curvature",
+    "core.solve.history": "Progress",
+    "core.solve.infer": "infer",
+    "core.solve.many": "infer_many",
+    "core.solve.map_result": "MapResult MapStatus MapTrace",
+    "core.solve.rules.base": "Rule",
+    "core.solve.rules.parallel": "CustomRule",
+    "core.solve.rules.registry": "RULES",
+    "core.solve.rules.session": "Problem",
+    "core.solve.solve_map": "solve_map",
+    "core.terms": "Layout TERMS Term saveable",
+    "errors": "InputError MemoryLimitError ProxfieldError UnsupportedError",
+    "field": "Field",
+    "images.batch": "refine_batch",
+    "images.bilateral": "bilateral_filter",
+    "images.config": "read_config write_config",
+    "images.cooccurrence": "CooccurrenceStatistics",
+    "images.densecrf": "DenseCRF DenseResult",
+    "images.presets": "PRESETS",
+    "images.tiles": "TilesResult refine_tiles",
+    "images.tune": "TuneProgress TuneResult tune",
+    "io.evidence": "read_evidence",
+    "io.uai": "read_uai",
+    "io.uai_write": "write_uai",
+    "mixture": "Clamp Mode",
+    "people.occupancy": "Occupancy",
+    "people.silhouettes": "Boxes Runs Silhouettes",
+    "result": "Result Status Trace",
+    "warming": "warmup",
 }
-
-__all__ = [
-    "PRESETS",
-    "RULES",
-    "TERMS",
-    "Boxes",
-    "Builder",
-    "Clamp",
-    "Consistency",
-    "Constant",
-    "Cooccurrence",
-    "CooccurrenceStatistics",
-    "Curvature",
-    "Custom",
-    "CustomRule",
-    "DenseCRF",
-    "DenseResult",
-    "Factor",
-    "Field",
-    "Gaussian",
-    "GridPairwise",
-    "InputError",
-    "Ising",
-    "Kind",
-    "Layout",
-    "MapResult",
-    "MapStatus",
-    "MapTrace",
-    "MemoryLimitError",
-    "Mode",
-    "Occupancy",
-    "Order",
-    "Pairwise",
-    "Potts",
-    "Problem",
-    "Progress",
-    "ProxfieldError",
-    "Result",
-    "Rule",
-    "Runs",
-    "Silhouettes",
-    "Status",
-    "Term",
-    "TilesResult",
-    "Trace",
-    "TuneProgress",
-    "TuneResult",
-    "Unary",
-    "UnsupportedError",
-    "Update",
-    "__version__",
-    "bilateral_filter",
-    "gaussian_filter",
-    "infer",
-    "infer_many",
-    "quiet",
-    "read_config",
-    "read_evidence",
-    "read_uai",
-    "refine_batch",
-    "refine_tiles",
-    "register",
-    "saveable",
-    "solve_map",
-    "tune",
-    "warmup",
-    "write_config",
-    "write_uai",
-]
+"""Public names by module, but for the terms of the core, which `TERMS` has."""
+_HOME = {name: module for module, names in _PLACES.items() for name in names.split()}
+_THERE = {"read_uai": "read_model", "write_uai": "write_model"}
+"""What names are called in their modules, where it differs."""
 
 
 def __getattr__(name: str) -> Any:
@@ -226,13 +118,24 @@ def __getattr__(name: str) -> Any:
     # PyTorch itself is imported when its layer is used
     if name in ("distributed", "generate", "learn", "torch"):
         return import_module(f"proxfield.{name}")
-    if name not in _HOME:
+    if name == "__all__":
+        return sorted({*_HOME, "__version__", *_terms()})
+    if name in _HOME:
+        value = getattr(import_module(f"proxfield.{_HOME[name]}"), _THERE.get(name, name))
+    elif not name.startswith("_") and name in (terms := _terms()):
+        value = terms[name]
+    else:
         raise AttributeError(f"module 'proxfield' has no attribute {name!r}")
-    module, _, other = _HOME[name].partition(":")
-    value = getattr(import_module(f"proxfield.{module}"), other or name)
     globals()[name] = value
     return value
 
 
+def _terms() -> dict[str, Any]:
+    """The terms of the core by the names of their classes."""
+    from proxfield.core.terms import TERMS
+
+    return {term.__name__: term for term in TERMS.known.values()}
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(__getattr__("__all__"))

@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.arrays import Arrays
 from proxfield.core.common.checks import is_real, whole_number
 from proxfield.core.engines.terms import register
-from proxfield.core.terms import TERMS
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats
-from proxfield.core.terms.saving import saveable_as
+from proxfield.core.terms.saving import TERMS, library_form
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.people.numba import DIRECT, SMALLEST
 from proxfield.people.silhouettes import Boxes, Silhouettes, make_silhouettes
@@ -235,6 +234,7 @@ class Occupancy(Term):
         return out
 
 
+@library_form("occupancy")
 class ExactOccupancy(Occupancy):
     """`Occupancy` with ``model="exact"``."""
 
@@ -370,6 +370,7 @@ class OccupancyVisits:
         self.logs[location] = new
 
 
+@library_form("occupancy-ratio")
 class RatioOccupancy(Occupancy):
     """`Occupancy` with ``model="ratio"``.
 
@@ -483,8 +484,7 @@ def _read_mask(mask: ArrayLike, s: Silhouettes, camera: int) -> NDArray[np.float
 
 
 TERMS[Occupancy.name] = Occupancy
-for _kind, _form in (("occupancy", ExactOccupancy), ("occupancy-ratio", RatioOccupancy)):
-    saveable_as(_form, _kind)
+for _form in (ExactOccupancy, RatioOccupancy):
     register(_form, "cpu", "proxfield.people.numba.occupancy:OccupancyOnCpu")
 register(ExactOccupancy, "cuda", "proxfield.people.triton.occupancy:OccupancyOnDevice")
 register(RatioOccupancy, "cuda", "proxfield.people.triton.occupancy:RatioOnDevice")

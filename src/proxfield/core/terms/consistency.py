@@ -22,6 +22,7 @@ from proxfield.core.terms.base import (
     largest_finite,
 )
 from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.saving import library_form, library_term
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ LARGEST_TABLE = 1 << 22
 """Maximum number of entries of one explicit table."""
 
 
+@library_term
 @dataclass(frozen=True, eq=False)
 class Consistency(Term):
     """Each segment pays unless all its variables agree: E(x) = Σ_c γ_c [not all x_i, i ∈ c, agree].
@@ -269,6 +271,7 @@ class Consistency(Term):
             yield scopes, tables, index.ravel()
 
 
+@library_form("consistency-tables")
 class TabledConsistency(Consistency):
     """`Consistency` with ``tables=True``, lowered to tables over whole segments."""
 

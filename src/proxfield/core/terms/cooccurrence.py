@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.arrays import Arrays
 from proxfield.core.common.checks import whole_number
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
+from proxfield.core.terms.saving import library_form, library_term
 from proxfield.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Statistics(Protocol):
         """How easily two classes occur together, above 0 and up to 1.  # (L, L)"""
 
 
+@library_term
 @dataclass(frozen=True, eq=False)
 class Cooccurrence(Term):
     """Few classes per image, and classes that occur together: latent class presence.
@@ -247,6 +249,7 @@ class Cooccurrence(Term):
         return -0.25 * self.kappa * self.kappa * self.pixels * len(self.classes), 0.0
 
 
+@library_form("cooccurrence-variables")
 class LatentCooccurrence(Cooccurrence):
     """`Cooccurrence` with ``latent="variables"``: the presences are variables of the field."""
 
@@ -330,6 +333,7 @@ class LatentCooccurrence(Cooccurrence):
         yield self.presence + np.stack([a, b], axis=1), pairs, np.arange(len(a))
 
 
+@library_form("cooccurrence-tables")
 class TabledCooccurrence(LatentCooccurrence):
     """`Cooccurrence` with ``tables=True``, lowered to pairwise tables."""
 

@@ -23,6 +23,7 @@ from proxfield.core.terms.base import (
     check_scopes,
     expectation,
 )
+from proxfield.core.terms.saving import library_term
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ NORM_CHUNK = 1 << 18
 """Table entries whose norms are computed at a time, between looks at the clock."""
 
 
+@library_term
 @dataclass(frozen=True, eq=False)
 class Factor(Term):
     """Tables over k variables each; all scopes of one term have the same shape.

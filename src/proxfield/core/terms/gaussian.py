@@ -19,6 +19,7 @@ from proxfield.core.filters.operator import Operator
 from proxfield.core.filters.plan import HostPlan, Plan, check_features
 from proxfield.core.filters.points import Points
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, largest_finite
+from proxfield.core.terms.saving import library_term
 from proxfield.errors import InputError, shown
 
 CORNER_BYTES = 150
@@ -29,6 +30,7 @@ POINT_BYTES = 100
 """Scales, sums and temporary arrays per point."""
 
 
+@library_term
 class Gaussian(Term):
     """Every pair of variables, weighted by a Gaussian of the distance of their features.
 

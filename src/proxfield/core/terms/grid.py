@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
 from proxfield.core.terms.factor import SLOT_BYTES, Factor
 from proxfield.core.terms.pairwise import EDGE_BYTES
+from proxfield.core.terms.saving import library_term
 from proxfield.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Shift:
         return values.reshape(*self.shape, -1)
 
 
+@library_term
 @dataclass(frozen=True, eq=False, init=False)
 class GridPairwise(Term):
     """Tables between each pixel p of a grid and p + offset, wherever both exist.

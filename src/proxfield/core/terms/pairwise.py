@@ -20,6 +20,7 @@ from proxfield.core.terms.base import (
     check_scopes,
 )
 from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.saving import library_term
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ EDGE_BYTES = 120
 """Per edge: sorted keys, merged edges, and rows of both ends in two programs."""
 
 
+@library_term
 @dataclass(frozen=True, eq=False, init=False)
 class Pairwise(Factor):
     """A table per edge, or tables shared between edges: a `Factor` of two variables.
@@ -100,6 +102,7 @@ class _Weighted(Term):
         return out
 
 
+@library_term
 class Potts(_Weighted):
     """Each edge pays its weight when the labels at its ends differ: E = Σ w_e [x_i ≠ x_j].
 
@@ -157,6 +160,7 @@ class Potts(_Weighted):
             yield self.edges[rows], self.weights[rows, None, None] * differ, None
 
 
+@library_term
 class Ising(_Weighted):
     """Spins: E = Σ J_e s_i s_j, where label 0 is the spin s = −1 and label 1 is s = +1.
 

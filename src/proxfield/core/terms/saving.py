@@ -18,6 +18,8 @@ from proxfield.errors import InputError, ProxfieldError, shown
 
 T = TypeVar("T", bound=type[Term])
 
+TERMS: Registry[type[Term]] = Registry()
+"""Kinds of terms that come with the package, by their names."""
 KINDS: Registry[type[Term]] = Registry()
 """Classes of terms that can be saved, by the names that files call them."""
 PLAIN = "fiubU"
@@ -73,6 +75,17 @@ def saveable_as(term: T, kind: str | None) -> T:
         )
     KINDS[name] = term
     return term
+
+
+def library_term(term: T) -> T:
+    """Register a kind of term that comes with the package: a class decorator."""
+    TERMS[term.name] = term
+    return saveable_as(term, term.name)
+
+
+def library_form(kind: str) -> Callable[[T], T]:
+    """Register a class that a kind's constructor chooses: files have a name of its own for it."""
+    return lambda term: saveable_as(term, kind)
 
 
 def _place(cls: type) -> str:

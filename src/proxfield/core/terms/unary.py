@@ -21,6 +21,7 @@ from proxfield.core.terms.base import (
     check_scopes,
     expectation,
 )
+from proxfield.core.terms.saving import library_term
 from proxfield.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ SUM_TOLERANCE = 1e-3
 """How far the sum of probabilities may be from 1: float16 rounds them."""
 
 
+@library_term
 @dataclass(frozen=True, eq=False)
 class Constant(Term):
     """An energy that every labelling pays (a factor over no variable).
@@ -76,6 +78,7 @@ class Constant(Term):
         yield np.zeros((1, 0), dtype=np.int64), np.array([self.value]), None
 
 
+@library_term
 @dataclass(frozen=True, eq=False)
 class Unary(Term):
     """One energy per variable and label.
