@@ -36,7 +36,7 @@ import proxfield as pf
 from proxfield.core.devices.cuda import interpreted
 from proxfield.core.engines.plan import Kind, Update
 from proxfield.core.engines.triton.frames import FramesProgram
-from proxfield.core.engines.triton.terms import occupancy_plan
+from proxfield.people.triton import occupancy_plan
 from proxfield.core.engines.triton.terms.base import on_device
 from proxfield.core.terms.base import Layout
 from proxfield.people.cameras import Camera

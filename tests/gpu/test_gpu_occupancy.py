@@ -15,7 +15,7 @@ import proxfield as pf
 from proxfield.core.engines.terms import implementation
 from proxfield.core.engines.triton.device_pack import upload
 from proxfield.core.engines.triton.frames import FramesProgram
-from proxfield.core.engines.triton.terms import occupancy_plan
+from proxfield.people.triton import occupancy_plan
 from proxfield.core.engines.triton.terms.base import HostTerm, on_device
 from proxfield.core.engines.triton.update import arithmetic, pairs
 from proxfield.core.terms.base import Layout

@@ -278,7 +278,7 @@ def test_less_than_the_smallest_makes_no_difference(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_frames_of_a_scene_share_what_is_packed(model: str) -> None:
     pytest.importorskip("numba")
-    from proxfield.core.engines.numba import occupancy as module
+    from proxfield.people.numba import occupancy as module
 
     first, n = scene(8, n=15, model=model), 15
     layout, rng = Layout(np.full(n, 2)), np.random.default_rng(0)
