@@ -132,9 +132,10 @@ def __getattr__(name: str) -> Any:
 
 def _terms() -> dict[str, Any]:
     """The terms of the core by the names of their classes."""
-    from proxfield.core.terms import TERMS
+    from importlib import import_module
 
-    return {term.__name__: term for term in TERMS.known.values()}
+    terms = import_module("proxfield.core.terms").TERMS
+    return {term.__name__: term for term in terms.known.values()}
 
 
 def __dir__() -> list[str]:
