@@ -14,7 +14,7 @@ import pytest
 
 import proxfield as pf
 from helpers import Chain, repulsive_grid
-from proxfield.testing import random_field
+from random_fields import random_field
 
 
 def field() -> pf.Field:

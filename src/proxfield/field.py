@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Never, Self
 
     from proxfield.io.files import Source, Target
-    from proxfield.io.graphs import FactorModel, Graph
+    from proxfield.io.graphs import FactorModel, NetworkxGraph
 
 STATE_ARRAYS = 8
 """Flat arrays that inference keeps: q twice, theta, gradient, two moments, unary, spare."""
@@ -467,7 +467,7 @@ class Field:
 
     @staticmethod
     def from_networkx(
-        graph: Graph,
+        graph: NetworkxGraph,
         *,
         energies: str = "energies",
         weight: str | float = "weight",

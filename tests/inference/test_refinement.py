@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
+from helpers import exact_hessian
 from proxfield.core.engines.plan import Update
 from proxfield.core.solve import curvature as curvatures
 from proxfield.core.solve.curvature import Curvature
@@ -18,7 +19,6 @@ from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.lanczos import BASIS, Lanczos
 from proxfield.core.solve.refinement import PRODUCTS, Refinement, iterations_between
 from proxfield.core.solve.request import Request
-from proxfield.testing import exact_hessian
 
 # ---- Lanczos ----
 

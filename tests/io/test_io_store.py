@@ -16,7 +16,7 @@ import pytest
 import proxfield as pf
 from helpers import Chain, repulsive_grid
 from proxfield.core.terms import saving
-from proxfield.testing import random_field
+from random_fields import random_field
 
 
 @pytest.fixture

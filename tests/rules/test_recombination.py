@@ -9,9 +9,10 @@ import pytest
 
 import proxfield as pf
 import proxfield.core.solve.search.recombination as module
+from helpers import random_marginals
 from proxfield.core.solve.search.recombination import Patches, Recombination
 from proxfield.generate import grid
-from proxfield.testing import random_field, random_marginals
+from random_fields import random_field
 
 TABLES = ["unary", "pairwise", "potts", "ising", "factor"]
 

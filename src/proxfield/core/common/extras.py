@@ -34,6 +34,7 @@ def import_extra(module: str, need: str, *extras: str) -> Any:
         MissingDependencyError: If it isn't installed; says how to install it.
     """
     try:
+        import_module(module.partition(".")[0])
         return import_module(module)
     except ImportError:
         raise MissingDependencyError(f"{need}: {install_hint(*extras)}") from None
