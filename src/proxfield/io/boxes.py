@@ -12,6 +12,7 @@ import numpy as np
 
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.checks import is_exact, is_real
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, read_bytes
 from proxfield.io.masks import Size, check_scale, check_sizes, fill_boxes
@@ -199,7 +200,7 @@ def _from_csv(text: str, name: str, camera: str | None) -> dict[str, Found]:
     return out
 
 
-def _from_frames(content: dict[str, Any], name: str) -> Found:
+def _from_frames(content: Record, name: str) -> Found:
     boxes: Any = content["bboxes"]
     frames: Any = content.get("idxs")
     if frames is None and isinstance(boxes, list):

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.checks import whole_numbers
 from proxfield.core.common.extras import import_extra
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
 from proxfield.io.npy import compact, load_array
@@ -391,6 +392,6 @@ def _array_bytes(values: Pixels, suffix: str, key: str) -> bytes:
     if suffix == ".npy":
         np.save(out, values, allow_pickle=False)
     else:
-        named: dict[str, Any] = {key: values}
+        named: Record = {key: values}
         np.savez_compressed(out, **named)
     return out.getvalue()

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Dtype, Pixels
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.remote import reason as reason_of
@@ -192,7 +192,7 @@ class Mapped(Sliced):
 
     path: Path
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: Dtype
     offset: int = 0
     order: str = "C"
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Dtype, Pixels
 from proxfield.core.common.extras import import_extra, install_hint, is_installed
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.io.files import Target, atomic_write, display_name, ending, read_bytes
 from proxfield.io.npy import NpyOutput, compact, map_array
@@ -82,7 +83,7 @@ class GeoReference:
         colors: The colors of a label map; None without.
     """
 
-    profile: dict[str, Any]
+    profile: Record
     colors: dict[int, Any] | None = None
 
     def same_place(self, other: object) -> bool:
@@ -107,9 +108,7 @@ class GeoReference:
                 content = bytes(memory.getbuffer())
         atomic_write(path, content)
 
-    def options(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], ignored: int | None
-    ) -> dict[str, Any]:
+    def options(self, shape: tuple[int, ...], dtype: Dtype, ignored: int | None) -> Record:
         """What rasterio has to know to write bands of a shape and a type."""
         return {
             **{"driver": "GTiff", "dtype": dtype.name, "nodata": ignored, "compress": "deflate"},
@@ -195,7 +194,7 @@ def read_reference(path: Target) -> GeoReference:
 
 def _reference(source: Any) -> GeoReference:
     """What an open GeoTIFF says about its place."""
-    profile: dict[str, Any] = {"crs": source.crs, "transform": source.transform}
+    profile: Record = {"crs": source.crs, "transform": source.transform}
     points, system = source.gcps
     if points:
         profile = {"gcps": points, "crs": system}
@@ -401,7 +400,7 @@ class TiffOutput(NpyOutput):
             yield stored[:, y : y + BLOCK] if self.planes else stored[y : y + BLOCK]
 
     def _by_tifffile(self, made: Path) -> None:
-        options: dict[str, Any] = {}
+        options: Record = {}
         if len(self.shape) == 3:
             options["planarconfig"] = "separate" if self.planes else "contig"
         size = int(np.prod(self.shape)) * self.dtype.itemsize

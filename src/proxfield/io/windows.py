@@ -18,14 +18,18 @@ from contextlib import contextmanager
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Dtype, Pixels
+from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError
 from proxfield.io.files import display_name, ending
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path, reason
+
+if TYPE_CHECKING:
+    from proxfield.io.tiff import GeoReference
 
 FORMATS = {".npy": "npy", ".zarr": "zarrs", ".tif": "tiff", ".tiff": "tiff"}
 """The modules of the formats, by the endings of files."""
@@ -47,7 +51,7 @@ class Sliced(ABC):
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: Dtype
     name: str
 
     @abstractmethod
@@ -67,7 +71,7 @@ class Output(ABC):
         dtype: The type of its numbers.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: Dtype) -> None:
         self.shape, self.dtype = shape, dtype
 
     @abstractmethod
@@ -85,16 +89,16 @@ class NewFile(NamedTuple):
     target: Path  # its name
     folder: Path  # where it is made
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: Dtype
     chunks: tuple[int, ...]  # of a zarr array
-    reference: Any = None  # the place on Earth that a TIFF is written with: a `GeoReference`
+    reference: GeoReference | None = None  # the place on Earth that a TIFF is written with
     nodata: int | None = None  # the value of a GeoTIFF's pixels that have none
 
 
 class Format(Protocol):
     """What the module of a format offers."""
 
-    def open_file(self, path: Any) -> Sliced:
+    def open_file(self, path: AnyPath) -> Sliced:
         """A file of this format that is read in windows."""
 
     def make_file(self, new: NewFile) -> Output:
@@ -274,7 +278,7 @@ def check_output(path: str | PathLike[str], axes: int) -> None:
     if is_folder and not (ending(path) == ".zarr" and is_zarr(path)):
         raise InputError("is a folder, expected the name of a file or a zarr array", path=name)
     if ending(path) == ".zarr":
-        _format(".zarr")  # imports zarr, or says how to install it
+        import_extra("zarr", "zarr arrays need zarr", "tiles")
 
 
 def open_output(new: NewFile) -> Output:
@@ -285,7 +289,7 @@ def open_output(new: NewFile) -> Output:
 class HeldOutput(Output):
     """An array that the caller holds: of numpy, zarr, h5py or another library with slices."""
 
-    def __init__(self, array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, array: Any, shape: tuple[int, ...], dtype: Dtype) -> None:
         super().__init__(shape, dtype)
         there = tuple(getattr(array, "shape", ()))
         if there != shape or not hasattr(array, "__setitem__"):

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Dtype, Pixels
 from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.remote import AnyPath, RemotePath
 from proxfield.io.windows import NewFile, Output, Sliced, Window, damaged, is_zarr
 
-zarr = import_extra("zarr", "zarr arrays need zarr", "tiles")
+
+def import_zarr() -> Any:
+    """The package zarr, or how to install it."""
+    return import_extra("zarr", "zarr arrays need zarr", "tiles")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +29,12 @@ class Zarr(Sliced):
     path: AnyPath
 
     @cached_property
-    def _found(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    def _found(self) -> tuple[tuple[int, ...], Dtype]:
         array = self._open()
         return tuple(int(n) for n in array.shape), np.dtype(array.dtype)
 
     def _open(self) -> Any:
+        zarr = import_zarr()
         try:
             there = zarr.open(str(self.path), mode="r")
         except Exception as error:  # of many kinds, and other ones in each version
@@ -52,7 +56,7 @@ class Zarr(Sliced):
         return self._found[0]
 
     @property
-    def dtype(self) -> np.dtype[Any]:  # type: ignore[override]
+    def dtype(self) -> Dtype:  # type: ignore[override]
         """The array's."""
         return self._found[1]
 
@@ -76,10 +80,10 @@ class ZarrOutput(Output):
         super().__init__(new.shape, new.dtype)
         self.target, self.path = new.target, new.folder / "output.zarr"
         if is_zarr(self.path):
-            self.array = zarr.open(str(self.path), mode="r+")
+            self.array = import_zarr().open(str(self.path), mode="r+")
             return
         size = tuple(min(c, n) for c, n in zip(new.chunks, new.shape, strict=True))
-        self.array = zarr.open(
+        self.array = import_zarr().open(
             str(self.path), mode="w", shape=new.shape, chunks=size, dtype=new.dtype
         )
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer
 from proxfield.core.solve.many import infer_many
 from proxfield.core.solve.rules.base import Rule
@@ -211,7 +212,7 @@ class Detector:
         """The one place where frames are solved."""
         fields = [self.field(scene, masks) for masks in frames]
         inits = ["unary" if s is None else warm_start(scene, s) for s in starts]
-        limits: dict[str, Any] = {
+        limits: Record = {
             "max_iters": self.passes,
             "tol": self.tol,
             "device": self.device,

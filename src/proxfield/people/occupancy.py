@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -93,7 +93,7 @@ class Occupancy(Term):
     name = "occupancy"
     model: str
 
-    def __new__(cls, *_: Any, model: str = "exact", **__: Any) -> Occupancy:
+    def __new__(cls, *_: object, model: str = "exact", **__: object) -> Occupancy:
         # what a term offers is a matter of its class
         if cls is Occupancy:
             if model not in MODELS:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.core.engines.plan import Custom, Plan
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.rules.base import Rule
@@ -75,7 +75,7 @@ class Original(Rule):
         unary = lowered.unary
         bias = np.asarray(unary[::2], dtype=np.float64) - unary[1::2]  # log(π/(1 − π))
 
-        def update(theta: Floats, q: Floats, gradient: Floats, memory: dict[str, Any]) -> Floats:
+        def update(theta: Floats, q: Floats, gradient: Floats, memory: Record) -> Floats:
             logs = log_empty(q[term.entries(layout)])
             odds = bias - term.changes_at(logs, self.ignored)
             target = 1.0 / (1.0 + np.exp(np.clip(-odds, -700.0, 700.0)))
