@@ -15,6 +15,7 @@ import pytest
 
 import proxfield as pf
 from helpers import Chain, repulsive_grid
+from proxfield.core.common.registry import Registry
 from proxfield.core.terms import saving
 from random_fields import random_field
 
@@ -27,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type[pf.Term]]]:
     """The registry of kinds, put back afterwards."""
-    monkeypatch.setattr(saving, "KINDS", dict(saving.KINDS))
+    monkeypatch.setattr(saving, "KINDS", Registry(saving.KINDS))
     yield saving.KINDS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from importlib import import_module
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ class Registry(MutableMapping[str, T]):
         ['one', 'two']
     """
 
-    def __init__(self, entries: Iterable[tuple[str, T]] | dict[str, T] = ()) -> None:
+    def __init__(self, entries: Iterable[tuple[str, T]] | Mapping[str, T] = ()) -> None:
         self.known = dict(entries)
         """What has been added so far."""
 
