@@ -36,13 +36,13 @@ import proxfield as pf
 from proxfield.core.devices.cuda import interpreted
 from proxfield.core.engines.plan import Kind, Update
 from proxfield.core.engines.triton.frames import FramesProgram
-from proxfield.core.engines.triton.terms import occupancy_plan
 from proxfield.core.engines.triton.terms.base import on_device
 from proxfield.core.terms.base import Layout
-from proxfield.core.terms.occupancy import Occupancy
-from proxfield.core.terms.silhouettes import Boxes, Runs
 from proxfield.people.cameras import Camera
+from proxfield.people.occupancy import Occupancy
 from proxfield.people.scene import Scene
+from proxfield.people.silhouettes import Boxes, Runs
+from proxfield.people.triton import occupancy_plan
 
 RESULTS = Path(__file__).parent / "results" / "occupancy_gpu.json"
 GROUND = (12.0, 36.0)

@@ -37,9 +37,9 @@ import numpy as np
 
 import proxfield as pf
 from proxfield.core.compiled.jit import thread_count
-from proxfield.core.engines.numba.occupancy import OccupancyOnCpu
-from proxfield.core.terms.occupancy import Occupancy
 from proxfield.people.detect import Detector
+from proxfield.people.numba.occupancy import OccupancyOnCpu
+from proxfield.people.occupancy import Occupancy
 from proxfield.people.scene import Scene
 
 STEP = 0.05

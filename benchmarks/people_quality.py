@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-import proxfield.core.engines.numba.occupancy as kernels
+import proxfield.people.numba.occupancy as kernels
 from people_data import inside, pets, wildtrack
 from proxfield.people.cameras import BOX_HEIGHT, BOX_RADIUS
 from proxfield.people.detect import Detector

@@ -17,8 +17,7 @@ import numpy as np
 
 import proxfield as pf
 from proxfield import io
-from proxfield.testing import random_field
-from seeded_fields import LARGE, SMALL, Array, make_field
+from seeded_fields import LARGE, SMALL, Array, make_field, random_field
 from seeded_images import image_cases
 from seeded_records import THREADS, Case, Record, record_of, records_of
 

@@ -5,14 +5,19 @@ Arguments whose name or default may change are given by position, or explicitly.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import proxfield as pf
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from random_fields import random_field as random_field
 
 Array = NDArray[Any]
 Build = Callable[[np.random.Generator], pf.Field]

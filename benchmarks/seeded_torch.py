@@ -15,9 +15,8 @@ import torch
 
 import proxfield as pf
 import proxfield.torch as pt
-from proxfield.testing import random_field
 from seeded_cases import FEW, INITS, RULES, by_name
-from seeded_fields import SMALL, TINY, make_field, picture
+from seeded_fields import SMALL, TINY, make_field, picture, random_field
 from seeded_images import CRF, RUN
 from seeded_records import THREADS, Case, Record, record_of, records_of
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import proxfield as pf
 from proxfield.generate import SIGNS, grid, rbm
-from proxfield.testing import random_field
+from seeded_fields import random_field
 
 RULES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full-parallel", {}),

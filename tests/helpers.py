@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,25 +13,7 @@ from numpy.typing import NDArray
 
 import proxfield as pf
 from proxfield.core.terms.base import Layout
-from proxfield.testing import (
-    exact_hessian,
-    explicit_tables,
-    labellings,
-    log_sum_exp,
-    probabilities,
-    projected,
-    random_marginals,
-)
-
-__all__ = [
-    "exact_hessian",
-    "explicit_tables",
-    "labellings",
-    "log_sum_exp",
-    "probabilities",
-    "projected",
-    "random_marginals",
-]  # from the package's test tools, for the suites to import from here
+from proxfield.testing import labellings
 
 Array = NDArray[Any]
 
@@ -252,3 +235,71 @@ class CurvedChain(Chain):
 
     def lipschitz(self, layout: Layout) -> float:
         return 2.0 * abs(self.weight) * max(1, int(layout.cardinalities.max()) - 1)
+
+
+# ---- second references ----
+
+
+def log_sum_exp(values: Array) -> float:
+    """log Σ exp(values); −inf if all values are −inf.
+
+    Example:
+        >>> round(log_sum_exp(np.log([1.0, 2.0, 5.0])), 4)
+        2.0794
+    """
+    top = float(np.max(values))
+    return top if top == -np.inf else top + float(np.log(np.exp(values - top).sum()))
+
+
+def probabilities(field: pf.Field, q: Array) -> NDArray[np.float64]:
+    """Q(x) = Π_i q_i(x_i) of each of `labellings`.  # (size,) -> (count,)"""
+    return np.asarray(q[field.layout.offsets[:-1] + labellings(field)].prod(axis=1))
+
+
+def random_marginals(layout: Layout, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Distributions drawn uniformly from the simplices, flat.  # (size,)"""
+    noise = rng.exponential(size=layout.size)
+    return np.asarray(noise / layout.sum_by_variable(noise)[layout.owner])
+
+
+def explicit_tables(field: pf.Field) -> Iterator[tuple[Array, Array]]:
+    """Every scope of every term with its own table."""
+    for term in field.terms:
+        for scopes, tables, index in term.as_tables(field.layout):
+            which = np.arange(len(scopes)) if index is None else index
+            yield from zip(scopes, tables[which], strict=True)
+
+
+def exact_hessian(field: pf.Field, q: Array | None = None) -> NDArray[np.float64]:
+    """The Hessian of E at q, by contracting explicit tables.
+
+    Args:
+        field: A field whose terms can be expressed as tables.
+        q: Marginals, flat; not needed where no table has more than two variables.  # (size,)
+
+    Returns:
+        The matrix of second derivatives.  # (size, size)
+    """
+    offsets, cards = field.layout.offsets, field.cardinalities
+    out = np.zeros((field.layout.size, field.layout.size))
+    for scope, table in explicit_tables(field):
+        for a, b in itertools.combinations(range(len(scope)), 2):
+            block = np.moveaxis(table, (a, b), (0, 1))
+            for p in range(len(scope) - 1, -1, -1):
+                if p not in (a, b):
+                    if q is None:
+                        raise ValueError("tables of three or more variables need marginals q")
+                    i = scope[p]
+                    block = block @ q[offsets[i] : offsets[i + 1]]
+            i, j = scope[a], scope[b]
+            rows = slice(offsets[i], offsets[i] + cards[i])
+            columns = slice(offsets[j], offsets[j] + cards[j])
+            out[rows, columns] += block
+            out[columns, rows] += block.T
+    return out
+
+
+def projected(layout: Layout, matrix: Array) -> NDArray[np.float64]:
+    """P M P, with P the projection that centers each variable's block."""
+    p = np.stack([layout.center(e) for e in np.eye(layout.size)])
+    return np.asarray(p @ matrix @ p)

@@ -14,7 +14,7 @@ import pytest
 
 import proxfield as pf
 from helpers import Chain, repulsive_grid
-from proxfield.testing import random_field
+from random_fields import random_field
 
 
 def field() -> pf.Field:
@@ -281,7 +281,8 @@ def test_extenders_find_what_they_need() -> None:
     for name in ("Rule", "Layout", "Builder", "Update", "Order", "Custom", "Kind", "Problem"):
         assert getattr(pf, name).__name__ == name
     assert issubclass(pf.UnsupportedError, TypeError)
-    assert set(pf._HOME) | {"__version__"} == set(pf.__all__)
+    assert set(pf._HOME) < set(pf.__all__) == set(dir(pf))
+    assert {term.__name__ for term in pf.TERMS.values()} < set(pf.__all__)
     assert all(getattr(pf, name) is not None for name in pf.__all__)
 
 

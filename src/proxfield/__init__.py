@@ -7,7 +7,7 @@ and showing the command line's help cost next to nothing.
 
 from __future__ import annotations
 
-from proxfield._version import __version__
+from proxfield._version import __version__ as __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C isn't handled yet
@@ -40,15 +40,11 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.core.terms.factor import Factor as Factor
     from proxfield.core.terms.gaussian import Gaussian as Gaussian
     from proxfield.core.terms.grid import GridPairwise as GridPairwise
-    from proxfield.core.terms.occupancy import Occupancy as Occupancy
     from proxfield.core.terms.pairwise import Ising as Ising
     from proxfield.core.terms.pairwise import Pairwise as Pairwise
     from proxfield.core.terms.pairwise import Potts as Potts
     from proxfield.core.terms.registry import TERMS as TERMS
     from proxfield.core.terms.saving import saveable as saveable
-    from proxfield.core.terms.silhouettes import Boxes as Boxes
-    from proxfield.core.terms.silhouettes import Runs as Runs
-    from proxfield.core.terms.silhouettes import Silhouettes as Silhouettes
     from proxfield.core.terms.unary import Constant as Constant
     from proxfield.core.terms.unary import Unary as Unary
     from proxfield.errors import InputError as InputError
@@ -69,152 +65,66 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.tune import TuneProgress as TuneProgress
     from proxfield.images.tune import TuneResult as TuneResult
     from proxfield.images.tune import tune as tune
+    from proxfield.io import uai, uai_write
     from proxfield.io.evidence import read_evidence as read_evidence
-    from proxfield.io.uai import read_model as read_uai
-    from proxfield.io.uai_write import write_model as write_uai
     from proxfield.mixture import Clamp as Clamp
     from proxfield.mixture import Mode as Mode
+    from proxfield.people.occupancy import Occupancy as Occupancy
+    from proxfield.people.silhouettes import Boxes as Boxes
+    from proxfield.people.silhouettes import Runs as Runs
+    from proxfield.people.silhouettes import Silhouettes as Silhouettes
     from proxfield.result import Result as Result
     from proxfield.result import Status as Status
     from proxfield.result import Trace as Trace
     from proxfield.warming import warmup as warmup
 
-_HOME = {
-    "CooccurrenceStatistics": "images.cooccurrence",
-    "Curvature": "core.solve.curvature",
-    "DenseCRF": "images.densecrf",
-    "DenseResult": "images.densecrf",
-    "refine_batch": "images.batch",
-    "refine_tiles": "images.tiles",
-    "TilesResult": "images.tiles",
-    "PRESETS": "images.presets",
-    "TuneProgress": "images.tune",
-    "TuneResult": "images.tune",
-    "read_config": "images.config",
-    "tune": "images.tune",
-    "write_config": "images.config",
-    "register": "core.engines.terms",
-    "InputError": "errors",
-    "MemoryLimitError": "errors",
-    "ProxfieldError": "errors",
-    "UnsupportedError": "errors",
-    "Field": "field",
-    "gaussian_filter": "core.filters.gaussian",
-    "bilateral_filter": "images.bilateral",
-    "Custom": "core.engines.plan",
-    "Kind": "core.engines.plan",
-    "Order": "core.engines.plan",
-    "Update": "core.engines.plan",
-    "Progress": "core.solve.history",
-    "Builder": "core.lowering.builder",
-    "infer": "core.solve.infer",
-    "infer_many": "core.solve.many",
-    "MapResult": "core.solve.map_result",
-    "MapStatus": "core.solve.map_result",
-    "MapTrace": "core.solve.map_result",
-    "solve_map": "core.solve.solve_map",
-    "read_evidence": "io.evidence",
-    "RULES": "core.solve.rules.registry",
-    "Clamp": "mixture",
-    "Mode": "mixture",
-    "Result": "result",
-    "Status": "result",
-    "Trace": "result",
-    "CustomRule": "core.solve.rules.parallel",
-    "Rule": "core.solve.rules.base",
-    "Problem": "core.solve.problem",
-    "TERMS": "core.terms.registry",
-    "Boxes": "core.terms.silhouettes",
-    "Consistency": "core.terms.consistency",
-    "Constant": "core.terms.unary",
-    "Cooccurrence": "core.terms.cooccurrence",
-    "Factor": "core.terms.factor",
-    "Gaussian": "core.terms.gaussian",
-    "GridPairwise": "core.terms.grid",
-    "Ising": "core.terms.pairwise",
-    "Layout": "core.terms.base",
-    "Occupancy": "core.terms.occupancy",
-    "Pairwise": "core.terms.pairwise",
-    "Potts": "core.terms.pairwise",
-    "Runs": "core.terms.silhouettes",
-    "Silhouettes": "core.terms.silhouettes",
-    "Term": "core.terms.base",
-    "Unary": "core.terms.unary",
-    "saveable": "core.terms.saving",
-    "read_uai": "io.uai:read_model",
-    "write_uai": "io.uai_write:write_model",
-    "quiet": "core.compiled.notice",
-    "warmup": "warming",
-}
+    read_uai, write_uai = uai.read_model, uai_write.write_model
 
-__all__ = [
-    "PRESETS",
-    "RULES",
-    "TERMS",
-    "Boxes",
-    "Builder",
-    "Clamp",
-    "Consistency",
-    "Constant",
-    "Cooccurrence",
-    "CooccurrenceStatistics",
-    "Curvature",
-    "Custom",
-    "CustomRule",
-    "DenseCRF",
-    "DenseResult",
-    "Factor",
-    "Field",
-    "Gaussian",
-    "GridPairwise",
-    "InputError",
-    "Ising",
-    "Kind",
-    "Layout",
-    "MapResult",
-    "MapStatus",
-    "MapTrace",
-    "MemoryLimitError",
-    "Mode",
-    "Occupancy",
-    "Order",
-    "Pairwise",
-    "Potts",
-    "Problem",
-    "Progress",
-    "ProxfieldError",
-    "Result",
-    "Rule",
-    "Runs",
-    "Silhouettes",
-    "Status",
-    "Term",
-    "TilesResult",
-    "Trace",
-    "TuneProgress",
-    "TuneResult",
-    "Unary",
-    "UnsupportedError",
-    "Update",
-    "__version__",
-    "bilateral_filter",
-    "gaussian_filter",
-    "infer",
-    "infer_many",
-    "quiet",
-    "read_config",
-    "read_evidence",
-    "read_uai",
-    "refine_batch",
-    "refine_tiles",
-    "register",
-    "saveable",
-    "solve_map",
-    "tune",
-    "warmup",
-    "write_config",
-    "write_uai",
-]
+APPLICATIONS = ("images.registration", "people.registration")
+"""Modules that add what applications bring to the core's registries, imported when it is needed."""
+
+_PLACES = {
+    "core.compiled.notice": "quiet",
+    "core.engines.plan": "Custom Kind Order Update",
+    "core.engines.terms": "register",
+    "core.filters.gaussian": "gaussian_filter",
+    "core.lowering.builder": "Builder",
+    "core.solve.curvature": "Curvature",
+    "core.solve.history": "Progress",
+    "core.solve.infer": "infer",
+    "core.solve.many": "infer_many",
+    "core.solve.map_result": "MapResult MapStatus MapTrace",
+    "core.solve.rules.base": "Rule",
+    "core.solve.rules.parallel": "CustomRule",
+    "core.solve.rules.registry": "RULES",
+    "core.solve.problem": "Problem",
+    "core.solve.solve_map": "solve_map",
+    "core.terms.base": "Layout Term",
+    "core.terms.registry": "TERMS",
+    "core.terms.saving": "saveable",
+    "errors": "InputError MemoryLimitError ProxfieldError UnsupportedError",
+    "field": "Field",
+    "images.batch": "refine_batch",
+    "images.bilateral": "bilateral_filter",
+    "images.config": "read_config write_config",
+    "images.cooccurrence": "CooccurrenceStatistics",
+    "images.densecrf": "DenseCRF DenseResult",
+    "images.presets": "PRESETS",
+    "images.tiles": "TilesResult refine_tiles",
+    "images.tune": "TuneProgress TuneResult tune",
+    "io.evidence": "read_evidence",
+    "io.uai": "read_uai",
+    "io.uai_write": "write_uai",
+    "mixture": "Clamp Mode",
+    "people.occupancy": "Occupancy",
+    "people.silhouettes": "Boxes Runs Silhouettes",
+    "result": "Result Status Trace",
+    "warming": "warmup",
+}
+"""Public names by module, but for the terms of the core, which `TERMS` has."""
+_HOME = {name: module for module, names in _PLACES.items() for name in names.split()}
+_THERE = {"read_uai": "read_model", "write_uai": "write_model"}
+"""What names are called in their modules, where it differs."""
 
 
 def __getattr__(name: str) -> Any:
@@ -223,13 +133,25 @@ def __getattr__(name: str) -> Any:
     # PyTorch itself is imported when its layer is used
     if name in ("distributed", "generate", "learn", "torch"):
         return import_module(f"proxfield.{name}")
-    if name not in _HOME:
+    if name == "__all__":
+        return sorted({*_HOME, "__version__", *_terms()})
+    if name in _HOME:
+        value = getattr(import_module(f"proxfield.{_HOME[name]}"), _THERE.get(name, name))
+    elif not name.startswith("_") and name in (terms := _terms()):
+        value = getattr(import_module(terms[name]), name)
+    else:
         raise AttributeError(f"module 'proxfield' has no attribute {name!r}")
-    module, _, other = _HOME[name].partition(":")
-    value = getattr(import_module(f"proxfield.{module}"), other or name)
     globals()[name] = value
     return value
 
 
+def _terms() -> dict[str, str]:
+    """The modules of the core's terms, by the names of their classes."""
+    from importlib import import_module
+
+    places = import_module("proxfield.core.terms.registry").TERMS.places.values()
+    return {name: module for module, _, name in (place.partition(":") for place in places)}
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(__getattr__("__all__"))

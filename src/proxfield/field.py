@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.checks import whole_count
 from proxfield.core.common.logs import Described, log
 from proxfield.core.common.memory import check_memory
+from proxfield.core.common.records import Record
 from proxfield.core.lowering.lowered import Lowered, lower
 from proxfield.core.lowering.memory import estimate_memory, needed_memory
 from proxfield.core.terms.base import Floats, Ints, Layout, Term, as_indices
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Never, Self
 
     from proxfield.io.files import Source, Target
-    from proxfield.io.graphs import FactorModel, Graph
+    from proxfield.io.graphs import FactorModel, NetworkxGraph
 
 STATE_ARRAYS = 8
 """Flat arrays that inference keeps: q twice, theta, gradient, two moments, unary, spare."""
@@ -173,13 +174,13 @@ class Field:
         """Whether the terms are here; an `outline` doesn't have them."""
         return "terms" in self.__dict__
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Record:
         state = dict(self.__dict__)
         if self.evidence.strides == (0,):  # nothing is observed: one number stands for all
             state["evidence"] = None
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Record) -> None:
         self.__dict__.update(state)
         if self.evidence is None:
             self.evidence = np.broadcast_to(np.int64(-1), self.layout.n_vars)
@@ -467,7 +468,7 @@ class Field:
 
     @staticmethod
     def from_networkx(
-        graph: Graph,
+        graph: NetworkxGraph,
         *,
         energies: str = "energies",
         weight: str | float = "weight",

@@ -12,7 +12,7 @@ import pytest
 import proxfield as pf
 from helpers import repulsive_grid
 from proxfield.core.engines import compile_program
-from proxfield.testing import random_field
+from random_fields import random_field
 
 LOADED = """
 import sys

@@ -57,7 +57,7 @@ def test_a_state_after_some_passes_is_that_of_as_many_iterations(
 def test_steps_that_are_taken_back_count(
     frame: people_work.Frame, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.core.engines.numba.occupancy import OccupancyOnCpu
+    from proxfield.people.numba.occupancy import OccupancyOnCpu
 
     seen = []
     real = OccupancyOnCpu.add_binary_gradient
@@ -83,7 +83,7 @@ def test_a_sweep_is_one_pass(frame: people_work.Frame) -> None:
 
 
 def test_sweeps_use_the_compiled_visits_of_the_product(frame: people_work.Frame) -> None:
-    from proxfield.core.engines.numba.occupancy_visits import BoxVisits
+    from proxfield.people.numba.occupancy import BoxVisits
 
     field = counted_field(frame, Setting("exact"))
     own = people_work.CountedOnCpu(field.terms[1], field.layout, "float64")  # type: ignore[arg-type]

@@ -21,8 +21,7 @@ from proxfield.people.bodies import Noise
 from proxfield.people.detect import POOL, Detector
 from proxfield.people.detections import Detections
 from proxfield.people.scene import Scene
-from proxfield.people.simulate import simulate
-from proxfield.people.simulated_files import write_simulation
+from proxfield.people.simulate import simulate, write_simulation
 from standins import DATA
 
 pytest.importorskip("PIL", reason="masks are pictures")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from proxfield.io.pom import read_pom
-from proxfield.people import simulated_files
+from proxfield.people import simulate as writing
 from proxfield.people.bodies import Noise
 from proxfield.people.cameras import load_cameras
 from proxfield.people.detections import Detections
@@ -117,7 +117,7 @@ def test_nothing_is_left_when_writing_fails(
             raise error
         return b"png"
 
-    monkeypatch.setattr(simulated_files, "png_bytes", fail)
+    monkeypatch.setattr(writing, "png_bytes", fail)
     result = invoke("make", "people", "out", *SMALL, "--frames", 3)
     assert result.exit_code in (2, 130)
     assert len(calls) == 6

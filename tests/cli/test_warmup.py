@@ -57,7 +57,8 @@ def test_a_first_inference_compiles_nothing_after_it(tmp_path: Path) -> None:
     done = run("-m", "proxfield", "warmup", "--json", "--jobs", "2", cache=tmp_path)
     data = json.loads(done.stdout)
     assert data["kernels"] == sum(data["families"].values()) > 20
-    assert set(data["families"]) == set(warming.USUAL)
+    usual = [name for name, family in warming.FAMILIES.items() if family.usual]
+    assert set(data["families"]) == set(usual)
     assert Path(data["kernel_folder"]).parent == tmp_path
     for family, kernels in data["families"].items():
         assert f"{family}: {kernels} kernels, " in done.stderr
@@ -75,9 +76,11 @@ def test_jobs_are_checked(jobs: object) -> None:
 
 def test_families_are_run_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, bool]] = []
-    families = {"a": lambda all: ran.append(("a", all)), "b": lambda all: ran.append(("b", all))}
+    families = {
+        "b": warming.Family(lambda all: ran.append(("b", all)), seconds=1, usual=False),
+        "a": warming.Family(lambda all: ran.append(("a", all)), seconds=2),
+    }
     monkeypatch.setattr(warming, "FAMILIES", families)
-    monkeypatch.setattr(warming, "USUAL", ("a",))
     seen: list[str] = []
     done = pf.warmup(jobs=1, progress=lambda family, kernels, seconds: seen.append(family))
     assert (done.kernels, done.families, seen) == (0, {"a": 0}, ["a"])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import proxfield
+from proxfield import people
 from proxfield.core.compiled import jit, notice
 
 COMPILING = "compiling kernels, once (cached afterwards)…"
@@ -94,6 +95,9 @@ def test_seconds_are_counted_on_a_terminal(
 def test_it_says_what_is_compiled_and_about_how_long() -> None:
     assert notice.describe(event("proxfield.core.engines.numba.dense")) == (
         "compiling kernels for dense fields, once, about 10 s (cached afterwards)…"
+    )
+    assert notice.describe(event(f"{people.__name__}.numba.occupancy_kernels")) == (
+        "compiling kernels for occupancy maps, once, about 15 s (cached afterwards)…"
     )
     assert notice.describe(event("proxfield.x")) == COMPILING
     package = Path(proxfield.__file__).parent

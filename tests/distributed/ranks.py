@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 LIMIT = 8.0
 """Seconds that ranks wait for each other here."""
@@ -50,8 +51,10 @@ def start(size, body, *, absent=(), backend="sockets", before="", limit=LIMIT):
     head = HEAD.format(backend=backend, limit=limit)
     inner = textwrap.indent(textwrap.dedent(body), " " * 4)
     code = textwrap.dedent(before) + head + inner + TAIL
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # tests' modules
     common = {
-        **os.environ, "WORLD_SIZE": str(size), "MASTER_PORT": str(free_port()),
+        **os.environ, "PYTHONPATH": os.pathsep.join(paths),
+        "WORLD_SIZE": str(size), "MASTER_PORT": str(free_port()),
         "MASTER_ADDR": "127.0.0.1", "PROXFIELD_QUIET": "1", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     started = {

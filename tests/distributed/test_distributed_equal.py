@@ -12,7 +12,7 @@ from proxfield.distributed import Partition, Transport, grid_partition, infer, r
 from proxfield.distributed.curvature import curvature_of
 from proxfield.distributed.grid import Tiling
 from proxfield.generate import grid
-from proxfield.testing import random_field
+from random_fields import random_field
 
 RULES = {
     "fixed": 1e-12,

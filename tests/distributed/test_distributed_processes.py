@@ -13,7 +13,7 @@ from ranks import backends, free_port, start
 
 import proxfield as pf
 from proxfield.distributed import Partition, run_threads
-from proxfield.testing import random_field
+from random_fields import random_field
 
 TOLERANCE = {
     "fixed": 1e-12,
@@ -26,7 +26,7 @@ TOLERANCE = {
 SEEDS = (22, 24, 25, 31)
 """Fields with zeros, evidence, tables of three variables, segments and occupancy between them."""
 BODY = """
-    from proxfield.testing import random_field
+    from random_fields import random_field
     found = {{}}
     for seed in {seeds!r}:
         field = random_field(seed, scale=1.0).field

@@ -15,11 +15,12 @@ from proxfield import errors
 
 REFERENCE = ROOT / "docs" / "reference"
 API = REFERENCE / "api"
-PACKAGES = ("", "core.jobs", "distributed", "io", "learn", "testing", "torch")
+PACKAGES = ("", "core.jobs", "distributed", "io", "learn", "torch")
 """Packages whose ``__all__`` is public."""
 HAVE_NO_ALL = {
     "proxfield.compat": ("install", "uninstall", "installed"),
     "proxfield.core.filters": ("FILTERS", "choose", "make_filter"),
+    "proxfield.testing": ("Exact", "enumerate_field", "fixed_point_residual", "labellings"),
     "proxfield.generate": ("grid", "grid_edges", "rbm", "segmentation"),
 }
 

@@ -15,12 +15,12 @@ import proxfield as pf
 from proxfield.core.engines.terms import implementation
 from proxfield.core.engines.triton.device_pack import upload
 from proxfield.core.engines.triton.frames import FramesProgram
-from proxfield.core.engines.triton.terms import occupancy_plan
 from proxfield.core.engines.triton.terms.base import HostTerm, on_device
-from proxfield.core.engines.triton.terms.occupancy import OccupancyFrames, OccupancyOnDevice
 from proxfield.core.engines.triton.update import arithmetic, pairs
 from proxfield.core.terms.base import Layout
-from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
+from proxfield.people.triton import occupancy_plan
+from proxfield.people.triton.occupancy import OccupancyFrames, OccupancyOnDevice
 
 __all__ = ["batches"]  # a fixture
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -19,8 +19,8 @@ from proxfield.core.filters.lattice import LatticeFilter
 from proxfield.core.filters.points import PixelPoints
 from proxfield.images import densecrf, tile_work, tiles
 from proxfield.images.tile_grid import make_grid
-from proxfield.io.sliced import open_sliced
-from proxfield.io.windows import NpyOutput
+from proxfield.io.npy import NpyOutput
+from proxfield.io.windows import NewFile, open_sliced
 
 pytestmark = pytest.mark.slow
 
@@ -189,7 +189,7 @@ def test_windows_of_a_npy_file_are_written_where_they_belong(
 ) -> None:
     rng = np.random.default_rng(0)
     expected = np.zeros(shape, np.float32)
-    out = NpyOutput(tmp_path / "x.npy", tmp_path, shape, expected.dtype)
+    out = NpyOutput(NewFile(tmp_path / "x.npy", tmp_path, shape, expected.dtype, shape))
     for _ in range(20):
         ends = [np.sort(rng.choice(n + 1, 2, replace=False)) for n in shape]
         window = tuple(slice(int(a), int(b)) for a, b in ends)
@@ -308,7 +308,7 @@ def test_geotiff_keeps_its_place(tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio", reason="rasterio isn't installed")
     from rasterio.transform import Affine
 
-    from proxfield.io.referenced import read_reference
+    from proxfield.io.tiff import read_reference
 
     image, p = scene()
     place = {"crs": "EPSG:32632", "transform": Affine(2, 0, 500_000, 0, -2, 5_000_000)}

@@ -10,7 +10,8 @@ import pytest
 import proxfield as pf
 from proxfield.core.engines.reference_chains import ReferenceChains
 from proxfield.generate import grid
-from proxfield.testing import enumerate_field, random_field
+from proxfield.testing import enumerate_field
+from random_fields import random_field
 
 SCALES = [1e-300, 1e-160, 1e-80, 1e-12, 1.0, 1e90, 1e160, 1e290, 1e297]
 

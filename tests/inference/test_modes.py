@@ -10,7 +10,7 @@ import pytest
 
 import proxfield as pf
 from clock import CountedClock
-from helpers import Chain, repulsive_grid
+from helpers import Chain, log_sum_exp, random_marginals, repulsive_grid
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.search.cells import Cell, CellWork, Pool, user_clamps
@@ -18,7 +18,8 @@ from proxfield.core.solve.search.splits import Splitter
 from proxfield.generate import grid
 from proxfield.mixture import Clamp, mixture_free_energy, mixture_weights
 from proxfield.result import Status
-from proxfield.testing import Exact, enumerate_field, log_sum_exp, random_field, random_marginals
+from proxfield.testing import Exact, enumerate_field
+from random_fields import random_field
 
 TABLES = ["constant", "unary", "pairwise", "potts", "ising", "factor"]
 CHUNK = 100

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
+from helpers import exact_hessian
 from proxfield.core.engines.plan import Update
 from proxfield.core.solve import curvature as curvatures
 from proxfield.core.solve.curvature import Curvature
@@ -19,7 +20,6 @@ from proxfield.core.solve.lanczos import BASIS, Lanczos
 from proxfield.core.solve.refinement import PRODUCTS, StepRefinement, iterations_between
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.testing import exact_hessian
 
 # ---- Lanczos ----
 

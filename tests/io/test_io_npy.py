@@ -19,7 +19,7 @@ from proxfield.cli.refine_files import Pair
 from proxfield.cli.refine_run import PROCESS_BYTES, bytes_needed
 from proxfield.io import images
 from proxfield.io.npy import map_array, naming_damage, stored_shape
-from proxfield.io.sliced import open_sliced
+from proxfield.io.windows import open_sliced
 from proxfield.learn.files import read_arrays, write_arrays
 
 MUTANTS = 300

@@ -37,6 +37,7 @@ from proxfield.core.jobs import (
     Part,
     open_workers,
     run_jobs,
+    running,
     slots_of,
     threads_per_item,
 )
@@ -78,10 +79,8 @@ def test_a_number_of_jobs_may_be_configured_alone() -> None:
 def test_a_backend_that_cannot_stream_gives_lists_and_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proxfield.core.jobs import backends
-
-    monkeypatch.setattr(backends, "LIST_ITEMS", 2)
-    monkeypatch.setattr(backends, "_said", set())
+    monkeypatch.setattr(running, "LIST_ITEMS", 2)
+    monkeypatch.setattr(running, "_said", set())
     with (
         caplog.at_level(logging.WARNING, "proxfield"),
         joblib.parallel_config("multiprocessing", n_jobs=2),

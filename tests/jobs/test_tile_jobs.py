@@ -22,8 +22,8 @@ from proxfield.core.jobs import ClusterError
 from proxfield.images.tile_grid import make_grid
 from proxfield.images.tile_jobs import Job
 from proxfield.images.tile_work import make_tile
-from proxfield.io.sliced import open_sliced
-from proxfield.io.windows import NpyOutput
+from proxfield.io.npy import NpyOutput
+from proxfield.io.windows import open_sliced
 
 pytestmark = pytest.mark.slow
 

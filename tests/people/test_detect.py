@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from proxfield.core.terms.silhouettes import Boxes
 from proxfield.errors import InputError
 from proxfield.people.detect import Detector, cell_area, warm_start
 from proxfield.people.scene import Scene, grid_positions
+from proxfield.people.silhouettes import Boxes
 from proxfield.people.simulate import Simulation, simulate
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxfield.core.terms.silhouettes import Boxes, Runs
 from proxfield.errors import InputError
 from proxfield.io.pom import parse_pom, read_pom, write_pom
 from proxfield.people.scene import Scene
+from proxfield.people.silhouettes import Boxes, Runs
 
 POM = b"ROOM -1 -1 2 2\nCAMERA 4 6 5\nCAMERA 9 3 3\nRECTANGLE 4 1 0 0 2 4\nPRIOR 0.05\n"
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proxfield.core.terms.silhouettes import Boxes, Runs
 from proxfield.errors import InputError
 from proxfield.people.bodies import SHAPES, Noise, draw_boxes, draw_people, smooth_noise
 from proxfield.people.cameras import PERSON_RADIUS
 from proxfield.people.scene import Scene
+from proxfield.people.silhouettes import Boxes, Runs
 from proxfield.people.simulate import GROUNDS, Simulation, look_at, simulate
 
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 import proxfield as pf
 from clock import CountedClock
 from proxfield.errors import ProxfieldError, UnsupportedError
-from proxfield.testing import enumerate_field, fixed_point_residual, random_field
+from proxfield.testing import enumerate_field, fixed_point_residual
+from random_fields import random_field
 
 KERNELS = tuple(os.environ.get("PROXFIELD_TEST_KERNELS", "reference,cpu").split(","))
 RULES = tuple(name for name, rule in pf.RULES.items() if not rule.special)

@@ -11,7 +11,7 @@ import proxfield as pf
 from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.search.parts import Parts
-from proxfield.testing import random_field
+from random_fields import random_field
 
 TABLES = ("constant", "unary", "pairwise", "potts", "ising", "factor")
 

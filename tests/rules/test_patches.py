@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import proxfield as pf
+from helpers import random_marginals
 from proxfield.core.solve.search import tuned
 from proxfield.core.solve.search.parts import Parts
 from proxfield.core.solve.search.patches import Patches
 from proxfield.generate import grid
-from proxfield.testing import random_field, random_marginals
+from random_fields import random_field
 
 TABLES = ["unary", "pairwise", "potts", "ising", "factor"]
 

@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from helpers import Chain, energies
-from proxfield.testing import (
-    enumerate_field,
-    fixed_point_residual,
-    labelling_energies,
-    labellings,
-    random_field,
-    random_marginals,
-)
+from helpers import Chain, energies, random_marginals
+from proxfield.testing import enumerate_field, fixed_point_residual, labelling_energies, labellings
+from random_fields import random_field
 
 SEEDS = range(60)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxfield.core.terms.silhouettes import Boxes, Runs
 from proxfield.errors import InputError, MissingDependencyError
 from proxfield.people.scene import Scene, grid_positions
+from proxfield.people.silhouettes import Boxes, Runs
 from proxfield.viz.people import (
     MAX_CELLS,
     draw_people,

@@ -20,14 +20,14 @@ from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.terms.base import Floats, Layout, Visits
-from proxfield.core.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.people.detections import suppress
 from proxfield.people.evaluation import match
+from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
 
 if TYPE_CHECKING:
-    from proxfield.core.engines.numba.occupancy import OccupancyOnCpu
+    from proxfield.people.numba.occupancy import OccupancyOnCpu
 
 START = "unary"
 """All rules start from the prior."""
@@ -210,7 +210,7 @@ class CountedOnCpu:
     """Counts evaluations, and leaves them to the term's own kernels."""
 
     def __init__(self, term: CountedExact | CountedRatio, layout: Layout, dtype: str) -> None:
-        from proxfield.core.engines.numba.occupancy import OccupancyOnCpu
+        from proxfield.people.numba.occupancy import OccupancyOnCpu
 
         self.term = term
         self.kernels: OccupancyOnCpu = OccupancyOnCpu(term, layout, dtype)

@@ -233,8 +233,7 @@ def people(
     from proxfield.cli.shared import show_summary
     from proxfield.io.folders import check_folder
     from proxfield.people.bodies import Noise
-    from proxfield.people.simulate import simulate
-    from proxfield.people.simulated_files import write_simulation
+    from proxfield.people.simulate import simulate, write_simulation
 
     check_folder(folder)
     made = simulate(

@@ -10,7 +10,7 @@ import click
 from proxfield.core.common.records import Record
 
 if TYPE_CHECKING:
-    from proxfield.core.jobs.parts import Part
+    from proxfield.core.jobs.running import Part
     from proxfield.core.solve.rules.base import Rule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,7 +103,7 @@ def read_part(_: click.Context, __: click.Parameter, text: str | None) -> Part |
     """A part of all items, ``K/N``."""
     if text is None:
         return None
-    from proxfield.core.jobs.parts import Part
+    from proxfield.core.jobs.running import Part
     from proxfield.errors import InputError
 
     try:

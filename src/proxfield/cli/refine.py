@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from proxfield.cli.refine_one import Work
-    from proxfield.core.jobs.parts import Part
+    from proxfield.core.jobs.running import Part
     from proxfield.io.remote import AnyPath
 
 BUILD = (

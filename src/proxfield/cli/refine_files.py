@@ -10,11 +10,12 @@ from typing import overload
 import click
 
 from proxfield.errors import InputError
-from proxfield.io.files import display_name
+from proxfield.io.files import display_name, ending, stem
 from proxfield.io.images import ARRAYS, PICTURES
-from proxfield.io.referenced import GEOTIFF, NIFTI, ending, has_rasterio, is_geotiff, stem
+from proxfield.io.nifti import NIFTI
 from proxfield.io.remote import AnyPath, RemotePath, is_remote, make_path
-from proxfield.io.sliced import is_zarr
+from proxfield.io.tiff import GEOTIFF, has_rasterio, is_geotiff
+from proxfield.io.windows import is_zarr
 
 IMAGES = (*PICTURES, *ARRAYS, *NIFTI)
 LABEL_MAPS = (".png", ".tif", ".tiff", ".bmp", *ARRAYS, *NIFTI)

@@ -19,7 +19,7 @@ from proxfield.cli.shared import status_line
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import ends_the_run
 from proxfield.errors import InputError, ProxfieldError
-from proxfield.io.files import display_name
+from proxfield.io.files import display_name, ending
 from proxfield.io.images import (
     ARRAYS,
     as_labels,
@@ -32,17 +32,14 @@ from proxfield.io.images import (
     write_labels,
     write_probabilities,
 )
-from proxfield.io.referenced import (
+from proxfield.io.nifti import NIFTI, NiftiReference, read_nifti
+from proxfield.io.tiff import (
     GEO_REMEDY,
     GEOTIFF,
-    NIFTI,
     GeoReference,
-    NiftiReference,
-    ending,
     has_rasterio,
     is_geotiff,
     read_geotiff,
-    read_nifti,
 )
 
 if TYPE_CHECKING:

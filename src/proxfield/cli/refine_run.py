@@ -14,9 +14,9 @@ from proxfield.core.common.interrupts import deferred
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import import_joblib, open_workers
 from proxfield.io import npy
-from proxfield.io.files import display_name
+from proxfield.io.files import display_name, ending
 from proxfield.io.images import ARRAYS, PICTURES, import_pillow
-from proxfield.io.referenced import NIFTI, ending, import_nibabel
+from proxfield.io.nifti import NIFTI, import_nibabel
 from proxfield.io.remote import AnyPath
 
 SAMPLED_FILES = 200

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from proxfield.cli.refine_files import Pair
     from proxfield.cli.refine_one import Work
-    from proxfield.core.jobs.parts import Part
+    from proxfield.core.jobs.running import Part
 
 TILE = 1024
 """Length of a tile where none is given: the default of `proxfield.refine_tiles`."""
@@ -114,10 +114,10 @@ def needs_the_whole(options: Record, overlay: str | None) -> str:
 
 def can_be_tiled(pair: Pair, options: Record) -> bool:
     """Whether files are on this machine and are read in windows, or take few bytes."""
+    from proxfield.io.files import ending
     from proxfield.io.images import PICTURES
-    from proxfield.io.referenced import ending
     from proxfield.io.remote import RemotePath
-    from proxfield.io.sliced import is_windowed
+    from proxfield.io.windows import is_windowed
 
     if any(isinstance(path, RemotePath) for path in (pair.image, pair.unary, *pair.targets)):
         return False
@@ -128,8 +128,9 @@ def can_be_tiled(pair: Pair, options: Record) -> bool:
 
 def must_be_tiled(pair: Pair) -> bool:
     """Whether a pair's files are of kinds that are read or written in windows only."""
-    from proxfield.io.referenced import GEOTIFF, ending, has_rasterio, is_geotiff
-    from proxfield.io.sliced import is_zarr
+    from proxfield.io.files import ending
+    from proxfield.io.tiff import GEOTIFF, has_rasterio, is_geotiff
+    from proxfield.io.windows import is_zarr
 
     target = ending(pair.targets[0])
     placed = is_geotiff(pair.image) and has_rasterio()
@@ -144,7 +145,7 @@ def must_be_tiled(pair: Pair) -> bool:
 
 def for_tiles(pair: Pair, work: Work, options: Record, part: Part | None) -> Tiled:
     """A pair with a result that can be written in windows, and the work with its tiles."""
-    from proxfield.io.referenced import ending, stem
+    from proxfield.io.files import ending, stem
 
     target = pair.targets[0]
     if ending(target) == ".npz":
@@ -262,8 +263,9 @@ def _refine(one: Tiled, jobs: int | None, resume: bool, record: Record) -> Recor
 
 def _given(pair: Pair, work: Work, notes: list[str]) -> tuple[Any, Any]:
     """Image and unaries: files where they can be read in windows, else arrays."""
+    from proxfield.io.files import ending
     from proxfield.io.images import PICTURES, read_image, read_labels
-    from proxfield.io.referenced import GEOTIFF, ending
+    from proxfield.io.tiff import GEOTIFF
 
     pictures = {*PICTURES} - {*GEOTIFF}
     image: Any = pair.image
@@ -277,7 +279,8 @@ def _given(pair: Pair, work: Work, notes: list[str]) -> tuple[Any, Any]:
 
 def _place(pair: Pair, target: Path) -> tuple[Path, Any]:
     """The file that tiles are written to, and where on Earth it is."""
-    from proxfield.io.referenced import GEOTIFF, ending, has_rasterio, is_geotiff, read_reference
+    from proxfield.io.files import ending
+    from proxfield.io.tiff import GEOTIFF, has_rasterio, is_geotiff, read_reference
     from proxfield.io.windows import KINDS
 
     if ending(target) not in KINDS:
@@ -325,7 +328,8 @@ def widest_halo(work: Work) -> int:
 
 def check_kinds(pairs: Iterable[Pair]) -> None:
     """Refuse volumes that only some other reader knows, before any work."""
-    from proxfield.io.referenced import NIFTI, ending
+    from proxfield.io.files import ending
+    from proxfield.io.nifti import NIFTI
 
     for pair in pairs:
         if ending(pair.image) in NIFTI or ending(pair.unary) in (*NIFTI, ".npz"):

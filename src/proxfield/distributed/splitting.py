@@ -13,9 +13,9 @@ from proxfield.core.terms.base import Ints, Layout, Term
 from proxfield.core.terms.consistency import Consistency
 from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence
 from proxfield.core.terms.factor import Factor
-from proxfield.core.terms.occupancy import Occupancy
 from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.distributed.cut import Cut, Embedded
+from proxfield.people.occupancy import Occupancy
 
 
 @dataclass

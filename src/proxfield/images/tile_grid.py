@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxfield.errors import InputError, shown
-from proxfield.io.sliced import Window
+from proxfield.io.windows import Window
 
 HALO_SIGMAS = 5.0
 """Halo for ``halo="auto"``, in standard deviations of the widest term. Labels within 16 pixels of a

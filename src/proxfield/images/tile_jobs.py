@@ -17,9 +17,8 @@ from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError
 from proxfield.images.tile_grid import Grid, Part
 from proxfield.images.tile_work import Tile
-from proxfield.io.npy import map_array
-from proxfield.io.sliced import Held, Mapped, Sliced
-from proxfield.io.windows import writing_to
+from proxfield.io.npy import Mapped, map_array
+from proxfield.io.windows import Held, Sliced, writing_to
 
 
 def tile_path(place: Path, number: int) -> Path:

@@ -31,9 +31,9 @@ from proxfield.images.pixels import (
 )
 from proxfield.images.presets import DEFAULT_PRESET, TERM_SETTINGS, said_confidence, settings_of
 from proxfield.images.tile_grid import Grid, Part
+from proxfield.io.folders import ProgressFolder
 from proxfield.io.images import as_probabilities
-from proxfield.io.progress_folder import ProgressFolder
-from proxfield.io.sliced import Sliced, Window
+from proxfield.io.windows import Sliced, Window
 
 INPUTS = ("probabilities", "logits", "labels")
 NOT_PARAMETERS = ("threads", "callback", "progress")

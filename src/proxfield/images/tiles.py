@@ -33,12 +33,19 @@ from proxfield.images.tile_grid import Grid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
 from proxfield.images.tile_work import INPUTS, Tile, make_tile
 from proxfield.io.files import display_name
+from proxfield.io.folders import ProgressFolder
 from proxfield.io.npy import naming_damage
-from proxfield.io.progress_folder import ProgressFolder
-from proxfield.io.referenced import GeoReference
 from proxfield.io.remote import is_remote
-from proxfield.io.sliced import open_sliced
-from proxfield.io.windows import HeldOutput, Output, check_output, open_output, writing_to
+from proxfield.io.tiff import GeoReference
+from proxfield.io.windows import (
+    HeldOutput,
+    NewFile,
+    Output,
+    check_output,
+    open_output,
+    open_sliced,
+    writing_to,
+)
 
 OUTPUTS = ("labels", "probabilities")
 
@@ -311,4 +318,5 @@ def _target(
     if not isinstance(out, str | PathLike):
         return HeldOutput(out, shape, dtype)
     chunks = work.with_labels(grid.tile, work.n_labels)
-    return open_output(out, place, shape, dtype, chunks, reference, work.ignored)
+    new = NewFile(Path(out), place, shape, dtype, chunks, reference, work.ignored)
+    return open_output(new)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +12,12 @@ import numpy as np
 
 from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.checks import is_exact, is_real
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, read_bytes
 from proxfield.io.masks import Size, check_scale, check_sizes, fill_boxes
 from proxfield.io.patterns import fields, fill
+from proxfield.io.text import decode_text, parse_json
 
 COLUMNS = ("camera", "frame", "left", "top", "right", "bottom")
 MIN_SCORE = 0.5
@@ -142,18 +143,10 @@ def _span(first: int, last: int, name: str) -> range:
 def _read_file(path: str, camera: str | None) -> tuple[dict[str, Found], bool]:
     """Boxes by camera and frame, and whether frames without boxes are listed too."""
     data, name = read_bytes(path)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError("isn't text, expected CSV or JSON", path=name) from None
+    text = decode_text(data, name, "CSV or JSON")
     if not text.lstrip().startswith(("{", "[")):
         return _from_csv(text, name, camera), False
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"isn't JSON ({error.msg})", path=name, line=error.lineno) from None
-    except (RecursionError, ValueError):
-        raise InputError("isn't JSON that can be read", path=name) from None
+    content = parse_json(text, name)
     if isinstance(content, dict) and "bboxes" in content:
         if camera is None:
             raise InputError(
@@ -207,7 +200,7 @@ def _from_csv(text: str, name: str, camera: str | None) -> dict[str, Found]:
     return out
 
 
-def _from_frames(content: dict[str, Any], name: str) -> Found:
+def _from_frames(content: Record, name: str) -> Found:
     boxes: Any = content["bboxes"]
     frames: Any = content.get("idxs")
     if frames is None and isinstance(boxes, list):

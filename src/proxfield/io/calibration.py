@@ -20,6 +20,7 @@ from proxfield.core.common.checks import is_exact
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
+from proxfield.io.text import decode_text, parse_json
 
 FORMAT = "proxfield calibration"
 UNITS = {"m": 1.0, "cm": 0.01, "mm": 0.001}
@@ -115,12 +116,7 @@ def write_calibration(path: Target, calibrations: Iterable[Calibration]) -> None
 
 def _read_json(path: Path, unit: str | None) -> list[Calibration]:
     data, name = read_bytes(path)
-    try:
-        content = json.loads(data.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise InputError(f"isn't JSON ({error.msg})", path=name, line=error.lineno) from None
-    except (UnicodeDecodeError, RecursionError, ValueError):
-        raise InputError("isn't JSON, expected a calibration", path=name) from None
+    content = parse_json(decode_text(data, name, "a calibration in JSON"), name)
     if not isinstance(content, dict):
         raise InputError("expected an object with the cameras by name", path=name)
     own = "cameras" in content

@@ -50,6 +50,28 @@ def display_name(path: object) -> str:
     return text.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
+def ending(path: Target) -> str:
+    """The suffix of a file, in lower case; two suffixes for ``.nii.gz``.
+
+    Example:
+        >>> ending("a/Head.NII.gz"), ending("x.tar.gz"), ending("x.png")
+        ('.nii.gz', '.gz', '.png')
+    """
+    name = Path(path).name.lower()
+    return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
+
+
+def stem(path: Target) -> str:
+    """The name of a file without its `ending`.
+
+    Example:
+        >>> stem("a/Head.nii.gz"), stem("x.png")
+        ('Head', 'x')
+    """
+    name = Path(path).name
+    return name[: len(name) - len(ending(path))]
+
+
 def _reader(stream: object, name: str) -> Read:
     """How to read from an open file; text streams are refused unless they wrap bytes."""
     stream = getattr(stream, "buffer", stream)

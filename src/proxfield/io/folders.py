@@ -1,7 +1,8 @@
-"""New folders of files that appear whole or not at all."""
+"""Folders of files: new ones that appear whole or not at all, and those of a work in progress."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -9,8 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from proxfield._version import __version__
+from proxfield.core.common.logs import log
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
-from proxfield.io.files import display_name
+from proxfield.io.files import atomic_write, display_name
+
+PARAMETERS = "parameters.json"
+FINISHED = "finished.txt"
+OWN = (PARAMETERS, FINISHED, "decisions.json")
+"""What another run may just have written, if both begin at the same time."""
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
@@ -58,3 +67,100 @@ def new_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         raise InputError(f"can't write ({reason})", path=display_name(folder)) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_aside(path: Path) -> bool:
+    """Whether this is a file of ours that is still being written."""
+    return path.name.startswith(".proxfield-")
+
+
+class ProgressFolder:
+    """Which parts are finished; survives the end of the process at any moment.
+
+    Parts are finished when a line with their number is there; it is written after what they made. A
+    folder of other parameters, or of another version, is emptied first.
+
+    Args:
+        path: The folder; made if it isn't there.
+        parameters: All that decides on the results, as JSON has it.
+        resume: Whether finished parts count; otherwise the folder is emptied.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     ProgressFolder(Path(place), {"tile": 8}).finish(3)
+        ...     ProgressFolder(Path(place), {"tile": 8}).finished
+        {3}
+    """
+
+    def __init__(self, path: Path, parameters: Record, resume: bool = True) -> None:
+        self.path = path
+        self.finished: set[int] = set()
+        """Numbers of finished parts."""
+        text = json.dumps({"proxfield": __version__, **parameters}, indent=1, default=str) + "\n"
+        try:
+            path.mkdir(exist_ok=True)
+            there = self._read()
+            if there is None and any(
+                x.name not in OWN and not _is_aside(x) for x in path.iterdir()
+            ):
+                raise InputError(
+                    "holds something else, expected an empty folder for the work in progress",
+                    path=display_name(path),
+                )
+            if there is not None and (there != text or not resume):
+                if resume:
+                    log.info("%s: made with other parameters, begun anew", display_name(path))
+                shutil.rmtree(path)
+                path.mkdir()
+                there = None
+            if there is None:
+                atomic_write(path / PARAMETERS, text)
+            elif (path / FINISHED).exists():
+                *lines, cut = (path / FINISHED).read_text(encoding="ascii").split("\n")
+                self.finished = {int(line) for line in lines}
+                if cut:  # the process was ended while it wrote this line
+                    atomic_write(path / FINISHED, "".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(
+                f"can't write there ({reason}), expected a folder for the work in progress",
+                path=display_name(path),
+            ) from None
+
+    def _read(self) -> str | None:
+        try:
+            return (self.path / PARAMETERS).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def finish(self, number: int) -> None:
+        """Say that a part is finished."""
+        with (self.path / FINISHED).open("a", encoding="ascii") as stream:
+            stream.write(f"{number}\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        self.finished.add(number)
+
+    def note(self, name: str, value: Record | None = None) -> Record | None:
+        """Keep a decision under a name, or return what was kept; None if nothing was."""
+        path = self.path / f"{name}.json"
+        if value is not None:
+            atomic_write(path, json.dumps(value) + "\n")
+            return value
+        if not path.exists():
+            return None
+        found: Record = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def claim(self, name: str) -> bool:
+        """Whether this run is the first one to claim a task that only one may do."""
+        try:
+            (self.path / f"{name}.claim").mkdir()
+        except (FileExistsError, FileNotFoundError):  # begun by another run, or done and removed
+            return False
+        return True
+
+    def remove(self) -> None:
+        """All is done: the folder goes."""
+        shutil.rmtree(self.path)

@@ -29,7 +29,7 @@ Table = tuple[tuple[int, ...], NDArray[np.float64]]
 """Variables and a table of energies over them."""
 
 
-class Graph(Protocol):
+class NetworkxGraph(Protocol):
     """The part of networkx.Graph that is used."""
 
     def nodes(self, data: bool) -> Iterable[tuple[Hashable, Mapping[str, Any]]]:
@@ -57,7 +57,7 @@ class FactorModel(Protocol):
 
 
 def from_networkx(
-    graph: Graph,
+    graph: NetworkxGraph,
     *,
     energies: str = "energies",
     weight: str | float = "weight",

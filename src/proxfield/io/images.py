@@ -18,17 +18,17 @@ from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.checks import whole_numbers
-from proxfield.core.common.extras import install_hint
-from proxfield.errors import InputError, MissingDependencyError, shown
+from proxfield.core.common.extras import import_extra
+from proxfield.core.common.records import Record
+from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name, read_bytes
-from proxfield.io.npy import load_array
+from proxfield.io.npy import compact, load_array
 from proxfield.io.palette import label_colors
-from proxfield.io.referenced import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
+from proxfield.io.tiff import GEO_REMEDY, has_deep_color, has_rasterio, read_geotiff
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-REMEDY = install_hint("images")
 ARRAYS = (".npy", ".npz")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 ORIENTATION = 0x0112
@@ -252,19 +252,18 @@ def write_labels(
     if values.dtype.kind not in "iub" or (values.size and values.min() < 0):
         raise InputError("labels must be whole numbers, 0 or more", path=name)
     top = max(int(values.max(initial=0)), (n_labels or 1) - 1)
-    kind = np.uint8 if top < 256 else np.uint16 if top < 65536 else np.int64
-    values = values.astype(kind)
+    values = compact(values, top)
     suffix = Path(path).suffix.lower()
     if suffix in ARRAYS:
         atomic_write(path, _array_bytes(values, suffix, "labels"))
         return
     if suffix != ".png":
         raise InputError("labels are written as .png, .npy or .npz", path=name)
-    if values.ndim != 2 or kind is np.int64:
+    if values.ndim != 2 or values.dtype == np.int64:
         what = f"shape {values.shape}" if values.ndim != 2 else f"{top + 1} labels"
         raise InputError(f"labels of {what} don't fit a picture, expected .npy", path=name)
     picture = import_pillow().fromarray(values)
-    if kind is np.uint8:  # L becomes P
+    if values.dtype == np.uint8:  # L becomes P
         count = 256 if palette is None else max(len(palette) // 3, top + 1)
         picture.putpalette(label_colors(count, palette).ravel().tolist())
     atomic_write(path, png_bytes(picture))
@@ -286,11 +285,7 @@ def write_probabilities(path: Target, values: ArrayLike, *, dtype: str = "float3
 
 def import_pillow() -> Any:
     """Pillow's module ``Image``, or how to install it."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingDependencyError(f"pictures need Pillow: {REMEDY}") from None
-    return Image
+    return import_extra("PIL.Image", "pictures need Pillow", "images")
 
 
 def _decode(data: bytes, name: str, notes: list[str] | None = None) -> list[Image]:
@@ -397,6 +392,6 @@ def _array_bytes(values: Pixels, suffix: str, key: str) -> bytes:
     if suffix == ".npy":
         np.save(out, values, allow_pickle=False)
     else:
-        named: dict[str, Any] = {key: values}
+        named: Record = {key: values}
         np.savez_compressed(out, **named)
     return out.getvalue()

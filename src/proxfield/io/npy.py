@@ -1,4 +1,4 @@
-"""Reading numpy's ``.npy`` and ``.npz`` files, whole or mapped; damage is one line with the name.
+"""numpy's ``.npy`` and ``.npz`` files, whole or in windows; damage is one line with the name.
 
 For a damaged file, numpy, zipfile, zlib and Python's own parser (the header is a Python literal)
 raise a dozen kinds of errors, `tokenize.TokenError` and MemoryError among them. `naming_damage`
@@ -8,9 +8,11 @@ makes an `InputError` of them all; whatever reads such files in this package use
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from errno import EINVAL
 from io import BytesIO
 from os import SEEK_END, PathLike
@@ -19,10 +21,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Dtype, Pixels
 from proxfield.errors import InputError, ProxfieldError
 from proxfield.io.files import display_name
 from proxfield.io.remote import reason as reason_of
+from proxfield.io.windows import NewFile, Output, Sliced, Window, stamp, writing_to
 
 _format: Any = np.lib.format
 
@@ -165,3 +168,92 @@ def _read_shape(stream: IO[bytes], size: int) -> tuple[int, ...]:
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
         raise ValueError(f"an array of {dtype} of shape {shape} in {size} bytes")
     return tuple(shape)
+
+
+def compact(values: Pixels, top: int | None = None) -> Pixels:
+    """Labels in the smallest type of whole numbers that holds them; floats stay what they are.
+
+    Args:
+        values: Labels or probabilities.
+        top: The largest label that the type has to hold; by default the largest there is.
+    """
+    if values.dtype.kind == "f":
+        return values
+    most = int(values.max(initial=0)) if top is None else top
+    return values.astype(np.uint8 if most < 256 else np.uint16 if most < 65536 else np.int64)
+
+
+# ---- windows ----
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped(Sliced):
+    """An array in a file, mapped for each window anew: what was read doesn't stay in memory."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: Dtype
+    offset: int = 0
+    order: str = "C"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The file's."""
+        return display_name(self.path)
+
+    def read(self, window: Window) -> Pixels:
+        order: Any = self.order
+        with naming_damage(self.name):
+            there: Any = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
+            return np.array(there[window])
+
+    def identity(self) -> str:
+        return stamp(self.path)
+
+
+def open_file(path: Path) -> Mapped:
+    """A file that is read in windows."""
+    there = map_array(path)
+    if not isinstance(there, np.memmap):  # empty
+        raise InputError(
+            f"holds an array of shape {there.shape}, expected pixels", path=display_name(path)
+        )
+    order = "C" if there.flags.c_contiguous else "F"
+    return Mapped(path, there.shape, there.dtype, int(there.offset), order)
+
+
+class NpyOutput(Output):
+    """A ``.npy`` file. It isn't mapped: on a full disk that would end the process."""
+
+    def __init__(self, new: NewFile) -> None:
+        super().__init__(new.shape, new.dtype)
+        self.target, self.path = new.target, new.folder / "output.npy"
+        with writing_to(new.folder):
+            if not self.path.exists():
+                aside = new.folder / "empty.npy"
+                mapped = np.lib.format.open_memmap(aside, "w+", new.dtype, new.shape)
+                del mapped
+                aside.replace(self.path)
+        self.offset = int(map_array(self.path).offset)
+
+    def write(self, window: Window, values: Pixels) -> None:
+        values = np.ascontiguousarray(values, dtype=self.dtype)
+        whole = len(self.shape) - 1  # axes from here on are contiguous in the file
+        while whole > 0 and values.shape[whole] == self.shape[whole]:
+            whole -= 1
+        steps = [int(np.prod(self.shape[k + 1 :])) for k in range(len(self.shape))]
+        start = [w.start * step for w, step in zip(window, steps, strict=True)]
+        runs = values.reshape(*values.shape[:whole], -1)
+        with self.path.open("r+b") as stream:
+            for place in np.ndindex(*values.shape[:whole]):
+                at = sum(start) + sum(k * steps[axis] for axis, k in enumerate(place))
+                stream.seek(self.offset + at * self.dtype.itemsize)
+                stream.write(runs[place].data)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def finish(self) -> None:
+        self.path.replace(self.target)
+
+
+make_file = NpyOutput

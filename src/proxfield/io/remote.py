@@ -15,10 +15,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeAlias
 
-from proxfield.core.common.extras import install_hint
+from proxfield.core.common.extras import import_extra
 from proxfield.errors import InputError, MissingDependencyError
 
-REMEDY = install_hint("cluster")
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "memory")
 """Protocols whose files appear whole in any case; elsewhere they are renamed when complete."""
 
@@ -39,11 +38,7 @@ def is_remote(path: object) -> bool:
 
 def import_fsspec() -> Any:
     """The package fsspec, or how to install it."""
-    try:
-        import fsspec
-    except ImportError:
-        raise MissingDependencyError(f"remote paths need fsspec: {REMEDY}") from None
-    return fsspec
+    return import_extra("fsspec", "remote paths need fsspec", "cluster")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Text of numbers, read without the blanks that nobody needs, but with its line numbers."""
+"""Text in files: numbers, read without the blanks that nobody needs but with lines, and JSON."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 from array import array
 from bisect import bisect_right
@@ -116,3 +117,31 @@ def read_text(source: Source, max_bytes: int | None = None) -> tuple[Text, str]:
         return squeeze(chunks), name
     except MemoryError:
         raise InputError("doesn't fit in memory, expected a smaller file", path=name) from None
+
+
+def decode_text(data: bytes, name: str, expected: str) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        InputError: If it is something else; says what was expected.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"isn't text, expected {expected}", path=name) from None
+
+
+def parse_json(text: str, name: str) -> object:
+    """The content of a JSON file.
+
+    Raises:
+        InputError: If it isn't JSON, with the line.
+    """
+    try:
+        content: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"isn't JSON ({error.msg})", path=name, line=error.lineno) from None
+    except (RecursionError, ValueError) as error:
+        reason = type(error).__name__
+        raise InputError(f"isn't JSON that can be read ({reason})", path=name) from None
+    return content

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from proxfield.core.common.arrays import Doubles
-from proxfield.core.common.extras import install_hint
-from proxfield.errors import InputError, MissingDependencyError
+from proxfield.core.common.extras import import_extra
+from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.masks import Size, check_scale, check_sizes, scaled_size
 
-REMEDY = install_hint("video")
 FOREGROUND = 255
 """What MOG2 marks people with; it marks shadows with 127."""
 
@@ -26,11 +25,7 @@ def import_opencv() -> Any:
     """OpenCV's module, or how to install it."""
     # its libraries print about unreadable files on their own; an error of ours says it in a line
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    try:
-        import cv2
-    except ImportError:
-        raise MissingDependencyError(f"videos need OpenCV: {REMEDY}") from None
-    return cv2
+    return import_extra("cv2", "videos need OpenCV", "video")
 
 
 @contextmanager

@@ -61,6 +61,9 @@ _HOME = {
     "zero_parameters": "tied",
 }
 
+COMPILING = "learning", 10
+"""What the kernels are for, and seconds that all of a first call take."""
+
 __all__ = list(_HOME)  # names above, in the same order
 
 

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxfield.errors import InputError, MissingDependencyError, shown
-from proxfield.io.images import REMEDY
+from proxfield.core.common.extras import import_extra
+from proxfield.errors import InputError, shown
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
@@ -109,14 +109,12 @@ def remedy() -> str:
 @cache
 def open_font(name: str, size: int) -> FreeTypeFont:
     """A font at a size in pixels."""
-    try:
-        from PIL import ImageFont
-    except ImportError:
-        raise MissingDependencyError(f"characters need Pillow: {REMEDY}") from None
+    fonts = import_extra("PIL.ImageFont", "characters need Pillow", "images")
     font = next(font for font in FONTS if font.name == name)
     path = installed_fonts()[name]
     try:
-        return ImageFont.truetype(str(path), size, index=font.face)
+        found: FreeTypeFont = fonts.truetype(str(path), size, index=font.face)
+        return found
     except OSError as error:
         raise InputError(f"can't read the font ({error})", path=str(path)) from None
 

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.checks import is_real, whole_number
 from proxfield.core.terms.base import Floats, as_floats
-from proxfield.core.terms.silhouettes import Boxes
 from proxfield.errors import InputError, shown
 from proxfield.people.cameras import PERSON_HEIGHT, Camera
 from proxfield.people.scene import Scene
+from proxfield.people.silhouettes import Boxes
 
 BODY_RADIUS = 0.25
 """Radius in meters of a person with arms."""

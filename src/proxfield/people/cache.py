@@ -6,18 +6,18 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Doubles
-from proxfield.core.terms.silhouettes import Boxes
+from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.io.files import Target, atomic_write
 from proxfield.people import cameras as rectangles
 from proxfield.people.cameras import Camera
 from proxfield.people.scene import Scene, grid_positions
+from proxfield.people.silhouettes import Boxes
 
 VERSION = "1"
 """Of how rectangles are computed; another one makes files with old ones void."""
@@ -75,12 +75,12 @@ def write_cache(
     cache: Target, cameras: Sequence[Camera], scene: Scene, person: tuple[float, float]
 ) -> None:
     """Keep the rectangles of a scene for `read_cache`."""
-    parts: dict[str, Any] = {
+    parts: Record = {
         f"boxes_{k}": s.boxes for k, s in enumerate(scene.silhouettes) if isinstance(s, Boxes)
     }
     assert scene.positions is not None
     stream = BytesIO()
-    arrays: dict[str, Any] = {"key": np.array(_key(cameras, scene.positions, person)), **parts}
+    arrays: Record = {"key": np.array(_key(cameras, scene.positions, person)), **parts}
     np.savez_compressed(stream, **arrays)
     atomic_write(cache, stream.getvalue())
 

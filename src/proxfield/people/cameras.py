@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.extras import install_hint
 from proxfield.core.terms.base import Floats, as_floats
-from proxfield.core.terms.silhouettes import Boxes
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.io.calibration import Calibration, read_calibration, write_calibration
 from proxfield.io.files import Target, display_name
+from proxfield.people.silhouettes import Boxes
 
 PERSON_HEIGHT = 1.75
 """Height of a person in meters."""

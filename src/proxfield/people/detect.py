@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.common.records import Record
 from proxfield.core.solve.infer import infer
 from proxfield.core.solve.many import infer_many
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.terms.base import Doubles
-from proxfield.core.terms.occupancy import MODELS, STRENGTH
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.people.detections import POOL as POOL
 from proxfield.people.detections import RADIUS, THRESHOLD, Detections
+from proxfield.people.occupancy import MODELS, STRENGTH
 from proxfield.people.scene import Scene
 from proxfield.result import Result
 
@@ -211,7 +212,7 @@ class Detector:
         """The one place where frames are solved."""
         fields = [self.field(scene, masks) for masks in frames]
         inits = ["unary" if s is None else warm_start(scene, s) for s in starts]
-        limits: dict[str, Any] = {
+        limits: Record = {
             "max_iters": self.passes,
             "tol": self.tol,
             "device": self.device,
@@ -261,7 +262,7 @@ def cell_area(scene: Scene) -> float | None:
     For locations that aren't a grid: the square of the median distance to the nearest other one.
 
     Example:
-        >>> from proxfield.core.terms.silhouettes import Boxes
+        >>> from proxfield.people.silhouettes import Boxes
         >>> boxes = Boxes(2, 2, [[0, 0, 1, 1], [1, 1, 2, 2]])
         >>> cell_area(Scene((boxes,), [[0.0, 0.0], [0.5, 0.0]]))
         0.25

@@ -16,6 +16,7 @@ from proxfield.core.common.checks import is_exact, is_real, is_whole
 from proxfield.core.common.records import Record
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Source, Target, atomic_write, display_name, read_bytes
+from proxfield.io.text import decode_text, parse_json
 from proxfield.people.detections import Detections
 
 COLUMNS = ("frame", "x", "y", "score", "location")
@@ -40,13 +41,10 @@ def read_detections(source: Source) -> Detections:
     if isinstance(source, (str, os.PathLike)) and source != "-" and Path(source).is_dir():
         return read_wildtrack(source)
     data, name = read_bytes(source)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError("isn't text, expected CSV or JSON", path=name) from None
+    text = decode_text(data, name, "CSV or JSON")
     if not text.lstrip().startswith(("{", "[")):
         return parse_csv(text, name)
-    content = load_json(text, name)
+    content = parse_json(text, name)
     if isinstance(content, list):
         return _annotations(content, _frame_of(name), name)
     return _from_json(content, name)
@@ -213,18 +211,6 @@ def format_json(detections: Detections) -> str:
     return head + (f"\n{lines}\n" if items else "") + "]}\n"
 
 
-def load_json(text: str, name: str) -> object:
-    """The content of a JSON file; what isn't JSON has a line."""
-    try:
-        content: object = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"isn't JSON ({error.msg})", path=name, line=error.lineno) from None
-    except (RecursionError, ValueError) as error:
-        reason = type(error).__name__
-        raise InputError(f"isn't JSON that can be read ({reason})", path=name) from None
-    return content
-
-
 def _from_json(content: object, name: str) -> Detections:
     items = content.get("detections") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(items, list):
@@ -291,7 +277,7 @@ def read_wildtrack(folder: Target) -> Detections:
     parts = []
     for file in files:
         data, name = read_bytes(file)
-        content = load_json(data.decode("utf-8", "replace"), name)
+        content = parse_json(data.decode("utf-8", "replace"), name)
         parts.append(_annotations(content, _frame_of(name), name))
     return Detections.join(parts)
 

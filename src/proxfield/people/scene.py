@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.terms.base import Doubles, Floats, as_floats
-from proxfield.core.terms.occupancy import Occupancy
-from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.io.files import Source
 from proxfield.io.pom import PomFile, read_pom
 from proxfield.people.cameras import Camera
+from proxfield.people.occupancy import Occupancy
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 
 PRIOR = 1e-3
 """Prior probability that somebody is at a location."""

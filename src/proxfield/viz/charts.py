@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.common.extras import install_hint
-from proxfield.errors import MissingDependencyError
+from proxfield.core.common.extras import import_extra
 from proxfield.viz.style import GRID, INK, SOFT, rule_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-REMEDY = install_hint("plot")
 LINEAR_SHARE = 1e-5
 """Gaps below this share of the largest one are drawn on a linear scale down to 0."""
 Values = NDArray[np.float64]
@@ -89,11 +87,10 @@ def find_figure_class() -> type[Figure]:
     Raises:
         MissingDependencyError: If matplotlib isn't installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependencyError(f"pictures need matplotlib: {REMEDY}") from None
-    return Figure
+    found: type[Figure] = import_extra(
+        "matplotlib.figure", "pictures need matplotlib", "plot"
+    ).Figure
+    return found
 
 
 def chart_figure(

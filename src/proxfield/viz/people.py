@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, atomic_write, display_name
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.io.overlay import displayable
 from proxfield.people.scene import Scene
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.viz.plots import find_figure_class
 
 if TYPE_CHECKING:

@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.checks import is_real
-from proxfield.core.common.extras import install_hint
-from proxfield.errors import InputError, MissingDependencyError, shown
+from proxfield.errors import InputError, shown
 from proxfield.io.files import Target, display_name
-
-REMEDY = install_hint("video")
+from proxfield.io.video import import_opencv
 
 
 def write_video(path: Target, pictures: Iterable[NDArray[np.uint8]], rate: float = 10.0) -> int:
@@ -38,10 +36,7 @@ def write_video(path: Target, pictures: Iterable[NDArray[np.uint8]], rate: float
         raise InputError("videos are written as .mp4", path=name)
     if not is_real(rate) or not 0 < rate < np.inf:
         raise InputError(f"rate={shown(rate)}, expected a number of frames per second above 0")
-    try:
-        import cv2
-    except ImportError:
-        raise MissingDependencyError(f"videos need OpenCV: {REMEDY}") from None
+    cv2 = import_opencv()
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise InputError("can't write, its folder doesn't exist (try mkdir -p)", path=name)

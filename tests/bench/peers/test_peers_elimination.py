@@ -10,7 +10,8 @@ from proxfield.bench.peers.elimination import Elimination, elimination_order
 from proxfield.bench.peers.graph import factor_graph
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.generate import grid, grid_edges
-from proxfield.testing import enumerate_field, random_field
+from proxfield.testing import enumerate_field
+from random_fields import random_field
 
 
 def test_elimination_agrees_with_enumeration() -> None:

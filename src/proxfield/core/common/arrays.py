@@ -14,6 +14,8 @@ Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Pixels = NDArray[Any]
 """Images and maps, whose numbers may have any type."""
+Dtype: TypeAlias = np.dtype[Any]
+"""The type of the numbers of some array."""
 Arrays = dict[str, NDArray[Any]]
 """Arrays of any types by name: what is stored in a file."""
 Array: TypeAlias = Any

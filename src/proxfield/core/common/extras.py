@@ -1,6 +1,12 @@
-"""How to install what an optional part needs: the one place that decides the wording."""
+"""Optional packages: how they are imported, and how to install what is missing."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from proxfield.errors import MissingDependencyError
 
 
 def install_hint(*extras: str) -> str:
@@ -14,3 +20,26 @@ def install_hint(*extras: str) -> str:
         'pip install "proxfield[images,plot]"'
     """
     return f'pip install "proxfield[{",".join(extras)}]"'
+
+
+def import_extra(module: str, need: str, *extras: str) -> Any:
+    """A module of an optional package.
+
+    Args:
+        module: Its name.
+        need: What needs it, for the message: "pictures need Pillow".
+        extras: The extras of proxfield that install it.
+
+    Raises:
+        MissingDependencyError: If it isn't installed; says how to install it.
+    """
+    try:
+        import_module(module.partition(".")[0])
+        return import_module(module)
+    except ImportError:
+        raise MissingDependencyError(f"{need}: {install_hint(*extras)}") from None
+
+
+def is_installed(module: str) -> bool:
+    """Whether an optional package is there, without importing it."""
+    return find_spec(module) is not None

@@ -57,7 +57,7 @@ def _open_glibc() -> Any:
 
 
 def human_bytes(n: float) -> str:
-    """A byte count for people.
+    """A byte count as text.
 
     Example:
         >>> human_bytes(3 * 2**30)

@@ -1,45 +1,51 @@
-"""Classes by name, each imported when it is first asked for."""
+"""Named entries that applications add to, such as kinds of terms and rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
 from typing import TypeVar, cast
 
-T = TypeVar("T", bound=type)
+import proxfield
+
+T = TypeVar("T")
 
 
-class Registry(Mapping[str, T]):
-    """Classes by name. A new one is one line, and asking for one imports no other.
+class Registry(MutableMapping[str, T]):
+    """Entries by name. A new one is one line, and asking for one imports no other.
+
+    Applications add theirs when they are imported. They are imported when a name isn't known yet,
+    or when all entries are asked for.
 
     Args:
-        places: Where each is, as "module:name".
+        places: Where entries are, as "module:name".
         package: What the modules' names are relative to.
 
     Example:
         >>> registry = Registry({"fraction": "fractions:Fraction"})
-        >>> list(registry), registry["fraction"](1, 2)
-        (['fraction'], Fraction(1, 2))
+        >>> registry["fraction"](1, 2)
+        Fraction(1, 2)
         >>> registry.name_of(registry["fraction"])
         'fraction'
+        >>> registry["text"] = str
+        >>> list(registry)
+        ['fraction', 'text']
     """
 
-    def __init__(self, places: Mapping[str, str], package: str = "") -> None:
+    def __init__(self, places: Mapping[str, str] | None = None, package: str = "") -> None:
         prefix = f"{package}." if package else ""
-        self.places = {name: prefix + place for name, place in places.items()}
-        self.added: dict[str, T] = {}
-        """Classes that were registered themselves, which come before places."""
+        self.places = {name: prefix + place for name, place in (places or {}).items()}
+        self.known: dict[str, T] = {}
+        """Entries that were added themselves, which come before places."""
 
-    def add(self, name: str, cls: T) -> None:
-        """Register a class under a name."""
-        self.added[name] = cls
-
-    def name_of(self, cls: T) -> str | None:
+    def name_of(self, entry: T) -> str | None:
         """The name of a class, if it is registered."""
-        place = f"{cls.__module__}:{cls.__qualname__}"
-        for name in self:
-            there = self.added.get(name)
-            if there is cls or (there is None and self.places[name] == place):
+        for name, known in self.known.items():
+            if known is entry:
+                return name
+        place = f"{getattr(entry, '__module__', '')}:{getattr(entry, '__qualname__', '')}"
+        for name, there in self.places.items():
+            if there == place and name not in self.known:
                 return name
         return None
 
@@ -47,16 +53,33 @@ class Registry(Mapping[str, T]):
         return f"Registry({', '.join(self)})"
 
     def __getitem__(self, name: str) -> T:
-        if name in self.added:
-            return self.added[name]
-        module, _, attribute = self.places[name].partition(":")
-        return cast("T", getattr(import_module(module), attribute))
+        if name not in self.known and name in self.places:
+            module, _, attribute = self.places[name].partition(":")
+            return cast("T", getattr(import_module(module), attribute))
+        if name not in self.known:
+            import_applications()
+        return self.known[name]
+
+    def __setitem__(self, name: str, entry: T) -> None:
+        self.known[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self.known[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places or name in self.added
+        if name not in self.places and name not in self.known:
+            import_applications()
+        return name in self.places or name in self.known
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self.places, **self.added})
+        import_applications()
+        return iter({**self.places, **self.known})
 
     def __len__(self) -> int:
-        return len({**self.places, **self.added})
+        return len(list(iter(self)))
+
+
+def import_applications() -> None:
+    """Import what the applications of the package add to the registries."""
+    for name in proxfield.APPLICATIONS:
+        import_module(f"proxfield.{name}")

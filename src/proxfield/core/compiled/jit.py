@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, update_wrapper
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +37,10 @@ from proxfield.core.compiled.threads import max_threads as max_threads
 from proxfield.core.compiled.threads import thread_count as thread_count
 from proxfield.core.compiled.threads import threads_for as threads_for
 
-SOURCES = ("core/compiled", "core/filters/numba", "core/engines/numba", "learn")
-"""Folders of compiled functions that call compiled functions of other files."""
-CONSTANTS = ("core/engines/plan.py", "core/terms/occupancy.py")
-"""Files of numbers that are constants in compiled functions: numbers of kinds, limits."""
+SOURCES = ("core/compiled/*.py", "core/*/numba/*.py", "*/numba/*.py", "*/*kernels.py")
+"""Files of compiled functions that call compiled functions of other files."""
+CONSTANTS = ("core/engines/plan.py",)
+"""Files of numbers that are constants in compiled functions: numbers of kinds."""
 FASTMATH = {"nsz", "arcp", "contract", "afn", "reassoc"}
 """No "nnan" and no "ninf": +inf is a legal energy."""
 NO = np.False_
@@ -99,9 +98,9 @@ def _wanted_folder() -> Path:
     """The folder of these sources' kernels in the user's cache, whether it can be used or not."""
     digest = hashlib.sha256(f"{numba.__version__} {simd_choice.choose().name}".encode())
     package = Path(__file__).parents[2]
-    sources = [sorted((package / folder).glob("*.py")) for folder in SOURCES]
-    for source in (*chain.from_iterable(sources), *(package / name for name in CONSTANTS)):
-        digest.update(source.read_bytes())
+    for pattern in (*SOURCES, *CONSTANTS):
+        for source in sorted(package.glob(pattern)):
+            digest.update(source.read_bytes())
     return cache_root() / f"kernels-{digest.hexdigest()[:12]}"
 
 

@@ -31,13 +31,12 @@ WORK = (
     ("core.engines.numba.general_chains.", "searches in fields of any labels", 14),
     ("core.engines.numba.chains.", "searches in fields of any labels", 14),
     ("core.engines.numba.general", "fields of any labels", 10),
-    ("core.engines.numba.occupancy", "occupancy maps", 15),
     ("core.engines.numba.dense", "dense fields", 10),
     ("core.filters.", "dense fields", 10),
-    ("learn.", "learning", 10),
 )
 """What kernels are for, by how their names begin, and seconds that all of a first call take
-(`benchmarks/cold_start.py`, one core of 2024)."""
+(`benchmarks/cold_start.py`, one core of 2024). A package outside the core says it of its kernels in
+``COMPILING``."""
 
 log = logging.getLogger("proxfield.compiling")
 log.setLevel(logging.INFO)
@@ -144,7 +143,9 @@ def describe(event: Any) -> str:
     """What is being compiled and about how long that takes, from an event of numba."""
     function = event.data["dispatcher"].py_func
     name = f"{function.__module__}.{function.__qualname__}".removeprefix("proxfield.")
-    for beginning, what, seconds in WORK:
+    package = sys.modules.get(".".join(function.__module__.split(".")[:2]))
+    own = getattr(package, "COMPILING", None)
+    for beginning, what, seconds in [("", *own)] if own else WORK:
         if name.startswith(beginning):
             return f"compiling kernels for {what}, once, about {seconds} s (cached afterwards)…"
     return "compiling kernels, once (cached afterwards)…"

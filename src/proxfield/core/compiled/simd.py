@@ -1,4 +1,4 @@
-"""Eight numbers at a time: what the inner loops of dense fields and occupancy maps are made of.
+"""Eight numbers at a time: what the inner loops over pixels are made of.
 
 A row of channels is padded to a multiple of `LANES`. LLVM does not turn short loops over two
 arrays into vector instructions, because the arrays might overlap; `simd_llvm` says it outright,

@@ -11,7 +11,7 @@ from proxfield.errors import InputError, ProxfieldError
 
 
 class Found(NamedTuple):
-    """A device of this machine, for people."""
+    """A device of this machine, as it is shown."""
 
     name: str
     memory: int  # bytes in all

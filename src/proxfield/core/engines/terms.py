@@ -17,7 +17,6 @@ from proxfield.core.terms.base import Term, describes
 from proxfield.core.terms.consistency import Consistency
 from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence
 from proxfield.core.terms.gaussian import Gaussian
-from proxfield.core.terms.occupancy import ExactOccupancy, RatioOccupancy
 from proxfield.errors import InputError, InputTypeError, shown
 
 Maker = Callable[..., Any]
@@ -193,7 +192,3 @@ register(
 register(
     LatentCooccurrence, "cuda", "proxfield.core.engines.triton.terms.cooccurrence:LatentOnDevice"
 )
-register(ExactOccupancy, "cpu", "proxfield.core.engines.numba.occupancy:OccupancyOnCpu")
-register(RatioOccupancy, "cpu", "proxfield.core.engines.numba.occupancy:OccupancyOnCpu")
-register(ExactOccupancy, "cuda", "proxfield.core.engines.triton.terms.occupancy:OccupancyOnDevice")
-register(RatioOccupancy, "cuda", "proxfield.core.engines.triton.terms.occupancy:RatioOnDevice")

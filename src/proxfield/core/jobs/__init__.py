@@ -4,8 +4,7 @@
 jobs are processes of loky.
 """
 
-from proxfield.core.jobs.parts import Part
-from proxfield.core.jobs.running import open_workers, run_jobs, slots_of, threads_per_item
+from proxfield.core.jobs.running import Part, open_workers, run_jobs, slots_of, threads_per_item
 from proxfield.core.jobs.workers import (
     ClusterError,
     LostWorkerError,

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from proxfield._version import __version__
-from proxfield.core.common.extras import install_hint
+from proxfield.core.common.extras import import_extra
 from proxfield.core.common.interrupts import deferred
 from proxfield.core.common.logs import log
 from proxfield.core.jobs.workers import (
@@ -35,7 +35,6 @@ from proxfield.errors import MissingDependencyError
 T = TypeVar("T")
 R = TypeVar("R")
 
-REMEDY = install_hint("cluster")
 MOST_LOSSES = 10
 """How often an item is done again because its result was lost with a worker."""
 POLL_SECONDS = 0.1
@@ -52,11 +51,7 @@ SMALL_ITEM = 10_000
 
 def import_distributed() -> Any:
     """The package distributed, or how to install it."""
-    try:
-        import distributed
-    except ImportError:
-        raise MissingDependencyError(f"a cluster needs dask and distributed: {REMEDY}") from None
-    return distributed
+    return import_extra("distributed", "a cluster needs dask and distributed", "cluster")
 
 
 @contextmanager

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from proxfield._version import __version__
 from proxfield.core.common.cores import available_cores
-from proxfield.core.jobs.workers import Workers
+from proxfield.core.common.logs import log
+from proxfield.core.jobs.workers import Workers, call, import_joblib
 from proxfield.errors import InputError, shown
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+LIST_ITEMS = 64
+"""Items per list and worker where a backend can't stream: results come after each list."""
+
+_said: set[str] = set()
+"""Backends that can't stream, which has been said of them."""
 
 
 def run_jobs(
@@ -85,8 +95,6 @@ def open_workers(
 
         patience = max(PATIENCE_SECONDS, float(backend.wait_for_workers_timeout or 0))
         return DaskWorkers(backend.client, jobs, folder, patience)
-    from proxfield.core.jobs.backends import BackendWorkers
-
     return BackendWorkers(backend, count if jobs is None else jobs, folder)
 
 
@@ -131,3 +139,73 @@ def _configured() -> tuple[Any, int]:
         return backend, 1  # workers come and go
     jobs = getattr(backend, "default_n_jobs", 1) if jobs is None else jobs
     return backend, max(1, int(joblib.effective_n_jobs(jobs)))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part ``number`` of ``count``, counted from 1; parts are disjoint and cover everything.
+
+    Example:
+        >>> Part.parse("2/3").of("abcdefg")
+        ['b', 'e']
+    """
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Read ``K/N``.
+
+        Raises:
+            InputError: If it is something else, or K isn't within 1 to N.
+        """
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise InputError(f"{shown(text)}, expected K/N with K from 1 to N, as in 3/8")
+        return cls(int(number), int(count))
+
+    def of(self, items: Sequence[T]) -> list[T]:
+        """Every N-th item: neighbors, which often take as long as each other, are spread."""
+        return list(items[self.number - 1 :: self.count])
+
+
+class BackendWorkers(Workers):
+    """Workers of the backend that ``joblib.parallel_config`` names.
+
+    Args:
+        backend: The backend.
+        jobs: Number of items at a time.
+        folder: The folder that relative names count from.
+    """
+
+    elsewhere = True
+
+    def __init__(self, backend: Any, jobs: int, folder: str | None) -> None:
+        self._joblib = import_joblib()
+        self._backend = backend
+        self._folder = folder
+        self.jobs = jobs
+
+    def run(
+        self, function: Callable[[T], R], items: Iterable[T], name: Callable[[T], str] = str
+    ) -> Iterator[R]:
+        """See `Workers.run`."""
+        delayed = self._joblib.delayed(call)
+        calls = (delayed(function, item, self._folder, __version__) for item in items)
+        if self._streams:
+            yield from self._parallel("generator_unordered")(calls)
+            return
+        kind = type(self._backend).__name__
+        if kind not in _said:
+            _said.add(kind)
+            log.warning("joblib's %s can't stream: results come in lists", kind)
+        while some := list(islice(calls, LIST_ITEMS * self.jobs)):
+            yield from self._parallel("list")(some)
+
+    @property
+    def _streams(self) -> bool:
+        return bool(getattr(self._backend, "supports_return_generator", False))
+
+    def _parallel(self, form: str) -> Any:
+        return self._joblib.Parallel(n_jobs=self.jobs, return_as=form, batch_size=1)

@@ -7,17 +7,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 
 from proxfield._version import __version__
-from proxfield.core.common.extras import install_hint
+from proxfield.core.common.extras import import_extra
 from proxfield.errors import MissingDependencyError, ProxfieldError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-REMEDY = install_hint("images")
 NAMED_ITEMS = 5
 """Maximum number of items that a message names."""
 
@@ -96,14 +95,9 @@ class Workers:
         return False
 
 
-def import_joblib() -> ModuleType:
+def import_joblib() -> Any:
     """joblib, or how to install it."""
-    try:
-        import joblib
-    except ImportError:
-        raise MissingDependencyError(f"several jobs need joblib: {REMEDY}") from None
-    found: ModuleType = joblib
-    return found
+    return import_extra("joblib", "several jobs need joblib", "images")
 
 
 # ---- in the worker ----

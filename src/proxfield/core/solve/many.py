@@ -70,9 +70,10 @@ def infer_many(
     On a GPU, fields iterate together where they can: with the rules fixed, adaptive, backtracking,
     full-parallel, adhoc, momentum and adam, and in fields of tables without forbidden
     configurations. That pays for fields too small to fill a GPU by themselves. They may differ in
-    everything; each stops when it has converged. Frames of occupancy maps iterate together too
-    if they share their silhouettes (the same objects) and parameters. All other fields, and all on
-    the CPU, run one after another.
+    everything; each stops when it has converged. Fields that differ in one term beyond tables
+    iterate together too if a device can evaluate these terms together, as for the frames of a scene
+    that share their silhouettes (the same objects) and parameters. All other fields, and all on the
+    CPU, run one after another.
 
     Args:
         fields: The fields.

@@ -80,7 +80,7 @@ class Consistency(Term):
     weights: Floats
     """w_cl; one column stands for all labels.  # (S, L) or (S, 1)"""
 
-    def __new__(cls, *_: Any, tables: bool = False, **__: Any) -> Consistency:
+    def __new__(cls, *_: object, tables: bool = False, **__: object) -> Consistency:
         # what a term offers is a matter of its class
         return object.__new__(TabledConsistency if tables and cls is Consistency else cls)
 

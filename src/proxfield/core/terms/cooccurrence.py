@@ -104,7 +104,7 @@ class Cooccurrence(Term):
     """w_ab; 0 on the diagonal, since a class goes with itself.  # (m, m)"""
 
     def __new__(
-        cls, *_: Any, latent: str = "implicit", tables: bool = False, **__: Any
+        cls, *_: object, latent: str = "implicit", tables: bool = False, **__: object
     ) -> Cooccurrence:
         # what a term offers is a matter of its class, so each form is one
         if latent not in ("implicit", "variables"):

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats, as_indices
 from proxfield.core.terms.factor import SLOT_BYTES, Factor
@@ -79,7 +79,7 @@ class Shift:
         begins = number[self.here].ravel()
         return np.stack([begins, begins + self.distance], axis=1)
 
-    def over_pixels(self, values: Floats) -> NDArray[Any]:
+    def over_pixels(self, values: Floats) -> Floats:
         """Entries of the grid's variables as maps, without a copy.  # (n_pixels·k,) -> (*shape, k)
 
         Args:
@@ -190,11 +190,11 @@ class GridPairwise(Term):
                 f"tables have {self.n_labels}"
             )
 
-    def _per_edge(self, numbers: Floats) -> NDArray[Any]:
+    def _per_edge(self, numbers: Floats) -> Floats:
         """A number of each table, for each pair.  # (T,) -> (*sizes) or (1,)"""
         return numbers if self.index is None else numbers[self.index].reshape(self.shift.sizes)
 
-    def _maps(self, layout: Layout, values: Floats) -> NDArray[Any]:
+    def _maps(self, layout: Layout, values: Floats) -> Floats:
         """The grid's part of a flat state.  # (size,) -> (*shape, K), a view"""
         start = layout.start(self.first)
         return self.shift.over_pixels(values[start : start + self.shift.n_pixels * self.n_labels])

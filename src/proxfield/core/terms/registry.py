@@ -16,7 +16,6 @@ TERMS: Registry[type[Term]] = Registry(
         "gaussian": "gaussian:Gaussian",
         "consistency": "consistency:Consistency",
         "cooccurrence": "cooccurrence:Cooccurrence",
-        "occupancy": "occupancy:Occupancy",
         "grid-pairwise": "grid:GridPairwise",
     },
     package="proxfield.core.terms",

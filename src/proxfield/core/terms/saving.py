@@ -12,7 +12,7 @@ from typing import TypeVar, overload
 import numpy as np
 
 from proxfield.core.common.arrays import Arrays
-from proxfield.core.common.registry import Registry
+from proxfield.core.common.registry import Registry, import_applications
 from proxfield.core.terms.base import Term
 from proxfield.core.terms.registry import TERMS
 from proxfield.errors import InputError, ProxfieldError, shown
@@ -21,13 +21,11 @@ T = TypeVar("T", bound=type[Term])
 
 KINDS: Registry[type[Term]] = Registry(
     {
-        **{kind: place for kind, place in TERMS.places.items() if kind != "occupancy"},
+        **TERMS.places,
         # forms of a term that are classes of their own
         "consistency-tables": "proxfield.core.terms.consistency:TabledConsistency",
         "cooccurrence-variables": "proxfield.core.terms.cooccurrence:LatentCooccurrence",
         "cooccurrence-tables": "proxfield.core.terms.cooccurrence:TabledCooccurrence",
-        "occupancy": "proxfield.core.terms.occupancy:ExactOccupancy",
-        "occupancy-ratio": "proxfield.core.terms.occupancy:RatioOccupancy",
     }
 )
 """Classes of terms that can be saved, by the names that files call them."""
@@ -65,6 +63,7 @@ def saveable(term: T | None = None, *, kind: str | None = None) -> T | Callable[
         >>> pf.saveable is saveable
         True
     """
+    import_applications()  # their names are taken
     if term is None:
         return lambda cls: saveable_as(cls, kind)
     return saveable_as(term, kind)
@@ -75,14 +74,19 @@ def saveable_as(term: T, kind: str | None) -> T:
     if not (isinstance(term, type) and issubclass(term, Term)):
         raise InputError(f"saveable takes a class of terms, not {shown(term)}")
     name = getattr(term, "name", term.__name__) if kind is None else kind
-    there = KINDS.get(name)
+    there = KINDS.known.get(name)
     if there is not None and _place(there) != _place(term):  # a notebook's cell may run again
         raise InputError(
             f"{_place(there)} is already saved as {shown(name)}; pass another kind= for "
             f"{term.__name__}"
         )
-    KINDS.add(name, term)
+    KINDS[name] = term
     return term
+
+
+def library_form(kind: str) -> Callable[[T], T]:
+    """Register an application's class that a kind's constructor chooses: files call it ``kind``."""
+    return lambda term: saveable_as(term, kind)
 
 
 def _place(cls: type) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -249,7 +249,7 @@ class Unary(Term):
         return cls(np.log(np.exp(below).sum(axis=1, keepdims=True)) - below, variables)
 
 
-def _rows(values: ArrayLike, what: str) -> NDArray[Any]:
+def _rows(values: ArrayLike, what: str) -> Floats:
     """Numbers with one row per variable, float32 or float64.  # (m, c)"""
     try:
         given = np.asarray(values)

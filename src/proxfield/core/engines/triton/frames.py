@@ -1,7 +1,6 @@
 """Fields that differ in unary energies and in one term, iterated together: frames of a video.
 
-The term is one that a device can evaluate for all fields at once (`terms.base.frame_key`), such as
-occupancy maps with the same silhouettes and other masks.
+The term is one that a device can evaluate for all fields at once (`terms.base.frame_key`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ RULES: Registry[type[Rule]] = Registry(
         "restarts": "portfolio:Restarts",
         "portfolio": "portfolio:Portfolio",
         "auto": "auto:Auto",
-        "original": "original:Original",
     },
     package="proxfield.core.solve.rules",
 )

@@ -10,29 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Arrays
 from proxfield.core.common.checks import is_real, whole_number
+from proxfield.core.engines.terms import register
 from proxfield.core.terms.base import Floats, Ints, Layout, Tables, Term, as_floats
-from proxfield.core.terms.silhouettes import Boxes, Silhouettes, make_silhouettes
+from proxfield.core.terms.registry import TERMS
+from proxfield.core.terms.saving import library_form
 from proxfield.errors import InputError, UnsupportedError, shown
+from proxfield.people.numba import DIRECT, SMALLEST
+from proxfield.people.silhouettes import Boxes, Silhouettes, make_silhouettes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SMALLEST = 1e-14
-"""A p_i of 0 counts as this. The energy is off by at most Σ |w| times it, and the slopes of others
-by that too: less than they are rounded by."""
 PIXEL_BYTES = 64
 """Of arrays per pixel: weights, shares, integral images and what numpy needs to make them."""
 MAX_TABLE_LOCATIONS = 12
 """Maximum number of locations over a pixel for tables (`Term.as_tables`)."""
-DIRECT = 1e-6
-"""Below this p_i, the difference of integral images has lost its digits: pixels are summed."""
 MODELS = ("exact", "ratio")
 STRENGTH = 20.0
 """Independent observations that a body counts for."""
@@ -95,7 +94,7 @@ class Occupancy(Term):
     name = "occupancy"
     model: str
 
-    def __new__(cls, *_: Any, model: str = "exact", **__: Any) -> Occupancy:
+    def __new__(cls, *_: object, model: str = "exact", **__: object) -> Occupancy:
         # what a term offers is a matter of its class
         if cls is Occupancy:
             if model not in MODELS:
@@ -236,6 +235,7 @@ class Occupancy(Term):
         return out
 
 
+@library_form("occupancy")
 class ExactOccupancy(Occupancy):
     """`Occupancy` with ``model="exact"``."""
 
@@ -371,6 +371,7 @@ class OccupancyVisits:
         self.logs[location] = new
 
 
+@library_form("occupancy-ratio")
 class RatioOccupancy(Occupancy):
     """`Occupancy` with ``model="ratio"``.
 
@@ -481,3 +482,10 @@ def _read_mask(mask: ArrayLike, s: Silhouettes, camera: int) -> NDArray[np.float
     if raw.dtype not in (np.uint8, np.bool_) and (out.min() < 0 or out.max() > 1):
         raise InputError(f"the mask of camera {camera} has values outside of 0 to 1")
     return out
+
+
+TERMS[Occupancy.name] = Occupancy
+for _form in (ExactOccupancy, RatioOccupancy):
+    register(_form, "cpu", "proxfield.people.numba.occupancy:OccupancyOnCpu")
+register(ExactOccupancy, "cuda", "proxfield.people.triton.occupancy:OccupancyOnDevice")
+register(RatioOccupancy, "cuda", "proxfield.people.triton.occupancy:RatioOnDevice")

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.compiled.jit import PARALLEL_WORK, current_threads
+from proxfield.core.compiled.jit import PARALLEL_WORK, current_threads, kernel
+from proxfield.core.compiled.math import exp_negative
 from proxfield.core.compiled.simd import LANES, padded
-from proxfield.core.engines.numba.occupancy_kernels import (
+from proxfield.core.terms.base import Doubles, Floats, Ints, Layout, Visits
+from proxfield.people.numba.occupancy_kernels import (
     Cameras,
     Room,
     exact_parallel,
@@ -20,10 +22,61 @@ from proxfield.core.engines.numba.occupancy_kernels import (
     ratio_serial,
     turn_image,
 )
-from proxfield.core.engines.numba.occupancy_visits import BoxVisits
-from proxfield.core.terms.base import Doubles, Floats, Layout, Visits
-from proxfield.core.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
-from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
+from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
+
+
+@kernel
+def sum_box(cover: Doubles, weights: Doubles, box: Ints, log_p: float) -> float:
+    """Σ_{x ∈ R} w_x N_x/p over one rectangle.  # cover: log N, weights: (height, width)"""
+    total = 0.0
+    for y in range(box[1], box[3]):
+        row, w = cover[y], weights[y]
+        for x in range(box[0], box[2]):
+            total += w[x] * exp_negative(row[x] - log_p)
+    return total
+
+
+@kernel
+def shift_box(cover: Doubles, box: Ints, by: float) -> None:
+    """Add a number to one rectangle."""
+    for y in range(box[1], box[3]):
+        for x in range(box[0], box[2]):
+            cover[y, x] += by
+
+
+class BoxVisits:
+    """As `OccupancyVisits`, for rectangles."""
+
+    def __init__(self, term: ExactOccupancy, layout: Layout, q: Floats) -> None:
+        self.first, self.n = term.first, term.n_locations
+        self.labels = layout.cardinalities
+        self.logs = log_empty(q[term.entries(layout)])
+        self.views = [
+            (np.ascontiguousarray(s.cover(self.logs)), np.ascontiguousarray(w), s.boxes)
+            for s, w in zip(term.silhouettes, term.weights, strict=True)
+            if isinstance(s, Boxes)
+        ]
+
+    def gradient(self, variable: int) -> Floats:
+        location = variable - self.first
+        if not 0 <= location < self.n:
+            return np.zeros(int(self.labels[variable]))
+        log_p, total = float(self.logs[location]), 0.0
+        for cover, weights, boxes in self.views:
+            total += sum_box(cover, weights, boxes[location], log_p)
+        return np.array([total, 0.0])
+
+    def move(self, variable: int, q: Floats) -> None:
+        location = variable - self.first
+        if not 0 <= location < self.n:
+            return
+        new = float(log_empty(q[:1])[0])
+        by = new - float(self.logs[location])
+        for cover, _, boxes in self.views:
+            shift_box(cover, boxes[location], by)
+        self.logs[location] = new
+
 
 _ONES = np.ones((1, 1))
 KEPT_SCENES = 4

@@ -11,18 +11,13 @@ from numpy.typing import NDArray
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.triton.device_pack import from_numpy
-from proxfield.core.engines.triton.terms import occupancy_kernels as kernels
-from proxfield.core.engines.triton.terms.occupancy_plan import Group, ScenePlan, plan_for
 from proxfield.core.terms.base import Layout
-from proxfield.core.terms.occupancy import (
-    DIRECT,
-    SMALLEST,
-    ExactOccupancy,
-    Occupancy,
-    RatioOccupancy,
-)
-from proxfield.core.terms.silhouettes import Boxes, Runs
 from proxfield.errors import InputError
+from proxfield.people.numba import DIRECT, SMALLEST
+from proxfield.people.occupancy import ExactOccupancy, Occupancy, RatioOccupancy
+from proxfield.people.silhouettes import Boxes, Runs
+from proxfield.people.triton import occupancy_kernels as kernels
+from proxfield.people.triton.occupancy_plan import Group, ScenePlan, plan_for
 
 LOGS_BLOCK = 1024
 """Locations of one program that takes logarithms, or adds up cameras."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import proxfield as pf
 from proxfield.core.engines.terms import implementation
 from proxfield.core.terms.base import Layout
-from proxfield.core.terms.occupancy import DIRECT, SMALLEST
+from proxfield.people.occupancy import DIRECT, SMALLEST
 
 Array = NDArray[Any]
 MODELS = ("exact", "ratio")
@@ -196,8 +196,8 @@ def test_kernels_follow_the_term(
     """Also with p → 0, with cameras over threads, and among variables that aren't locations."""
     pytest.importorskip("numba")
     if threads:
-        monkeypatch.setattr("proxfield.core.engines.numba.occupancy.PARALLEL_WORK", 0)
-        monkeypatch.setattr("proxfield.core.engines.numba.occupancy.current_threads", lambda: 2)
+        monkeypatch.setattr("proxfield.people.numba.occupancy.PARALLEL_WORK", 0)
+        monkeypatch.setattr("proxfield.people.numba.occupancy.current_threads", lambda: 2)
     term, n = scene(5, n=40, model=model, first=2), 40
     layout = Layout(np.array([3, 2, *[2] * n, 4]))
     maker = implementation(term, "cpu")
@@ -278,7 +278,7 @@ def test_less_than_the_smallest_makes_no_difference(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_frames_of_a_scene_share_what_is_packed(model: str) -> None:
     pytest.importorskip("numba")
-    from proxfield.core.engines.numba import occupancy as module
+    from proxfield.people.numba import occupancy as module
 
     first, n = scene(8, n=15, model=model), 15
     layout, rng = Layout(np.full(n, 2)), np.random.default_rng(0)
@@ -305,7 +305,7 @@ def test_frames_of_a_scene_share_what_is_packed(model: str) -> None:
 
 def test_the_exponential_of_the_kernels() -> None:
     numba = pytest.importorskip("numba")
-    from proxfield.core.engines.numba.occupancy_kernels import exp2_of as helper
+    from proxfield.people.numba.occupancy_kernels import exp2_of as helper
 
     @numba.njit
     def exp2_of(x: float) -> float:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.records import Record
 from proxfield.core.engines.plan import Custom, Plan
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import RULES
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Floats
-from proxfield.core.terms.occupancy import RatioOccupancy, log_empty
 from proxfield.errors import UnsupportedError
+from proxfield.people.occupancy import RatioOccupancy, log_empty
 from proxfield.result import Status
 
 
@@ -76,7 +77,7 @@ class Original(Rule):
         unary = lowered.unary
         bias = np.asarray(unary[::2], dtype=np.float64) - unary[1::2]  # log(π/(1 − π))
 
-        def update(theta: Floats, q: Floats, gradient: Floats, memory: dict[str, Any]) -> Floats:
+        def update(theta: Floats, q: Floats, gradient: Floats, memory: Record) -> Floats:
             logs = log_empty(q[term.entries(layout)])
             odds = bias - term.changes_at(logs, self.ignored)
             target = 1.0 / (1.0 + np.exp(np.clip(-odds, -700.0, 700.0)))
@@ -163,3 +164,6 @@ def residual(lowered: Lowered, q: NDArray[np.float64]) -> float:
     weights = np.exp(pairs.min(axis=1, keepdims=True) - pairs)
     target = weights / weights.sum(axis=1, keepdims=True)
     return float(np.abs(target.ravel() - q).max(initial=0.0))
+
+
+RULES[Original.name] = Original

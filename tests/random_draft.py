@@ -14,11 +14,11 @@ from proxfield.core.terms.cooccurrence import Cooccurrence
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.grid import GridPairwise
-from proxfield.core.terms.occupancy import Occupancy
 from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
-from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.core.terms.unary import Constant, Unary
 from proxfield.images.cooccurrence import CooccurrenceStatistics
+from proxfield.people.occupancy import Occupancy
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 
 MAX_TABLE = 1024
 """Maximum number of entries of a table."""

@@ -13,7 +13,7 @@ from proxfield.core.terms.base import Ints
 from proxfield.core.terms.registry import TERMS
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.testing.draft import MAKERS, SYMMETRIC, Draft, plant_contradiction
+from random_draft import MAKERS, SYMMETRIC, Draft, plant_contradiction
 
 MAX_ENUMERATED = 4096
 """Maximum number of labellings of a field whose size isn't given."""

@@ -15,11 +15,11 @@ import numpy as np
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.engines.triton.device_pack import from_numpy, power_of_two
-from proxfield.core.engines.triton.terms import occupancy_kernels as kernels
 from proxfield.core.filters.triton.plans import resolved
 from proxfield.core.terms.base import Ints
-from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.errors import UnsupportedError
+from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
+from proxfield.people.triton import occupancy_kernels as kernels
 
 SCRATCH_BYTES = 120 << 20
 """Bytes of images that are worked on together: about what the cache of a large GPU has use for."""

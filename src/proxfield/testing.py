@@ -1,16 +1,23 @@
-"""Exact answers by enumeration, and the fixed-point residual straight from a field's terms."""
+"""Tools for testing inference: exact answers for small fields, and a residual from terms alone.
+
+They need numpy alone and no test framework. The project's own tests use them, and they serve to
+test a term, a rule or a kernel set of one's own:
+
+    >>> import proxfield as pf
+    >>> from proxfield.testing import enumerate_field
+    >>> enumerate_field(pf.Field(2, 2, [pf.Potts([[0, 1]], 1.0)])).min_energy
+    0.0
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.terms.base import Floats, Ints, Layout, Term, offers
+from proxfield.core.terms.base import Ints, Layout, Term, offers
 from proxfield.core.terms.cooccurrence import Cooccurrence
 from proxfield.errors import InputError
 from proxfield.field import Field
@@ -166,31 +173,6 @@ def _one_by_one(term: Term, layout: Layout, x: Ints) -> NDArray[np.float64]:
     return np.asarray(values[back.ravel()])
 
 
-def log_sum_exp(values: Floats) -> float:
-    """log Σ exp(values); −inf if all values are −inf.
-
-    Example:
-        >>> round(log_sum_exp(np.log([1.0, 2.0, 5.0])), 4)
-        2.0794
-    """
-    top = float(np.max(values))
-    return top if top == -np.inf else top + float(np.log(np.exp(values - top).sum()))
-
-
-def probabilities(field: Field, q: Floats) -> NDArray[np.float64]:
-    """Q(x) = Π_i q_i(x_i) of each of `labellings`.  # (size,) -> (count,)"""
-    return np.asarray(q[field.layout.offsets[:-1] + labellings(field)].prod(axis=1))
-
-
-def random_marginals(layout: Layout, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Distributions drawn uniformly from the simplices, flat.  # (size,)"""
-    noise = rng.exponential(size=layout.size)
-    return np.asarray(noise / layout.sum_by_variable(noise)[layout.owner])
-
-
-# ---- fixed points ----
-
-
 def fixed_point_residual(field: Field, q: Any) -> float:
     """``max |softmax(−g(q)) − q|``: how far marginals are from a fixed point of mean field.
 
@@ -231,49 +213,3 @@ def fixed_point_residual(field: Field, q: Any) -> float:
     weight = np.exp(low[layout.owner] - g)
     target = weight / layout.sum_by_variable(weight)[layout.owner]
     return float(np.abs(target - flat).max())
-
-
-# ---- second derivatives ----
-
-
-def explicit_tables(field: Field) -> Iterator[tuple[Ints, Floats]]:
-    """Every scope of every term with its own table."""
-    for term in field.terms:
-        for scopes, tables, index in term.as_tables(field.layout):
-            which = np.arange(len(scopes)) if index is None else index
-            yield from zip(scopes, tables[which], strict=True)
-
-
-def exact_hessian(field: Field, q: Floats | None = None) -> NDArray[np.float64]:
-    """The Hessian of E at q, by contracting explicit tables.
-
-    Args:
-        field: A field whose terms can be expressed as tables.
-        q: Marginals, flat; not needed where no table has more than two variables.  # (size,)
-
-    Returns:
-        The matrix of second derivatives.  # (size, size)
-    """
-    offsets, cards = field.layout.offsets, field.cardinalities
-    out = np.zeros((field.layout.size, field.layout.size))
-    for scope, table in explicit_tables(field):
-        for a, b in itertools.combinations(range(len(scope)), 2):
-            block = np.moveaxis(table, (a, b), (0, 1))
-            for p in range(len(scope) - 1, -1, -1):
-                if p not in (a, b):
-                    if q is None:
-                        raise InputError("tables of three or more variables need marginals q")
-                    i = scope[p]
-                    block = block @ q[offsets[i] : offsets[i + 1]]
-            i, j = scope[a], scope[b]
-            rows = slice(offsets[i], offsets[i] + cards[i])
-            columns = slice(offsets[j], offsets[j] + cards[j])
-            out[rows, columns] += block
-            out[columns, rows] += block.T
-    return out
-
-
-def projected(layout: Layout, matrix: Floats) -> NDArray[np.float64]:
-    """P M P, with P the projection that centers each variable's block."""
-    p = np.stack([layout.center(e) for e in np.eye(layout.size)])
-    return np.asarray(p @ matrix @ p)

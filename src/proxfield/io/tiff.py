@@ -1,0 +1,445 @@
+"""TIFF in whole and in windows, with its place on Earth where it has one (GeoTIFF).
+
+rasterio (the extra ``geo``) and tifffile (``tiles``) are imported only where such a file is read.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from proxfield.core.common.arrays import Dtype, Pixels
+from proxfield.core.common.extras import import_extra, install_hint, is_installed
+from proxfield.core.common.records import Record
+from proxfield.errors import InputError
+from proxfield.io.files import Target, atomic_write, display_name, ending, read_bytes
+from proxfield.io.npy import NpyOutput, compact, map_array
+from proxfield.io.remote import make_path
+from proxfield.io.windows import NewFile, Output, Sliced, Window, damaged, stamp
+
+if TYPE_CHECKING:
+    from proxfield.io.nifti import NiftiReference
+
+GEOTIFF = (".tif", ".tiff")
+GEO_REMEDY = install_hint("geo")
+GEO_TAGS = {33550, 33922, 34264, 34735}
+"""Tags of a TIFF that place it: pixel scale, tie points, transformation, keys."""
+BITS_TAG = 258
+SAMPLES_TAG = 277
+CACHE_MB = 64
+"""What GDAL may keep of a file's blocks; by default it is 5 % of the memory."""
+ALPHA_SAMPLES = (2, 4)
+"""Numbers of samples of which the last one may be alpha."""
+BLOCK = 256
+"""Length of the tiles of a TIFF that is written."""
+LARGE_TIFF = 2**31
+"""Bytes above which a TIFF gets offsets of 8 bytes."""
+
+
+def import_rasterio() -> Any:
+    """The package rasterio, or how to install it."""
+    return import_extra("rasterio", "GeoTIFF needs rasterio", "geo")
+
+
+def import_tifffile() -> Any:
+    """The package tifffile, or how to install it."""
+    return import_extra("tifffile", "windows of a TIFF need tifffile", "tiles")
+
+
+def has_rasterio() -> bool:
+    """Whether rasterio is installed."""
+    return is_installed("rasterio")
+
+
+def open_file(path: Path) -> Sliced:
+    """A file that is read in windows: by rasterio if it has a place, otherwise by tifffile."""
+    if has_rasterio() and (is_geotiff(path) or not is_installed("tifffile")):
+        return Raster(path)
+    return Tiff(path)
+
+
+def make_file(new: NewFile) -> Output:
+    """A file that is written in windows."""
+    return TiffOutput(new)
+
+
+# ---- GeoTIFF ----
+
+
+@dataclass(frozen=True)
+class GeoReference:
+    """The position of a picture on Earth.
+
+    Attributes:
+        profile: Coordinate system, transformation and control points, as rasterio takes them.
+        colors: The colors of a label map; None without.
+    """
+
+    profile: Record
+    colors: dict[int, Any] | None = None
+
+    def same_place(self, other: object) -> bool:
+        """Whether another file lies in the same place."""
+        if not isinstance(other, GeoReference):
+            return False
+        one, two = (r.profile.get("transform") for r in (self, other))
+        return one is None or two is None or bool(np.allclose(one, two))
+
+    def write(self, path: Target, values: Pixels, ignored: int | None = None) -> None:
+        """Write labels, or probabilities with labels last, as GeoTIFF."""
+        stored = compact(values)
+        if stored.dtype == np.int64:
+            raise InputError("labels above 65535 don't fit a GeoTIFF", path=display_name(path))
+        bands = stored[None] if stored.ndim == 2 else np.moveaxis(stored, -1, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with import_rasterio().MemoryFile() as memory:
+                with memory.open(**self.options(bands.shape, bands.dtype, ignored)) as file:
+                    file.write(bands)
+                    self.color(file)
+                content = bytes(memory.getbuffer())
+        atomic_write(path, content)
+
+    def options(self, shape: tuple[int, ...], dtype: Dtype, ignored: int | None) -> Record:
+        """What rasterio has to know to write bands of a shape and a type."""
+        return {
+            **{"driver": "GTiff", "dtype": dtype.name, "nodata": ignored, "compress": "deflate"},
+            **dict(zip(("count", "height", "width"), shape, strict=True)),
+            **self.profile,
+        }
+
+    def color(self, file: Any) -> None:
+        """Give a file of rasterio the colors of a label map, if it is one."""
+        if self.colors is not None and file.dtypes == ("uint8",):
+            file.write_colormap(1, self.colors)
+
+
+class PlacedImage(NamedTuple):
+    """An image and what its file says about places."""
+
+    values: Pixels  # channels last
+    reference: NiftiReference | GeoReference  # what results are written with
+    spacing: tuple[float, ...] | None = None  # of voxels along each axis in mm, if it says that
+
+
+@contextmanager
+def _raster(path: Target, data: bytes | None = None) -> Iterator[Any]:
+    """An open GeoTIFF of rasterio, in a file or in memory; damage is one line with its name.
+
+    Args:
+        path: Its name.
+        data: Its content, if that is in memory.
+    """
+    rasterio = import_rasterio()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pictures without a place are read too
+        try:
+            with rasterio.Env(GDAL_CACHEMAX=CACHE_MB):
+                if data is None:
+                    with rasterio.open(path) as source:
+                        yield source
+                else:
+                    with rasterio.MemoryFile(data) as memory, memory.open() as source:
+                        yield source
+        except rasterio.errors.RasterioError as error:
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"image is damaged or cut short ({reason}), expected a whole file",
+                path=display_name(path),
+            ) from None
+
+
+def _bands(source: Any) -> list[int]:
+    """The numbers of an open file's bands, without alpha."""
+    alpha = [i.name == "alpha" for i in source.colorinterp]
+    return [k + 1 for k, a in enumerate(alpha) if not a or all(alpha)]
+
+
+def _last(bands: Pixels) -> Pixels:
+    """Bands as channels: the last axis, or none for one of them."""
+    return np.asarray(bands[0] if len(bands) == 1 else np.moveaxis(bands, 0, -1))
+
+
+def read_geotiff(path: Target, notes: list[str] | None = None) -> PlacedImage:
+    """A picture of any number of bands and bits, and its place on Earth.
+
+    Raises:
+        InputError: If the file can't be read.
+    """
+    data, name = read_bytes(path)
+    with _raster(path, data) as source:
+        kept = _bands(source)
+        if notes is not None and len(kept) < source.count:
+            notes.append(f"{name}: its alpha channel is dropped")
+        return PlacedImage(_last(source.read(kept)), _reference(source))
+
+
+def read_reference(path: Target) -> GeoReference:
+    """The place of a GeoTIFF on Earth, without its pixels.
+
+    Raises:
+        InputError: If the file can't be read.
+    """
+    with _raster(path) as source:
+        return _reference(source)
+
+
+def _reference(source: Any) -> GeoReference:
+    """What an open GeoTIFF says about its place."""
+    profile: Record = {"crs": source.crs, "transform": source.transform}
+    points, system = source.gcps
+    if points:
+        profile = {"gcps": points, "crs": system}
+    palette = "palette" in [interpretation.name for interpretation in source.colorinterp]
+    return GeoReference(profile, source.colormap(1) if palette else None)
+
+
+class Raster(Sliced):
+    """A GeoTIFF, read in windows by rasterio; an alpha channel is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, display_name(path)
+        with _raster(path) as source:
+            self.bands = _bands(source)
+            self.dtype = np.dtype(source.dtypes[0])
+            size = source.height, source.width
+        self.shape = size if len(self.bands) == 1 else (*size, len(self.bands))
+
+    def read(self, window: Window) -> Pixels:
+        rows, columns = window[0], window[1]
+        area = ((rows.start, rows.stop), (columns.start, columns.stop))
+        with _raster(self.path) as source:
+            found = _last(source.read(self.bands, window=area))
+        return found if len(window) < 3 else found[:, :, window[2]]
+
+    def identity(self) -> str:
+        return stamp(self.path)
+
+
+# ---- TIFF without packages ----
+
+
+def is_geotiff(path: Target) -> bool:
+    """Whether a file is a TIFF that says where it is; needs no package."""
+    return ending(path) in GEOTIFF and bool(GEO_TAGS & tiff_tags(path).keys())
+
+
+def has_deep_color(data: bytes) -> bool:
+    """Whether these are the bytes of a PNG or TIFF of more than 8 bits and several channels."""
+    if data.startswith(b"\x89PNG") and len(data) > 25:
+        return data[24] == 16 and data[25] in (2, 6)
+
+    tags = _read_tags(BytesIO(data))
+    bits, samples = (tags.get(tag) or (1,) for tag in (BITS_TAG, SAMPLES_TAG))
+    return bits[0] > 8 and samples[0] > 1
+
+
+def tiff_tags(path: Target) -> dict[int, tuple[int, ...]]:
+    """The tags of the first page of a TIFF, with the values of whole numbers; else nothing."""
+    try:
+        with make_path(path).open("rb") as stream:
+            return _read_tags(stream)
+    except OSError:
+        return {}
+
+
+def _read_tags(stream: BinaryIO) -> dict[int, tuple[int, ...]]:
+    """Classic TIFF has offsets of 4 bytes, BigTIFF of 8."""
+    start = stream.read(16)
+    order = {b"II": "<", b"MM": ">"}.get(start[:2])
+    if order is None or len(start) < 16:
+        return {}
+    big = struct.unpack(f"{order}H", start[2:4])[0] == 43
+    found: dict[int, tuple[int, ...]] = {}
+    try:
+        form, count, entry = ("Q", "Q", 20) if big else ("I", "H", 12)
+        (at,) = struct.unpack_from(f"{order}{form}", start, 8 if big else 4)
+        stream.seek(at)
+        (entries,) = struct.unpack(f"{order}{count}", stream.read(struct.calcsize(count)))
+        table = stream.read(entry * min(entries, 4096))
+        for k in range(len(table) // entry):
+            tag, form_code, number = struct.unpack_from(f"{order}HH{form}", table, k * entry)
+            found[tag] = ()
+            if form_code == 3 and tag in (BITS_TAG, SAMPLES_TAG):  # short
+                field = k * entry + (12 if big else 8)
+                place = table[field : field + (8 if big else 4)]
+                if 2 * number > len(place):
+                    stream.seek(struct.unpack(f"{order}{form}", place)[0])
+                    place = stream.read(2)
+                found[tag] = struct.unpack(f"{order}H", place[:2])
+    except (struct.error, OSError, OverflowError):
+        return found
+    return found
+
+
+# ---- TIFF in windows ----
+
+
+class Tiff(Sliced):
+    """The first image of a tiled (or striped) TIFF in full size: pyramids of slides, too.
+
+    Only the tiles that a window touches are decoded. Compression other than Deflate needs
+    imagecodecs, which tifffile names. An alpha channel is left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, display_name(path)
+        tifffile = import_tifffile()
+        try:
+            with tifffile.TiffFile(path) as file:
+                page = self._page(file)
+                self.dtype = np.dtype(page.dtype)
+                height, width, samples = page.imagelength, page.imagewidth, page.samplesperpixel
+                alpha = [int(x) for x in page.extrasamples]
+        except tifffile.TiffFileError as error:
+            raise damaged(error, self.name) from None
+        dropped = samples in ALPHA_SAMPLES and len(alpha) == 1 and alpha[0] in (1, 2)
+        self.samples = samples - dropped
+        self.shape = (height, width) if self.samples == 1 else (height, width, self.samples)
+
+    def _page(self, file: Any) -> Any:
+        pages = file.series[0].levels[0].pages
+        if len(pages) != 1:
+            raise InputError(f"has {len(pages)} pages, expected one image", path=self.name)
+        page = pages[0].aspage()
+        if page.imagedepth != 1 or page.dtype is None:
+            raise InputError("is no flat image of plain numbers", path=self.name)
+        return page
+
+    def read(self, window: Window) -> Pixels:
+        rows, columns = window[0], window[1]
+        size = (rows.stop - rows.start, columns.stop - columns.start, self.samples)
+        out = np.zeros(size, dtype=self.dtype)
+        tifffile = import_tifffile()
+        try:
+            with tifffile.TiffFile(self.path) as file:
+                page = self._page(file)
+                for plane, y, x, part in _segments(page, rows, columns):
+                    _paste(out, part, plane, y - rows.start, x - columns.start)
+        except (tifffile.TiffFileError, ValueError, OSError) as error:
+            raise damaged(error, self.name) from None
+        if self.samples == 1:
+            return out[..., 0]
+        return out if len(window) < 3 else out[:, :, window[2]]
+
+    def identity(self) -> str:
+        return stamp(self.path)
+
+
+def _segments(page: Any, rows: slice, columns: slice) -> Any:
+    """The decoded tiles or strips of a page that a window touches, with plane and place."""
+    if page.is_tiled:
+        length, width = page.tilelength, page.tilewidth
+    else:
+        length, width = min(page.rowsperstrip, page.imagelength), page.imagewidth
+    down, across = -(-page.imagelength // length), -(-page.imagewidth // width)
+    planes = len(page.dataoffsets) // (down * across)
+    for plane in range(planes):
+        for i in range(rows.start // length, -(-rows.stop // length)):
+            for j in range(columns.start // width, -(-columns.stop // width)):
+                number = (plane * down + i) * across + j
+                count = page.databytecounts[number]
+                if count == 0:  # never written
+                    continue
+                page.parent.filehandle.seek(page.dataoffsets[number])
+                data = page.parent.filehandle.read(count)
+                part, place, shape = page.decode(data, number, jpegtables=page.jpegtables)
+                if part is not None:
+                    yield plane, place[2], place[3], part.reshape(shape)[0]
+
+
+def _paste(out: Pixels, part: Pixels, plane: int, y: int, x: int) -> None:
+    """Put a decoded segment where it belongs, as far as it lies within the window."""
+    if part.shape[-1] == 1 and plane >= out.shape[-1]:  # alpha, in a plane of its own
+        return
+    top, left = max(0, y), max(0, x)
+    bottom = min(out.shape[0], y + part.shape[0])
+    right = min(out.shape[1], x + part.shape[1])
+    if bottom <= top or right <= left:
+        return
+    piece = part[top - y : bottom - y, left - x : right - x]
+    if part.shape[-1] == 1:
+        out[top:bottom, left:right, plane] = piece[..., 0]
+    else:
+        out[top:bottom, left:right] = piece[..., : out.shape[-1]]
+
+
+class TiffOutput(NpyOutput):
+    """A tiled TIFF, made of the ``.npy`` file in the end: tiles of a TIFF come in their order."""
+
+    def __init__(self, new: NewFile) -> None:
+        super().__init__(new)
+        self.reference: GeoReference | None = new.reference
+        self.nodata = new.nodata
+        self.planes = len(self.shape) == 3 and self.shape[0] < self.shape[-1]
+        """Whether channels are the first axis."""
+        if self.reference is None:
+            import_tifffile()  # before any work
+
+    def finish(self) -> None:
+        made = self.path.with_name("output.tif")
+        if self.reference is None:
+            self._by_tifffile(made)
+        else:
+            self._by_rasterio(made, self.reference)
+        made.replace(self.target)
+        self.path.unlink()
+
+    def _strips(self) -> Iterator[Pixels]:
+        """Rows of blocks, with channels where they are stored."""
+        for y in range(0, self.shape[1 if self.planes else 0], BLOCK):
+            stored = map_array(self.path)  # again: what is mapped counts as memory in use
+            yield stored[:, y : y + BLOCK] if self.planes else stored[y : y + BLOCK]
+
+    def _by_tifffile(self, made: Path) -> None:
+        options: Record = {}
+        if len(self.shape) == 3:
+            options["planarconfig"] = "separate" if self.planes else "contig"
+        size = int(np.prod(self.shape)) * self.dtype.itemsize
+        with import_tifffile().TiffWriter(made, bigtiff=size > LARGE_TIFF) as writer:
+            writer.write(
+                self._blocks(),
+                shape=self.shape,
+                dtype=self.dtype,
+                tile=(BLOCK, BLOCK),
+                photometric="minisblack",
+                compression="zlib",
+                metadata=None,
+                **options,
+            )
+
+    def _blocks(self) -> Iterator[Pixels]:
+        """All tiles in the order of the file, full at the borders too."""
+        for plane in range(self.shape[0]) if self.planes else [None]:
+            for strip in self._strips():
+                rows = strip if plane is None else strip[plane]
+                for x in range(0, rows.shape[1], BLOCK):
+                    piece = rows[:, x : x + BLOCK]
+                    out = np.zeros((BLOCK, BLOCK, *rows.shape[2:]), dtype=self.dtype)
+                    out[: piece.shape[0], : piece.shape[1]] = piece
+                    yield out
+
+    def _by_rasterio(self, made: Path, reference: GeoReference) -> None:
+        rasterio = import_rasterio()
+        shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
+        shape = shape if self.planes or len(self.shape) == 2 else (shape[2], *shape[:2])
+        tiles = {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "bigtiff": "if_safer"}
+        options = reference.options(shape, self.dtype, self.nodata)
+        with (
+            rasterio.Env(GDAL_CACHEMAX=CACHE_MB),
+            rasterio.open(made, "w", **tiles, **options) as file,
+        ):
+            reference.color(file)
+            for k, strip in enumerate(self._strips()):
+                rows = strip[..., None] if strip.ndim == 2 else strip
+                bands = np.asarray(rows if self.planes else np.moveaxis(rows, -1, 0))
+                area = ((k * BLOCK, k * BLOCK + bands.shape[1]), (0, shape[2]))
+                file.write(bands, window=area)

@@ -1,0 +1,1 @@
+"""Occupancy maps on a GPU, in Triton."""
