@@ -116,7 +116,7 @@ class Peer:
 def solve(field: Any, budget: float, seed: int) -> tuple[float, float]:
     """Energy and CPU seconds of one search."""
     from proxfield.core.solve.request import Request
-    from proxfield.core.solve.search.map_search import MapSearch
+    from proxfield.core.solve.search.labelling import MapSearch
     from proxfield.core.solve.solve_map import answer
 
     request = Request(

@@ -294,7 +294,7 @@ def test_ctrl_c_between_orders_and_search_keeps_the_best(monkeypatch: pytest.Mon
     def interrupt(self: Any, start: Any, f: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("proxfield.core.solve.rules.auto.Search.run", interrupt)
+    monkeypatch.setattr("proxfield.core.solve.rules.auto.MinimumSearch.run", interrupt)
     result = pf.infer(field)
     lowest = result.trace.free_energy[np.isfinite(result.trace.free_energy)].min()
     assert result.status is pf.Status.INTERRUPTED

@@ -13,8 +13,7 @@ from clock import CountedClock
 from helpers import Chain, repulsive_grid
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.search.cell_work import CellWork
-from proxfield.core.solve.search.cells import Cell, Pool, user_clamps
+from proxfield.core.solve.search.cells import Cell, CellWork, Pool, user_clamps
 from proxfield.core.solve.search.splits import Splitter
 from proxfield.generate import grid
 from proxfield.mixture import Clamp, mixture_free_energy, mixture_weights

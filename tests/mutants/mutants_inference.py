@@ -212,7 +212,7 @@ STOPPING = [
     ),
     Mutant(
         "plain-chains-without-a-limit-of-their-own",
-        "core/solve/search/map_search.py",
+        "core/solve/search/labelling.py",
         "if problem.plain_chains and not problem.lowered.extras:",
         "if False:",
         "inference/test_map_scale.py::test_the_reference_ends_by_itself",
@@ -385,16 +385,16 @@ SEARCH = [
 ROUNDING = [
     Mutant(
         "lowest-labelling-not-kept",
-        "core/solve/search/search.py",
+        "core/solve/search/minimum.py",
         "if energy < self.lowest:",
         "if energy > self.lowest or self.labels is None:",
         "rules/test_search.py::test_the_labelling_is_the_best_that_chains_ended_with",
     ),
     Mutant(
         "rules-compete-everywhere",
-        "core/solve/search/search.py",
-        "if lowered.hard or not self.flat:",
-        "if lowered.hard:",
+        "core/solve/search/minimum.py",
+        "if self.lowered.hard or not self.flat:",
+        "if self.lowered.hard:",
         "rules/test_search.py::test_adam_competes_where_sampling_gains_little",
     ),
     Mutant(

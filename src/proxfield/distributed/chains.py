@@ -15,8 +15,8 @@ from proxfield.core.engines.base import State
 from proxfield.core.engines.plan import Chains
 from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.polish import better_of
-from proxfield.core.solve.search.search import COLD_SHARE, HOT_SHARE
+from proxfield.core.solve.rules.portfolio import better_of
+from proxfield.core.solve.search.tuned import COLD_SHARE, HOT_SHARE
 from proxfield.core.terms.base import Doubles
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.program import PartProgram

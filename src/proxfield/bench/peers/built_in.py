@@ -16,7 +16,7 @@ from proxfield.core.solve.map_result import MapStatus
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.search.map_search import MapSearch as Search
+from proxfield.core.solve.search.labelling import MapSearch as Search
 from proxfield.core.solve.search.modes import infer_modes
 from proxfield.core.solve.solve_map import answer
 from proxfield.images.densecrf import DenseCRF

@@ -5,6 +5,8 @@ runs on a field where a forbidden configuration costs a finite penalty, which gr
 stage to stage; a labelling of finite energy is then found by rounding and, where that
 fails, by search; and exact coordinate descent from it lowers the true F, which stays finite.
 
+`search_forbidden` is what `solve_map` does instead.
+
 Every stage counts as time of inference and keeps to the budget, the callback and Ctrl-C.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Program
 from proxfield.core.engines.plan import Order
 from proxfield.core.engines.registry import on_host
+from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.history import Limits
@@ -28,7 +31,10 @@ from proxfield.core.solve.loop import Loop, warm_up
 from proxfield.core.solve.pace import LOOK_SECONDS
 from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.portfolio import HALTED
 from proxfield.core.solve.rules.schedules import Sweep
+from proxfield.core.solve.search import tuned
+from proxfield.core.solve.search.labelling import LabellingSearch
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Floats, Ints
 from proxfield.result import Status, one_hot
@@ -49,7 +55,6 @@ GRACE_SECONDS = 0.005
 """Time of the search where nothing is left of the budget."""
 ROUNDING_PENALTY = 1e6
 """Penalty for rounding: no saving elsewhere makes up for a violation."""
-HALTED = (Status.INTERRUPTED, Status.STOPPED)
 LIMITS = (*HALTED, Status.MAX_ITERS, Status.BUDGET)
 
 
@@ -326,3 +331,77 @@ def in_order(
         state = program.start(start)
         status = loop.run(program, order, state, first=first)
         return Outcome(program.marginals(state), loop.last, status), loop.iterations
+
+
+# ---- solve_map ----
+
+
+def search_forbidden(session: Session) -> Outcome:
+    """A labelling of low energy in a field whose tables hold +inf.
+
+    A forbidden configuration costs a penalty that no change of a single variable outweighs. The
+    search runs on that field, and the labelling of lowest true energy that it comes across is kept.
+    Where a share of the limits found none that is feasible, repair and backtracking look for one,
+    and the search goes on from there.
+    """
+    lowered = session.problem.lowered
+    penalty = 1.0 + float(spreads(lowered).max(initial=0.0))  # no single change outweighs it
+    soft = session.with_energies(lowered.soften(penalty))
+    scale = interaction_scale(lowered.soften(0.0))
+    first = soft.within(share_left(session, tuned.FIRST_SHARE))
+    found = LabellingSearch(first, lowered, scale).run()
+    if found.status in HALTED or np.isfinite(found.free_energy):
+        if found.status in HALTED or session.spent is not None:
+            return found
+        return searched_on(soft, found, lowered, scale)
+    try:
+        finder = Finder(session.within(share_left(session, tuned.REPAIR_SHARE)))
+        stopped, proved = finder.search(None)
+    except KeyboardInterrupt:
+        return replace(found, status=Status.INTERRUPTED)
+    if proved:
+        return replace(found, status=Status.INFEASIBLE)
+    if finder.labels is not None:
+        found = replace(found, labels=finder.labels, free_energy=lowered.energy(finder.labels))
+    if stopped in HALTED:
+        return replace(found, status=stopped)
+    if session.spent is not None:
+        return replace(found, status=session.spent)
+    return searched_on(soft, found, lowered, scale)
+
+
+def searched_on(soft: Session, found: Outcome, lowered: Lowered, scale: float) -> Outcome:
+    """The better labelling after another search, which starts from one that was found."""
+    assert found.labels is not None
+    start = one_hot(lowered.layout.offsets, found.labels).astype(np.float64, copy=False)
+    later = LabellingSearch(soft.restarted(start), lowered, scale).run()
+    return replace(found, status=later.status) if found.free_energy < later.free_energy else later
+
+
+def spreads(lowered: Lowered) -> NDArray[np.float64]:
+    """The largest change of finite energy that each variable can make.  # (n_vars,)"""
+    n, offsets = lowered.layout.n_vars, lowered.layout.offsets[:-1]
+    total = np.zeros(n)
+    if n:
+        most = np.where(np.isfinite(lowered.unary), lowered.unary, -np.inf)
+        total += np.maximum.reduceat(most, offsets) - np.minimum.reduceat(lowered.unary, offsets)
+    for term in (lowered.ising, lowered.potts):
+        for end in () if term is None else term.edges.T:
+            total += np.bincount(end, 2.0 * np.abs(term.weights), minlength=n)  # type: ignore[union-attr]
+    for factor in lowered.factors:
+        axes = tuple(range(1, factor.tables.ndim))
+        finite = np.isfinite(factor.tables)
+        most = np.where(finite, factor.tables, -np.inf).max(axis=axes)
+        least = np.where(finite, factor.tables, np.inf).min(axis=axes)
+        spread = np.where(np.isfinite(most), most - least, 0.0)[factor.index]
+        for column in factor.scopes.T:
+            total += np.bincount(column, spread, minlength=n)
+    return total
+
+
+def share_left(session: Session, share: float) -> Limits:
+    """Limits with a share of what is left of a session's."""
+    loop, limits = session.loop, session.limits
+    if limits.budget is not None:
+        return limits.until(seconds=loop.elapsed + share * max(0.0, session.seconds_left))
+    return limits.until(loop.iterations + int(share * max(0, session.iterations_left)))

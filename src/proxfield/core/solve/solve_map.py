@@ -16,6 +16,7 @@ from proxfield.core.engines.plan import Chains
 from proxfield.core.lowering.forests import graph_of
 from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.forbidden import search_forbidden, spreads
 from proxfield.core.solve.history import Callback
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.map_result import MapResult, MapStatus, MapTrace
@@ -23,7 +24,8 @@ from proxfield.core.solve.progress import watching
 from proxfield.core.solve.request import Request, choose_place, device_memory
 from proxfield.core.solve.rounding import MAX_SWEEPS, Groups, rounding_program
 from proxfield.core.solve.rules.auto import Auto
-from proxfield.core.solve.search.map_search import ZERO, MapSearch
+from proxfield.core.solve.search import tuned
+from proxfield.core.solve.search.labelling import MapSearch
 from proxfield.core.solve.session import Session
 from proxfield.core.solve.starts import Start
 from proxfield.core.terms.base import Ints, as_indices
@@ -152,12 +154,7 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
         with loop.clock():
             found, status = exactly(lowered), MapStatus.OPTIMAL
     else:
-        if lowered.hard:
-            from proxfield.core.solve.map_forbidden import search_forbidden
-
-            outcome = search_forbidden(session)
-        else:
-            outcome = request.rule.solve(session)
+        outcome = search_forbidden(session) if lowered.hard else request.rule.solve(session)
         assert outcome.labels is not None
         found, status = outcome.labels, MapStatus[outcome.status.name]
         if np.isfinite(outcome.free_energy):
@@ -246,28 +243,16 @@ def is_forest(lowered: Lowered) -> bool:
 def exactly(lowered: Lowered) -> Ints:
     """The labelling of lowest energy in a forest: one forest move at temperature 0."""
     layout = lowered.layout
-    if lowered.hard:
-        lowered = lowered.soften(forbidding_penalty(lowered))
+    if lowered.hard:  # the penalty outweighs all differences of finite energies
+        lowered = lowered.soften(1.0 + float(spreads(lowered).sum()))
     start = np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
-    zero = ZERO * (interaction_scale(lowered) or 1.0)
+    zero = tuned.ZERO * (interaction_scale(lowered) or 1.0)
     chains = Chains.make(
         start[None], hot=zero, cold=zero, sweeps=1, drawn=True, forests=True, polish=0
     )
     program = program_for(lowered)
     best = program.explore(chains, 1).q[0]
     return layout.best_labels(descend_fully(program, best))
-
-
-def forbidding_penalty(lowered: Lowered) -> float:
-    """A penalty that no difference of finite energies outweighs."""
-    finite = lowered.unary[np.isfinite(lowered.unary)]
-    total = float(np.abs(finite).sum())
-    for term in (lowered.ising, lowered.potts):
-        total += 0.0 if term is None else float(np.abs(term.weights).sum())
-    for factor in lowered.factors:
-        size = np.where(np.isfinite(factor.tables), np.abs(factor.tables), 0.0)
-        total += float(size.max(axis=tuple(range(1, size.ndim)))[factor.index].sum())
-    return 1.0 + 2.0 * total
 
 
 # ---- the end of a search ----

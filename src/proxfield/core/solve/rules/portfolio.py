@@ -1,31 +1,30 @@
-"""Several runs in one budget: from several starts, or by several rules. The best F wins."""
+"""Several runs in one budget, from several starts or by several rules, and how the best ends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
+from proxfield.core.engines.certified import prefers_search
 from proxfield.core.engines.plan import Chains, Plan
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.problem import Outcome, Problem
+from proxfield.core.solve.problem import Outcome, Problem, Verdict
+from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.polish import end_at_minimum, polish
+from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.rules.schedules import Sweep
+from proxfield.core.solve.search import tuned
 from proxfield.core.solve.session import Session
-from proxfield.core.terms.base import Layout, offers
+from proxfield.core.terms.base import Doubles, Layout, offers
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.result import Status
 
-EVALUATIONS_PER_SWEEP = 4
-"""Evaluations of F that take as long as a sweep, about."""
-LARGE_SIZE, VISIT_SECONDS = 100_000, 1.5e-8
-"""Above so many entries evaluations run on all threads while a chain runs on one: the duration of a
-sweep is then estimated from the entries and edge ends that it visits."""
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
 
 
@@ -76,6 +75,66 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
     return best
 
 
+# ---- how runs end: by a monotone descent that leaves saddles ----
+
+
+def descent(session: Session) -> Rule:
+    """The monotone rule that suits a field: sweeps, or certified steps of all variables."""
+    if not session.sweepable:
+        return Backtracking() if prefers_search(session.problem.lowered) else Fixed()
+    return Fixed(step="certified-local") if session.parallel else Sweep()
+
+
+def polish(session: Session, q: Doubles) -> Outcome:
+    """Descend to a local minimum of F; see `Session.settle`."""
+    rule = descent(session)
+    rule.prepare(session.problem)
+    with session.loop.clock():
+        plan = rule.plan(session.problem)
+    return session.settle(rule, plan, q)
+
+
+def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
+    """From the best of several runs on to a local minimum, as far as the limits allow."""
+    loop, found = session.loop, outcome.judgement
+    if outcome.status in (Status.INTERRUPTED, Status.STOPPED):
+        return outcome
+    if (
+        outcome.status is Status.CONVERGED
+        and found is not None
+        and found.verdict is Verdict.MINIMUM
+    ):
+        return outcome
+    on_saddle = outcome.status is Status.SADDLE
+    if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
+        outcome = replace(
+            outcome, q=found.lower, free_energy=found.free_energy, status=Status.SADDLE
+        )
+    if session.spent is not None:
+        outcome = outcome if on_saddle else session.step_off(outcome)
+        return replace(outcome, status=session.spent)
+    start = session.without_symmetry(outcome.q) if on_saddle else outcome.q
+    loop.tell(outcome.q, outcome.free_energy)
+    try:
+        end = better_of(session, outcome, polish(session, start))
+    except UnsupportedError:  # a term without curvature: no certified step to go on with
+        end = replace(outcome, status=Status.MAX_ITERS)
+    return replace(end, labels=outcome.labels)
+
+
+def better_of(session: Session, before: Outcome, after: Outcome) -> Outcome:
+    """The later of two outcomes, but never marginals of higher F (a limit may come too soon)."""
+    f = after.free_energy
+    if not before.free_energy < f - session.slack(f):
+        return after
+    ended = after.status in (Status.CONVERGED, Status.SADDLE)
+    status = session.limit if ended else after.status
+    return replace(after, q=before.q, free_energy=before.free_energy, status=status, judgement=None)
+
+
+# ---- what a sweep costs ----
+
+
 def visits(lowered: Lowered) -> int:
     """Entries and edge ends that a sweep visits."""
     known = [t for t in lowered.terms if offers(t, "neighbors")]
@@ -84,7 +143,10 @@ def visits(lowered: Lowered) -> int:
 
 def large_sweep_seconds(lowered: Lowered) -> float:
     """The duration of a sweep on one thread, estimated for large fields; 0 for others."""
-    return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE_SIZE else 0.0
+    return tuned.VISIT_SECONDS * visits(lowered) if lowered.layout.size > tuned.LARGE_SIZE else 0.0
+
+
+# ---- the rules ----
 
 
 @dataclass(frozen=True)
@@ -141,7 +203,7 @@ class Restarts(Rule):
             count = min(self.count, limits.max_iters // 2)
             if limits.budget is not None:  # starts and sweeps that half of it has time for
                 sweep = large_sweep_seconds(session.problem.lowered)
-                each = 4 * max(EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
+                each = 4 * max(tuned.EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
                 count = min(count, int(session.seconds_left / each))
         if count < 2:
             return polish(session, session.without_symmetry(session.start))
