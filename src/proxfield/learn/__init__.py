@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from proxfield.learn.pseudo import fit_pseudo as fit_pseudo
     from proxfield.learn.pseudo import pseudo_likelihood as pseudo_likelihood
     from proxfield.learn.registry import METHODS as METHODS
-    from proxfield.learn.sharing import tie as tie
     from proxfield.learn.snakes import make_snakes as make_snakes
     from proxfield.learn.snakes import read_snakes as read_snakes
     from proxfield.learn.snakes import snake_graph as snake_graph
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from proxfield.learn.tied import TiedField as TiedField
     from proxfield.learn.tied import zero_parameters as zero_parameters
     from proxfield.learn.weights import fit_weights as fit_weights
+    from proxfield.learn.weights import tie as tie
 
 _HOME = {
     "Block": "blocks",
@@ -57,7 +57,7 @@ _HOME = {
     "pseudo_likelihood": "pseudo",
     "read_snakes": "snakes",
     "snake_graph": "snakes",
-    "tie": "sharing",
+    "tie": "weights",
     "zero_parameters": "tied",
 }
 

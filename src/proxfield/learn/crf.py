@@ -16,7 +16,7 @@ from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.learn.adjoint import Unrolled, check_updates
+from proxfield.learn.adjoint import check_updates, unroll
 from proxfield.learn.blocks import Block, Parameters
 from proxfield.learn.estimator import Estimator, versions
 from proxfield.learn.instances import Graph, as_graph, as_sequence, digest
@@ -178,7 +178,7 @@ class CRF(Estimator):
                         break
                     found = METHODS["marginals"](structure, parameters, n_updates=n, **options)
                     parameters = found
-                    run = Unrolled(structure, structure.tables(found), n, self.step)
+                    run = unroll(structure, structure.tables(found), n, self.step)
                     if run.change < SETTLED:
                         break
             elif self.method != "pseudo" and not interrupted():

@@ -22,7 +22,6 @@ from proxfield.field import Field
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.chains import fit_chains
 from proxfield.learn.estimator import Estimator, versions, whole
-from proxfield.learn.forest import PAIRS, UNARY, Forest, grow_forest
 from proxfield.learn.holes import (
     MAX_LABELS,
     HoledImage,
@@ -36,7 +35,7 @@ from proxfield.learn.marginals import fit_marginals
 from proxfield.learn.optimize import FitProgress, check_limits, stages
 from proxfield.learn.pseudo import fit_pseudo
 from proxfield.learn.structure import prepare
-from proxfield.learn.trees import Tree, check_tree
+from proxfield.learn.trees import PAIRS, UNARY, Forest, Tree, check_tree, grow_forest
 
 if TYPE_CHECKING:
     from proxfield.result import Result
@@ -356,7 +355,8 @@ class DecisionTreeField(Estimator):
             masks = [image < 0 for image in as_arrays(images, "images")]
         labels, hidden = check_images(images, masks, count, known=False)
         return [
-            self.forest_.holed(np.where(h, 0, x), h) for x, h in zip(labels, hidden, strict=True)
+            HoledImage(np.where(h, 0, x), h, count, self.forest_.reach)
+            for x, h in zip(labels, hidden, strict=True)
         ]
 
 

@@ -13,10 +13,10 @@ from proxfield.core.devices.tensors import AutogradContext, AutogradFunction, Te
 from proxfield.core.engines.plan import Order, Update
 from proxfield.core.engines.torch.moves import softmax
 from proxfield.core.engines.torch.program import TorchProgram
+from proxfield.core.engines.torch.record import Recorder, Recording, pull_back
 from proxfield.core.filters.torch.ops import refuse
 from proxfield.core.solve.loop import Loop
 from proxfield.errors import UnsupportedError
-from proxfield.torch.record import Recorder, Recording, pull_back
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
     adjoint,
@@ -58,8 +58,10 @@ class Run:
 
     def record(self, energies: Tensor, weights: Tensor | None) -> Recording:
         """The updates, with the states before them."""
-        program = self.program_of(Recorder, energies, weights)
-        return program.record(deepcopy(self.plan), self.start, self.max_iters, self.tol)
+        program, plan = self.program_of(Recorder, energies, weights), deepcopy(self.plan)
+        state = program.begin(plan, self.start)
+        Loop(self.max_iters, self.tol, trace=False).update(program, plan, state)
+        return program.recording(state)
 
     def program(self, energies: Tensor, weights: Tensor | None) -> TorchProgram:
         """The updates in torch operations."""
