@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from proxfield.learn.blocks import Parameters as Parameters
     from proxfield.learn.chains import fit_chains as fit_chains
     from proxfield.learn.crf import CRF as CRF
+    from proxfield.learn.crf import Graph as Graph
     from proxfield.learn.decision_tree_field import DecisionTreeField as DecisionTreeField
     from proxfield.learn.estimator import Estimator as Estimator
-    from proxfield.learn.instances import Graph as Graph
     from proxfield.learn.losses import LOSSES as LOSSES
     from proxfield.learn.marginals import fit_marginals as fit_marginals
     from proxfield.learn.marginals import marginal_loss as marginal_loss
@@ -41,7 +41,7 @@ _HOME = {
     "DecisionTreeField": "decision_tree_field",
     "Estimator": "estimator",
     "FitProgress": "optimize",
-    "Graph": "instances",
+    "Graph": "crf",
     "LOSSES": "losses",
     "METHODS": "registry",
     "Parameters": "blocks",

@@ -12,7 +12,7 @@ from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
 from proxfield.learn.blocks import Parameters
-from proxfield.learn.optimize import Adam, Callback, Packing, Watch, check_limits, stoppable
+from proxfield.learn.optimize import AdamSteps, Callback, FitWatch, Packing, check_limits, stoppable
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
@@ -164,9 +164,9 @@ def fit_chains(
     whole_number(seed, "seed", 0)
     if not is_real(rate) or not 0 < rate < np.inf:
         raise InputError(f"rate={shown(rate)}, expected a number above 0")
-    packing, watch = Packing(start, fixed), Watch("chains", callback)
+    packing, watch = Packing(start, fixed), FitWatch("chains", callback)
     x = packing.pack(start)
-    adam, scale = Adam(len(x), rate, max_iters), 1.0 / structure.n_known
+    adam, scale = AdamSteps(len(x), rate, max_iters), 1.0 / structure.n_known
     free = GibbsChains(structure, n_chains, seed)
     given = GibbsChains(structure, n_chains, seed, hold=True)
     complete = bool((structure.labels >= 0).all())

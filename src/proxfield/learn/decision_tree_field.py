@@ -21,7 +21,7 @@ from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.chains import fit_chains
-from proxfield.learn.estimator import Estimator, versions, whole
+from proxfield.learn.estimator import Estimator, digest, versions, whole
 from proxfield.learn.holes import (
     MAX_LABELS,
     HoledImage,
@@ -30,7 +30,6 @@ from proxfield.learn.holes import (
     feature_offsets,
     pair_offsets,
 )
-from proxfield.learn.instances import digest
 from proxfield.learn.marginals import fit_marginals
 from proxfield.learn.optimize import FitProgress, check_limits, stages
 from proxfield.learn.pseudo import fit_pseudo

@@ -8,7 +8,7 @@ second order of the gradient, with an error of about 1e-9 of its size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -182,32 +182,10 @@ def fit_weights(
         if method != "marginals":
             kind = next(type(t).__name__ for f in fields for t in f.terms if not is_tabular(t))
             raise UnsupportedError(f'{kind} can only be learned with method="marginals"')
-        found = _fit(fields, labels, share, weights, l2, fixed, callback, **options)
+        joint = JointFields(fields, labels, share, options.pop("class_weight", None))
+        found = joint.fit(weights, l2=l2, fixed=fixed, callback=callback, **options)
     found = {**started, **found}  # terms without factors keep their start
     return {name: float(value[0]) for name, value in found.items() if name != FIXED}
-
-
-def _fit(
-    fields: list[Field],
-    labels: list[ArrayLike],
-    share: Sequence[str | None],
-    weights: Parameters,
-    l2: float,
-    fixed: list[str],
-    callback: Callback | None,
-    *,
-    loss: str | Loss = "log",
-    n_updates: int = 20,
-    step: float = 0.5,
-    max_iters: int = 50,
-    tol: float = 1e-5,
-    class_weight: ArrayLike | str | None = None,
-) -> Parameters:
-    joint = JointFields(fields, labels, share, class_weight)
-    return minimize(
-        lambda w: joint.loss(w, loss, n_updates=n_updates, step=step), weights, l2=l2,
-        max_iters=max_iters, tol=tol, method="marginals", fixed=fixed, callback=callback,
-    )  # fmt: skip
 
 
 class JointFields:
@@ -263,6 +241,25 @@ class JointFields:
         for name, slope in zip(self.names, gradient, strict=True):
             out[name] += slope
         return scale * value, out
+
+    def fit(
+        self,
+        weights: Parameters,
+        *,
+        l2: float,
+        fixed: Collection[str],
+        callback: Callback | None,
+        loss: str | Loss = "log",
+        n_updates: int = 20,
+        step: float = 0.5,
+        max_iters: int = 50,
+        tol: float = 1e-5,
+    ) -> Parameters:
+        """The weights of least loss; arguments as for `fit_marginals`."""
+        return minimize(
+            lambda w: self.loss(w, loss, n_updates=n_updates, step=step), weights, l2=l2,
+            max_iters=max_iters, tol=tol, method="marginals", fixed=fixed, callback=callback,
+        )  # fmt: skip
 
 
 class WeightedTerms(ArrayUpdates):

@@ -38,7 +38,7 @@ T = TypeVar("T", bound=TorchProgram)
 
 
 @dataclass
-class Run:
+class GradientRun:
     """What the forward and the backward pass need beside tensors with gradients."""
 
     model: Model
@@ -90,14 +90,13 @@ class Run:
             padding.flatten(energies), padding.flatten(self.start), strict=True
         ):
             full = fulls[len(out)] if len(fulls) > 1 else fulls[0]
-            memory = vars(full).setdefault("_torch", {})
-            key = ("program", kind, energies.device)
-            if key not in memory:
+            made, key = full.differentiable, ("program", kind, energies.device)
+            if key not in made:
                 # what lowering moved into the unaries when it merged edges and tables stays there
                 own = self.model.energy.tensor(full.unary)
                 shift = torch.where(finite, own - torch.where(finite, before, 0.0), 0.0)
-                memory[key] = compile_cuda(full, kind, device=energies.device), shift
-            program, shift = memory[key]
+                made[key] = compile_cuda(full, kind, device=energies.device), shift
+            program, shift = made[key]
             program.set_unary(image + shift)
             out.append(self.iterate(program, plan, start.contiguous()).clone())
         return padding.pad(torch.stack(out).to(energies.dtype), 0.0)
@@ -183,7 +182,7 @@ def marginals_function() -> AutogradFunction:
 
             @staticmethod
             def forward(
-                run: Run, made: Recording | None, grad: Tensor, q: Tensor, energies: Tensor,
+                run: GradientRun, made: Recording | None, grad: Tensor, q: Tensor, energies: Tensor,
                 weights: Tensor | None, *kept: Tensor,
             ) -> tuple[Tensor, ...]:  # fmt: skip
                 made = None if made is None else replace(made, kept=list(kept))
@@ -218,7 +217,9 @@ def marginals_function() -> AutogradFunction:
             """Marginals after the updates, with the gradient that the run asks for."""
 
             @staticmethod
-            def forward(energies: Tensor, weights: Tensor | None, run: Run) -> tuple[Tensor, ...]:
+            def forward(
+                energies: Tensor, weights: Tensor | None, run: GradientRun
+            ) -> tuple[Tensor, ...]:
                 if not run.learns:
                     return (run.forward(energies, weights),)
                 run.made = made = run.record(energies, weights)
