@@ -59,7 +59,8 @@ nitpick_ignore = [  # internal types of public attributes
     ("py:class", "proxfield.core.filters.plan.Plan"),
     ("py:class", "proxfield.core.filters.points.Points"),
     ("py:class", "proxfield.images.inputs.Form"),
-    ("py:class", "proxfield.learn.structure.Factors"),
+    ("py:class", "proxfield.core.engines.recorded.Factors"),
+    ("py:class", "proxfield.core.engines.torch.tied.TiedEnergy"),
     ("py:class", "proxfield.core.terms.grid.Shift"),
 ]
 

@@ -203,7 +203,7 @@ def missing(picture: Picture) -> str | None:
     if absent:
         return f"{' and '.join(absent)} isn't installed"
     if picture.fonts:
-        from proxfield.learn.fonts import installed_fonts
+        from proxfield.learn.characters import installed_fonts
 
         if not installed_fonts():
             return "no fonts with Chinese characters are installed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -42,6 +42,8 @@ class _Kept:
     """What was made of a field; shared by its copies until a term is added to one of them."""
 
     lowered: Lowered | None = None
+    without: dict[tuple[int, ...], Lowered] = field(default_factory=dict)
+    """The field lowered without the terms at some positions."""
 
 
 class Field:

@@ -257,7 +257,7 @@ def test_a_model_whose_training_is_interrupted_is_not_kept(
         raise KeyboardInterrupt
 
     path = tmp_path / "marginals.npz"
-    monkeypatch.setattr("proxfield.learn.optimize.Watch.tell", interrupt)
+    monkeypatch.setattr("proxfield.learn.optimize.FitWatch.tell", interrupt)
     with pytest.raises(KeyboardInterrupt):
         inpainting_models.load_or_fit(
             path, "marginals", CharacterSets(draw(4), draw(1), None), lambda _: None

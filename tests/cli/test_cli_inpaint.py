@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from proxfield.io.images import read_image, read_labels, write_labels
-from proxfield.learn import fonts
+from proxfield.learn import characters
 from proxfield.learn.decision_tree_field import DecisionTreeField
 
 pytest.importorskip("PIL")
@@ -224,7 +224,7 @@ def test_ctrl_c_while_testing_keeps_the_model(
     assert DecisionTreeField.load("model.npz").n_labels_ == 2
 
 
-@pytest.mark.skipif(not fonts.installed_fonts(), reason="needs fonts with Chinese characters")
+@pytest.mark.skipif(not characters.installed_fonts(), reason="needs fonts with Chinese characters")
 def test_characters(invoke: Callable[..., Any]) -> None:
     result = invoke("make", "characters", "out", "--train", 3, "--test", 2, "--json")
     assert result.exit_code == 0, result.stderr

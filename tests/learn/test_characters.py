@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from proxfield.errors import InputError, MissingDependencyError
-from proxfield.learn import fonts
+from proxfield.learn import characters
 from proxfield.learn.character_files import write_characters
 from proxfield.learn.characters import gb2312, hole_mask, make_characters
 
 pytest.importorskip("PIL")
 needs_fonts = pytest.mark.skipif(
-    len(fonts.installed_fonts()) < 2, reason="needs two fonts with Chinese characters"
+    len(characters.installed_fonts()) < 2, reason="needs two fonts with Chinese characters"
 )
 
 
@@ -32,7 +32,7 @@ def test_the_same_arguments_give_the_same_images():
 
 @needs_fonts
 def test_sets_have_no_characters_in_common():
-    names = list(fonts.installed_fonts())
+    names = list(characters.installed_fonts())
     sets = make_characters(30, 10, held_out=names[-1])
     assert sets.held_out is not None
     parts = [set(s.text) for s in (sets.train, sets.test, sets.held_out)]
@@ -98,6 +98,6 @@ def test_folders_read_as_they_were_written(tmp_path):
 
 def test_a_machine_without_pillow_gets_a_clear_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    fonts.open_font.cache_clear()
+    characters.open_font.cache_clear()
     with pytest.raises(MissingDependencyError, match="characters need Pillow: pip install"):
-        fonts.open_font("ukai", 10)
+        characters.open_font("ukai", 10)

@@ -10,6 +10,7 @@ from proxfield.errors import InputError
 from proxfield.learn.decision_tree_field import DecisionTreeField
 from proxfield.learn.estimator import NotFittedError
 from proxfield.learn.files import write_arrays
+from proxfield.learn.holes import HoledImage
 
 SMALL = {"unary_leaves": 6, "pair_leaves": 3, "features": 40, "reach": 5, "max_iters": 6}
 OFFSETS = [[0, 1], [1, 0], [2, -1]]
@@ -43,7 +44,7 @@ def test_the_energy_is_that_of_the_trees(fitted):
     image, mask = stripes(1, seed=5)[0], hole()
     field = fitted.field(image, mask)
     forest, tables = fitted.forest_, fitted.parameters_
-    holed = forest.holed(image, mask)
+    holed = HoledImage(image, mask, forest.n_labels, forest.reach)
     rng = np.random.default_rng(1)
     differences = []
     for _ in range(4):

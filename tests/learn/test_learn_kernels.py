@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import reference
 from learn_cases import CASES, exact_counts, labellings, make_case
 
 import proxfield as pf
-from proxfield.learn import LOSSES, Parameters, marginal_loss, prepare, pseudo_likelihood, reference
-from proxfield.learn.adjoint import Unrolled
-from proxfield.learn.chains import Chains, add_counts
+from proxfield.learn import LOSSES, Parameters, marginal_loss, prepare, pseudo_likelihood
+from proxfield.learn.adjoint import unroll
+from proxfield.learn.chains import GibbsChains, add_counts
 
 
 def flat(parameters: Parameters) -> np.ndarray:
@@ -103,7 +104,7 @@ def test_unrolled_updates_are_the_reference(kind: str) -> None:
     instances, parameters = make_case(kind)
     s = prepare(instances)
     w = s.tables(parameters)
-    run = Unrolled(s, w, 7, 0.4)
+    run = unroll(s, w, 7, 0.4)
     q, history = reference.unrolled(s, w, 7, 0.4)
     np.testing.assert_allclose(run.q, q, rtol=1e-10, atol=1e-14)
     d = np.random.default_rng(2).normal(size=len(q))
@@ -116,7 +117,7 @@ def test_unrolled_updates_end_at_a_fixed_point_of_mean_field(kind: str) -> None:
     instances, parameters = make_case(kind, count=1)
     weak = {name: 0.3 * value for name, value in parameters.items()}
     s = prepare(instances)
-    q = Unrolled(s, s.tables(weak), 300, 0.5).q
+    q = unroll(s, s.tables(weak), 300, 0.5).q
     field = instances[0].field(weak)
     result = pf.infer(field, "sweep", max_iters=3000, tol=1e-12)
     free = np.isin(field.layout.owner, np.flatnonzero(instances[0].observed < 0))
@@ -148,7 +149,7 @@ def test_adjoint_where_probabilities_are_tiny() -> None:
 def test_chains_are_the_reference(kind: str) -> None:
     instances, parameters = make_case(kind)
     s = prepare(instances)
-    chains, w = Chains(s, 1, seed=3), s.tables(parameters)
+    chains, w = GibbsChains(s, 1, seed=3), s.tables(parameters)
     for _ in range(4):
         before, counter = chains.x[0].copy(), chains.sweeps * s.n_vars
         chains.sweep(w)
@@ -159,7 +160,7 @@ def test_chains_are_the_reference(kind: str) -> None:
 def test_chains_expect_what_enumeration_gives(kind: str) -> None:
     instances, parameters = make_case(kind, count=1)
     s, sweeps, n_chains = prepare(instances), 400, 20
-    chains, w = Chains(s, n_chains, seed=1), s.tables(parameters)
+    chains, w = GibbsChains(s, n_chains, seed=1), s.tables(parameters)
     chains.sweep(w, 30)
     means = np.zeros((n_chains, s.n_entries))
     for _ in range(sweeps):
@@ -182,7 +183,7 @@ def test_chains_expect_what_enumeration_gives(kind: str) -> None:
 def test_held_labels_stay() -> None:
     instances, parameters = make_case("labels")
     s = prepare(instances)
-    chains = Chains(s, 2, seed=0, hold=True)
+    chains = GibbsChains(s, 2, seed=0, hold=True)
     before = chains.x.copy()
     chains.sweep(s.tables(parameters), 20)
     known = s.labels >= 0

@@ -23,7 +23,7 @@ from proxfield.learn import (
     pseudo_likelihood,
     zero_parameters,
 )
-from proxfield.learn.chains import Chains
+from proxfield.learn.chains import GibbsChains
 from proxfield.learn.optimize import stages
 
 GRID = np.array([[r * 3 + c, r * 3 + c + 1] for r in range(3) for c in range(2)]
@@ -263,7 +263,7 @@ def test_chains_that_hold_labels_draw_other_numbers() -> None:
     """For every number of variables: also for multiples of four."""
     block = Block("u", np.arange(8), index=np.zeros(8, int))
     s = prepare([TiedField(np.full(8, 2), [block], [-1] * 8)])
-    free, held = Chains(s, 1, 0), Chains(s, 1, 0, hold=True)
+    free, held = GibbsChains(s, 1, 0), GibbsChains(s, 1, 0, hold=True)
     held.x[:] = free.x
     for _ in range(20):
         free.sweep(np.zeros(2))

@@ -12,8 +12,7 @@ import proxfield as pf
 from proxfield.core.terms.registry import TERMS
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.learn import LOSSES, fit_weights, marginal_loss, prepare, tie
-from proxfield.learn.sharing import is_tabular
-from proxfield.learn.weights import JointFields
+from proxfield.learn.weights import JointFields, is_tabular
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance"))
 from examples import NOT_EXPECTED, SOFT

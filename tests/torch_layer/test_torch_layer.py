@@ -15,7 +15,7 @@ from proxfield.core.filters.torch import plans  # noqa: E402
 from proxfield.core.filters.torch.operator import PlannedOperator, eigenvalue_range  # noqa: E402
 from proxfield.errors import InputError  # noqa: E402
 from proxfield.torch.dense import dense_energies, unrolled_energies  # noqa: E402
-from proxfield.torch.steps import curvature  # noqa: E402
+from proxfield.torch.solve import curvature  # noqa: E402
 
 TABLE = [[0.0, 2.0, 1.0], [2.0, 0.5, -1.0], [1.0, -1.0, 0.0]]
 

@@ -21,7 +21,7 @@ import proxfield.torch as pt  # noqa: E402
 from proxfield.core.filters.torch import operator  # noqa: E402
 from proxfield.core.filters.torch.filter import FILTER  # noqa: E402
 from proxfield.errors import InputWarning, UnsupportedError  # noqa: E402
-from proxfield.torch import layer, steps  # noqa: E402
+from proxfield.torch import layer, solve  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(  # torch's own, in its forward mode
     "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
@@ -167,7 +167,7 @@ def test_infer_is_not_exported() -> None:
 @pytest.fixture
 def as_for_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer as ``torch.onnx.export`` traces it, without the packages that this needs."""
-    for module in (operator, steps, layer):
+    for module in (operator, solve, layer):
         monkeypatch.setattr(module, "exporting_onnx", lambda: True)
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from proxfield.learn.blocks import Parameters as Parameters
     from proxfield.learn.chains import fit_chains as fit_chains
     from proxfield.learn.crf import CRF as CRF
+    from proxfield.learn.crf import Graph as Graph
     from proxfield.learn.decision_tree_field import DecisionTreeField as DecisionTreeField
     from proxfield.learn.estimator import Estimator as Estimator
-    from proxfield.learn.instances import Graph as Graph
     from proxfield.learn.losses import LOSSES as LOSSES
     from proxfield.learn.marginals import fit_marginals as fit_marginals
     from proxfield.learn.marginals import marginal_loss as marginal_loss
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from proxfield.learn.pseudo import fit_pseudo as fit_pseudo
     from proxfield.learn.pseudo import pseudo_likelihood as pseudo_likelihood
     from proxfield.learn.registry import METHODS as METHODS
-    from proxfield.learn.sharing import tie as tie
     from proxfield.learn.snakes import make_snakes as make_snakes
     from proxfield.learn.snakes import read_snakes as read_snakes
     from proxfield.learn.snakes import snake_graph as snake_graph
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from proxfield.learn.tied import TiedField as TiedField
     from proxfield.learn.tied import zero_parameters as zero_parameters
     from proxfield.learn.weights import fit_weights as fit_weights
+    from proxfield.learn.weights import tie as tie
 
 _HOME = {
     "Block": "blocks",
@@ -41,7 +41,7 @@ _HOME = {
     "DecisionTreeField": "decision_tree_field",
     "Estimator": "estimator",
     "FitProgress": "optimize",
-    "Graph": "instances",
+    "Graph": "crf",
     "LOSSES": "losses",
     "METHODS": "registry",
     "Parameters": "blocks",
@@ -57,7 +57,7 @@ _HOME = {
     "pseudo_likelihood": "pseudo",
     "read_snakes": "snakes",
     "snake_graph": "snakes",
-    "tie": "sharing",
+    "tie": "weights",
     "zero_parameters": "tied",
 }
 

@@ -12,7 +12,7 @@ from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.common.checks import is_real, whole_number
 from proxfield.errors import InputError, shown
 from proxfield.learn.blocks import Parameters
-from proxfield.learn.optimize import Adam, Callback, Packing, Watch, check_limits, stoppable
+from proxfield.learn.optimize import AdamSteps, Callback, FitWatch, Packing, check_limits, stoppable
 from proxfield.learn.structure import Structure, checked
 from proxfield.learn.tied import TiedField
 
@@ -24,7 +24,7 @@ Move = Callable[[np.uint64, Ints], None]
 """One sweep of a chain, with the number of its first random number."""
 
 
-class Chains:
+class GibbsChains:
     """Gibbs chains over all instances, which go on from where they are.
 
     Args:
@@ -35,20 +35,28 @@ class Chains:
     """
 
     def __init__(self, structure: Structure, n_chains: int, seed: int, hold: bool = False) -> None:
+        from proxfield.learn.kernels import Slots
+
         s = self.structure = structure
         several = [f for k, f in sorted(s.factors.items()) if k > 1]
         sizes = [np.full(len(f.base), f.variables.shape[1]) for f in several]
-        self.scope_ptr = np.concatenate([[0], np.cumsum(_joined(sizes, np.int64))]).astype(np.int64)
-        self.scope = _joined([f.variables.ravel() for f in several], np.int32)
-        self.base = _joined([f.base for f in several], np.int32)
-        self.kind = _joined([f.kind for f in several], np.int16)
-        order = np.argsort(self.scope, kind="stable")
-        owner = np.repeat(np.arange(len(self.base), dtype=np.int32), np.diff(self.scope_ptr))
-        self.slot = owner[order]
-        self.place = (order - self.scope_ptr[self.slot]).astype(np.int16)
-        counts = np.bincount(self.scope, minlength=s.n_vars)
-        self.ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self.other = self.scope[order ^ 1] if s.binary else self.scope[:0]
+        scope_ptr = np.concatenate([[0], np.cumsum(_joined(sizes, np.int64))]).astype(np.int64)
+        scope = _joined([f.variables.ravel() for f in several], np.int32)
+        order = np.argsort(scope, kind="stable")
+        factor = np.repeat(np.arange(len(scope_ptr) - 1, dtype=np.int32), np.diff(scope_ptr))[order]
+        self.slots = Slots(
+            np.concatenate([[0], np.cumsum(np.bincount(scope, minlength=s.n_vars))]).astype(
+                np.int64
+            ),
+            factor,
+            (order - scope_ptr[factor]).astype(np.int16),
+            scope_ptr,
+            scope,
+            _joined([f.base for f in several], np.int32),
+            _joined([f.kind for f in several], np.int16),
+            several[0].strides if several else s.order(2).strides,
+        )
+        self.other = scope[order ^ 1] if s.binary else scope[:0]
         """The other end of each slot, of pairs.  # (slots,)"""
         self.held = (s.labels >= 0) if hold else np.zeros(s.n_vars, dtype=bool)
         self.seed, self.first, self.sweeps = np.uint64(seed % 2**64), (HELD if hold else 0), 0
@@ -59,35 +67,31 @@ class Chains:
 
     def sweep(self, w: Doubles, sweeps: int = 1) -> None:
         """Make sweeps of all chains under these tables."""
-        from proxfield.learn import kernels
-
-        s, one = self.structure, self.structure.order(1)
-        unary = np.zeros(s.offsets[-1])
-        kernels.add_rows(w, one.variables, one.base, one.kind, s.strides, s.offsets, unary)
-        move = self._binary_sweep(w, unary) if s.binary else self._sweep(w, unary)
+        move = self._binary_move(w) if self.structure.binary else self._move(w)
         for _ in range(sweeps):
             for x in self.x:
-                move(np.uint64(self.first + self.sweeps * s.n_vars), x)
+                move(np.uint64(self.first + self.sweeps * self.structure.n_vars), x)
                 self.sweeps += 1
 
-    def _sweep(self, w: Doubles, unary: Doubles) -> Move:
-        from proxfield.learn import chain_kernels
+    def _move(self, w: Doubles) -> Move:
+        from proxfield.core.engines.numba.tied import add_gradient
+        from proxfield.learn.kernels import gibbs
 
         s = self.structure
-        return lambda counter, x: chain_kernels.gibbs(
-            w, unary, s.offsets, self.ptr, self.slot, self.place, self.scope_ptr, self.scope,
-            self.base, self.kind, s.strides, self.held, self.seed, counter, x,
-        )  # fmt: skip
+        unary = np.zeros(s.offsets[-1])
+        add_gradient(w, s.order(1), s.offsets, unary, unary)
+        return lambda counter, x: gibbs(
+            w, unary, s.offsets, self.slots, self.held, self.seed, counter, x
+        )
 
-    def _binary_sweep(self, w: Doubles, unary: Doubles) -> Move:
-        from proxfield.learn import binary_kernels, chain_kernels
+    def _binary_move(self, w: Doubles) -> Move:
+        from proxfield.core.engines.numba.tied import as_spins
+        from proxfield.learn.kernels import gibbs_binary
 
-        s, f, h = self.structure, self.structure.order(2), 0.5 * (unary[1::2] - unary[0::2])
-        j = np.empty(len(f.base))
-        binary_kernels.couplings(w, f.base, f.kind, s.strides, f.variables, j, h)
-        of_slots = j[self.slot]
-        return lambda counter, x: chain_kernels.gibbs_binary(
-            h, self.ptr, self.other, of_slots, self.held, self.seed, counter, x
+        h, j = as_spins(w, self.structure.order(1), self.structure.order(2), self.structure.offsets)
+        of_slots = j[self.slots.factor]
+        return lambda counter, x: gibbs_binary(
+            h, self.slots.ptr, self.other, of_slots, self.held, self.seed, counter, x
         )
 
     def counts(self) -> Doubles:
@@ -100,10 +104,10 @@ class Chains:
 
 def add_counts(structure: Structure, x: Ints, share: float, out: Doubles) -> None:
     """Add ``share`` to the entry of each factor's table at a labelling of the free variables."""
-    from proxfield.learn import chain_kernels
+    from proxfield.learn.kernels import count_labels
 
     for f in structure.factors.values():
-        chain_kernels.count_labels(f.base, f.kind, structure.strides, f.variables, x, share, out)
+        count_labels(f, x, share, out)
 
 
 def _joined(parts: list[Any], dtype: type) -> NDArray[Any]:
@@ -160,11 +164,11 @@ def fit_chains(
     whole_number(seed, "seed", 0)
     if not is_real(rate) or not 0 < rate < np.inf:
         raise InputError(f"rate={shown(rate)}, expected a number above 0")
-    packing, watch = Packing(start, fixed), Watch("chains", callback)
+    packing, watch = Packing(start, fixed), FitWatch("chains", callback)
     x = packing.pack(start)
-    adam, scale = Adam(len(x), rate, max_iters), 1.0 / structure.n_known
-    free = Chains(structure, n_chains, seed)
-    given = Chains(structure, n_chains, seed, hold=True)
+    adam, scale = AdamSteps(len(x), rate, max_iters), 1.0 / structure.n_known
+    free = GibbsChains(structure, n_chains, seed)
+    given = GibbsChains(structure, n_chains, seed, hold=True)
     complete = bool((structure.labels >= 0).all())
     truth = given.counts()
     total, count = np.zeros_like(x), 0

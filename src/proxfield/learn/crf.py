@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,10 +17,9 @@ from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import make_rule
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
-from proxfield.learn.adjoint import Unrolled, check_updates
+from proxfield.learn.adjoint import check_updates, unroll
 from proxfield.learn.blocks import Block, Parameters
-from proxfield.learn.estimator import Estimator, versions
-from proxfield.learn.instances import Graph, as_graph, as_sequence, digest
+from proxfield.learn.estimator import Estimator, as_sequence, digest, versions
 from proxfield.learn.losses import Loss, find_loss
 from proxfield.learn.optimize import Callback, check_limits, stages, stoppable
 from proxfield.learn.registry import METHODS, find_method
@@ -37,6 +37,37 @@ SETTLED = 0.005
 """Marginals that change less, on average and per step, count as settled."""
 MARGINALS_TOL = 1e-4
 """`CRF` ends "marginals" where an iteration lowers its objective by a smaller share."""
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """One instance for `CRF`: nodes with features, and edges between them.
+
+    Args:
+        nodes: Features of the nodes, an array or a sparse matrix (n, F); for ``unary="table"`` an
+            index of tables (n,).
+        edges: Pairs of nodes.  # (m, 2)
+        edge_features: Features of the edges, an array or a sparse matrix.  # (m, F)
+        edge_index: Instead of features: the table that each edge uses. Without either, all edges
+            share one.  # (m,)
+        observed: Labels that are given as inputs, -1 for nodes whose labels are to be predicted.
+            # (n,)
+
+    Example:
+        >>> Graph([[0.1], [0.3]], [[0, 1]]).n_nodes
+        2
+    """
+
+    nodes: Any
+    edges: Any = ()
+    edge_features: Any = None
+    edge_index: ArrayLike | None = None
+    observed: ArrayLike | None = None
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes."""
+        return int(self.nodes.shape[0]) if sparse.issparse(self.nodes) else len(self.nodes)
 
 
 class CRF(Estimator):
@@ -178,7 +209,7 @@ class CRF(Estimator):
                         break
                     found = METHODS["marginals"](structure, parameters, n_updates=n, **options)
                     parameters = found
-                    run = Unrolled(structure, structure.tables(found), n, self.step)
+                    run = unroll(structure, structure.tables(found), n, self.step)
                     if run.change < SETTLED:
                         break
             elif self.method != "pseudo" and not interrupted():
@@ -277,6 +308,35 @@ class CRF(Estimator):
                     Block("pairwise", edges, index=which, n_tables=n_edge_features, form=form)
                 )
         return TiedField(np.full(n, n_labels), blocks, labels, _as_observed(graph.observed))
+
+
+def as_graph(instance: Any) -> Graph:
+    """A `Graph`, also from a tuple (nodes, edges) or (nodes, edges, edge features)."""
+    if isinstance(instance, tuple) and 1 <= len(instance) <= 3:
+        instance = Graph(*instance)
+    if isinstance(instance, Graph):
+        _check_rows(instance.nodes, "nodes")
+        _check_rows(instance.edges, "edges")
+        _check_rows(instance.edge_features, "edge features")
+        if np.ndim(instance.nodes) == 0:
+            kind = type(instance.nodes).__name__
+            raise InputError(f"nodes are a {kind}, expected an array of features or an index")
+        if instance.edge_features is not None and instance.edge_index is not None:
+            raise InputError("edges have features and an index, expected one of them")
+        return instance
+    raise InputError(
+        f"it is a {type(instance).__name__}, expected a Graph or a tuple "
+        "(nodes, edges[, edge_features])"
+    )
+
+
+def _check_rows(values: Any, what: str) -> None:
+    """Refuse nested lists that are no array."""
+    if isinstance(values, (list, tuple)):
+        try:
+            np.shape(values)
+        except ValueError:
+            raise InputError(f"{what} have rows of different lengths, expected one array") from None
 
 
 def _located(function: Any, number: int, *args: Any) -> Any:

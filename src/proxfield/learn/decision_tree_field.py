@@ -21,8 +21,7 @@ from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.chains import fit_chains
-from proxfield.learn.estimator import Estimator, versions, whole
-from proxfield.learn.forest import PAIRS, UNARY, Forest, grow_forest
+from proxfield.learn.estimator import Estimator, digest, versions, whole
 from proxfield.learn.holes import (
     MAX_LABELS,
     HoledImage,
@@ -31,12 +30,11 @@ from proxfield.learn.holes import (
     feature_offsets,
     pair_offsets,
 )
-from proxfield.learn.instances import digest
 from proxfield.learn.marginals import fit_marginals
 from proxfield.learn.optimize import FitProgress, check_limits, stages
 from proxfield.learn.pseudo import fit_pseudo
 from proxfield.learn.structure import prepare
-from proxfield.learn.trees import Tree, check_tree
+from proxfield.learn.trees import PAIRS, UNARY, Forest, Tree, check_tree, grow_forest
 
 if TYPE_CHECKING:
     from proxfield.result import Result
@@ -356,7 +354,8 @@ class DecisionTreeField(Estimator):
             masks = [image < 0 for image in as_arrays(images, "images")]
         labels, hidden = check_images(images, masks, count, known=False)
         return [
-            self.forest_.holed(np.where(h, 0, x), h) for x, h in zip(labels, hidden, strict=True)
+            HoledImage(np.where(h, 0, x), h, count, self.forest_.reach)
+            for x, h in zip(labels, hidden, strict=True)
         ]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
 from proxfield._version import __version__
 from proxfield.core.common.arrays import Arrays, Doubles, Ints
@@ -18,7 +20,6 @@ from proxfield.field import Field
 from proxfield.io.files import Source, Target, display_name
 from proxfield.learn.blocks import Parameters
 from proxfield.learn.files import read_arrays, write_arrays
-from proxfield.learn.instances import as_sequence
 from proxfield.result import Result, Status
 
 if TYPE_CHECKING:
@@ -245,3 +246,30 @@ def versions() -> Record:
     import scipy
 
     return {"proxfield": __version__, "numpy": np.__version__, "scipy": scipy.__version__}
+
+
+def as_sequence(X: Any, what: str = "X") -> Sequence[Any]:
+    """Instances as a sequence of at least one."""
+    if isinstance(X, (str, bytes)) or not isinstance(X, Iterable):
+        raise InputError(f"{what} is a {type(X).__name__}, expected a list of instances")
+    out = list(X)
+    if not out:
+        raise InputError(f"{what} is empty, expected at least one instance")
+    return out
+
+
+def digest(parts: Iterable[Any]) -> str:
+    """A short digest of arrays, which says whether two sets of data are the same."""
+    out = hashlib.sha256()
+    for part in parts:
+        if part is None:
+            out.update(b"-")
+            continue
+        if sparse.issparse(part):
+            for array in (part.indptr, part.indices, part.data):
+                out.update(np.ascontiguousarray(array).tobytes())
+            continue
+        array = np.ascontiguousarray(part)
+        out.update(f"{array.shape}{array.dtype}".encode())
+        out.update(array.tobytes())
+    return out.hexdigest()[:16]

@@ -51,7 +51,7 @@ class HoledImage:
 
     def features(self, rows: Ints, columns: Ints, offsets: Ints) -> Bytes:
         """What is seen at some offsets from pixels.  # (len(rows), len(offsets))"""
-        from proxfield.learn.tree_kernels import gather
+        from proxfield.learn.kernels import gather
 
         out = np.empty((len(rows), len(offsets)), dtype=np.uint8)
         gather(self.padded, self.positions(rows, columns), self.steps(offsets), out)
@@ -59,7 +59,7 @@ class HoledImage:
 
     def leaves(self, tree: Tree, rows: Ints, columns: Ints, offsets: Ints) -> Ints:
         """The leaf of a tree for each of some pixels.  # (len(rows),)"""
-        from proxfield.learn.tree_kernels import descend
+        from proxfield.learn.kernels import descend
 
         out = np.empty(len(rows), dtype=np.int64)
         at, steps = self.positions(rows, columns), self.steps(offsets)

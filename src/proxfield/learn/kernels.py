@@ -1,78 +1,66 @@
-"""Compiled parts of learning over a `Structure`; `reference` has the same in numpy.
+"""Compiled parts of learning: conditionals, chains, and decision trees.
 
-Factors of one free variable are rows (a variable, a base and a kind), those of two are edges. All
-kernels run on one thread and add in the order of the factors, so results don't vary.
+Conditionals and chains are over the `Factors` of a `Structure` (see
+`proxfield.core.engines.recorded`). All kernels run on one thread and add in the order of the
+factors, so results don't vary. `tests/learn/reference.py` computes the same in numpy.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.compiled.jit import inlined, kernel
 from proxfield.core.compiled.math import exp_negative
+from proxfield.core.compiled.random import uniform
+from proxfield.core.engines.recorded import Factors
 
+Bytes = NDArray[np.uint8]
+Counts = NDArray[np.int32]
 
-@kernel
-def add_rows(
-    w: Any, variable: Any, base: Any, kind: Any, strides: Any, offsets: Any, out: Any
-) -> None:
-    """Add the energies of factors of one free variable to those of its labels."""
-    for e in range(len(base)):
-        v = variable[e, 0]
-        first = offsets[v]
-        at = np.int64(base[e])
-        step = strides[kind[e], 0]
-        for l in range(offsets[v + 1] - first):
-            out[first + l] += w[at + l * step]
-
-
-@kernel
-def pull_rows(
-    d: Any, variable: Any, base: Any, kind: Any, strides: Any, offsets: Any, out: Any
-) -> None:
-    """The transpose of `add_rows`: from a gradient in energies to one in w."""
-    for e in range(len(base)):
-        v = variable[e, 0]
-        first = offsets[v]
-        at = np.int64(base[e])
-        step = strides[kind[e], 0]
-        for l in range(offsets[v + 1] - first):
-            out[at + l * step] += d[first + l]
+# ---- conditionals ----
 
 
 @inlined
-def known_part(
-    variables: Any, base: Any, kind: Any, strides: Any, y: Any, e: int
-) -> tuple[int, int]:
+def known_part(f: Factors, y: Ints, e: int) -> tuple[int, int]:
     """Where a factor's entry at the known labels is, others being 0; how many aren't known."""
-    at, unknown = np.int64(base[e]), 0
-    for p in range(variables.shape[1]):
-        label = y[variables[e, p]]
+    at, unknown = np.int64(f.base[e]), 0
+    for p in range(f.variables.shape[1]):
+        label = y[f.variables[e, p]]
         if label < 0:
             unknown += 1
         else:
-            at += label * strides[kind[e], p]
+            at += label * f.strides[f.kind[e], p]
     return at, unknown
 
 
 @kernel
-def add_conditionals(
-    w: Any, variables: Any, base: Any, kind: Any, strides: Any, offsets: Any, y: Any, out: Any
-) -> None:
+def add_conditionals(w: Doubles, f: Factors, offsets: Ints, y: Ints, out: Doubles) -> None:
     """Add the energies of each free variable's labels, the others of a factor being y.
 
     A factor with a variable whose y isn't known (-1) says nothing about its other variables.
     """
-    k = variables.shape[1]
+    variables, base, kind, strides = f.variables, f.base, f.kind, f.strides
     for e in range(len(base)):
-        at, unknown = known_part(variables, base, kind, strides, y, e)
-        for p in range(k):
-            v = variables[e, p]
+        if variables.shape[1] == 2:
+            at = np.int64(base[e])
+            for p in range(2):
+                other = y[variables[e, 1 - p]]
+                if other >= 0:
+                    v, start = variables[e, p], at + other * strides[kind[e], 1 - p]
+                    first, step = offsets[v], strides[kind[e], p]
+                    for l in range(offsets[v + 1] - first):
+                        out[first + l] += w[start + l * step]
+            continue
+        at, unknown = known_part(f, y, e)
+        for p in range(f.variables.shape[1]):
+            v = f.variables[e, p]
             if unknown - (y[v] < 0) > 0:
                 continue
-            step = strides[kind[e], p]
+            step = f.strides[f.kind[e], p]
             start = at - (y[v] * step if y[v] >= 0 else 0)
             first = offsets[v]
             for l in range(offsets[v + 1] - first):
@@ -80,18 +68,26 @@ def add_conditionals(
 
 
 @kernel
-def pull_conditionals(
-    d: Any, variables: Any, base: Any, kind: Any, strides: Any, offsets: Any, y: Any, out: Any
-) -> None:
+def pull_conditionals(d: Doubles, f: Factors, offsets: Ints, y: Ints, out: Doubles) -> None:
     """The transpose of `add_conditionals`."""
-    k = variables.shape[1]
+    variables, base, kind, strides = f.variables, f.base, f.kind, f.strides
     for e in range(len(base)):
-        at, unknown = known_part(variables, base, kind, strides, y, e)
-        for p in range(k):
-            v = variables[e, p]
+        if variables.shape[1] == 2:
+            at = np.int64(base[e])
+            for p in range(2):
+                other = y[variables[e, 1 - p]]
+                if other >= 0:
+                    v, start = variables[e, p], at + other * strides[kind[e], 1 - p]
+                    first, step = offsets[v], strides[kind[e], p]
+                    for l in range(offsets[v + 1] - first):
+                        out[start + l * step] += d[first + l]
+            continue
+        at, unknown = known_part(f, y, e)
+        for p in range(f.variables.shape[1]):
+            v = f.variables[e, p]
             if unknown - (y[v] < 0) > 0:
                 continue
-            step = strides[kind[e], p]
+            step = f.strides[f.kind[e], p]
             start = at - (y[v] * step if y[v] >= 0 else 0)
             first = offsets[v]
             for l in range(offsets[v + 1] - first):
@@ -99,23 +95,7 @@ def pull_conditionals(
 
 
 @kernel
-def softmax(theta: Any, offsets: Any, q: Any) -> None:
-    """q = softmax of θ, variable by variable."""
-    for v in range(len(offsets) - 1):
-        first, last = offsets[v], offsets[v + 1]
-        top = theta[first]
-        for a in range(first + 1, last):
-            top = max(top, theta[a])
-        total = 0.0
-        for a in range(first, last):
-            q[a] = exp_negative(theta[a] - top)
-            total += q[a]
-        for a in range(first, last):
-            q[a] /= total
-
-
-@kernel
-def conditional_loss(energy: Any, offsets: Any, y: Any, weight: Any, d: Any) -> float:
+def conditional_loss(energy: Doubles, offsets: Ints, y: Ints, weight: Doubles, d: Doubles) -> float:
     """Σ_v weight_v (E_v(y_v) + log Σ_l exp(−E_v(l))), and its gradient in the energies."""
     total = 0.0
     for v in range(len(y)):
@@ -139,151 +119,264 @@ def conditional_loss(energy: Any, offsets: Any, y: Any, weight: Any, d: Any) -> 
     return total
 
 
-# ---- marginals of any variables ----
+# ---- chains ----
 
 
-@inlined
-def _add_edge(
-    w: Any, i: Any, j: Any, base: Any, down: Any, along: Any, offsets: Any, q: Any, out: Any
-) -> None:
-    """Add the gradient of one edge's expected energy; unsigned places need no test of the sign."""
-    a, b = np.uint64(offsets[i]), np.uint64(offsets[j])
-    rows = np.uint64(offsets[i + 1]) - a
-    columns = np.uint64(offsets[j + 1]) - b
-    step, at = np.uint64(down), np.uint64(base)
-    if along == 1:
-        for r in range(rows):
-            total, weight = 0.0, q[a + r]
-            for c in range(columns):
-                total += w[at + c] * q[b + c]
-            for c in range(columns):
-                out[b + c] += w[at + c] * weight
-            out[a + r] += total
-            at += step
-        return
-    across = np.uint64(along)
-    for r in range(rows):
-        total, weight = 0.0, q[a + r]
-        for c in range(columns):
-            value = w[at + c * across]
-            total += value * q[b + c]
-            out[b + c] += value * weight
-        out[a + r] += total
-        at += step
+class Slots(NamedTuple):
+    """Factors of several variables by variable; a slot is a factor and a position in its scope."""
 
-
-@inlined
-def _pull_edge(
-    i: Any, j: Any, base: Any, down: Any, along: Any, offsets: Any, q: Any, d: Any, dw: Any
-) -> None:
-    """Add the gradient in one edge's table, from dL/dg."""
-    a, b = np.uint64(offsets[i]), np.uint64(offsets[j])
-    rows = np.uint64(offsets[i + 1]) - a
-    columns = np.uint64(offsets[j + 1]) - b
-    step, across, at = np.uint64(down), np.uint64(along), np.uint64(base)
-    for r in range(rows):
-        qa, da = q[a + r], d[a + r]
-        if across == 1:
-            for c in range(columns):
-                dw[at + c] += da * q[b + c] + qa * d[b + c]
-        else:
-            for c in range(columns):
-                dw[at + c * across] += da * q[b + c] + qa * d[b + c]
-        at += step
+    ptr: Ints  # first slot of each variable  # (n + 1,)
+    factor: NDArray[np.int32]  # (slots,)
+    place: NDArray[np.int16]  # (slots,)
+    scope_ptr: Ints  # first variable of each factor's scope
+    scope: NDArray[np.int32]  # variables of the scopes
+    base: NDArray[np.int32]  # of each factor in w
+    kind: NDArray[np.int16]
+    strides: Ints  # of each kind
 
 
 @kernel
-def add_gradient(
-    w: Any, variables: Any, base: Any, kind: Any, strides: Any, offsets: Any, q: Any, out: Any
-) -> None:
-    """Add the gradient of the expected energy of factors of two or more free variables."""
-    k = variables.shape[1]
-    x = np.empty(k, dtype=np.int64)
-    for e in range(len(base)):
-        if k == 2:
-            i, j = variables[e, 0], variables[e, 1]
-            down, along = strides[kind[e], 0], strides[kind[e], 1]
-            _add_edge(w, i, j, base[e], down, along, offsets, q, out)
-            continue
-        steps = strides[kind[e]]
-        x[:] = 0
-        while True:
-            at = np.int64(base[e])
-            for p in range(k):
-                at += x[p] * steps[p]
-            for p in range(k):
-                product = w[at]
-                for r in range(k):
-                    if r != p:
-                        product *= q[offsets[variables[e, r]] + x[r]]
-                out[offsets[variables[e, p]] + x[p]] += product
-            p = k - 1
-            while p >= 0:
-                v = variables[e, p]
-                x[p] += 1
-                if x[p] < offsets[v + 1] - offsets[v]:
-                    break
-                x[p] = 0
-                p -= 1
-            if p < 0:
-                break
+def count_labels(f: Factors, x: Ints, share: float, out: Doubles) -> None:
+    """Add ``share`` to the entry of w that each factor has at a labelling."""
+    for e in range(len(f.base)):
+        at = np.int64(f.base[e])
+        for p in range(f.variables.shape[1]):
+            at += x[f.variables[e, p]] * f.strides[f.kind[e], p]
+        out[at] += share
 
 
 @kernel
-def add_adjoint(
-    w: Any, variables: Any, base: Any, kind: Any, strides: Any, offsets: Any, q: Any, d: Any,
-    out: Any, dw: Any,
+def gibbs(
+    w: Doubles, unary: Doubles, offsets: Ints, slots: Slots, held: NDArray[np.bool_],
+    seed: np.uint64, counter: np.uint64, x: Ints,
 ) -> None:  # fmt: skip
-    """The adjoint of `add_gradient` at q: from dL/dg to what is added to dL/dq and dL/dw."""
-    k = variables.shape[1]
-    x = np.empty(k, dtype=np.int64)
-    for e in range(len(base)):
-        if k == 2:
-            i, j = variables[e, 0], variables[e, 1]
-            down, along = strides[kind[e], 0], strides[kind[e], 1]
-            _add_edge(w, i, j, base[e], down, along, offsets, d, out)
-            _pull_edge(i, j, base[e], down, along, offsets, q, d, dw)
+    """One Gibbs sweep: each variable that isn't held draws its label given all others.
+
+    Args:
+        w: Tables.
+        unary: Energies of single variables.  # (size,)
+        offsets: First entry of each variable.
+        slots: The factors of several variables.
+        held: Variables that keep their labels.  # (n,)
+        seed: Random seed, uint64.
+        counter: Number of the first random number, uint64.
+        x: Labels, changed in place.  # (n,)
+    """
+    n = len(offsets) - 1
+    largest = 0
+    for v in range(n):
+        largest = max(largest, offsets[v + 1] - offsets[v])
+    energy = np.empty(largest)
+    for v in range(n):
+        if held[v]:
             continue
-        steps = strides[kind[e]]
-        x[:] = 0
-        while True:
-            at = np.int64(base[e])
-            for p in range(k):
-                at += x[p] * steps[p]
-            for p in range(k):
-                product = d[offsets[variables[e, p]] + x[p]]
-                for r in range(k):
-                    if r != p:
-                        product *= q[offsets[variables[e, r]] + x[r]]
-                dw[at] += product
-            for p in range(k):  # d g_p / d q_r
-                for r in range(k):
-                    if r == p:
-                        continue
-                    product = w[at] * d[offsets[variables[e, p]] + x[p]]
-                    for s in range(k):
-                        if s not in (p, r):
-                            product *= q[offsets[variables[e, s]] + x[s]]
-                    out[offsets[variables[e, r]] + x[r]] += product
-            p = k - 1
-            while p >= 0:
-                v = variables[e, p]
-                x[p] += 1
-                if x[p] < offsets[v + 1] - offsets[v]:
-                    break
-                x[p] = 0
-                p -= 1
-            if p < 0:
-                break
+        first = offsets[v]
+        labels = offsets[v + 1] - first
+        for l in range(labels):
+            energy[l] = unary[first + l]
+        for s in range(slots.ptr[v], slots.ptr[v + 1]):
+            e, p = slots.factor[s], slots.place[s]
+            at = np.int64(slots.base[e])
+            begin = slots.scope_ptr[e]
+            for r in range(slots.scope_ptr[e + 1] - begin):
+                if r != p:
+                    at += x[slots.scope[begin + r]] * slots.strides[slots.kind[e], r]
+            step = slots.strides[slots.kind[e], p]
+            for l in range(labels):
+                energy[l] += w[at + l * step]
+        low = energy[0]
+        for l in range(1, labels):
+            low = min(low, energy[l])
+        total = 0.0
+        for l in range(labels):
+            total += exp_negative(low - energy[l])
+            energy[l] = total  # cumulative weights; the old entry isn't needed again
+        draw = uniform(seed, counter + np.uint64(v)) * total
+        label = 0
+        while label < labels - 1 and energy[label] <= draw:
+            label += 1
+        x[v] = label
 
 
 @kernel
-def pull_softmax(q: Any, d: Any, offsets: Any, out: Any) -> None:
-    """From dL/dq to dL/dθ: q_l (d_l − Σ_k q_k d_k)."""
-    for v in range(len(offsets) - 1):
-        first, last = offsets[v], offsets[v + 1]
-        mean = 0.0
-        for a in range(first, last):
-            mean += q[a] * d[a]
-        for a in range(first, last):
-            out[a] = q[a] * (d[a] - mean)
+def gibbs_binary(
+    h: Doubles, ptr: Ints, other: NDArray[np.int32], j: Doubles, held: NDArray[np.bool_],
+    seed: np.uint64, counter: np.uint64, x: Ints,
+) -> None:  # fmt: skip
+    """`gibbs` for binary variables and pairs, as spins: E = Σ h s + Σ J s t.
+
+    Args:
+        h: Fields.  # (n,)
+        ptr: First slot of each variable; a slot is a neighbor.
+        other: The neighbor of each slot.
+        j: The coupling of each slot.
+        held: Variables that keep their labels.  # (n,)
+        seed: Random seed, uint64.
+        counter: Number of the first random number, uint64.
+        x: Labels, changed in place.  # (n,)
+    """
+    n = len(h)
+    spin = np.empty(n)
+    for v in range(n):
+        spin[v] = 2.0 * x[v] - 1.0
+    for v in range(n):
+        if held[v]:
+            continue
+        force = h[v]
+        for s in range(ptr[v], ptr[v + 1]):
+            force += j[s] * spin[other[s]]
+        e = exp_negative(-2.0 * abs(force))
+        low = 1.0 / (1.0 + e)
+        first = low if force >= 0 else e * low  # the probability of label 0
+        x[v] = 0 if uniform(seed, counter + np.uint64(v)) < first else 1
+        spin[v] = 2.0 * x[v] - 1.0
+
+
+# ---- decision trees over features with few values ----
+
+
+@inlined
+def count_values(
+    features: Bytes, classes: Ints, order: Ints, start: int, stop: int, counts: Counts
+) -> None:
+    """Count samples by class, feature and value.  # counts: (classes, features, values)"""
+    counts[:] = 0
+    n_values = counts.shape[2]
+    for k in range(start, stop):
+        sample = order[k]
+        row = counts[classes[sample]].ravel()
+        values = features[sample]
+        for f in range(values.shape[0]):
+            row[f * n_values + values[f]] += 1
+
+
+@inlined
+def find_split(counts: Counts, scores: Ints, least: int, best: Ints) -> None:
+    """The test of largest gain: best = (gain, feature, value), gain 0 if there is none."""
+    n_classes, n_features, n_values = counts.shape
+    best[0], best[1], best[2] = 0, -1, -1
+    size, whole = 0, 0
+    totals = np.zeros(n_classes, dtype=np.int64)
+    for c in range(n_classes):
+        for v in range(n_values):
+            totals[c] += counts[c, 0, v]
+        size += totals[c]
+        whole += scores[totals[c]]
+    whole -= scores[size]
+    for f in range(n_features):
+        for v in range(n_values):
+            inside, gain = 0, -whole
+            for c in range(n_classes):
+                count = counts[c, f, v]
+                inside += count
+                gain += scores[count] + scores[totals[c] - count]
+            if inside < least or size - inside < least:
+                continue
+            gain -= scores[inside] + scores[size - inside]
+            if gain > best[0]:
+                best[0], best[1], best[2] = gain, f, v
+
+
+@inlined
+def partition(
+    features: Bytes, order: Ints, start: int, stop: int, f: int, v: int, spare: Ints
+) -> int:
+    """Move samples with that value to the front, both parts in their order; returns the border."""
+    middle, others = start, 0
+    for k in range(start, stop):
+        sample = order[k]
+        if features[sample, f] == v:
+            order[middle] = sample
+            middle += 1
+        else:
+            spare[others] = sample
+            others += 1
+    for k in range(others):
+        order[middle + k] = spare[k]
+    return middle
+
+
+@kernel
+def grow(
+    features: Bytes, classes: Ints, scores: Ints, least: int, tests: Ints, children: Ints,
+    counts: Counts,
+) -> int:  # fmt: skip
+    """Grow a tree best-first.
+
+    Args:
+        features: Values of the features.  # (samples, features), uint8
+        classes: Class of each sample.  # (samples,)
+        scores: n log n in whole numbers.  # (samples + 1,)
+        least: Minimum number of samples in a leaf.
+        tests: Gets feature and value of each node, −1 in leaves.  # (nodes, 2)
+        children: Gets the nodes for "has that value" and "has another".  # (nodes, 2)
+        counts: Memory for counts, one per leaf.  # (leaves, classes, features, values)
+
+    Returns:
+        Number of nodes.
+    """
+    n, max_leaves = len(classes), len(counts)
+    order = np.arange(n)
+    spare = np.empty(n, dtype=np.int64)
+    # of each leaf: its node, its samples and its best split
+    node_of = np.zeros(max_leaves, dtype=np.int64)
+    ranges = np.zeros((max_leaves, 2), dtype=np.int64)
+    bests = np.zeros((max_leaves, 3), dtype=np.int64)
+    tests[:] = -1
+    children[:] = -1
+    ranges[0, 1] = n
+    count_values(features, classes, order, 0, n, counts[0])
+    find_split(counts[0], scores, least, bests[0])
+    nodes, leaves = 1, 1
+    while leaves < max_leaves:
+        leaf = 0
+        for k in range(1, leaves):
+            if bests[k, 0] > bests[leaf, 0]:
+                leaf = k
+        if bests[leaf, 0] <= 0:
+            break
+        f, v = bests[leaf, 1], bests[leaf, 2]
+        start, stop = ranges[leaf]
+        middle = partition(features, order, start, stop, f, v, spare)
+        node = node_of[leaf]
+        tests[node, 0], tests[node, 1] = f, v
+        children[node, 0], children[node, 1] = nodes, nodes + 1
+        # the first child keeps the leaf's place; only the smaller one is counted
+        new = leaves
+        node_of[leaf], node_of[new] = nodes, nodes + 1
+        ranges[leaf, 1] = middle
+        ranges[new, 0], ranges[new, 1] = middle, stop
+        if middle - start <= stop - middle:
+            counts[new] = counts[leaf]
+            count_values(features, classes, order, start, middle, counts[leaf])
+            counts[new] -= counts[leaf]
+        else:
+            count_values(features, classes, order, middle, stop, counts[new])
+            counts[leaf] -= counts[new]
+        find_split(counts[leaf], scores, least, bests[leaf])
+        find_split(counts[new], scores, least, bests[new])
+        nodes += 2
+        leaves += 1
+    return nodes
+
+
+@kernel
+def gather(values: Bytes, starts: Ints, steps: Ints, out: Bytes) -> None:
+    """Features of pixels: out[k, f] = values[starts[k] + steps[f]].  # values: flat, padded"""
+    for k in range(len(starts)):
+        start = starts[k]
+        for f in range(len(steps)):
+            out[k, f] = values[start + steps[f]]
+
+
+@kernel
+def descend(
+    values: Bytes, starts: Ints, steps: Ints, tests: Ints, children: Ints, leaf_of: Ints, out: Ints
+) -> None:
+    """Leaves of pixels, by looking up only what the tests ask for.  # out: (len(starts),)"""
+    for k in range(len(starts)):
+        node = 0
+        while tests[node, 0] >= 0:
+            seen = values[starts[k] + steps[tests[node, 0]]]
+            node = children[node, 0 if seen == tests[node, 1] else 1]
+        out[k] = leaf_of[node]

@@ -126,7 +126,7 @@ class Packing:
         return out
 
 
-class Watch:
+class FitWatch:
     """Counts iterations, knows the best parameters so far, and tells a callback."""
 
     def __init__(self, method: str, callback: Callback | None) -> None:
@@ -180,7 +180,7 @@ def minimize(
     from scipy.optimize import minimize as scipy_minimize
 
     check_limits(l2, max_iters)
-    packing, watch = Packing(parameters, fixed), Watch(method, callback)
+    packing, watch = Packing(parameters, fixed), FitWatch(method, callback)
     start = packing.pack(parameters)
     if len(start) == 0 or max_iters == 0:
         return packing.unpack(start)
@@ -207,7 +207,7 @@ def minimize(
     return packing.unpack(start if watch.x is None else watch.x)
 
 
-class Adam:
+class AdamSteps:
     """Adam's averages of gradients; a step is `move`.
 
     Args:

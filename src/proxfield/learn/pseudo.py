@@ -28,54 +28,24 @@ def pseudo_likelihood(
         parameters: The parameters.
         weights: One per class, 1 by default.  # (classes,)
     """
+    from proxfield.core.engines.numba import tied
     from proxfield.learn import kernels
 
     s = structure
     if weights is None:
         weights = np.ones(int(np.diff(s.offsets).max()))
     w = s.tables(parameters)
-    energy = np.zeros(s.offsets[-1])
-    one = s.order(1)
-    kernels.add_rows(w, one.variables, one.base, one.kind, s.strides, s.offsets, energy)
-    _add_others(s, w, energy)
+    energy, dw = np.zeros(s.offsets[-1]), np.zeros_like(w)
+    one, several = s.order(1), [f for k, f in sorted(s.factors.items()) if k > 1]
+    tied.add_gradient(w, one, s.offsets, energy, energy)
+    for f in several:
+        kernels.add_conditionals(w, f, s.offsets, s.labels, energy)
     d = np.empty_like(energy)
     loss = kernels.conditional_loss(energy, s.offsets, s.labels, weights, d)
-    dw = np.zeros_like(w)
-    kernels.pull_rows(d, one.variables, one.base, one.kind, s.strides, s.offsets, dw)
-    _pull_others(s, d, dw)
+    tied.add_adjoint(w, one, s.offsets, energy, d, energy, dw)
+    for f in several:
+        kernels.pull_conditionals(d, f, s.offsets, s.labels, dw)
     return float(loss), s.pull(dw)
-
-
-def _add_others(s: Structure, w: Doubles, energy: Doubles) -> None:
-    """Add the energies of factors of several free variables, all but one of them at the truth."""
-    from proxfield.learn import binary_kernels, kernels
-
-    if s.binary:
-        f, field = s.order(2), np.zeros(s.n_vars)
-        binary_kernels.add_fields(w, f.variables, f.base, f.kind, s.strides, s.labels, field)
-        energy[0::2] -= 0.5 * field
-        energy[1::2] += 0.5 * field
-        return
-    for k, f in sorted(s.factors.items()):
-        if k > 1:
-            kernels.add_conditionals(
-                w, f.variables, f.base, f.kind, s.strides, s.offsets, s.labels, energy
-            )
-
-
-def _pull_others(s: Structure, d: Doubles, dw: Doubles) -> None:
-    """The transpose of `_add_others`."""
-    from proxfield.learn import binary_kernels, kernels
-
-    if s.binary:
-        f, field = s.order(2), 0.5 * (d[1::2] - d[0::2])
-        binary_kernels.pull_fields(field, f.variables, f.base, f.kind, s.strides, s.labels, dw)
-        return
-    for k, f in sorted(s.factors.items()):
-        if k > 1:
-            kernels.pull_conditionals(
-                d, f.variables, f.base, f.kind, s.strides, s.offsets, s.labels, dw
-            )
 
 
 def fit_pseudo(

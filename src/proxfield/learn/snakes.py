@@ -17,8 +17,8 @@ from proxfield.core.common.checks import whole_number
 from proxfield.errors import InputError
 from proxfield.generate import grid_edges
 from proxfield.io.files import Source, Target
+from proxfield.learn.crf import Graph
 from proxfield.learn.files import read_arrays, write_arrays
-from proxfield.learn.instances import Graph
 
 LENGTH = 10
 N_LABELS = LENGTH + 1

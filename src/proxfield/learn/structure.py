@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.engines.recorded import Factors
 from proxfield.errors import InputError
 from proxfield.learn.blocks import Block, Parameters, contract, expand
 from proxfield.learn.tied import TiedField, check_parameters
+
+if TYPE_CHECKING:
+    from proxfield.core.engines.torch.tied import TiedEnergy
 
 Index = NDArray[np.int32]
 MAX_ENTRIES = 2**31 - 1
@@ -58,16 +62,6 @@ class _Shared:
 
 
 @dataclass
-class Factors:
-    """Reduced factors with the same number of free variables, in the order of instances."""
-
-    variables: Index  # (m, k)
-    base: Index  # (m,)
-    kind: NDArray[np.int16]  # (m,)
-    ptr: Ints  # factors of each instance  (n_instances + 1,)
-
-
-@dataclass
 class Structure:
     """Instances without their observed variables, ready for kernels; see `prepare`.
 
@@ -76,7 +70,6 @@ class Structure:
         offsets: First entry of each free variable in flat arrays.  # (n + 1,)
         ptr: First free variable of each instance.  # (n_instances + 1,)
         factors: Factors by number of free variables.
-        strides: Strides of each kind.  # (kinds, largest number of free variables)
         shapes: Shape of the parameters of each name.
     """
 
@@ -84,10 +77,11 @@ class Structure:
     offsets: Ints
     ptr: Ints
     factors: dict[int, Factors]
-    strides: Ints
     shapes: dict[str, tuple[int, ...]]
     n_entries: int
     _shared: list[_Shared] = field(repr=False)
+    devices: dict[str, TiedEnergy] = field(default_factory=dict, repr=False)
+    """What `on_torch` has made, by device."""
 
     @property
     def n_vars(self) -> int:
@@ -117,7 +111,7 @@ class Structure:
         empty = np.zeros(0, dtype=np.int32)
         return Factors(
             np.zeros((0, k), dtype=np.int32), empty, empty.astype(np.int16),
-            np.zeros(self.n_instances + 1, dtype=np.int64),
+            np.zeros((1, k), dtype=np.int64), np.zeros(self.n_instances + 1, dtype=np.int64),
         )  # fmt: skip
 
     @cached_property
@@ -132,6 +126,15 @@ class Structure:
         new[edges.ptr] = True
         first = np.flatnonzero(new)
         return first, np.searchsorted(first, edges.ptr)
+
+    def on_torch(self, device: str) -> TiedEnergy:
+        """The factors on a device of torch, made once."""
+        if device not in self.devices:
+            from proxfield.core.engines.torch.tied import TiedEnergy
+
+            factors = [self.factors[k] for k in sorted(self.factors)]
+            self.devices[device] = TiedEnergy(factors, self.offsets, device)
+        return self.devices[device]
 
     @property
     def interactions(self) -> list[str]:
@@ -275,6 +278,7 @@ class _Collector:
                 np.concatenate([v for v, _, _, _ in parts]),
                 base,
                 np.concatenate(kinds),
+                strides,
                 np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             )
             parts.clear()
@@ -284,7 +288,6 @@ class _Collector:
             offsets=np.concatenate([[0], np.cumsum(cards)]).astype(np.int64),
             ptr=np.concatenate([[0], np.cumsum([len(c) for c in self.cards])]).astype(np.int64),
             factors=factors,
-            strides=strides,
             shapes=self.shapes,
             n_entries=start,
             _shared=list(self.shared.values()),

@@ -4,12 +4,16 @@ A feature is the value of the pixel at some offset: one of K labels, or K if tha
 or outside of the image. A node asks whether a feature has a certain value. Trees are grown
 best-first: the leaf whose best test reduces the log loss of the training labels most is split
 next. Gains are whole numbers (n log₂ n is rounded to multiples of 2⁻²⁰), so that ties are decided
-in the same way everywhere.
+in the same way everywhere. A `Forest` holds the trees of a decision tree field, which choose the
+tied parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +22,17 @@ from proxfield.core.common.arrays import Doubles
 from proxfield.core.common.memory import check_memory
 from proxfield.core.terms.base import Ints
 from proxfield.errors import InputError
+from proxfield.learn.blocks import Block, Parameters
+from proxfield.learn.tied import TiedField
+
+if TYPE_CHECKING:
+    from proxfield.learn.holes import HoledImage
 
 Bytes = NDArray[np.uint8]
 GAIN_UNITS = 2**20
 """Units of gain per bit."""
+UNARY, PAIRS = "unary", "pairs"
+"""Names of the parameters: tables of the unary tree's leaves, and of all pair trees' leaves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,14 +101,14 @@ def grow(
         >>> grow(x, np.array([0, 1, 0, 1]), 3, 2, 8).tests.tolist()
         [[0, 1], [-1, -1], [-1, -1]]
     """
-    from proxfield.learn import tree_kernels
+    from proxfield.learn import kernels
 
     entries = max_leaves * (n_classes * features.shape[1] * n_values + 8)
     check_memory(4 * entries, f"a tree of {max_leaves} leaves for {n_classes} classes")
     most = 2 * max_leaves - 1
     tests, children = np.empty((most, 2), dtype=np.int64), np.empty((most, 2), dtype=np.int64)
     counts = np.empty((max_leaves, n_classes, features.shape[1], n_values), dtype=np.int32)
-    nodes = tree_kernels.grow(
+    nodes = kernels.grow(
         np.ascontiguousarray(features),
         np.ascontiguousarray(classes, dtype=np.int64),
         gain_scores(len(classes)),
@@ -107,47 +118,6 @@ def grow(
         counts,
     )
     return Tree(tests[:nodes].copy(), children[:nodes].copy())
-
-
-def grow_reference(
-    features: Bytes, classes: Ints, n_values: int, n_classes: int, max_leaves: int, least: int = 1
-) -> Tree:
-    """The same tree as `grow`, in numpy."""
-    scores = gain_scores(len(classes))
-
-    def best_split(samples: Ints) -> tuple[int, int, int]:
-        """Gain, feature and value of the best test of a leaf; the first of equal ones."""
-        best = (0, -1, -1)
-        totals = np.bincount(classes[samples], minlength=n_classes)
-        for f in range(features.shape[1]):
-            seen = features[samples, f]
-            for v in range(n_values):
-                inside = np.bincount(classes[samples[seen == v]], minlength=n_classes)
-                if min(inside.sum(), len(samples) - inside.sum()) < least:
-                    continue
-                gain = _purity(inside, scores) + _purity(totals - inside, scores)
-                gain -= _purity(totals, scores)
-                if gain > best[0]:
-                    best = (gain, f, v)
-        return best
-
-    tests, children = [(-1, -1)], [(-1, -1)]
-    everything = np.arange(len(classes))
-    leaves = [(0, everything, best_split(everything))]  # node, samples, best test
-    while len(leaves) < max_leaves:
-        place = max(range(len(leaves)), key=lambda k: (leaves[k][2][0], -k))
-        node, samples, (gain, f, v) = leaves[place]
-        if gain <= 0:
-            break
-        first = len(tests)
-        tests[node], children[node] = (f, v), (first, first + 1)
-        tests += [(-1, -1)] * 2
-        children += [(-1, -1)] * 2
-        has = features[samples, f] == v
-        parts = [samples[has], samples[~has]]
-        leaves[place] = (first, parts[0], best_split(parts[0]))
-        leaves.append((first + 1, parts[1], best_split(parts[1])))
-    return Tree(np.array(tests), np.array(children))
 
 
 def check_tree(tree: Tree, n_features: int, n_values: int) -> None:
@@ -177,11 +147,6 @@ def gain_scores(n: int) -> Ints:
     return np.rint(GAIN_UNITS * k * np.log2(np.maximum(k, 1))).astype(np.int64)
 
 
-def _purity(counts: Ints, scores: Ints) -> int:
-    """How far a leaf's labels are from evenly mixed, in units of gain; −n times the entropy."""
-    return int(scores[counts].sum() - scores[counts.sum()])
-
-
 def log_frequencies(leaves: Ints, classes: Ints, n_leaves: int, n_classes: int) -> Doubles:
     """Logarithms of the smoothed frequencies of classes in leaves.  # (leaves, classes)
 
@@ -192,3 +157,136 @@ def log_frequencies(leaves: Ints, classes: Ints, n_leaves: int, n_classes: int) 
     flat = np.bincount(leaves * n_classes + classes, minlength=n_leaves * n_classes)
     counts = flat.reshape(n_leaves, n_classes) + 1.0
     return np.asarray(np.log(counts / counts.sum(axis=1, keepdims=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Which table each pixel, and each pair of pixels, gets.
+
+    Attributes:
+        n_labels: Number of labels, K.
+        features: Offsets of the pixels that trees look at.  # (F, 2)
+        offsets: Offsets of pairs.  # (m, 2)
+        unary: The tree of single pixels.
+        pairs: The tree of each offset; it looks at pixels around the first of the pair.
+    """
+
+    n_labels: int
+    features: Ints
+    offsets: Ints
+    unary: Tree
+    pairs: tuple[Tree, ...]
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Number of the first table of each pair tree, and of all tables.  # (m + 1,)"""
+        return np.concatenate([[0], np.cumsum([tree.n_leaves for tree in self.pairs])]).astype(int)
+
+    @property
+    def reach(self) -> int:
+        """Maximum distance, along an axis, of a pixel that is looked at."""
+        return int(np.abs(self.features).max(initial=0))
+
+    def instance(self, image: HoledImage) -> TiedField:
+        """The variables, tied parameters and labels of an image.
+
+        Variables are all pixels, row by row; only those in the hole aren't observed.
+        """
+        width = image.labels.shape[1]
+        rows, columns = np.nonzero(image.hidden)
+        leaf = image.leaves(self.unary, rows, columns, self.features)
+        pixels = rows * width + columns
+        blocks = [Block(UNARY, pixels.astype(np.int32), None, leaf, self.unary.n_leaves)]
+        scopes, tables = [np.zeros((0, 2), dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for k, (down, right) in enumerate(self.offsets.tolist()):
+            rows, columns = image.pairs((down, right))
+            leaf = image.leaves(self.pairs[k], rows, columns, self.features)
+            first = rows * width + columns
+            scopes.append(np.stack([first, first + down * width + right], axis=1))
+            tables.append(self.starts[k] + leaf)
+        ends, index = np.concatenate(scopes).astype(np.int32), np.concatenate(tables)
+        blocks.append(Block(PAIRS, ends, None, index, int(self.starts[-1])))
+        hidden = image.hidden.ravel()
+        labels = image.labels.ravel()
+        return TiedField(
+            np.full(labels.size, self.n_labels),
+            blocks,
+            labels=np.where(hidden, labels, -1),
+            observed=np.where(hidden, -1, labels),
+        )
+
+    def frequencies(self, images: Sequence[HoledImage]) -> Parameters:
+        """Parameters without pairs: unary energies −log of the labels' frequencies in leaves."""
+        leaves, labels = [], []
+        for image in images:
+            rows, columns = np.nonzero(image.hidden)
+            leaves.append(image.leaves(self.unary, rows, columns, self.features))
+            labels.append(image.labels[rows, columns])
+        n, k = self.unary.n_leaves, self.n_labels
+        table: Doubles = -log_frequencies(np.concatenate(leaves), np.concatenate(labels), n, k)
+        table -= table.mean(axis=1, keepdims=True)
+        return {UNARY: table, PAIRS: np.zeros((int(self.starts[-1]), k, k))}
+
+
+def grow_forest(
+    images: Sequence[HoledImage],
+    features: Ints,
+    offsets: Ints,
+    *,
+    unary_leaves: int,
+    pair_leaves: int,
+    max_samples: int,
+    seed: int,
+) -> Forest:
+    """Grow all trees of a decision tree field.
+
+    The unary tree predicts the label of a hidden pixel, the tree of an offset those of a pair
+    with at least one hidden pixel, both by what is seen around the (first) pixel.
+
+    Args:
+        images: Training images, with labels in their holes.
+        features: Offsets of the pixels to look at.  # (F, 2)
+        offsets: Offsets of pairs.  # (m, 2)
+        unary_leaves: Maximum number of leaves of the unary tree.
+        pair_leaves: Maximum number of leaves of each other tree.
+        max_samples: Maximum number of pixels, or pairs, that a tree is grown from, drawn at random.
+        seed: Random seed of these draws.
+    """
+    k = images[0].n_labels
+    unary = _grow(images, features, None, k, unary_leaves, max_samples, seed)
+    pairs = tuple(
+        _grow(images, features, (down, right), k * k, pair_leaves, max_samples, seed)
+        for down, right in offsets.tolist()
+    )
+    return Forest(k, features, offsets, unary, pairs)
+
+
+def _grow(
+    images: Sequence[HoledImage],
+    features: Ints,
+    offset: tuple[int, int] | None,
+    n_classes: int,
+    max_leaves: int,
+    max_samples: int,
+    seed: int,
+) -> Tree:
+    """The tree of an offset, or of single pixels."""
+    places = [np.nonzero(i.hidden) if offset is None else i.pairs(offset) for i in images]
+    bounds = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in places])])
+    total = int(bounds[-1])
+    if total > max_samples:
+        chosen = np.random.default_rng(seed).choice(total, max_samples, replace=False)
+        chosen.sort()
+    else:
+        chosen = np.arange(total)
+    seen, classes = [], []
+    for image, (rows, columns), a, b in zip(images, places, bounds[:-1], bounds[1:], strict=True):
+        some = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
+        r, c = rows[some], columns[some]
+        seen.append(image.features(r, c, features))
+        label = image.labels[r, c]
+        if offset is not None:
+            label = label * image.n_labels + image.labels[r + offset[0], c + offset[1]]
+        classes.append(label)
+    values = images[0].n_labels + 1
+    return grow(np.concatenate(seen), np.concatenate(classes), values, n_classes, max_leaves)

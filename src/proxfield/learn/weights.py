@@ -1,4 +1,4 @@
-"""Weights of terms of any kind: `fit_weights`, and the adjoint through a term's own gradient.
+"""Weights of the terms of ordinary fields: `fit_weights`, and `tie` for fields as instances.
 
 Terms that can be expressed as tables go through the compiled methods. For all others the updates
 call the term's `add_gradient`, and their adjoint needs products of its Hessian with a vector. These
@@ -8,28 +8,116 @@ second order of the gradient, with an error of about 1e-9 of its size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxfield.core.common.arrays import Doubles
+from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.common.checks import is_real
-from proxfield.core.terms.base import Layout, Term
+from proxfield.core.engines.base import softmax
+from proxfield.core.engines.recorded import ArrayUpdates
+from proxfield.core.terms.base import Layout, Term, offers
+from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
-from proxfield.learn.adjoint import check_updates
-from proxfield.learn.blocks import Parameters
+from proxfield.learn.adjoint import Unrolled, check_updates
+from proxfield.learn.blocks import Block, Parameters
 from proxfield.learn.losses import Loss, Targets, class_weights, find_loss
 from proxfield.learn.optimize import Callback, minimize
 from proxfield.learn.registry import find_method
-from proxfield.learn.sharing import FIXED, check_share, is_tabular, tie
 from proxfield.learn.structure import prepare
-from proxfield.learn.tied import checked_labels
+from proxfield.learn.tied import TiedField, checked_labels
 
+FIXED = "(fixed)"
+"""Name of the weight 1 of terms that aren't learned."""
 DIFFERENCE = 1e-5
 """Step of differences, in units of marginals."""
+
+
+def tie(field: Field, share: Sequence[str | None], labels: ArrayLike | None = None) -> TiedField:
+    """A field whose terms have learnable weights: E = Σ_t w[share[t]] · E_t.
+
+    Args:
+        field: A field of terms that can be expressed as tables. Its evidence counts as observed.
+        share: The name of each term's weight, in the order of ``field.terms``. Terms of the same
+            name share it; None: the weight stays 1.
+        labels: The truth, -1 where unknown.  # (n_vars,)
+
+    Returns:
+        An instance; each weight is an array of one number. Terms without a name have the weight
+        ``"(fixed)"``.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(3, 2, [pf.Unary([[0, 1.0]] * 3), pf.Potts([[0, 1], [1, 2]], 1.0)])
+        >>> tie(field, [None, "smooth"], labels=[0, 0, 1]).parameter_shapes()
+        {'(fixed)': (1,), 'smooth': (1,)}
+    """
+    names = check_share(field, share)
+    blocks = [
+        b
+        for term, name in zip(field.terms, names, strict=True)
+        for b in _blocks_of(term, name, field)
+    ]
+    observed = None if (field.evidence < 0).all() else np.array(field.evidence)
+    return TiedField(field.cardinalities, blocks, labels, observed)
+
+
+def check_share(field: Field, share: Sequence[str | None]) -> list[str]:
+    """Names of the weights of a field's terms."""
+    if isinstance(share, str) or len(share) != len(field.terms):
+        raise InputError(
+            f"share={shown(share)}, expected {len(field.terms)} names, one per term of the field"
+        )
+    for name in share:
+        if name is not None and (not isinstance(name, str) or name == FIXED):
+            raise InputError(f"share has {shown(name)}, expected names or None")
+    return [FIXED if name is None else name for name in share]
+
+
+def is_tabular(term: Term) -> bool:
+    """Whether a term can be expressed as tables, and is lowered to them."""
+    return offers(term, "lower") and offers(term, "as_tables")
+
+
+def _blocks_of(term: Term, name: str, field: Field) -> list[Block]:
+    if isinstance(term, (Potts, Ising)):
+        return [
+            Block(name, term.edges[part], features=term.weights[part, None], form=term.name)
+            for part in _by_labels(field, term.edges)
+        ]
+    if not is_tabular(term):
+        raise UnsupportedError(
+            f"{type(term).__name__} can't be expressed as tables; use fit_weights with "
+            'method="marginals"'
+        )
+    out = []
+    for scopes, tables, index in term.as_tables(field.layout):
+        arity = scopes.shape[1]
+        if arity == 0:
+            continue  # a constant: no label depends on it
+        if not np.isfinite(tables).all():
+            raise InputError(
+                f"{type(term).__name__} forbids configurations, expected finite energies"
+            )
+        for part in _by_labels(field, scopes):
+            shape = tuple(int(c) for c in field.cardinalities[scopes[part[0]]])
+            rows = tables[index[part]] if index is not None else tables[part % len(tables)]
+            size = int(np.prod(shape))
+            form = np.eye(size).reshape(1, size, *shape)
+            out.append(Block(name, scopes[part], features=rows.reshape(-1, size), form=form))
+    return out
+
+
+def _by_labels(field: Field, scopes: Ints) -> list[Ints]:
+    """Rows of scopes whose variables have the same numbers of labels."""
+    if len(scopes) == 0:
+        return []
+    _, which = np.unique(field.cardinalities[scopes], axis=0, return_inverse=True)
+    which = which.ravel()
+    return [np.flatnonzero(which == k) for k in range(which.max() + 1)]
 
 
 def fit_weights(
@@ -94,32 +182,10 @@ def fit_weights(
         if method != "marginals":
             kind = next(type(t).__name__ for f in fields for t in f.terms if not is_tabular(t))
             raise UnsupportedError(f'{kind} can only be learned with method="marginals"')
-        found = _fit(fields, labels, share, weights, l2, fixed, callback, **options)
+        joint = JointFields(fields, labels, share, options.pop("class_weight", None))
+        found = joint.fit(weights, l2=l2, fixed=fixed, callback=callback, **options)
     found = {**started, **found}  # terms without factors keep their start
     return {name: float(value[0]) for name, value in found.items() if name != FIXED}
-
-
-def _fit(
-    fields: list[Field],
-    labels: list[ArrayLike],
-    share: Sequence[str | None],
-    weights: Parameters,
-    l2: float,
-    fixed: list[str],
-    callback: Callback | None,
-    *,
-    loss: str | Loss = "log",
-    n_updates: int = 20,
-    step: float = 0.5,
-    max_iters: int = 50,
-    tol: float = 1e-5,
-    class_weight: ArrayLike | str | None = None,
-) -> Parameters:
-    joint = JointFields(fields, labels, share, class_weight)
-    return minimize(
-        lambda w: joint.loss(w, loss, n_updates=n_updates, step=step), weights, l2=l2,
-        max_iters=max_iters, tol=tol, method="marginals", fixed=fixed, callback=callback,
-    )  # fmt: skip
 
 
 class JointFields:
@@ -165,7 +231,7 @@ class JointFields:
         chosen = find_loss(loss)
         check_updates(n_updates, step)
         own = np.array([float(weights[name][0]) for name in self.names])
-        runs = [_Run(field, own, n_updates, step) for field in self.fields]
+        runs = [Unrolled(WeightedTerms(field, own), n_updates, step) for field in self.fields]
         value, d = chosen(np.concatenate([run.q for run in runs]), self.targets)
         scale, gradient, start = float(len(self.targets.known)), np.zeros(len(own)), 0
         for run in runs:
@@ -176,40 +242,59 @@ class JointFields:
             out[name] += slope
         return scale * value, out
 
+    def fit(
+        self,
+        weights: Parameters,
+        *,
+        l2: float,
+        fixed: Collection[str],
+        callback: Callback | None,
+        loss: str | Loss = "log",
+        n_updates: int = 20,
+        step: float = 0.5,
+        max_iters: int = 50,
+        tol: float = 1e-5,
+    ) -> Parameters:
+        """The weights of least loss; arguments as for `fit_marginals`."""
+        return minimize(
+            lambda w: self.loss(w, loss, n_updates=n_updates, step=step), weights, l2=l2,
+            max_iters=max_iters, tol=tol, method="marginals", fixed=fixed, callback=callback,
+        )  # fmt: skip
 
-class _Run:
-    """Damped updates of one field from uniform marginals, and their adjoint."""
 
-    def __init__(self, field: Field, weights: Doubles, n_updates: int, step: float) -> None:
+class WeightedTerms(ArrayUpdates):
+    """Updates of one field by its terms' own gradients; the parameters are the terms' weights."""
+
+    def __init__(self, field: Field, weights: Doubles) -> None:
         layout = self.layout = field.layout
-        self.terms, self.weights, self.step = field.terms, weights, step
+        super().__init__(layout.size, len(weights))
+        self.terms, self.weights = field.terms, weights
         seen = np.flatnonzero(field.evidence >= 0)
         self.free = ~np.isin(layout.owner, seen)
-        held = np.zeros(layout.size)
-        held[layout.offsets[seen] + field.evidence[seen]] = 1.0
-        self.history, self.slopes = [], []
-        theta = np.zeros(layout.size)
-        self.q = np.where(self.free, _softmax(layout, theta), held)
-        for _ in range(n_updates):
-            slopes = [_gradient(term, layout, self.q) for term in self.terms]
-            self.history.append(self.q)
-            self.slopes.append(slopes)
-            g = sum((w * s for w, s in zip(weights, slopes, strict=True)), np.zeros(layout.size))
-            theta = (1.0 - step) * theta - step * g
-            self.q = np.where(self.free, _softmax(layout, theta), held)
+        self.held = np.zeros(layout.size)
+        self.held[layout.offsets[seen] + field.evidence[seen]] = 1.0
 
-    def backward(self, d: Doubles) -> Doubles:
-        """From the gradient of a loss in q to the one in the weights of terms."""
-        layout, out = self.layout, np.zeros(len(self.terms))
-        a = np.where(self.free, _pull_softmax(layout, self.q, d), 0.0)
-        for q, slopes in zip(self.history[::-1], self.slopes[::-1], strict=True):
-            dg = -self.step * a
-            out += [float(slope @ dg) for slope in slopes]
-            back = np.zeros(layout.size)
-            for weight, term in zip(self.weights, self.terms, strict=True):
-                back += weight * hessian_product(term, layout, q, dg)
-            a = (1.0 - self.step) * a + np.where(self.free, _pull_softmax(layout, q, back), 0.0)
-        return out
+    def softmax(self, theta: Doubles) -> Doubles:
+        q = softmax(self.layout.owner, self.layout.offsets, theta)
+        return np.where(self.free, q, self.held)
+
+    def covariance(self, q: Doubles, d: Doubles) -> Doubles:
+        mean = self.layout.sum_by_variable(q * d)
+        return np.where(self.free, q * (d - mean[self.layout.owner]), 0.0)
+
+    def gradient(self, q: Doubles) -> tuple[Doubles, list[Doubles]]:
+        slopes = [_gradient(term, self.layout, q) for term in self.terms]
+        g = np.zeros(self.size)
+        for weight, slope in zip(self.weights, slopes, strict=True):
+            g += weight * slope
+        return g, slopes
+
+    def pull(self, q: Doubles, parts: list[Doubles], dg: Doubles, out: Doubles) -> Doubles:
+        out += [float(slope @ dg) for slope in parts]
+        back = np.zeros(self.size)
+        for weight, term in zip(self.weights, self.terms, strict=True):
+            back += weight * hessian_product(term, self.layout, q, dg)
+        return back
 
 
 def hessian_product(term: Term, layout: Layout, q: Doubles, v: Doubles) -> Doubles:
@@ -242,13 +327,3 @@ def _gradient(term: Term, layout: Layout, q: Doubles) -> Doubles:
     out = np.zeros(layout.size)
     term.add_gradient(layout, q, out)
     return out
-
-
-def _softmax(layout: Layout, theta: Doubles) -> Doubles:
-    top = np.maximum.reduceat(theta, layout.offsets[:-1])
-    return layout.normalize(np.exp(theta - top[layout.owner]))
-
-
-def _pull_softmax(layout: Layout, q: Doubles, d: Doubles) -> Doubles:
-    mean = layout.sum_by_variable(q * d)
-    return np.asarray(q * (d - mean[layout.owner]))

@@ -27,7 +27,7 @@ from proxfield.core.terms.base import Term
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.torch.parameters import Parameters, TablesGiven
-from proxfield.torch.run import UNDER_VMAP, Run, marginals_function
+from proxfield.torch.run import UNDER_VMAP, GradientRun, marginals_function
 
 INITS = ("uniform", "unary")
 GRADIENTS = ("exact", "implicit", "unrolled")
@@ -152,7 +152,7 @@ def infer(
     else:
         if adjoint_tol is None:
             adjoint_tol = 1e-10 if dtype == torch.float64 else 1e-5
-        run = Run(
+        run = GradientRun(
             model, plan, start.detach(), isinstance(init, str) and init == "unary", max_iters,
             NEVER if tol is None else tol,
             gradient == "implicit", adjoint_tol, adjoint_max_iters,
@@ -180,10 +180,9 @@ def _plan(rule: Rule, model: Model, field: Field, seed: int) -> Update | Order:
     """How the states move: for a batch of weights, with the least of the steps."""
     plans = []
     for full in model.fulls:
-        memory = vars(full).setdefault("_torch", {})
-        if "curvature" not in memory:  # λ takes many products with H, and serves every call
-            memory["curvature"] = Curvature(full, field, "cpu")
-        plans.append(rule.plan(Problem(full, memory["curvature"], seed)))
+        if "curvature" not in full.differentiable:  # λ takes many products with H
+            full.differentiable["curvature"] = Curvature(full, field, "cpu")
+        plans.append(rule.plan(Problem(full, full.differentiable["curvature"], seed)))
     plan = plans[0]
     if isinstance(plan, Custom):
         raise UnsupportedError("rules that are Python functions need proxfield.infer")
@@ -226,11 +225,10 @@ class Model:
                 "tables that forbid configurations have no derivative; use proxfield.infer"
             )
         # the parts of an energy that don't change are kept with the lowered field
-        memory = vars(rest).setdefault("_torch", {})
         key = (dtype, device, bool(given))
-        if key not in memory:
-            memory[key] = Energy(rest, dtype, device, exact=True, given=given)
-        energy = memory[key]
+        if key not in rest.differentiable:
+            rest.differentiable[key] = Energy(rest, dtype, device, exact=True, given=given)
+        energy = rest.differentiable[key]
         if energy.unknown:
             names = ", ".join(sorted({type(t).__name__ for t in energy.unknown}))
             raise UnsupportedError(f"no derivatives through {names}; use proxfield.infer")

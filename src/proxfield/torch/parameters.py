@@ -79,11 +79,11 @@ class Parameters:
 
     def rest(self, field: Field) -> Lowered:
         """The field without these terms, kept with the field until a term is added."""
-        memory = vars(field._kept).setdefault("_without", {})
+        memory = field._kept.without
         if self.positions not in memory:
             others = [t for k, t in enumerate(field.terms) if k not in self.positions]
             memory[self.positions] = lower(field.layout, others, field.evidence)
-        found: Lowered = memory[self.positions]
+        found = memory[self.positions]
         if not found.reduction.untouched.all():
             raise UnsupportedError(
                 "weights= and tables= need a field without evidence or decided variables; "

@@ -13,10 +13,10 @@ from proxfield.core.devices.tensors import AutogradContext, AutogradFunction, Te
 from proxfield.core.engines.plan import Order, Update
 from proxfield.core.engines.torch.moves import softmax
 from proxfield.core.engines.torch.program import TorchProgram
+from proxfield.core.engines.torch.record import Recorder, Recording, pull_back
 from proxfield.core.filters.torch.ops import refuse
 from proxfield.core.solve.loop import make_updates
 from proxfield.errors import UnsupportedError
-from proxfield.torch.record import Recorder, Recording, pull_back
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
     adjoint,
@@ -38,7 +38,7 @@ T = TypeVar("T", bound=TorchProgram)
 
 
 @dataclass
-class Run:
+class GradientRun:
     """What the forward and the backward pass need beside tensors with gradients."""
 
     model: Model
@@ -58,8 +58,10 @@ class Run:
 
     def record(self, energies: Tensor, weights: Tensor | None) -> Recording:
         """The updates, with the states before them."""
-        program = self.program_of(Recorder, energies, weights)
-        return program.record(deepcopy(self.plan), self.start, self.max_iters, self.tol)
+        program, plan = self.program_of(Recorder, energies, weights), deepcopy(self.plan)
+        state = program.begin(plan, self.start)
+        make_updates(program, plan, state, self.max_iters, self.tol)
+        return program.recording(state)
 
     def program(self, energies: Tensor, weights: Tensor | None) -> TorchProgram:
         """The updates in torch operations."""
@@ -88,14 +90,13 @@ class Run:
             padding.flatten(energies), padding.flatten(self.start), strict=True
         ):
             full = fulls[len(out)] if len(fulls) > 1 else fulls[0]
-            memory = vars(full).setdefault("_torch", {})
-            key = ("program", kind, energies.device)
-            if key not in memory:
+            made, key = full.differentiable, ("program", kind, energies.device)
+            if key not in made:
                 # what lowering moved into the unaries when it merged edges and tables stays there
                 own = self.model.energy.tensor(full.unary)
                 shift = torch.where(finite, own - torch.where(finite, before, 0.0), 0.0)
-                memory[key] = compile_cuda(full, kind, device=energies.device), shift
-            program, shift = memory[key]
+                made[key] = compile_cuda(full, kind, device=energies.device), shift
+            program, shift = made[key]
             program.set_unary(image + shift)
             out.append(self.iterate(program, plan, start.contiguous()).clone())
         return padding.pad(torch.stack(out).to(energies.dtype), 0.0)
@@ -181,7 +182,7 @@ def marginals_function() -> AutogradFunction:
 
             @staticmethod
             def forward(
-                run: Run, made: Recording | None, grad: Tensor, q: Tensor, energies: Tensor,
+                run: GradientRun, made: Recording | None, grad: Tensor, q: Tensor, energies: Tensor,
                 weights: Tensor | None, *kept: Tensor,
             ) -> tuple[Tensor, ...]:  # fmt: skip
                 made = None if made is None else replace(made, kept=list(kept))
@@ -216,7 +217,9 @@ def marginals_function() -> AutogradFunction:
             """Marginals after the updates, with the gradient that the run asks for."""
 
             @staticmethod
-            def forward(energies: Tensor, weights: Tensor | None, run: Run) -> tuple[Tensor, ...]:
+            def forward(
+                energies: Tensor, weights: Tensor | None, run: GradientRun
+            ) -> tuple[Tensor, ...]:
                 if not run.learns:
                     return (run.forward(energies, weights),)
                 run.made = made = run.record(energies, weights)

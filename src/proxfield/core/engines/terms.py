@@ -184,7 +184,7 @@ def overrides(kind: type, base: type, name: str) -> bool:
 
 register(Gaussian, "cpu", "proxfield.core.engines.numba.dense_views:Views")
 register(Gaussian, "cuda", "proxfield.core.engines.triton.terms.gaussian:GaussianOnDevice")
-register(Gaussian, "torch", "proxfield.core.engines.torch.energy:Block")
+register(Gaussian, "torch", "proxfield.core.engines.torch.energy:AllPairs")
 register(Consistency, "cuda", "proxfield.core.engines.triton.terms.consistency:ConsistencyOnDevice")
 register(
     Cooccurrence, "cuda", "proxfield.core.engines.triton.terms.cooccurrence:CooccurrenceOnDevice"

@@ -8,9 +8,10 @@ the energy of every labelling that can occur.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,10 @@ class Lowered:
     """Terms that can't be lowered: iterated through their own ``add_gradient``."""
     magnitude: float = 0.0
     """A bound on the size of the energy of any possible labelling."""
+    differentiable: dict[Hashable, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What differentiable inference made of it: energies and programs by device, and curvature."""
 
     @property
     def layout(self) -> Layout:

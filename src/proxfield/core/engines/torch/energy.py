@@ -125,7 +125,7 @@ class Edges:
         return torch.nn.functional.pad(out, (0, self.labels - 2))
 
 
-class Tables:
+class FactorTables:
     """Messages of one `Factor`: expected tables for each label of each of its variables."""
 
     def __init__(self, term: Factor, labels: int, dtype: TorchDtype, device: TorchDevice) -> None:
@@ -217,7 +217,7 @@ class TorchTerm(Protocol):
         """E(q) in float64; used only if the term's degree is None.  # (B, n, labels) -> (B,)"""
 
 
-class Block:
+class AllPairs:
     """A `Gaussian` term, summed over all pairs."""
 
     @staticmethod
@@ -278,14 +278,14 @@ class Energy:
         c = self.padding.labels
         self.unary = self.padding.pad(self.tensor(lowered.unary)[None], np.inf)
         self.constant = float(lowered.constant)
-        self.parts: list[tuple[Edges | Tables | TiedTables, Tensor | None]] = []
+        self.parts: list[tuple[Edges | FactorTables | TiedTables, Tensor | None]] = []
         """What gives messages, and its weights."""
         for term, ising in ((lowered.ising, True), (lowered.potts, False)):
             if term is not None:
                 part = Edges(term.edges, ising, c, device)
                 self.parts.append((part, self.tensor(term.weights)))
         for factor in lowered.factors:
-            self.parts.append((Tables(factor, c, dtype, device), None))
+            self.parts.append((FactorTables(factor, c, dtype, device), None))
         self.given = len(given)  # parts at the end whose parameters come with each call
         for more in given:
             if isinstance(more, (Potts, Ising)):
@@ -313,7 +313,7 @@ class Energy:
 
     def _messages(
         self, q: Tensor, given: tuple[Tensor, ...]
-    ) -> Iterator[tuple[Edges | Tables | TiedTables, Tensor]]:
+    ) -> Iterator[tuple[Edges | FactorTables | TiedTables, Tensor]]:
         first = len(self.parts) - self.given
         for k, (part, weights) in enumerate(self.parts):
             yield part, part.messages(q, weights if k < first else given[k - first])
@@ -362,6 +362,6 @@ def expected(q: Tensor, g: Tensor, sums: TorchDtype) -> Tensor:
 def maker_of(term: Term, exact: bool) -> Maker | None:
     """A term's implementation; None for Gaussian terms over a lattice unless ``exact``."""
     maker = implementation(term, "torch")
-    if maker is Block and not exact and isinstance(term, Gaussian):
+    if maker is AllPairs and not exact and isinstance(term, Gaussian):
         return maker if term.filter_kind == "exact" else None
     return maker

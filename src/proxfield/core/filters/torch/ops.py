@@ -122,8 +122,8 @@ class Op:
         """The results: a tensor, or a tuple of tensors and a list of them."""
         if torch.compiler.is_compiling():
             return self.registered(*args)
-        layout, tensors = _flatten(args)
-        found = self.function.apply(layout, *tensors)
+        lengths, flat = _flatten(args)
+        found = self.function.apply(lengths, *flat)
         return self.results(found if isinstance(found, tuple) else (found,))
 
     def flat(self, results: Any) -> tuple[Tensor, ...]:
@@ -211,44 +211,22 @@ def _select(args: list[Any], dims: list[Any], k: int) -> list[Any]:
     return out
 
 
-# ---- arguments of autograd functions: tensors one by one ----
-
-TENSOR = object()
-"""Stands for a tensor in a layout."""
+# ---- arguments of autograd functions: those in lists one by one ----
 
 
-def _flatten(args: Arguments) -> tuple[list[Any], list[Tensor]]:
-    """The arguments with tensors replaced, and the tensors one by one."""
-    layout: list[Any] = []
-    tensors: list[Tensor] = []
+def _flatten(args: Arguments) -> tuple[list[int | None], list[Any]]:
+    """Lengths of the arguments that are lists, None for others; and all that they hold."""
+    lengths = [len(arg) if isinstance(arg, (list, tuple)) else None for arg in args]
+    flat: list[Any] = []
     for arg in args:
-        if isinstance(arg, torch.Tensor):
-            layout.append(TENSOR)
-            tensors.append(arg)
-        elif isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], torch.Tensor):
-            layout.append([TENSOR] * len(arg))
-            tensors += arg
-        else:
-            layout.append(arg)
-    return layout, tensors
+        flat += arg if isinstance(arg, (list, tuple)) else [arg]
+    return lengths, flat
 
 
-def _is_list(part: Any) -> bool:
-    return isinstance(part, list) and bool(part) and part[0] is TENSOR
-
-
-def _unflatten(layout: list[Any], flat: Sequence[Any], constant: Any = TENSOR) -> list[Any]:
-    """The inverse of `_flatten`, for as many values; constants may be replaced."""
+def _unflatten(lengths: list[int | None], flat: Sequence[Any]) -> list[Any]:
+    """The inverse of `_flatten`."""
     left = iter(flat)
-    out: list[Any] = []
-    for part in layout:
-        if part is TENSOR:
-            out.append(next(left))
-        elif _is_list(part):
-            out.append([next(left) for _ in part])
-        else:
-            out.append(part if constant is TENSOR else constant)
-    return out
+    return [next(left) if n is None else [next(left) for _ in range(n)] for n in lengths]
 
 
 class _View:
@@ -266,38 +244,33 @@ def _function(op: Op) -> AutogradFunction:
         """`op` for autograd and for ``torch.func``."""
 
         @staticmethod
-        def forward(layout: list[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
-            return op.flat(op.registered(*_unflatten(layout, tensors)))
+        def forward(lengths: list[int | None], *flat: Any) -> tuple[Tensor, ...]:
+            return op.flat(op.registered(*_unflatten(lengths, flat)))
 
         @staticmethod
         def setup_context(
             ctx: AutogradContext, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
         ) -> None:
-            ctx.layout = inputs[0]
-            args = tuple(_unflatten(inputs[0], inputs[1:]))
-            op.context(ctx, args, op.results(output))
+            ctx.lengths = inputs[0]
+            op.context(ctx, tuple(_unflatten(ctx.lengths, inputs[1:])), op.results(output))
 
         @staticmethod
         def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Any, ...]:
-            needs = tuple(_unflatten(ctx.layout, ctx.needs_input_grad[1:], False))
+            needs = tuple(_unflatten(ctx.lengths, ctx.needs_input_grad[1:]))
             given = op.results(grads)
             found = op.backward(
                 _View(ctx, needs), *(given if isinstance(given, tuple) else (given,))
             )
             out: list[Any] = [None]
-            for part, grad in zip(ctx.layout, found, strict=True):
-                if part is TENSOR:
-                    out.append(grad)
-                elif _is_list(part):
-                    out += [None] * len(part) if grad is None else grad
+            for n, grad in zip(ctx.lengths, found, strict=True):
+                out += [grad] if n is None else [None] * n if grad is None else grad
             return tuple(out)
 
         @staticmethod
         def vmap(
-            info: Any, in_dims: tuple[Any, ...], layout: list[Any], *tensors: Tensor
+            info: Any, in_dims: tuple[Any, ...], lengths: list[int | None], *flat: Any
         ) -> tuple[Any, Any]:
-            args = _unflatten(layout, tensors)
-            dims = _unflatten(layout, in_dims[1:], None)
+            args, dims = _unflatten(lengths, flat), _unflatten(lengths, in_dims[1:])
             return op.vmapped(info.batch_size, args, dims)
 
         @staticmethod
@@ -309,13 +282,8 @@ def _function(op: Op) -> AutogradFunction:
                     f"no derivatives forward (jvp) through proxfield's {op.name}; use "
                     "reverse mode: torch.func.grad, vjp or jacrev"
                 )
-            found = op.jvp(ctx, *_unflatten(ctx.layout, tangents, None))
-            out: list[Any] = []
-            for x, several in zip(
-                found if isinstance(found, tuple) else (found,), op.lists, strict=True
-            ):
-                out += x if several else [x]
-            return tuple(out)
+            found = op.jvp(ctx, *_unflatten(ctx.lengths, tangents))
+            return tuple(_flatten(found if isinstance(found, tuple) else (found,))[1])
 
     Transformable.__name__ = Transformable.__qualname__ = f"proxfield_{op.name}"
     return Transformable

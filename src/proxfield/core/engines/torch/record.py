@@ -16,7 +16,6 @@ from proxfield.core.engines.base import State
 from proxfield.core.engines.plan import Order, Update
 from proxfield.core.engines.torch.moves import softmax
 from proxfield.core.engines.torch.program import TorchProgram, TorchState
-from proxfield.core.solve.loop import make_updates
 
 SMALLEST_MOMENT = 1e-30
 """Second moments start here: the square root has no derivative at 0."""
@@ -59,6 +58,7 @@ class Recorder(TorchProgram):
 
     kept: list[Tensor]
     plans: list[Update | Order]
+    names: tuple[str, ...]
 
     def update(self, s: TorchState, plan: Update | Order, f: Tensor | None = None) -> Tensor:
         if isinstance(plan, Order) and plan.shuffle is not None:
@@ -68,19 +68,19 @@ class Recorder(TorchProgram):
         self.plans.append(plan)
         return super().update(s, plan, f)
 
-    def record(self, plan: Update | Order, q: Tensor, max_iters: int, tol: float) -> Recording:
-        """Update, and keep the states.
+    def begin(self, plan: Update | Order, q: Tensor) -> State:
+        """A state at these marginals, from which updates are recorded.
 
         Args:
-            plan: How states move.
-            q: Marginals to start from.  # (B, n, labels)
-            max_iters: Maximum number of updates.
-            tol: Largest change over the step at which to stop.
+            plan: How states will move.
+            q: # (B, n, labels)
         """
-        self.kept, self.plans = [], []
-        state = State(first_state(plan, q))
-        make_updates(self, plan, state, max_iters, tol)
-        return Recording(self.tensor(state), kept_names(plan), self.kept, self.plans)
+        self.kept, self.plans, self.names = [], [], kept_names(plan)
+        return State(first_state(plan, q))
+
+    def recording(self, state: State) -> Recording:
+        """What the updates since `begin` did, which led to this state."""
+        return Recording(self.tensor(state), self.names, self.kept, self.plans)
 
 
 def pull_back(

@@ -1,7 +1,4 @@
-"""The kernels of learning in numpy, written to be read: factor by factor, label by label.
-
-`tests/learn` compares the compiled kernels with these.
-"""
+"""The kernels of learning in numpy, written to be read: factor by factor, label by label."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import numpy as np
 from proxfield.core.common.arrays import Doubles, Ints
 from proxfield.core.compiled.random import uniforms
 from proxfield.learn.structure import Structure
+from proxfield.learn.trees import Bytes, Tree, gain_scores
 
 
 def factors(s: Structure) -> Iterator[tuple[Ints, int, Ints]]:
@@ -20,7 +18,7 @@ def factors(s: Structure) -> Iterator[tuple[Ints, int, Ints]]:
     for k in sorted(s.factors):
         f = s.factors[k]
         for e in range(len(f.base)):
-            yield f.variables[e].astype(np.int64), int(f.base[e]), s.strides[f.kind[e], :k]
+            yield f.variables[e].astype(np.int64), int(f.base[e]), f.strides[f.kind[e], :k]
 
 
 def labels_of(s: Structure, v: int) -> int:
@@ -35,21 +33,21 @@ def configurations(s: Structure, scope: Ints) -> Iterator[Ints]:
 
 
 def softmax(s: Structure, theta: Doubles) -> Doubles:
-    """q = softmax of θ, variable by variable."""
+    """q = softmax(−θ), variable by variable."""
     out = np.empty_like(theta)
     for v in range(s.n_vars):
         own = theta[s.offsets[v] : s.offsets[v + 1]]
-        weights = np.exp(own - own.max())
+        weights = np.exp(own.min() - own)
         out[s.offsets[v] : s.offsets[v + 1]] = weights / weights.sum()
     return out
 
 
 def pull_softmax(s: Structure, q: Doubles, d: Doubles) -> Doubles:
-    """From dL/dq to dL/dθ: (diag q − q qᵀ) d of each variable."""
+    """From dL/dq to dL/dθ: −(diag q − q qᵀ) d of each variable."""
     out = np.empty_like(d)
     for v in range(s.n_vars):
         at = slice(s.offsets[v], s.offsets[v + 1])
-        out[at] = (np.diag(q[at]) - np.outer(q[at], q[at])) @ d[at]
+        out[at] = (np.outer(q[at], q[at]) - np.diag(q[at])) @ d[at]
     return out
 
 
@@ -67,7 +65,7 @@ def pseudo_likelihood(s: Structure, w: Doubles) -> tuple[float, Doubles]:
                 at = base + int(y[others] @ strides[others]) + label * int(strides[p])
                 uses.append((int(v), int(s.offsets[v]) + label, at))
                 energy[s.offsets[v] + label] += w[at]
-    p_labels = softmax(s, -energy)
+    p_labels = softmax(s, energy)
     for v, entry, place in uses:
         if s.labels[v] >= 0:
             dw[place] += (entry == s.offsets[v] + s.labels[v]) - p_labels[entry]
@@ -108,7 +106,7 @@ def unrolled(
     theta, history = np.zeros(s.offsets[-1]), []
     for _ in range(n_updates):
         history.append(softmax(s, theta))
-        theta = (1.0 - step) * theta - step * gradient(s, w, history[-1])
+        theta = (1.0 - step) * theta + step * gradient(s, w, history[-1])
     return softmax(s, theta), history
 
 
@@ -118,7 +116,7 @@ def unrolled_adjoint(
     """From dL/dq of the last marginals to dL/dw."""
     a, out = pull_softmax(s, q, d), np.zeros_like(w)
     for before in reversed(history):
-        dq, dw = pull_gradient(s, w, before, -step * a)
+        dq, dw = pull_gradient(s, w, before, step * a)
         out += dw
         a = (1.0 - step) * a + pull_softmax(s, before, dq)
     return out
@@ -139,3 +137,49 @@ def gibbs(s: Structure, w: Doubles, x: Ints, seed: int, counter: int) -> Ints:
         label = int(np.searchsorted(total, draws[v] * total[-1], side="right"))
         x[v] = min(label, len(energy) - 1)
     return x
+
+
+def grow(
+    features: Bytes, classes: Ints, n_values: int, n_classes: int, max_leaves: int, least: int = 1
+) -> Tree:
+    """The same tree as `grow`, in numpy."""
+    scores = gain_scores(len(classes))
+
+    def best_split(samples: Ints) -> tuple[int, int, int]:
+        """Gain, feature and value of the best test of a leaf; the first of equal ones."""
+        best = (0, -1, -1)
+        totals = np.bincount(classes[samples], minlength=n_classes)
+        for f in range(features.shape[1]):
+            seen = features[samples, f]
+            for v in range(n_values):
+                inside = np.bincount(classes[samples[seen == v]], minlength=n_classes)
+                if min(inside.sum(), len(samples) - inside.sum()) < least:
+                    continue
+                gain = _purity(inside, scores) + _purity(totals - inside, scores)
+                gain -= _purity(totals, scores)
+                if gain > best[0]:
+                    best = (gain, f, v)
+        return best
+
+    tests, children = [(-1, -1)], [(-1, -1)]
+    everything = np.arange(len(classes))
+    leaves = [(0, everything, best_split(everything))]  # node, samples, best test
+    while len(leaves) < max_leaves:
+        place = max(range(len(leaves)), key=lambda k: (leaves[k][2][0], -k))
+        node, samples, (gain, f, v) = leaves[place]
+        if gain <= 0:
+            break
+        first = len(tests)
+        tests[node], children[node] = (f, v), (first, first + 1)
+        tests += [(-1, -1)] * 2
+        children += [(-1, -1)] * 2
+        has = features[samples, f] == v
+        parts = [samples[has], samples[~has]]
+        leaves[place] = (first, parts[0], best_split(parts[0]))
+        leaves.append((first + 1, parts[1], best_split(parts[1])))
+    return Tree(np.array(tests), np.array(children))
+
+
+def _purity(counts: Ints, scores: Ints) -> int:
+    """How far a leaf's labels are from evenly mixed, in units of gain; −n times the entropy."""
+    return int(scores[counts].sum() - scores[counts.sum()])
