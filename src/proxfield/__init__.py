@@ -58,12 +58,13 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.field import Field as Field
     from proxfield.images.batch import refine_batch as refine_batch
     from proxfield.images.bilateral import bilateral_filter as bilateral_filter
-    from proxfield.images.config import read_config as read_config
-    from proxfield.images.config import write_config as write_config
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.images.densecrf import DenseCRF as DenseCRF
     from proxfield.images.densecrf import DenseResult as DenseResult
-    from proxfield.images.presets import PRESETS as PRESETS
+    from proxfield.images.settings import PRESETS as PRESETS
+    from proxfield.images.settings import Settings as Settings
+    from proxfield.images.settings import read_config as read_config
+    from proxfield.images.settings import write_config as write_config
     from proxfield.images.tiles import TilesResult as TilesResult
     from proxfield.images.tiles import refine_tiles as refine_tiles
     from proxfield.images.tune import TuneProgress as TuneProgress
@@ -87,12 +88,13 @@ _HOME = {
     "refine_batch": "images.batch",
     "refine_tiles": "images.tiles",
     "TilesResult": "images.tiles",
-    "PRESETS": "images.presets",
+    "PRESETS": "images.settings",
+    "Settings": "images.settings",
     "TuneProgress": "images.tune",
     "TuneResult": "images.tune",
-    "read_config": "images.config",
+    "read_config": "images.settings",
     "tune": "images.tune",
-    "write_config": "images.config",
+    "write_config": "images.settings",
     "register": "core.engines.terms",
     "InputError": "errors",
     "MemoryLimitError": "errors",
@@ -186,6 +188,7 @@ __all__ = [
     "Result",
     "Rule",
     "Runs",
+    "Settings",
     "Silhouettes",
     "Status",
     "Term",

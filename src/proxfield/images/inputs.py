@@ -6,21 +6,21 @@ energies with what is needed to give results the form of that array.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Array, Pixels
 from proxfield.core.common.logs import log
+from proxfield.core.common.records import Record
 from proxfield.core.filters.plan import MAX_DIMENSIONS
 from proxfield.errors import InputError, shown
-from proxfield.images.arrays import Original, named_axes, to_host
-from proxfield.images.certain import are_labels, as_confident
-from proxfield.images.known import check_confidence
+from proxfield.images.arrays import ArrayKind, named_axes, to_host
+from proxfield.images.known import CONFIDENCE, are_labels, as_confident, check_confidence
 from proxfield.images.pixels import (
     Axes,
     axis_candidates,
@@ -34,6 +34,9 @@ from proxfield.images.pixels import (
     sums_to_one,
 )
 from proxfield.images.resize import is_reduced, resize_linear
+
+if TYPE_CHECKING:
+    from proxfield.images.settings import Settings
 
 FLAT = 2
 """Axes of a flat image."""
@@ -56,7 +59,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class DenseInputs:
     """What a dense CRF is made of.
 
     Attributes:
@@ -73,49 +76,68 @@ class Inputs:
     image: Pixels | None
     axes: Axes
     form: Form
-    original: Original
+    original: ArrayKind
     confidence: float | None = None
 
 
+class GivenReading(TypedDict, total=False):
+    """`ReadingOptions` that are given as arguments."""
+
+    labels_axis: int | str | None
+    channel_axis: int | str | None
+    batch: bool | None
+    spacing: float | Sequence[float]
+    origin: int | Sequence[int]
+    clip: float
+    normalize: bool
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How the arrays of a dense CRF are read; see `DenseCRF`."""
+
+    labels_axis: int | str | None = "auto"
+    channel_axis: int | str | None = "auto"
+    batch: bool | None = None
+    spacing: float | Sequence[float] = 1.0
+    origin: int | Sequence[int] = 0
+    clip: float = 1e-5
+    normalize: bool = False
+
+    @classmethod
+    def chosen(cls, options: Mapping[str, object]) -> ReadingOptions:
+        """Those among the options of `DenseCRF`."""
+        own: Record = {k: v for k, v in options.items() if k in GivenReading.__optional_keys__}
+        return cls(**own)
+
+
 def read_inputs(
-    image: Any,
-    given: dict[str, ArrayLike | None],
-    *,
-    labels_axis: int | str | None,
-    channel_axis: int | str | None,
-    batch: bool | None,
-    per_axis: Sequence[Any],
-    clip: float,
-    normalize: bool,
-    confidence: float,
-) -> Inputs:
+    image: Array, given: dict[str, ArrayLike | None], options: ReadingOptions, settings: Settings
+) -> DenseInputs:
     """Energies from probabilities, logits or energies, in any form that people have them in.
 
     Args:
         image: The image, or None.
         given: Probabilities, logits and energies by name; one of them isn't None.
-        labels_axis: As for `DenseCRF`.
-        channel_axis: As for `DenseCRF`.
-        batch: As for `DenseCRF`.
-        per_axis: Options with one number per axis of pixels, or one for all; those with several
-            tell how many axes there are.
-        clip: As for `DenseCRF`.
-        normalize: As for `DenseCRF`.
-        confidence: Probability of labels that are given in place of probabilities; with 1 they are
-            taken as they are.
+        options: How to read them.
+        settings: What has one number per axis of pixels tells how many axes there are; and the
+            probability of labels that are given in place of probabilities.
     """
+    labels_axis, channel_axis = options.labels_axis, options.channel_axis
+    confidence = CONFIDENCE if settings.confidence is None else settings.confidence
+    per_axis = (options.spacing, settings.spatial_sigma, settings.bilateral_sigma)
     what, unary = _only(given)
     picture = None if image is None else numbers(_picture(image), "the image")
     refuse_names(unary, what)
     values = numbers(to_host(unary), what)
-    original = Original.of(unary)
+    original = ArrayKind.of(unary)
     named = named_axes(image, unary)
     if named is not None:
         labels_axis = named[0] if labels_axis == "auto" else labels_axis
         channel_axis = named[1] if channel_axis == "auto" else channel_axis
     lengths = [np.size(option) for option in per_axis if np.ndim(option) == 1]
     n_axes = lengths[0] if lengths else None
-    first = _first_axis(picture, values, what, labels_axis, channel_axis, batch, n_axes)
+    first = _first_axis(picture, values, what, labels_axis, options.batch, n_axes)
     if first:
         labels_axis = _shifted(labels_axis, values.ndim)
         values = values[0]
@@ -125,15 +147,19 @@ def read_inputs(
     reading = _read(picture, values, what, labels_axis, channel_axis)
     axis = None if reading.mask else reading.axes.labels
     assumed = None
-    if what != "energies" and confidence < 1 and are_labels([values], axis, what, normalize):
+    if (
+        what != "energies"
+        and confidence < 1
+        and are_labels([values], axis, what, options.normalize)
+    ):
         check_confidence(confidence, 2 if axis is None else values.shape[axis])
         values, assumed = as_confident(values, axis, what, confidence), confidence
     if reading.reduced:
         values = _enlarge(values, reading, what)
     pixels = reading.axes.pixels
-    table = _energies(values, reading, what, clip, normalize)
+    table = _energies(values, reading, what, options.clip, options.normalize)
     form = Form(pixels, axis, (1,) * first + values.shape)
-    return Inputs(table, picture, reading.axes, form, original, assumed)
+    return DenseInputs(table, picture, reading.axes, form, original, assumed)
 
 
 def confidence_note(what: str, confidence: float, of: str = "") -> str:
@@ -163,7 +189,7 @@ READERS = {
 """Functions of `proxfield.io.images` by what they read."""
 
 
-def refuse_names(given: Any, what: str) -> None:
+def refuse_names(given: object, what: str) -> None:
     """Say how to read a file whose name was given in place of its content."""
     if isinstance(given, str | PathLike):
         reader = READERS.get(what)
@@ -172,7 +198,7 @@ def refuse_names(given: Any, what: str) -> None:
         raise InputError(f"{what} {verb} {shown(str(given))}, a file name, expected an array{hint}")
 
 
-def _picture(image: Any) -> Any:
+def _picture(image: Array) -> Array:
     """An image as an array that numpy can read, Pillow's in the form that `read_image` gives."""
     refuse_names(image, "the image")
     if type(image).__module__.startswith("PIL."):
@@ -182,7 +208,7 @@ def _picture(image: Any) -> Any:
     return to_host(image)
 
 
-def _only(given: dict[str, ArrayLike | None]) -> tuple[str, Any]:
+def _only(given: dict[str, ArrayLike | None]) -> tuple[str, Array]:
     there = [(name, value) for name, value in given.items() if value is not None]
     if len(there) != 1:
         *names, last = given
@@ -205,7 +231,6 @@ def _first_axis(
     values: Pixels,
     what: str,
     labels_axis: int | str | None,
-    channel_axis: int | str | None,
     batch: bool | None,
     n_axes: int | None,
 ) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from proxfield.images.presets import PRESETS, TERM_SETTINGS
-from proxfield.images.trials import Point
+from proxfield.images.settings import PRESETS, Settings
 
 LIMITS: dict[str, tuple[float, float]] = {
     "bilateral_weight": (0.1, 100.0),
@@ -18,31 +17,39 @@ LIMITS: dict[str, tuple[float, float]] = {
 """Settings in the order in which they are changed, and the range of each."""
 FACTORS = (2.0, 2.0**0.5)
 """What a setting is multiplied or divided by: first large steps, then small ones."""
+DIGITS = 4
+"""Significant digits of a setting."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Settings with a score: a point, and the number of updates that is best for it."""
+class Scored:
+    """Settings with their score, and with the number of updates (``max_iters``) that suits best."""
 
     score: float
-    point: Point
-    updates: int
+    settings: Settings
 
 
-Evaluate = Callable[[Sequence[Point]], Sequence[Found]]
-"""Scores points; may return fewer than it was given where time has run out."""
+Evaluate = Callable[[Sequence[Settings]], Sequence[Scored]]
+"""Scores settings; may return fewer than it was given where time has run out."""
 
 
-def starting_points(filters: Sequence[str]) -> list[Point]:
+def starting_points(filters: Sequence[str]) -> list[Settings]:
     """The presets, with each filter."""
-    return [
-        Point(**{name: preset[name] for name in TERM_SETTINGS}, filter=filter)
-        for preset in PRESETS.values()
-        for filter in filters
-    ]
+    return [replace(preset, filter=filter) for preset in PRESETS.values() for filter in filters]
 
 
-def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Found | None:
+def moved(settings: Settings, name: str, value: float) -> Settings:
+    """The same with another value of one setting, rounded.
+
+    Example:
+        >>> moved(PRESETS["krahenbuehl"], "bilateral_sigma", 56.5685).bilateral_sigma
+        56.57
+    """
+    changed: dict[str, float] = {name: float(f"{value:.{DIGITS}g}")}
+    return replace(settings, **changed)  # type: ignore[arg-type]
+
+
+def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Scored | None:
     """The best settings that a coordinate search finds, from the best preset.
 
     Each setting in turn is multiplied and divided by a factor, and moved on in a direction that
@@ -78,14 +85,14 @@ def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Found | No
 
 def _along(
     evaluate: Evaluate,
-    best: Found,
+    best: Scored,
     name: str,
     limits: tuple[float, float],
     factor: float,
     zero: bool,
-) -> tuple[Found, bool]:
+) -> tuple[Scored, bool]:
     """The best along one setting, and whether all that was asked for was evaluated."""
-    here: float = getattr(best.point, name)
+    here: float = getattr(best.settings, name)
     low, high = limits
     if here == 0:  # a term that is left out: its own settings mean nothing
         steps = [1.0]
@@ -94,21 +101,21 @@ def _along(
         if zero and name.endswith("_weight"):
             steps.append(0.0)
     term = name.split("_")[0]
-    if not name.endswith("_weight") and getattr(best.point, f"{term}_weight") == 0:
+    if not name.endswith("_weight") and best.settings.weight(term) == 0:
         return best, True
-    points = [best.point.moved(name, x) for x in steps]
+    points = [moved(best.settings, name, x) for x in steps]
     found = evaluate(points)
     top = max((best, *found), key=lambda f: f.score)  # the first of equal ones
     if len(found) < len(points) or top is best:
         return top, len(found) == len(points)
     while True:  # on in the direction that improved
-        reached: float = getattr(top.point, name)
+        reached: float = getattr(top.settings, name)
         if here == 0 or reached == 0:
             return top, True
         following = reached * (factor if reached > here else 1 / factor)
         if not low <= following <= high:
             return top, True
-        further = evaluate([top.point.moved(name, following)])
+        further = evaluate([moved(top.settings, name, following)])
         if not further:
             return top, False
         if further[0].score <= top.score:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from inspect import signature
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,16 +21,17 @@ from typing import Any
 
 import numpy as np
 
+from proxfield.core.common.arrays import Array
 from proxfield.core.common.checks import whole_numbers
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import Part
 from proxfield.errors import InputError, InputWarning, shown
-from proxfield.images.densecrf import DenseCRF
+from proxfield.images.densecrf import divided
 from proxfield.images.inputs import confidence_note
-from proxfield.images.presets import said_confidence
+from proxfield.images.settings import Settings
 from proxfield.images.tile_grid import Grid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
-from proxfield.images.tile_work import INPUTS, Tile, make_tile
+from proxfield.images.tile_work import INPUTS, TileWork, make_tile
 from proxfield.io.files import display_name
 from proxfield.io.npy import naming_damage
 from proxfield.io.progress_folder import ProgressFolder
@@ -81,9 +81,9 @@ class TilesResult:
 
 
 def refine_tiles(
-    image: Any,
-    probabilities: Any,
-    out: Any,
+    image: Array,
+    probabilities: Array,
+    out: Array,
     *,
     kind: str = "probabilities",
     output: str = "labels",
@@ -151,9 +151,7 @@ def refine_tiles(
     _check(kind, output, dtype, jobs, options)
     picture = None if image is None else open_sliced(image, "the image")
     unary = open_sliced(probabilities, kind)
-    own = signature(DenseCRF).parameters.keys() | signature(DenseCRF.from_labels).parameters.keys()
-    build = {k: v for k, v in options.items() if k in own}
-    run = {k: v for k, v in options.items() if k not in own}
+    build, run = divided(options, of_labels=True)
     work = make_tile(picture, unary, kind, output, dtype, build, run)
     grid = make_grid(work.pixels, tile, halo, work.reach)
     if not isinstance(out, str | PathLike) and folder is None:
@@ -175,8 +173,7 @@ def refine_tiles(
         todo = [number for number in chosen if number not in there]
         if callback is not None:
             callback(before, len(grid))
-        said = said_confidence(options.get("confidence"), options.get("preset"))
-        if work.certain and said is None:
+        if work.certain and Settings.chosen(options).confidence is None:
             note = confidence_note(kind, work.build["confidence"])
             warnings.warn(note, InputWarning, stacklevel=2)
         statuses: dict[str, int] = {}
@@ -234,7 +231,9 @@ def _check(kind: str, output: str, dtype: str, jobs: int | None, options: Record
         options.pop(name, None)
 
 
-def _write_tile(target: Output, held: ProgressFolder, work: Tile, grid: Grid, number: int) -> None:
+def _write_tile(
+    target: Output, held: ProgressFolder, work: TileWork, grid: Grid, number: int
+) -> None:
     """Copy a finished tile into the output; its own file goes."""
     stored = tile_path(held.path, number)
     if not stored.exists():
@@ -251,7 +250,7 @@ def _write_tile(target: Output, held: ProgressFolder, work: Tile, grid: Grid, nu
         stored.unlink()
 
 
-def _write_stored(target: Output, held: ProgressFolder, work: Tile, grid: Grid) -> None:
+def _write_stored(target: Output, held: ProgressFolder, work: TileWork, grid: Grid) -> None:
     """Copy all tiles that other runs have left, or this one before it was killed."""
     for number in sorted(stored_tiles(held.path)):
         _write_tile(target, held, work, grid, number)
@@ -270,7 +269,7 @@ def _chosen(parts: Sequence[int] | str | None, count: int) -> list[int]:
     return chosen
 
 
-def _folder(out: Any, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:
+def _folder(out: Array, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:
     """Where the work in progress is kept."""
     for given in (out, folder):
         if is_remote(given):
@@ -304,7 +303,7 @@ def progress_path(out: Path) -> Path:
 
 
 def _target(
-    out: Any, place: Path, work: Tile, grid: Grid, reference: GeoReference | None
+    out: Array, place: Path, work: TileWork, grid: Grid, reference: GeoReference | None
 ) -> Output:
     """Where windows are written to."""
     shape, dtype = work.output_shape, work.output_dtype

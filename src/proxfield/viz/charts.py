@@ -28,7 +28,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Bar:
+class Spread:
     """A value with its spread over repetitions, beside a curve."""
 
     x: float
@@ -54,7 +54,7 @@ class Line:
     x: Values
     y: Values
     values: tuple[Values, ...] = ()
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[Spread, ...] = ()
     dots: bool = False
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 FILTER = "lattice"
 """The filter of every pairwise term; the original knows this one only."""
-KERNELS = "cpu"
 MAX_SERIAL_ENERGIES = 50_000
 """Entries up to which one thread does: waking others costs more than they save."""
 TINY = 1e-20
@@ -79,20 +78,14 @@ class Engine:
         self.pairwise = list(pairwise)
         if not self.pairwise:
             return
-        from proxfield.core.engines import compile_program
-        from proxfield.core.solve.curvature import Curvature
-        from proxfield.core.solve.rules.registry import make_rule
-        from proxfield.core.solve.rules.session import Problem
         from proxfield.core.terms import Unary
         from proxfield.field import Field
+        from proxfield.images.updates import FieldUpdates
 
         variables, labels = energies.shape
-        field = Field(variables, labels, [Unary(self.rows), *self.pairwise])
-        lowered = field.lower()
         threads = settings.THREADS or (1 if energies.size <= MAX_SERIAL_ENERGIES else None)
-        self.program = compile_program(lowered, KERNELS, "float32", threads)
-        problem = Problem(lowered, Curvature(lowered, field, KERNELS))
-        self.plan = make_rule("fixed", {}).plan(problem)
+        field = Field(variables, labels, [Unary(self.rows), *self.pairwise])
+        self.updates = FieldUpdates(field, threads)
 
     @property
     def unary_only(self) -> NDArray[np.float32]:
@@ -105,11 +98,7 @@ class Engine:
         """Marginals after ``n`` updates, perhaps in the array given.  # (N · L,) -> (N · L,)"""
         if not self.pairwise:
             return self.unary_only
-        from proxfield.core.solve.loop import Loop
-
-        state = self.program.take(q[None])
-        Loop(n, -1.0, trace=False).update(self.program, self.plan, state)
-        return np.asarray(self.program.view(state), dtype=np.float32)
+        return self.updates.make(self.updates.program.take(q[None]), n)
 
     def divergence(self, q: NDArray[np.float32]) -> float:
         """Σ Q log Q + ⟨U, Q⟩ + Σ ⟨Q, μ K Q⟩: see `DenseCRF.klDivergence`.  # (N · L,)"""
