@@ -59,8 +59,8 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.batch import refine_batch as refine_batch
     from proxfield.images.bilateral import bilateral_filter as bilateral_filter
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
+    from proxfield.images.dense_result import DenseResult as DenseResult
     from proxfield.images.densecrf import DenseCRF as DenseCRF
-    from proxfield.images.densecrf import DenseResult as DenseResult
     from proxfield.images.settings import PRESETS as PRESETS
     from proxfield.images.settings import Settings as Settings
     from proxfield.images.settings import read_config as read_config
@@ -84,7 +84,7 @@ _HOME = {
     "CooccurrenceStatistics": "images.cooccurrence",
     "Curvature": "core.solve.curvature",
     "DenseCRF": "images.densecrf",
-    "DenseResult": "images.densecrf",
+    "DenseResult": "images.dense_result",
     "refine_batch": "images.batch",
     "refine_tiles": "images.tiles",
     "TilesResult": "images.tiles",

@@ -8,47 +8,42 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import fields, replace
 from inspect import signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from proxfield.core.common.arrays import Array, Floats
 from proxfield.core.common.checks import whole_count
 from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.solve.infer import infer
-from proxfield.core.solve.rounding import round_marginals
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.terms.base import Ints, Term
-from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError, InputWarning, cut_middle, refuse_keywords, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.images.arrays import ArrayKind, to_host
+from proxfield.images.dense_result import DenseResult, unchanged_note
 from proxfield.images.inputs import (
     Form,
     GivenReading,
     ReadingOptions,
-    as_given,
     as_rows,
     confidence_note,
     read_inputs,
 )
 from proxfield.images.known import (
     CONFIDENCE,
-    ODDS,
     check_confidence,
     find_ignored,
     fix_labels,
     flags_of,
     runs_of,
 )
-from proxfield.images.metrics import share_of
 from proxfield.images.pixels import (
     channels_last,
     check_size,
@@ -69,16 +64,9 @@ from proxfield.images.settings import (
 from proxfield.result import Result, Status
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from typing_extensions import Unpack
 
     from proxfield.images.cooccurrence import CooccurrenceStatistics
-
-
-SAMPLE = 4096
-"""Pixels that are looked at first for a changed label."""
-MOSTLY = 0.99
-"""Share of certain pixels from which on a result without changes is told."""
 
 
 class DenseOptions(GivenSettings, GivenReading, total=False):
@@ -301,10 +289,6 @@ class DenseCRF(Field):
         *,
         weights: float | Sequence[float] = 1.0,
         energies: ArrayLike | None = None,
-        compatibility: ArrayLike | str | None = "potts",
-        normalization: str = "symmetric",
-        self_message: bool = True,
-        filter: str = "auto",
         **options: Any,
     ) -> DenseCRF:
         """A dense CRF over points of any kind, one Gaussian term for each array of features.
@@ -314,7 +298,7 @@ class DenseCRF(Field):
             probabilities: Probabilities of each point; they sum to 1.  # (n, labels)
             weights: The weight of each term; 0 omits it.
             energies: Unary energies in place of probabilities.
-            compatibility: This and all further options: as for `DenseCRF`.
+            **options: As for `DenseCRF`.
 
         Example:
             >>> import numpy as np
@@ -325,6 +309,7 @@ class DenseCRF(Field):
         """
         options = {"labels_axis": -1, **options}
         crf = cls(None, probabilities, energies=energies, spatial_weight=0, **options)
+        settings = crf.to_config()
         if "preset" not in options:
             crf.settings, crf.max_iters = None, PUBLISHED_UPDATES
         several = isinstance(features, list | tuple) and all(np.ndim(f) == 2 for f in features)
@@ -336,16 +321,7 @@ class DenseCRF(Field):
                 raise InputError(f"{len(array)} rows of features for {crf.n_vars} points")
             if weight == 0:
                 continue
-            crf.add(
-                Gaussian(
-                    array,
-                    float(weight),
-                    compatibility,
-                    normalization=normalization,
-                    self_message=self_message,
-                    filter=filter,
-                )
-            )
+            crf.add(settings.term(array, float(weight)))
         return crf
 
     @classmethod
@@ -453,120 +429,6 @@ class DenseCRF(Field):
             warnings.warn(note, InputWarning, stacklevel=2)
         return result
 
-    def _labels_outweigh_terms(self) -> bool:
-        """Whether labels were given of which about none can change.
-
-        That is where the log odds of a right label are no less than about what Potts terms cost.
-        Of other terms nothing is claimed.
-        """
-        if self.confidence is None or self.confidence == 1 or self.n_labels < 2:
-            return False
-        weights = [abs(t.weight) for t in self.terms if isinstance(t, Gaussian) and t.potts]
-        if len(weights) != len(self.terms) - 1:
-            return False
-        others = (1 - self.confidence) / (self.n_labels - 1)
-        return bool(0 < 0.8 * sum(weights) <= np.log(self.confidence / others))
-
-    def _certain_share(self) -> float:
-        """Share of the pixels of which a label is certain, without those of scribbles."""
-        unary = self.terms[0]
-        assert isinstance(unary, Unary)
-        table = np.asarray(unary.energies).reshape(self.n_vars, -1)
-        low, second = np.partition(table, 1, axis=1)[:, :2].T
-        certain = (second - low >= 0.999 * ODDS) & np.isfinite(second)
-        return float(certain.mean())
-
-
-@dataclass(repr=False, eq=False)
-class DenseResult(Result):
-    """A `Result` whose labellings have the shape of the image."""
-
-    field: DenseCRF
-
-    @property
-    def probabilities(self) -> Array:
-        """Marginals in the shape, the order of axes and the kind of array that was given.
-
-        An array of numpy, unless what was given was of torch, cupy or xarray.
-        """
-        maps = self.q.reshape(*self.field.pixels, self.field.n_labels)
-        return self.field.original.restore(as_given(maps, self.field.form))
-
-    @cached_property
-    def labels(self) -> Array:
-        """The most probable label of each pixel; ignored pixels keep their value.  # (*pixels)
-
-        An array of numpy, unless what was given was of torch, cupy or xarray.
-        """
-        best = self.field._as_map(self._most_probable())
-        return self.field.original.restore(best, self.field.labels_axis)
-
-    @cached_property
-    def changed(self) -> NDArray[np.bool_]:
-        """Where the most probable label isn't the one before inference.  # (*pixels)
-
-        Pixels that were unsure (see `DenseCRF.from_labels`) had none, and don't count.
-
-        Example:
-            >>> p = np.full((4, 5), 0.8)
-            >>> p[2, 2] = 0.4
-            >>> result = DenseCRF(None, p, labels_axis=None, preset="krahenbuehl").infer()
-            >>> int(result.changed.sum()), np.argwhere(result.changed).tolist()
-            (1, [[2, 2]])
-        """
-        after = self.field._as_map(self._most_probable())
-        changed = np.asarray(after != self.field.input_labels)
-        return changed & ~flags_of(self.field.unsure, changed.size).reshape(changed.shape)
-
-    def __repr__(self) -> str:
-        text = f"Dense{super().__repr__()}"
-        if not self.field.has_terms and "changed" not in self.__dict__:
-            return text  # what it was before isn't here
-        return f"{text[:-1]}, {share_of(int(self.changed.sum()), self.changed.size)} changed)"
-
-    @cached_property
-    def map_labels(self) -> Ints:
-        """Coordinate-wise rounding, where all terms allow it; else `labels`.  # (*pixels)"""
-        return round_marginals(self).reshape(self.field.pixels)
-
-    def show(
-        self,
-        image: ArrayLike | None = None,
-        path: str | PathLike[str] | None = None,
-        *,
-        names: Sequence[str] | None = None,
-        title: str | None = None,
-    ) -> Figure:
-        """The image, the labels before and after, and the pixels that changed. Needs matplotlib.
-
-        `proxfield.viz.convergence_figure` draws how F fell.
-
-        Args:
-            image: The image; by default as the field has it, and without one the labels alone.
-                # (*pixels), (*pixels, channels) or (channels, *pixels)
-            path: Also save the figure, as .png, .svg or .pdf.
-            names: Names of the labels, for the legend.
-            title: A title.
-
-        Returns:
-            A matplotlib figure of four panels, three without an image.
-
-        Raises:
-            MissingDependencyError: If matplotlib isn't installed.
-            UnsupportedError: If the result came from another process without its field's terms.
-        """
-        from proxfield.viz.segmentation import segmentation_figure
-
-        return segmentation_figure(self, image, path, names=names, title=title)
-
-    def plot(self, path: str | PathLike[str] | None = None, title: str | None = None) -> Figure:
-        """What `show` draws, with the image that the field has."""
-        return self.show(path=path, title=title)
-
-    def sample(self, count: int = 1, seed: int = 0) -> Ints:
-        """Independent label maps drawn from Q.  # (count, *pixels)"""
-        return super().sample(count, seed).reshape(count, *self.field.pixels)
-
 
 def divided(options: Mapping[str, object], *, of_labels: bool = False) -> tuple[Record, Record]:
     """Options of `DenseCRF` (or of `DenseCRF.from_labels`), and the others: of its `infer`."""
@@ -598,37 +460,6 @@ def infer_dense(
     if known and result.status is Status.MAX_ITERS:
         result.asked = "as the preset asks"
     return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
-
-
-def some_changed(result: DenseResult) -> bool:
-    """Whether one of some thousand pixels changed: that costs nothing, and usually one has."""
-    n, labels = result.field.n_vars, result.field.n_labels
-    some = slice(None, None, max(1, n // SAMPLE))
-    unary = result.field.terms[0]
-    assert isinstance(unary, Unary)
-    before = np.asarray(unary.energies).reshape(n, labels)[some].argmin(axis=1)
-    return bool((result.q.reshape(n, labels)[some].argmax(axis=1) != before).any())
-
-
-def unchanged_note(result: DenseResult) -> str:
-    """What to say where updates changed no pixel and its labels are why; else nothing."""
-    crf = result.field
-    if crf.n_labels < 2 or not result.iterations or some_changed(result) or result.changed.any():
-        return ""
-    if np.ptp(result._most_probable()) == 0:  # one label only: nothing to refine
-        return ""
-    if crf._labels_outweigh_terms():
-        return (
-            f"no pixel changed: {crf.n_labels} labels of confidence {crf.confidence:g} outweigh "
-            "the terms; lower confidence=, or pass larger weights (preset='krahenbuehl')"
-        )
-    share = 0.0 if crf._certain_meant else crf._certain_share()
-    if share <= MOSTLY:
-        return ""
-    return (
-        f"no pixel changed: {share:.4g} of the pixels are certain (a label of probability 1); "
-        "DenseCRF.from_labels(image, labels, confidence=0.7) takes labels that may be wrong"
-    )
 
 
 def _cooccurrence_term(

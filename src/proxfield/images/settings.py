@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, TypedDict
@@ -209,7 +209,7 @@ class Settings:
         color = np.asarray(self.bilateral_color) * (color_range / self.color_range)
         return replace(self, bilateral_color=color.tolist(), color_range=None)
 
-    def term(self, features: Points, weight: float) -> Gaussian:
+    def term(self, features: ArrayLike | Points, weight: float) -> Gaussian:
         """A term over some features as these settings want it."""
         return Gaussian(
             features,
@@ -273,52 +273,41 @@ def read_config(config: str | PathLike[str] | Settings | Mapping[str, object]) -
         ) from None
     held.pop(ABOUT, None)
     for key, value in held.items():
-        if key in NAMES and not _fits(key, value):
-            raise InputError(f"{key} = {value!r}, expected {_expected(key)}", path=name)
+        fits, expected = EXPECTED.get(key, (_is_number, "a number"))
+        if key in NAMES and not fits(value):
+            raise InputError(f"{key} = {value!r}, expected {expected}", path=name)
     try:
         return Settings.of(held)
     except InputError as error:
         raise InputError(error.message, path=name) from None
 
 
-def _fits(key: str, value: object) -> bool:
-    if key in ("filter", "normalization"):
-        return isinstance(value, str)
-    if key == "self_message":
-        return isinstance(value, bool)
-    if key == "compatibility":
-        return value == "potts" or _is_table(value)
-    numbers = value if isinstance(value, list) else [value]
-    several = len(numbers) > 0 and (not isinstance(value, list) or key.endswith(("sigma", "color")))
-    return several and all(_is_number(x) for x in numbers)
-
-
 def _is_number(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) < float("inf")
 
 
-def _is_table(value: object) -> bool:
-    """Whether this is a vector of numbers, or a square matrix of them."""
-    if not isinstance(value, list) or not value:
-        return False
-    if all(_is_number(x) for x in value):
-        return True
-    rows = [x for x in value if isinstance(x, list) and len(x) == len(value)]
-    return len(rows) == len(value) and all(_is_number(x) for row in rows for x in row)
+def _are_numbers(x: object) -> bool:
+    return isinstance(x, list) and bool(x) and all(map(_is_number, x))
 
 
-EXPECTED = {
-    "filter": "auto, exact or lattice",
-    "normalization": "none, before, after or symmetric",
-    "self_message": "true or false",
-    "compatibility": '"potts", a number per label, or a square table of them',
+def _is_table(x: object) -> bool:
+    return isinstance(x, list) and all(_are_numbers(row) and len(row) == len(x) for row in x)
+
+
+LENGTHS = (lambda x: _is_number(x) or _are_numbers(x)), "a number, or several"
+EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
+    "spatial_sigma": LENGTHS,
+    "bilateral_sigma": LENGTHS,
+    "bilateral_color": LENGTHS,
+    "filter": (lambda x: isinstance(x, str), "auto, exact or lattice"),
+    "normalization": (lambda x: isinstance(x, str), "none, before, after or symmetric"),
+    "self_message": (lambda x: isinstance(x, bool), "true or false"),
+    "compatibility": (
+        lambda x: x == "potts" or _are_numbers(x) or (bool(x) and _is_table(x)),
+        '"potts", a number per label, or a square table of them',
+    ),
 }
-
-
-def _expected(key: str) -> str:
-    if key in EXPECTED:
-        return EXPECTED[key]
-    return "a number, or several" if key.endswith(("sigma", "color")) else "a number"
+"""What the values in a file have to be, and how to say it; the others are a number."""
 
 
 def config_text(settings: Settings, about: Mapping[str, object], header: str) -> str:
