@@ -61,14 +61,14 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
     from proxfield.images.dense_result import DenseResult as DenseResult
     from proxfield.images.densecrf import DenseCRF as DenseCRF
+    from proxfield.images.search import TuneProgress as TuneProgress
+    from proxfield.images.search import TuneResult as TuneResult
     from proxfield.images.settings import PRESETS as PRESETS
     from proxfield.images.settings import Settings as Settings
     from proxfield.images.settings import read_config as read_config
     from proxfield.images.settings import write_config as write_config
     from proxfield.images.tiles import TilesResult as TilesResult
     from proxfield.images.tiles import refine_tiles as refine_tiles
-    from proxfield.images.tune import TuneProgress as TuneProgress
-    from proxfield.images.tune import TuneResult as TuneResult
     from proxfield.images.tune import tune as tune
     from proxfield.io.evidence import read_evidence as read_evidence
     from proxfield.io.uai import read_model as read_uai
@@ -90,8 +90,8 @@ _HOME = {
     "TilesResult": "images.tiles",
     "PRESETS": "images.settings",
     "Settings": "images.settings",
-    "TuneProgress": "images.tune",
-    "TuneResult": "images.tune",
+    "TuneProgress": "images.search",
+    "TuneResult": "images.search",
     "read_config": "images.settings",
     "tune": "images.tune",
     "write_config": "images.settings",

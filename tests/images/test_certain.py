@@ -295,7 +295,7 @@ def test_a_tuned_confidence_is_part_of_the_settings(tmp_path: Path, confidence: 
     config = pf.read_config(tmp_path / "crf.toml")
     assert config.confidence == confidence
     soft = [0.2 + 0.6 * mask for mask in masks]
-    assert "confidence" not in pf.tune(images, soft, truth, confidence=0.9, **options).config
+    assert pf.tune(images, soft, truth, confidence=0.9, **options).config.confidence is None
 
 
 def test_the_confidence_of_a_configuration_is_used_without_a_word() -> None:

@@ -277,7 +277,8 @@ def test_a_budget_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_scores_change_nothing() -> None:
     evaluate, _ = bowl({})
     found = search(evaluate)
-    assert found is not None and found.settings == starting_points(("auto",))[0]
+    first = replace(starting_points(("auto",))[0], max_iters=10)  # as evaluate says
+    assert found is not None and found.settings == first
 
 
 def test_colors_of_other_ranges() -> None:

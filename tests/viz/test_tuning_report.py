@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import proxfield as pf
-from proxfield.images.search import Scored, moved
-from proxfield.images.tune import Fold, TuneResult
+from proxfield.images.search import Fold, Scored, TuneResult, moved
 from proxfield.viz.tuning import PANELS, page, tuning_figure, write_report
 
 BEST = pf.Settings(3, 1, 40, 5, 2, 5)

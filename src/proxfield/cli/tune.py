@@ -13,9 +13,8 @@ from proxfield.cli.refine_inputs import AXES, array_options, confidence_option, 
 
 if TYPE_CHECKING:
     from proxfield.core.common.records import Record
-    from proxfield.images.search import Scored
+    from proxfield.images.search import Scored, TuneProgress, TuneResult
     from proxfield.images.settings import Settings
-    from proxfield.images.tune import TuneProgress, TuneResult
 
 SHOWN_SETTINGS = 5
 """Settings of the table that the command prints."""

@@ -113,6 +113,8 @@ class Settings:
         for name, value in vars(self).items():  # arrays and tensors as numbers
             if hasattr(value, "tolist"):
                 object.__setattr__(self, name, value.tolist())
+            elif isinstance(value, tuple):
+                object.__setattr__(self, name, list(value))
         updates = self.max_iters
         if isinstance(updates, bool) or not isinstance(updates, int) or updates < 0:
             raise InputError(f"max_iters={shown(updates)} in a configuration, expected 0 or more")

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from proxfield.images.search import Scored
-    from proxfield.images.tune import TuneResult
+    from proxfield.images.search import Scored, TuneResult
 
 PANELS = {
     "spatial_sigma": "σ of the spatial term (pixels)",
