@@ -41,7 +41,8 @@ def parameters(work: Work) -> Record:
     run = {k: v for k, v in work.run.items() if k not in NOT_PARAMETERS}
     rule = run.pop("rule", None)
     given = dict(work.build)
-    terms = Settings.of(given.pop("preset", DEFAULT_PRESET)).to_dict()
+    terms: Record = {"compatibility": "potts"}
+    terms.update(Settings.of(given.pop("preset", DEFAULT_PRESET)).to_dict())
     run.setdefault("max_iters", terms.pop("max_iters", None))
     terms.update(given, spacing_from_header=not work.spacing_given)
     found: Record = plain(
