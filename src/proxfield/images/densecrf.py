@@ -23,10 +23,12 @@ from proxfield.core.filters.points import PixelPoints
 from proxfield.core.solve.infer import infer
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.terms.base import Ints, Term
+from proxfield.core.terms.cooccurrence import Cooccurrence
 from proxfield.core.terms.unary import Unary
 from proxfield.errors import InputError, InputWarning, cut_middle, refuse_keywords, shown
 from proxfield.field import LONGEST_KINDS, Field
 from proxfield.images.arrays import ArrayKind, to_host
+from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.images.dense_result import DenseResult, unchanged_note
 from proxfield.images.inputs import (
     Form,
@@ -65,8 +67,6 @@ from proxfield.result import Result, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 
 class DenseOptions(GivenSettings, GivenReading, total=False):
@@ -465,8 +465,5 @@ def infer_dense(
 def _cooccurrence_term(
     given: CooccurrenceStatistics | str | PathLike[str], pixels: int, n_labels: int
 ) -> Term:
-    from proxfield.core.terms.cooccurrence import Cooccurrence
-    from proxfield.images.cooccurrence import CooccurrenceStatistics
-
     statistics = CooccurrenceStatistics.load(given) if isinstance(given, str | PathLike) else given
     return Cooccurrence(statistics, pixels=pixels, n_labels=n_labels)

@@ -34,6 +34,7 @@ from proxfield.images.pixels import (
     sums_to_one,
 )
 from proxfield.images.resize import is_reduced, resize_linear
+from proxfield.io.images import pillow_pixels
 
 if TYPE_CHECKING:
     from proxfield.images.settings import Settings
@@ -202,8 +203,6 @@ def _picture(image: Array) -> Array:
     """An image as an array that numpy can read, Pillow's in the form that `read_image` gives."""
     refuse_names(image, "the image")
     if type(image).__module__.startswith("PIL."):
-        from proxfield.io.images import pillow_pixels
-
         return pillow_pixels(image, "the image", None)
     return to_host(image)
 

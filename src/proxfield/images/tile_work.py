@@ -15,6 +15,8 @@ from proxfield.core.common.records import Record
 from proxfield.core.compiled.threads import current_threads, thread_count
 from proxfield.core.filters import choose
 from proxfield.core.filters.geometry import SAMPLE_STRIDE, STAR, choose_blur
+from proxfield.core.filters.lattice import corner_arrays, place_points
+from proxfield.core.filters.numba.lattice import chunk_size, make_chunks
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
@@ -390,9 +392,6 @@ def _inserted(window: Window, axis: int, shape: Sequence[int]) -> Window:
 
 def _touched(points: Doubles) -> Ints:
     """Keys of the coarser lattice's vertices that some points touch."""
-    from proxfield.core.filters.lattice import corner_arrays, place_points
-    from proxfield.core.filters.numba.lattice import chunk_size, make_chunks
-
     n, d = points.shape
     if n == 0:
         return np.zeros(0, dtype=np.int64)

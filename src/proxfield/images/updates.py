@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.engines import compile_program
+from proxfield.core.engines.base import State
+from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.rules.session import Problem
+from proxfield.core.solve.starts import starting_point
 from proxfield.field import Field
-
-if TYPE_CHECKING:
-    from proxfield.core.engines.base import State
 
 
 class FieldUpdates:
@@ -22,11 +24,6 @@ class FieldUpdates:
     """
 
     def __init__(self, field: Field, threads: int | None) -> None:
-        from proxfield.core.engines import compile_program
-        from proxfield.core.solve.curvature import Curvature
-        from proxfield.core.solve.rules.registry import make_rule
-        from proxfield.core.solve.rules.session import Problem
-
         self.field, self.lowered = field, field.lower()
         self.program = compile_program(self.lowered, "cpu", "float32", threads)
         curvature = Curvature(self.lowered, field, "cpu")
@@ -34,14 +31,10 @@ class FieldUpdates:
 
     def start(self) -> State:
         """The state in which a label is as probable as its unary energies say."""
-        from proxfield.core.solve.starts import starting_point
-
         return self.program.start(starting_point(self.field, self.lowered, "unary", 0))
 
     def make(self, state: State, count: int) -> NDArray[np.float32]:
         """Make some updates of a state; returns its marginals.  # (N · L,)"""
-        from proxfield.core.solve.loop import Loop
-
         if count > 0:
             Loop(count, -1.0, trace=False).update(self.program, self.plan, state)
         return np.asarray(self.program.view(state), dtype=np.float32)

@@ -12,6 +12,7 @@ from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.known import CONFIDENCE
+from proxfield.io import images
 
 READERS = {
     "probabilities": "read_probabilities",
@@ -96,8 +97,6 @@ def read_files(
     Raises:
         InputError: If a file can't be read; the message names it.
     """
-    from proxfield.io import images
-
     if titles is None:
         titles = (str(image), str(unary), None if truth is None else str(truth))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,13 @@ from nicegui import background_tasks, ui
 
 from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import dense_rules
-from proxfield.errors import ProxfieldError, one_line
 from proxfield.images.known import NO_STROKE
 from proxfield.images.settings import PRESETS
 from proxfield.studio.code import as_python, as_toml
 from proxfield.studio.pictures import css_color, curve_svg, label_png, photo_jpeg
 from proxfield.studio.session import StudioOutcome, StudioSession
 from proxfield.studio.strokes import ERASER, Stroke
-from proxfield.studio.widgets import CONTROLS, Control, OpenDialog, add_slider, labelled
+from proxfield.studio.widgets import CONTROLS, Control, OpenDialog, add_slider, explain, labelled
 from proxfield.studio.worker import Worker
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ PANELS = {
     "result": "Result",
     "difference": "Difference",
 }
-log = logging.getLogger("proxfield")
 
 
 def confidence_text(confidence: float | None) -> str:
@@ -54,16 +51,6 @@ def confidence_text(confidence: float | None) -> str:
         if confidence is None
         else f"labels, right with probability {confidence:g} (--confidence)"
     )
-
-
-def explain(error: Exception) -> str:
-    """An error as the command line says it, on one line."""
-    if isinstance(error, MemoryError) and not str(error):
-        return "out of memory; try a smaller image"
-    if isinstance(error, ProxfieldError | OSError | MemoryError):
-        return one_line(str(error))
-    log.error("the studio failed", exc_info=error)
-    return one_line(f"{type(error).__name__}: {error}; this is a bug, see the terminal")
 
 
 class Page:

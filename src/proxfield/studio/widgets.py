@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ import numpy as np
 from nicegui import run, ui
 
 from proxfield.core.common.records import Record
+from proxfield.errors import ProxfieldError, one_line
 from proxfield.images.settings import Settings
 from proxfield.studio.inputs import StudioInputs, demo_inputs
 from proxfield.studio.uploads import Upload, read_uploads
 
 if TYPE_CHECKING:
     from proxfield.studio.page import Page
+
+log = logging.getLogger("proxfield")
 
 THROTTLE_SECONDS = 0.05
 """A slider reports its moves at most so often."""
@@ -151,8 +155,6 @@ class OpenDialog:
         return upload.props(f"flat bordered data-upload={name}")
 
     async def _open(self) -> None:
-        from proxfield.studio.page import explain
-
         for name, what in (("image", "an image"), ("unary", "probabilities, logits or labels")):
             if name not in self.given:
                 self.page.notify(f"no file given for {what}, expected one")
@@ -180,3 +182,13 @@ class OpenDialog:
         self.page.replace(inputs)
         self.given.clear()
         self.dialog.close()
+
+
+def explain(error: Exception) -> str:
+    """An error as the command line says it, on one line."""
+    if isinstance(error, MemoryError) and not str(error):
+        return "out of memory; try a smaller image"
+    if isinstance(error, ProxfieldError | OSError | MemoryError):
+        return one_line(str(error))
+    log.error("the studio failed", exc_info=error)
+    return one_line(f"{type(error).__name__}: {error}; this is a bug, see the terminal")

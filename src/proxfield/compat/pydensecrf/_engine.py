@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.compat import pydensecrf as settings
-
-if TYPE_CHECKING:
-    from proxfield.core.terms import Gaussian
+from proxfield.core.engines.base import softmax_rows
+from proxfield.core.terms import Gaussian, Unary
+from proxfield.field import Field
+from proxfield.images.updates import FieldUpdates
 
 FILTER = "lattice"
 """The filter of every pairwise term; the original knows this one only."""
@@ -78,10 +78,6 @@ class Engine:
         self.pairwise = list(pairwise)
         if not self.pairwise:
             return
-        from proxfield.core.terms import Unary
-        from proxfield.field import Field
-        from proxfield.images.updates import FieldUpdates
-
         variables, labels = energies.shape
         threads = settings.THREADS or (1 if energies.size <= MAX_SERIAL_ENERGIES else None)
         field = Field(variables, labels, [Unary(self.rows), *self.pairwise])
@@ -90,8 +86,6 @@ class Engine:
     @property
     def unary_only(self) -> NDArray[np.float32]:
         """Marginals that the unary energies alone give.  # (N · L,)"""
-        from proxfield.core.engines.base import softmax_rows
-
         return softmax_rows(self.rows.reshape(-1), self.rows.shape[1])
 
     def advance(self, q: NDArray[np.float32], n: int) -> NDArray[np.float32]:
