@@ -16,12 +16,12 @@ import proxfield as pf
 from proxfield import learn
 from proxfield.cli.main import cli
 from proxfield.cli.options import default_rule
-from proxfield.images.inputs import ReadingOptions
+from proxfield.images.inputs import READING
 from proxfield.images.settings import GivenSettings
 from proxfield.torch.inference import infer as torch_infer
 from proxfield.torch.inputs import Colors
+from proxfield.torch.layer import UPDATES
 from proxfield.torch.layer import DenseCRF as TorchDenseCRF
-from proxfield.torch.layer import Updates
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "defaults.md"
 ABSENT = "–"
@@ -45,15 +45,15 @@ def of_command(name: str) -> Defaults:
     return {k: float(v) if k == "spacing" and v is not None else v for k, v in given.items()}
 
 
-SETTINGS = pf.Settings()
+SETTINGS = pf.DenseSettings()
 OF_MODEL = ("compatibility", "normalization", "self_message", "filter")
 TERMS = {
     **dict.fromkeys(GivenSettings.__annotations__),  # what the preset says
     **{name: getattr(SETTINGS, name) for name in OF_MODEL},
 }
 INFER = of_function(pf.infer)
-IMAGES = {**of_function(pf.DenseCRF), **TERMS, **asdict(ReadingOptions()), "confidence": None}
-LAYER = {**of_function(TorchDenseCRF), **TERMS, **asdict(Updates()), **of_function(Colors)}
+IMAGES = {**of_function(pf.DenseCRF), **TERMS, **READING, "confidence": None}
+LAYER = {**of_function(TorchDenseCRF), **TERMS, **UPDATES, **of_function(Colors)}
 DENSE = {**INFER, **of_function(pf.DenseCRF.infer)}
 """`DenseCRF.infer` hands on what it doesn't have itself, as commands do."""
 WAYS: dict[str, dict[str, Defaults]] = {
@@ -138,7 +138,9 @@ def test_presets() -> None:
     }
     assert found == held
     for preset in pf.PRESETS.values():  # they differ in nothing else
-        assert pf.Settings(**{name: getattr(preset, name) for name in found["gentle"]}) == preset
+        assert (
+            pf.DenseSettings(**{name: getattr(preset, name) for name in found["gentle"]}) == preset
+        )
     command = cli.get_command(click.Context(cli), "refine")
     assert command is not None
     option = next(p for p in command.params if p.name == "preset")

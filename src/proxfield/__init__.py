@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.images.search import TuneProgress as TuneProgress
     from proxfield.images.search import TuneResult as TuneResult
     from proxfield.images.settings import PRESETS as PRESETS
-    from proxfield.images.settings import Settings as Settings
+    from proxfield.images.settings import DenseSettings as DenseSettings
     from proxfield.images.settings import read_config as read_config
     from proxfield.images.settings import write_config as write_config
     from proxfield.images.tiles import TilesResult as TilesResult
@@ -89,7 +89,7 @@ _HOME = {
     "refine_tiles": "images.tiles",
     "TilesResult": "images.tiles",
     "PRESETS": "images.settings",
-    "Settings": "images.settings",
+    "DenseSettings": "images.settings",
     "TuneProgress": "images.search",
     "TuneResult": "images.search",
     "read_config": "images.settings",
@@ -165,6 +165,7 @@ __all__ = [
     "CustomRule",
     "DenseCRF",
     "DenseResult",
+    "DenseSettings",
     "Factor",
     "Field",
     "Gaussian",
@@ -188,7 +189,6 @@ __all__ = [
     "Result",
     "Rule",
     "Runs",
-    "Settings",
     "Silhouettes",
     "Status",
     "Term",

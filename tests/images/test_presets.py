@@ -147,21 +147,21 @@ def test_settings_of_the_model_in_a_file(tmp_path: Path) -> None:
         "self_message": False,
     }
     pf.write_config(tmp_path / "crf.toml", config)
-    assert pf.read_config(tmp_path / "crf.toml") == pf.Settings(**config)
+    assert pf.read_config(tmp_path / "crf.toml") == pf.DenseSettings(**config)
     crf = pf.DenseCRF.from_config(None, p, tmp_path / "crf.toml")
     term = crf.terms[1]
     assert isinstance(term, pf.Gaussian)
     assert (term.normalization, term.self_message) == ("none", False)
     np.testing.assert_array_equal(term.matrix, table)
-    assert crf.to_config() == pf.Settings(**config)
+    assert crf.to_config() == pf.DenseSettings(**config)
     other = pf.DenseCRF(None, p, preset=config, normalization="after", compatibility=None)
     term = other.terms[1]
     assert isinstance(term, pf.Gaussian)
     assert term.normalization == "after" and term.matrix is None
-    assert other.to_config() == pf.Settings(normalization="after", self_message=False)
+    assert other.to_config() == pf.DenseSettings(normalization="after", self_message=False)
     assert "normalization" not in pf.DenseCRF(None, p).to_config().to_dict()
     usual = pf.DenseCRF(None, p, preset=config, normalization="symmetric", self_message=True)
-    assert usual.to_config() == pf.Settings(compatibility=table)
+    assert usual.to_config() == pf.DenseSettings(compatibility=table)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_bad_settings_of_the_model(text: str, message: str, tmp_path: Path) -> N
 
 
 def test_arrays_are_settings() -> None:
-    settings = pf.Settings(np.array([2.0, 3.0]), np.float32(0.5), compatibility=np.eye(2))
-    assert settings == pf.Settings([2.0, 3.0], 0.5, compatibility=[[1.0, 0.0], [0.0, 1.0]])
-    assert pf.Settings.of(settings.to_dict()) == settings
+    settings = pf.DenseSettings(np.array([2.0, 3.0]), np.float32(0.5), compatibility=np.eye(2))
+    assert settings == pf.DenseSettings([2.0, 3.0], 0.5, compatibility=[[1.0, 0.0], [0.0, 1.0]])
+    assert pf.DenseSettings.of(settings.to_dict()) == settings
 
 
 def test_unknown_options() -> None:

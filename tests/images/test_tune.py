@@ -16,7 +16,7 @@ import proxfield as pf
 from proxfield.images import trials, tune
 from proxfield.images.metrics import count_regions, mean_iou
 from proxfield.images.search import LIMITS, Scored, search, starting_points
-from proxfield.images.settings import Settings
+from proxfield.images.settings import DenseSettings
 from proxfield.images.trials import NO_CRF, Measure, Trials, TrialTask, key_of, make_case, run_task
 
 SIZE = (14, 18)
@@ -39,9 +39,9 @@ def scenes(n: int = 4, noise: float = 1.2, seed: int = 0) -> tuple[Any, Any, Any
 
 def bowl(best: dict[str, float]) -> Any:
     """An evaluation with one maximum, at ``best``, that remembers what it was asked."""
-    asked: list[Settings] = []
+    asked: list[DenseSettings] = []
 
-    def evaluate(points: Sequence[Settings]) -> list[Scored]:
+    def evaluate(points: Sequence[DenseSettings]) -> list[Scored]:
         asked.extend(points)
         out = []
         for p in points:
@@ -82,7 +82,7 @@ def test_the_search_can_leave_a_term_out() -> None:
 def test_the_search_ends_when_evaluations_do() -> None:
     evaluate, asked = bowl({"bilateral_weight": 30.0})
 
-    def few(points: Sequence[Settings]) -> list[Scored]:
+    def few(points: Sequence[DenseSettings]) -> list[Scored]:
         return evaluate(points[: max(0, 9 - len(asked))])
 
     found = search(few)
@@ -92,10 +92,10 @@ def test_the_search_ends_when_evaluations_do() -> None:
 
 
 def test_settings_of_a_term_without_weight_are_the_same_settings() -> None:
-    one, other = Settings(3, 0, 80, 13, 10), Settings(5, 0, 80, 13, 10)
+    one, other = DenseSettings(3, 0, 80, 13, 10), DenseSettings(5, 0, 80, 13, 10)
     assert key_of(one) == key_of(other) == key_of(replace(one, max_iters=1))
-    here = Settings(3, 1, 80, 13, 10)
-    assert key_of(one) != key_of(here) != key_of(Settings(5, 1, 80, 13, 10))
+    here = DenseSettings(3, 1, 80, 13, 10)
+    assert key_of(one) != key_of(here) != key_of(DenseSettings(5, 1, 80, 13, 10))
     assert key_of(replace(here, filter="exact")) != key_of(replace(here, filter="lattice"))
 
 
@@ -105,7 +105,7 @@ def test_settings_of_a_term_without_weight_are_the_same_settings() -> None:
 @pytest.mark.parametrize("filter", ["exact", "lattice"])
 def test_a_trial_is_an_inference(filter: str) -> None:
     images, p, truth = scenes(1)
-    points = tuple(Settings(2, w, 20, 9, b, filter=filter) for w, b in ((0.5, 1.5), (0.7, 0)))
+    points = tuple(DenseSettings(2, w, 20, 9, b, filter=filter) for w, b in ((0.5, 1.5), (0.7, 0)))
     record = run_task(TrialTask(make_case(0, images[0], p[0], truth[0]), points, Measure()))
     assert record["error"] is None
     known = np.where(truth[0] == 255, -1, truth[0].astype(int))

@@ -12,7 +12,7 @@ import proxfield as pf
 from proxfield.images.search import Fold, Scored, TuneResult, moved
 from proxfield.viz.tuning import PANELS, page, tuning_figure, write_report
 
-BEST = pf.Settings(3, 1, 40, 5, 2, 5)
+BEST = pf.DenseSettings(3, 1, 40, 5, 2, 5)
 
 
 def make_result(**changes: Any) -> TuneResult:
@@ -20,12 +20,12 @@ def make_result(**changes: Any) -> TuneResult:
         Scored(0.62, BEST),
         Scored(0.61, replace(moved(BEST, "bilateral_weight", 4), max_iters=3)),
         Scored(0.6, replace(moved(BEST, "spatial_weight", 0), max_iters=10)),
-        Scored(0.4, pf.Settings(3, 3, 80, 13, 10, 1)),
+        Scored(0.4, pf.DenseSettings(3, 3, 80, 13, 10, 1)),
     ]
     folds = (Fold(table[0], 0.63, 0.6, ("a", "b")), Fold(None, 0.6, 0.6, ("<c>",)))
     values: dict[str, Any] = {
         "improved": True,
-        "config": pf.Settings(bilateral_weight=2.0),
+        "config": pf.DenseSettings(bilateral_weight=2.0),
         "metric": "miou",
         "baseline": 0.6,
         "held_out": 0.615,

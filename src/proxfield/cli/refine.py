@@ -37,7 +37,7 @@ from proxfield.errors import InputError
 if TYPE_CHECKING:
     from proxfield.cli.refine_one import Work
     from proxfield.core.jobs.parts import Part
-    from proxfield.images.settings import Settings
+    from proxfield.images.settings import DenseSettings
     from proxfield.io.remote import AnyPath
 
 BUILD = (
@@ -354,7 +354,7 @@ def prepare(kind: str, options: Record, spacing_given: bool) -> tuple[str, str, 
     return given, f"--{chosen}", work
 
 
-def read_preset(name: str, config: str | None) -> str | Settings:
+def read_preset(name: str, config: str | None) -> str | DenseSettings:
     """The name of a preset, or the settings of a file."""
     if config is None:
         return name

@@ -315,10 +315,10 @@ def widest_halo(work: Work) -> int:
     """The halo that is chosen where none is given, in pixels of size 1."""
     import numpy as np
 
-    from proxfield.images.settings import Settings
+    from proxfield.images.settings import DenseSettings
     from proxfield.images.tile_grid import HALO_SIGMAS
 
-    settings = Settings.chosen(work.build)
+    settings = DenseSettings.chosen(work.build)
     widest = map(np.max, (settings.spatial_sigma, settings.bilateral_sigma))
     return int(HALO_SIGMAS * max(widest))
 

@@ -21,7 +21,7 @@ from proxfield.errors import InputError
 
 if TYPE_CHECKING:
     from proxfield.core.common.records import Record
-    from proxfield.images.settings import Settings
+    from proxfield.images.settings import DenseSettings
     from proxfield.studio.inputs import StudioInputs
 
 MEGABYTE = 2**20
@@ -195,7 +195,7 @@ def check_rule(name: str) -> None:
         )
 
 
-def read_inputs(image: str | None, options: Record, preset: str | Settings) -> StudioInputs:
+def read_inputs(image: str | None, options: Record, preset: str | DenseSettings) -> StudioInputs:
     """What the command was given, or the generated scene."""
     from proxfield.studio.inputs import demo_inputs, read_files
 

@@ -14,7 +14,7 @@ from proxfield.cli.refine_inputs import AXES, array_options, confidence_option, 
 if TYPE_CHECKING:
     from proxfield.core.common.records import Record
     from proxfield.images.search import Scored, TuneProgress, TuneResult
-    from proxfield.images.settings import Settings
+    from proxfield.images.settings import DenseSettings
 
 SHOWN_SETTINGS = 5
 """Settings of the table that the command prints."""
@@ -260,7 +260,7 @@ def row(scored: Scored | None) -> Record | None:
     return None if scored is None else {**scored.settings.to_dict(), "score": scored.score}
 
 
-def describe(point: Settings) -> tuple[str, str]:
+def describe(point: DenseSettings) -> tuple[str, str]:
     """Both terms: σ / weight, and σ / color / weight."""
     spatial = f"{point.spatial_sigma:g}/{point.spatial_weight:g}"
     if point.spatial_weight == 0:

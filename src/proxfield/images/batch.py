@@ -18,7 +18,7 @@ from proxfield.images.arrays import ArrayKind, to_host
 from proxfield.images.densecrf import DenseCRF, divided
 from proxfield.images.inputs import confidence_note
 from proxfield.images.known import CONFIDENCE
-from proxfield.images.settings import Settings
+from proxfield.images.settings import DenseSettings
 
 Item = tuple[int, Array, Array]
 """The number of an image, its pixels and what is known about them."""
@@ -76,7 +76,7 @@ def refine_batch(
     what = "probabilities" if logits is None else "logits"
     kinds = [ArrayKind.of(x) for x in unaries]
     items = list(zip(range(len(unaries)), pictures, unaries, strict=True))
-    confidence = Settings.chosen(build).confidence
+    confidence = DenseSettings.chosen(build).confidence
     said = confidence is not None
     build["confidence"] = confidence if said else CONFIDENCE
     one = partial(_refine, what=what, output=output, build=build, run=run)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from inspect import signature
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,9 +31,9 @@ from proxfield.images.arrays import ArrayKind, to_host
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 from proxfield.images.dense_result import DenseResult, unchanged_note
 from proxfield.images.inputs import (
+    READING,
     Form,
-    GivenReading,
-    ReadingOptions,
+    Reading,
     as_rows,
     confidence_note,
     read_inputs,
@@ -59,8 +59,8 @@ from proxfield.images.pixels import (
 from proxfield.images.settings import (
     DEFAULT_PRESET,
     PUBLISHED_UPDATES,
+    DenseSettings,
     GivenSettings,
-    Settings,
     read_config,
 )
 from proxfield.result import Result, Status
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class DenseOptions(GivenSettings, GivenReading, total=False):
+class DenseOptions(GivenSettings, Reading, total=False):
     """Options of `DenseCRF`: settings in place of the preset's, and how arrays are read."""
 
     confidence: float | None
@@ -99,14 +99,14 @@ class DenseCRF(Field):
         scribbles: Labels of pixels that are known: no other label is possible there. 255 and
             numbers below 0 stand for pixels without a stroke.  # (*pixels)
         preset: What the settings are that aren't given, and how many updates `infer` makes:
-            "gentle", "krahenbuehl", "deeplab", "wsss" (see `PRESETS`), `Settings` (as `to_config`
-            and `read_config` return them), or some settings by name.
+            "gentle", "krahenbuehl", "deeplab", "wsss" (see `PRESETS`), `DenseSettings` (as
+            `to_config` and `read_config` return them), or some settings by name.
         cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
             a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
         **options: Settings in place of the preset's: ``spatial_sigma``, ``spatial_weight``,
             ``bilateral_sigma``, ``bilateral_color`` (in the image's own units),
             ``bilateral_weight``, ``compatibility`` (None: Potts), ``normalization``,
-            ``self_message`` and ``filter``, see `Settings`; and how arrays are read:
+            ``self_message`` and ``filter``, see `DenseSettings`; and how arrays are read:
         labels_axis: Where the labels are: 0, -1, None (no such axis: one number per pixel), or
             "auto" (the default): by comparing the shapes and, where these leave it open, by looking
             along which axis probabilities sum to 1.
@@ -148,7 +148,7 @@ class DenseCRF(Field):
     """A label that results carry, and the runs of pixels that have it; see `from_labels`."""
     unsure: tuple[int, ...] = ()
     """The runs of pixels without a label before inference; see `from_labels`."""
-    settings: Settings | None = None
+    settings: DenseSettings | None = None
     confidence: float | None = None
     _certain_meant: bool = False
     """Whether labels were given as certain, by a confidence of 1."""
@@ -162,14 +162,14 @@ class DenseCRF(Field):
         logits: ArrayLike | None = None,
         energies: ArrayLike | None = None,
         scribbles: ArrayLike | None = None,
-        preset: str | Settings | Mapping[str, object] = DEFAULT_PRESET,
+        preset: str | DenseSettings | Mapping[str, object] = DEFAULT_PRESET,
         cooccurrence: CooccurrenceStatistics | str | PathLike[str] | None = None,
         **options: Unpack[DenseOptions],
     ) -> None:
         unknown = {k: v for k, v in options.items() if k not in DenseOptions.__optional_keys__}
         refuse_keywords("DenseCRF", unknown)
-        settings = Settings.chosen({"preset": preset, **options})
-        reading = ReadingOptions.chosen(options)
+        settings = DenseSettings.chosen({"preset": preset, **options})
+        reading = cast("Reading", {k: options.get(k, usual) for k, usual in READING.items()})
         given = {"probabilities": probabilities, "logits": logits, "energies": energies}
         read = read_inputs(image, given, reading, settings)
         self._certain_meant = settings.confidence == 1
@@ -196,8 +196,8 @@ class DenseCRF(Field):
         """The settings in use, see `to_config`; None for points, and if loaded from a file."""
         self.max_iters = settings.max_iters
         """Number of updates that `infer` makes if it isn't told; None: as published ones do."""
-        scale = widths(reading.spacing, len(self.pixels), "spacing", "axis")
-        first = first_pixel(reading.origin, len(self.pixels))
+        scale = widths(reading["spacing"], len(self.pixels), "spacing", "axis")
+        first = first_pixel(reading["origin"], len(self.pixels))
         if settings.spatial_weight != 0:
             sigma = widths(settings.spatial_sigma, len(self.pixels), "spatial_sigma", "axis")
             places = PixelPoints(self.pixels, scale / sigma, origin=first)
@@ -256,7 +256,7 @@ class DenseCRF(Field):
         known = ~skipped if unsure is None else ~skipped & (given != unsure)
         top = int(given.max(where=known, initial=0))
         count = top + 1 if n_labels is None else whole_count(n_labels, "n_labels", 1)
-        said = Settings.chosen({**options, "confidence": confidence}).confidence
+        said = DenseSettings.chosen({**options, "confidence": confidence}).confidence
         confidence = CONFIDENCE if said is None else said
         check_confidence(confidence, count)
         low = int(given.min(where=known, initial=0))
@@ -329,7 +329,7 @@ class DenseCRF(Field):
         cls,
         image: ArrayLike | None,
         probabilities: ArrayLike | None = None,
-        config: str | PathLike[str] | Settings | Mapping[str, object] = DEFAULT_PRESET,
+        config: str | PathLike[str] | DenseSettings | Mapping[str, object] = DEFAULT_PRESET,
         **options: Any,
     ) -> DenseCRF:
         """A dense CRF with the settings of a file, as ``proxfield tune`` writes it.
@@ -349,7 +349,7 @@ class DenseCRF(Field):
         """
         return cls(image, probabilities, preset=read_config(config), **options)
 
-    def to_config(self) -> Settings:
+    def to_config(self) -> DenseSettings:
         """The settings in use, for `from_config`, ``preset=`` or `proxfield.write_config`.
 
         Example:

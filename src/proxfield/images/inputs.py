@@ -6,7 +6,7 @@ energies with what is needed to give results the form of that array.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.arrays import Array, Pixels
 from proxfield.core.common.logs import log
-from proxfield.core.common.records import Record
 from proxfield.core.filters.plan import MAX_DIMENSIONS
 from proxfield.errors import InputError, shown
 from proxfield.images.arrays import ArrayKind, named_axes, to_host
@@ -37,7 +36,7 @@ from proxfield.images.resize import is_reduced, resize_linear
 from proxfield.io.images import pillow_pixels
 
 if TYPE_CHECKING:
-    from proxfield.images.settings import Settings
+    from proxfield.images.settings import DenseSettings
 
 FLAT = 2
 """Axes of a flat image."""
@@ -81,8 +80,8 @@ class DenseInputs:
     confidence: float | None = None
 
 
-class GivenReading(TypedDict, total=False):
-    """`ReadingOptions` that are given as arguments."""
+class Reading(TypedDict, total=False):
+    """How the arrays of a dense CRF are read; see `DenseCRF`."""
 
     labels_axis: int | str | None
     channel_axis: int | str | None
@@ -93,40 +92,36 @@ class GivenReading(TypedDict, total=False):
     normalize: bool
 
 
-@dataclass(frozen=True)
-class ReadingOptions:
-    """How the arrays of a dense CRF are read; see `DenseCRF`."""
-
-    labels_axis: int | str | None = "auto"
-    channel_axis: int | str | None = "auto"
-    batch: bool | None = None
-    spacing: float | Sequence[float] = 1.0
-    origin: int | Sequence[int] = 0
-    clip: float = 1e-5
-    normalize: bool = False
-
-    @classmethod
-    def chosen(cls, options: Mapping[str, object]) -> ReadingOptions:
-        """Those among the options of `DenseCRF`."""
-        own: Record = {k: v for k, v in options.items() if k in GivenReading.__optional_keys__}
-        return cls(**own)
+READING: Reading = {
+    "labels_axis": "auto",
+    "channel_axis": "auto",
+    "batch": None,
+    "spacing": 1.0,
+    "origin": 0,
+    "clip": 1e-5,
+    "normalize": False,
+}
+"""Where nothing is said."""
 
 
 def read_inputs(
-    image: Array, given: dict[str, ArrayLike | None], options: ReadingOptions, settings: Settings
+    image: Array,
+    given: dict[str, ArrayLike | None],
+    options: Reading,
+    settings: DenseSettings,
 ) -> DenseInputs:
     """Energies from probabilities, logits or energies, in any form that people have them in.
 
     Args:
         image: The image, or None.
         given: Probabilities, logits and energies by name; one of them isn't None.
-        options: How to read them.
+        options: How to read them; all of `READING`.
         settings: What has one number per axis of pixels tells how many axes there are; and the
             probability of labels that are given in place of probabilities.
     """
-    labels_axis, channel_axis = options.labels_axis, options.channel_axis
+    labels_axis, channel_axis = options["labels_axis"], options["channel_axis"]
     confidence = CONFIDENCE if settings.confidence is None else settings.confidence
-    per_axis = (options.spacing, settings.spatial_sigma, settings.bilateral_sigma)
+    per_axis = (options["spacing"], settings.spatial_sigma, settings.bilateral_sigma)
     what, unary = _only(given)
     picture = None if image is None else numbers(_picture(image), "the image")
     refuse_names(unary, what)
@@ -138,7 +133,7 @@ def read_inputs(
         channel_axis = named[1] if channel_axis == "auto" else channel_axis
     lengths = [np.size(option) for option in per_axis if np.ndim(option) == 1]
     n_axes = lengths[0] if lengths else None
-    first = _first_axis(picture, values, what, labels_axis, options.batch, n_axes)
+    first = _first_axis(picture, values, what, labels_axis, options["batch"], n_axes)
     if first:
         labels_axis = _shifted(labels_axis, values.ndim)
         values = values[0]
@@ -151,14 +146,14 @@ def read_inputs(
     if (
         what != "energies"
         and confidence < 1
-        and are_labels([values], axis, what, options.normalize)
+        and are_labels([values], axis, what, options["normalize"])
     ):
         check_confidence(confidence, 2 if axis is None else values.shape[axis])
         values, assumed = as_confident(values, axis, what, confidence), confidence
     if reading.reduced:
         values = _enlarge(values, reading, what)
     pixels = reading.axes.pixels
-    table = _energies(values, reading, what, options.clip, options.normalize)
+    table = _energies(values, reading, what, options["clip"], options["normalize"])
     form = Form(pixels, axis, (1,) * first + values.shape)
     return DenseInputs(table, picture, reading.axes, form, original, assumed)
 
@@ -285,7 +280,7 @@ def _reads_as_batch(
 
 
 @dataclass(frozen=True)
-class Reading:
+class Way:
     """One way to read an image and the array of its labels.
 
     Attributes:
@@ -305,18 +300,18 @@ def _read(
     what: str,
     labels_axis: int | str | None,
     channel_axis: int | str | None,
-) -> Reading:
+) -> Way:
     """The way to read them; labels in full size come first, then masks, then smaller maps."""
     if what == "energies" and labels_axis is None:
         raise InputError("labels_axis=None, expected an axis: energies are those of all labels")
     if labels_axis is None:
         masks = _masks(image, values, channel_axis)
-        return masks[0] if len(masks) == 1 else Reading(_refuse_mask(image, values, what))
+        return masks[0] if len(masks) == 1 else Way(_refuse_mask(image, values, what))
     many = values.ndim > 1
     ways = possible_axes(image, values, what, labels_axis, channel_axis) if many else []
     single = [way for way in ways if values.shape[way.labels] == 1]
     if single and what != "energies" and not (what == "probabilities" and (values == 1).all()):
-        return Reading(single[0], mask=True)
+        return Way(single[0], mask=True)
     auto = labels_axis == "auto" and what != "energies" and image is not None
     if auto and (what == "probabilities" or not ways):
         masks = [m for m in _masks(image, values, channel_axis) if not m.reduced]
@@ -338,7 +333,7 @@ def _read(
                 f"{what} of shape {values.shape} can be enlarged to the image of shape "
                 f"{image.shape} in more than one way; pass labels_axis=0 or -1, or channel_axis"
             )
-    return Reading(find_axes(image, values, what, labels_axis, channel_axis))
+    return Way(find_axes(image, values, what, labels_axis, channel_axis))
 
 
 def _rests(
@@ -356,16 +351,16 @@ def _rests(
     ]
 
 
-def _masks(image: Pixels | None, values: Pixels, channel_axis: int | str | None) -> list[Reading]:
+def _masks(image: Pixels | None, values: Pixels, channel_axis: int | str | None) -> list[Way]:
     """Ways to read the values as those of foreground."""
     if image is None:
-        return [Reading(Axes(values.shape, 0, None), mask=True)]
+        return [Way(Axes(values.shape, 0, None), mask=True)]
     found = []
     for pixels, c in _rests(image, values.ndim, channel_axis):
         if pixels == values.shape:
-            found.append(Reading(Axes(pixels, 0, c), mask=True))
+            found.append(Way(Axes(pixels, 0, c), mask=True))
         elif is_reduced(values.shape, pixels):
-            found.append(Reading(Axes(pixels, 0, c), mask=True, reduced=True))
+            found.append(Way(Axes(pixels, 0, c), mask=True, reduced=True))
     return found
 
 
@@ -382,7 +377,7 @@ def _reduced(
     what: str,
     labels_axis: int | str,
     channel_axis: int | str | None,
-) -> list[Reading]:
+) -> list[Way]:
     """Ways to read the values as maps that are smaller than the image."""
     found = []
     for a in axis_candidates(labels_axis, values.ndim, "labels_axis"):
@@ -390,7 +385,7 @@ def _reduced(
         for pixels, c in _rests(image, len(small), channel_axis):
             if is_reduced(small, pixels):
                 mask = values.shape[a] == 1 and what != "energies"
-                found.append(Reading(Axes(pixels, a, c), mask=mask, reduced=True))
+                found.append(Way(Axes(pixels, a, c), mask=mask, reduced=True))
     if what == "probabilities" and len(found) > 1:
         found = [way for way in found if sums_to_one(values, way.axes.labels)] or found
     if len(found) > 1:  # the same factor along all axes, exactly
@@ -399,7 +394,7 @@ def _reduced(
     return found
 
 
-def _spread(values: Pixels, way: Reading) -> float:
+def _spread(values: Pixels, way: Way) -> float:
     """By how much the factors of enlargement along the axes differ."""
     a = way.axes.labels
     small = values.shape[:a] + values.shape[a + 1 :]
@@ -407,7 +402,7 @@ def _spread(values: Pixels, way: Reading) -> float:
     return float(round(max(factors) / min(factors), 9))
 
 
-def _enlarge(values: Pixels, reading: Reading, what: str) -> Pixels:
+def _enlarge(values: Pixels, reading: Way, what: str) -> Pixels:
     """The values at the size of the image."""
     pixels = reading.axes.pixels
     axes = list(range(values.ndim))
@@ -430,7 +425,7 @@ def enlarged_note(what: str, small: tuple[int, ...], pixels: tuple[int, ...]) ->
 
 
 def _energies(
-    values: Pixels, reading: Reading, what: str, clip: float, normalize: bool
+    values: Pixels, reading: Way, what: str, clip: float, normalize: bool
 ) -> NDArray[np.float32]:
     """One row of energies per pixel.  # (n, labels)"""
     pixels = reading.axes.pixels

@@ -10,7 +10,7 @@ import numpy as np
 from proxfield._version import __version__
 from proxfield.core.common.records import Record
 from proxfield.images.metrics import find_metric
-from proxfield.images.settings import PRESETS, Settings, config_text
+from proxfield.images.settings import PRESETS, DenseSettings, config_text
 from proxfield.io.files import Target, atomic_write
 
 LIMITS: dict[str, tuple[float, float]] = {
@@ -32,19 +32,19 @@ class Scored:
     """Settings with their score, and with the number of updates (``max_iters``) that suits best."""
 
     score: float
-    settings: Settings
+    settings: DenseSettings
 
 
-Evaluate = Callable[[Sequence[Settings]], Sequence[Scored]]
+Evaluate = Callable[[Sequence[DenseSettings]], Sequence[Scored]]
 """Scores settings; may return fewer than it was given where time has run out."""
 
 
-def starting_points(filters: Sequence[str]) -> list[Settings]:
+def starting_points(filters: Sequence[str]) -> list[DenseSettings]:
     """The presets, with each filter."""
     return [replace(preset, filter=filter) for preset in PRESETS.values() for filter in filters]
 
 
-def moved(settings: Settings, name: str, value: float) -> Settings:
+def moved(settings: DenseSettings, name: str, value: float) -> DenseSettings:
     """The same with another value of one setting, rounded.
 
     Example:
@@ -197,7 +197,7 @@ class TuneResult:
     """
 
     improved: bool
-    config: Settings
+    config: DenseSettings
     metric: str
     baseline: float
     held_out: float

@@ -40,7 +40,7 @@ ABOUT = "tuning"
 
 
 class GivenSettings(TypedDict, total=False):
-    """`Settings` that can be given as arguments in place of a preset's; None: the preset's.
+    """`DenseSettings` that can be given as arguments in place of a preset's; None: the preset's.
 
     For ``compatibility`` None stands for Potts, whatever the preset says.
     """
@@ -57,7 +57,7 @@ class GivenSettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Settings:
+class DenseSettings:
     """Settings of a dense CRF: of its two terms, and how many updates are made.
 
     Each can be an argument of `DenseCRF` (but for ``max_iters``, which is one of
@@ -92,7 +92,7 @@ class Settings:
             there is an image.
 
     Example:
-        >>> Settings(bilateral_weight=4.0).spatial_sigma
+        >>> DenseSettings(bilateral_weight=4.0).spatial_sigma
         1.5
     """
 
@@ -122,7 +122,7 @@ class Settings:
             check_confidence(self.confidence)
 
     @classmethod
-    def of(cls, preset: str | Settings | Mapping[str, object]) -> Settings:
+    def of(cls, preset: str | DenseSettings | Mapping[str, object]) -> DenseSettings:
         """All settings of a preset or a configuration; what the latter leaves out is the default.
 
         Args:
@@ -133,12 +133,12 @@ class Settings:
             InputError: If the name or a setting is unknown.
 
         Example:
-            >>> Settings.of("deeplab").bilateral_color
+            >>> DenseSettings.of("deeplab").bilateral_color
             3.0
-            >>> Settings.of({"bilateral_weight": 4}).spatial_sigma
+            >>> DenseSettings.of({"bilateral_weight": 4}).spatial_sigma
             1.5
         """
-        if isinstance(preset, Settings):
+        if isinstance(preset, DenseSettings):
             return preset
         if isinstance(preset, str):
             if preset not in PRESETS:
@@ -158,7 +158,9 @@ class Settings:
         return cls(**found)
 
     @classmethod
-    def chosen(cls, options: Mapping[str, object], color_range: float | None = None) -> Settings:
+    def chosen(
+        cls, options: Mapping[str, object], color_range: float | None = None
+    ) -> DenseSettings:
         """The settings of the preset among options, with those in their place that are given.
 
         Args:
@@ -167,7 +169,7 @@ class Settings:
 
         Example:
             >>> options = {"preset": "wsss", "bilateral_color": 0.1}
-            >>> chosen = Settings.chosen(options, color_range=1.0)
+            >>> chosen = DenseSettings.chosen(options, color_range=1.0)
             >>> chosen.bilateral_color, chosen.color_range, chosen.bilateral_weight
             (0.1, 1.0, 4.0)
         """
@@ -182,14 +184,14 @@ class Settings:
 
     def to_dict(self) -> Record:
         """The settings by name, as files have them: without those that say what is the default."""
-        usual = Settings()
+        usual = DenseSettings()
         out = {name: getattr(self, name) for name in NAMES}
         for name in ("compatibility", "normalization", "self_message"):
             if out[name] == getattr(usual, name):
                 del out[name]
         return {name: value for name, value in out.items() if value is not None}
 
-    def only(self, kind: str) -> Settings:
+    def only(self, kind: str) -> DenseSettings:
         """The same with one of the terms ("spatial" or "bilateral") alone, of weight 1."""
         weights: Record = {f"{term}_weight": float(term == kind) for term in TERM_SETTINGS}
         return replace(self, **weights)
@@ -204,7 +206,7 @@ class Settings:
         names += ["color_range"] if kind == "bilateral" else []
         return json.dumps([kind, *(getattr(self, name) for name in names)])
 
-    def in_range(self, color_range: float | None) -> Settings:
+    def in_range(self, color_range: float | None) -> DenseSettings:
         """The same for images of a known range, whose own units colors are then in."""
         if color_range is None or self.color_range is None:
             return self
@@ -223,7 +225,7 @@ class Settings:
         )
 
 
-NAMES = tuple(field.name for field in fields(Settings))
+NAMES = tuple(field.name for field in fields(DenseSettings))
 """What a configuration may hold."""
 ARGUMENTS = tuple(GivenSettings.__annotations__)
 """The settings that are arguments of `DenseCRF` and of the layer."""
@@ -231,12 +233,12 @@ MODEL_SETTINGS = ("compatibility", "normalization", "self_message")
 """The settings that presets don't differ in."""
 
 
-def _published(place: float, color: float, weight: float) -> Settings:
-    return Settings(3.0, 3.0, place, color, weight, PUBLISHED_UPDATES)
+def _published(place: float, color: float, weight: float) -> DenseSettings:
+    return DenseSettings(3.0, 3.0, place, color, weight, PUBLISHED_UPDATES)
 
 
 PRESETS = {
-    DEFAULT_PRESET: Settings(),
+    DEFAULT_PRESET: DenseSettings(),
     "krahenbuehl": _published(80.0, 13.0, 10.0),
     "deeplab": _published(67.0, 3.0, 4.0),
     "wsss": _published(64.0, 5.0, 4.0),
@@ -248,7 +250,9 @@ weakly supervised segmentation uses)."""
 # ---- files ----
 
 
-def read_config(config: str | PathLike[str] | Settings | Mapping[str, object]) -> Settings:
+def read_config(
+    config: str | PathLike[str] | DenseSettings | Mapping[str, object],
+) -> DenseSettings:
     """The settings in a TOML file, checked; those that it leaves out are the default.
 
     Args:
@@ -262,8 +266,8 @@ def read_config(config: str | PathLike[str] | Settings | Mapping[str, object]) -
         InputError: If the file can't be read or holds something else.
     """
     if isinstance(config, Mapping):
-        return Settings.of({k: v for k, v in config.items() if k != ABOUT})
-    if isinstance(config, Settings):
+        return DenseSettings.of({k: v for k, v in config.items() if k != ABOUT})
+    if isinstance(config, DenseSettings):
         return config
     data, name = read_bytes(config)
     try:
@@ -279,7 +283,7 @@ def read_config(config: str | PathLike[str] | Settings | Mapping[str, object]) -
         if key in NAMES and not fits(value):
             raise InputError(f"{key} = {value!r}, expected {expected}", path=name)
     try:
-        return Settings.of(held)
+        return DenseSettings.of(held)
     except InputError as error:
         raise InputError(error.message, path=name) from None
 
@@ -312,7 +316,7 @@ EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
 """What the values in a file have to be, and how to say it; the others are a number."""
 
 
-def config_text(settings: Settings, about: Mapping[str, object], header: str) -> str:
+def config_text(settings: DenseSettings, about: Mapping[str, object], header: str) -> str:
     """Settings as TOML.
 
     Args:
@@ -321,7 +325,7 @@ def config_text(settings: Settings, about: Mapping[str, object], header: str) ->
         header: Lines for the top, as comments.
 
     Example:
-        >>> print(config_text(Settings(), {"images": 3}, "chosen by hand"), end="")
+        >>> print(config_text(DenseSettings(), {"images": 3}, "chosen by hand"), end="")
         # chosen by hand
         spatial_sigma = 1.5
         spatial_weight = 1.0
@@ -345,7 +349,7 @@ def config_text(settings: Settings, about: Mapping[str, object], header: str) ->
 
 
 def write_config(
-    path: Target, settings: Settings | str | Mapping[str, object], header: str = ""
+    path: Target, settings: DenseSettings | str | Mapping[str, object], header: str = ""
 ) -> None:
     """Write settings as TOML, so that `read_config` reads them.
 
@@ -355,7 +359,7 @@ def write_config(
         header: Lines for the top, as comments.
     """
     try:
-        chosen = Settings.of(settings)
+        chosen = DenseSettings.of(settings)
     except InputError as error:
         raise InputError(error.message, path=display_name(path)) from None
     atomic_write(path, config_text(chosen, {}, header))

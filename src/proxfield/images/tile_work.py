@@ -30,7 +30,7 @@ from proxfield.images.pixels import (
     possible_axes,
     widths,
 )
-from proxfield.images.settings import Settings
+from proxfield.images.settings import DenseSettings
 from proxfield.images.tile_grid import Grid, Tile
 from proxfield.io.images import as_probabilities
 from proxfield.io.progress_folder import ProgressFolder
@@ -73,7 +73,7 @@ class TileWork:
     axes: Axes
     mask: bool
     n_labels: int
-    settings: Settings
+    settings: DenseSettings
     build: Record
     run: Record
     blurs: tuple[str | None, ...] = ()
@@ -334,7 +334,7 @@ def make_tile(
     labels_axis = build.pop("labels_axis", "auto")
     channel_axis = build.pop("channel_axis", "auto")
     picture = None if image is None else _stand_in(image.shape)
-    settings = Settings.chosen(build)
+    settings = DenseSettings.chosen(build)
     common = (output, dtype)
     if kind == "labels":
         if "n_labels" not in build:
@@ -402,7 +402,7 @@ def _touched(points: Doubles) -> Ints:
 
 def _plain(value: object) -> object:
     """An option as JSON has it."""
-    if isinstance(value, Settings):
+    if isinstance(value, DenseSettings):
         return value.to_dict()
     if hasattr(value, "tolist"):
         return value.tolist()

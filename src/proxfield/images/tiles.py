@@ -28,7 +28,7 @@ from proxfield.core.jobs import Part
 from proxfield.errors import InputError, InputWarning, shown
 from proxfield.images.densecrf import divided
 from proxfield.images.inputs import confidence_note
-from proxfield.images.settings import Settings
+from proxfield.images.settings import DenseSettings
 from proxfield.images.tile_grid import Grid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
 from proxfield.images.tile_work import INPUTS, TileWork, make_tile
@@ -173,7 +173,7 @@ def refine_tiles(
         todo = [number for number in chosen if number not in there]
         if callback is not None:
             callback(before, len(grid))
-        if work.certain and Settings.chosen(options).confidence is None:
+        if work.certain and DenseSettings.chosen(options).confidence is None:
             note = confidence_note(kind, work.build["confidence"])
             warnings.warn(note, InputWarning, stacklevel=2)
         statuses: dict[str, int] = {}

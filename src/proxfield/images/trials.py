@@ -22,7 +22,7 @@ from proxfield.errors import InputError
 from proxfield.field import Field
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.metrics import Counts, find_metric, read_truth
-from proxfield.images.settings import TERM_SETTINGS, Settings
+from proxfield.images.settings import TERM_SETTINGS, DenseSettings
 from proxfield.images.updates import FieldUpdates
 from proxfield.io.files import display_name, read_bytes
 from proxfield.io.images import read_image, read_labels, read_probabilities
@@ -31,7 +31,7 @@ MARKS = (1, 2, 3, 5, 10)
 """Numbers of updates after which labels are compared: all of them come from one run."""
 
 
-def key_of(settings: Settings) -> str:
+def key_of(settings: DenseSettings) -> str:
     """The settings that count, but for the number of updates: those of a term of weight 0 don't."""
     names = (*chain(*TERM_SETTINGS.values()), "filter")
     values = {name: getattr(settings, name) for name in names}
@@ -116,7 +116,7 @@ class TrialTask:
     """One image and the settings to try on it; it travels to other processes."""
 
     case: LabelledImage
-    points: tuple[Settings, ...]
+    points: tuple[DenseSettings, ...]
     measure: Measure
     threads: int | None = None
 
@@ -147,7 +147,7 @@ def _try_points(
     truth = read_truth(given, base.pixels, base.n_labels, measure.ignore)
     terms: dict[str, tuple[str, Gaussian]] = {}
 
-    def term(kind: str, settings: Settings) -> Gaussian:
+    def term(kind: str, settings: DenseSettings) -> Gaussian:
         """A Gaussian term of weight 1, whose lattice serves all weights."""
         key = settings.kernel(kind)
         if terms.get(kind, ("",))[0] != key:
@@ -259,8 +259,8 @@ class Trials:
                 ) from None
 
     def missing(
-        self, cases: Iterable[LabelledImage], points: Sequence[Settings]
-    ) -> list[tuple[LabelledImage, tuple[Settings, ...]]]:
+        self, cases: Iterable[LabelledImage], points: Sequence[DenseSettings]
+    ) -> list[tuple[LabelledImage, tuple[DenseSettings, ...]]]:
         """What is left to try: cases with their points."""
         out = []
         for case in cases:

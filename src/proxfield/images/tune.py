@@ -21,7 +21,7 @@ from proxfield.images.inputs import confidence_note
 from proxfield.images.known import CONFIDENCE, check_confidence
 from proxfield.images.metrics import Counts, find_metric
 from proxfield.images.search import Fold, Scored, TuneProgress, TuneResult, search
-from proxfield.images.settings import Settings
+from proxfield.images.settings import DenseSettings
 from proxfield.images.trials import (
     MARKS,
     NO_CRF,
@@ -272,9 +272,9 @@ class _Tuning:
     ) -> Scored | None:
         """The best settings for some images; the table gets all that were tried."""
 
-        def evaluate(points: Sequence[Settings]) -> list[Scored]:
+        def evaluate(points: Sequence[DenseSettings]) -> list[Scored]:
             room = self.limit - len(table)
-            asked: dict[str, Settings] = {}
+            asked: dict[str, DenseSettings] = {}
             for point in points:
                 asked.setdefault(key_of(point), point)
             new = [key for key in asked if key not in table][:room]
@@ -290,12 +290,12 @@ class _Tuning:
 
         return search(evaluate, filters)
 
-    def best_updates(self, cases: Sequence[LabelledImage], point: Settings) -> Scored:
+    def best_updates(self, cases: Sequence[LabelledImage], point: DenseSettings) -> Scored:
         """The number of updates that suits a point best; of equal ones the smallest."""
         score, updates = max((self.score(cases, key_of(point), n), -n) for n in MARKS)
         return Scored(score, replace(point, max_iters=-updates))
 
-    def ensure(self, cases: Sequence[LabelledImage], points: Sequence[Settings]) -> None:
+    def ensure(self, cases: Sequence[LabelledImage], points: Sequence[DenseSettings]) -> None:
         """Make the trials that are missing; raises the first error of an image."""
         missing = self.trials.missing(cases, points)
         tasks = [TrialTask(case, left, self.measure, self.threads) for case, left in missing]
@@ -358,7 +358,7 @@ def _name_of(task: TrialTask) -> str:
     return task.case.name
 
 
-def _config(best: Scored, improved: bool, color_range: float | None) -> Settings:
+def _config(best: Scored, improved: bool, color_range: float | None) -> DenseSettings:
     """Settings for `DenseCRF`."""
     found = best.settings.in_range(color_range)
     return found if improved else replace(found, spatial_weight=0.0, bilateral_weight=0.0)

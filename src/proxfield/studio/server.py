@@ -17,7 +17,7 @@ from typing import Any
 
 from proxfield.core.common.extras import install_hint
 from proxfield.errors import InputError, MissingDependencyError
-from proxfield.images.settings import Settings
+from proxfield.images.settings import DenseSettings
 from proxfield.studio.guard import LOCAL_HOSTS, Guard
 from proxfield.studio.inputs import StudioInputs
 
@@ -70,7 +70,12 @@ class Studio:
     """
 
     def __init__(
-        self, inputs: StudioInputs, preset: str | Settings, rule: str, max_bytes: int, folder: Path
+        self,
+        inputs: StudioInputs,
+        preset: str | DenseSettings,
+        rule: str,
+        max_bytes: int,
+        folder: Path,
     ) -> None:
         self.inputs, self.preset, self.rule = inputs, preset, rule
         self.max_bytes, self.folder = max_bytes, folder
@@ -201,7 +206,7 @@ def allowed_hosts(host: str) -> tuple[str, ...] | None:
 
 def serve(
     inputs: StudioInputs,
-    preset: str | Settings,
+    preset: str | DenseSettings,
     rule: str,
     *,
     host: str = "127.0.0.1",

@@ -24,7 +24,7 @@ from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.known import flags_of
 from proxfield.images.metrics import UNLABELLED, count_regions, mean_iou, read_truth
-from proxfield.images.settings import DEFAULT_PRESET, TERM_SETTINGS, Settings
+from proxfield.images.settings import DEFAULT_PRESET, TERM_SETTINGS, DenseSettings
 from proxfield.studio.inputs import StudioInputs
 from proxfield.studio.strokes import Stroke, draw
 
@@ -51,7 +51,7 @@ class StudioJob:
         step: Stride: every k-th pixel along each axis.
     """
 
-    settings: Settings
+    settings: DenseSettings
     rule: str
     scribbles: NDArray[np.int64] | None = None
     step: int = 1
@@ -108,11 +108,11 @@ class StudioSession:
     def __init__(
         self,
         inputs: StudioInputs,
-        preset: str | Settings | Mapping[str, object] = DEFAULT_PRESET,
+        preset: str | DenseSettings | Mapping[str, object] = DEFAULT_PRESET,
         rule: str = "fixed",
     ) -> None:
         self.inputs = inputs
-        self.settings = Settings.of(preset)
+        self.settings = DenseSettings.of(preset)
         self.rule = rule
         self.strokes: list[Stroke] = []
         self._drawn: tuple[tuple[Stroke, ...], NDArray[np.int64] | None] | None = None
@@ -286,7 +286,7 @@ class StudioSession:
         self._learn_pace("_build_pace", time.perf_counter() - begun, crf.n_vars)
         return term
 
-    def _kept(self, settings: Settings, step: int, kind: str) -> Gaussian | None:
+    def _kept(self, settings: DenseSettings, step: int, kind: str) -> Gaussian | None:
         key, term = self._terms.get((step, kind), ("", None))
         return term if key == settings.kernel(kind) else None
 
@@ -304,7 +304,7 @@ class StudioSession:
         return mean_iou(count_regions(self.truth[::step, ::step], labels, self.n_labels))
 
 
-def _used(settings: Settings) -> Sequence[str]:
+def _used(settings: DenseSettings) -> Sequence[str]:
     return [kind for kind in TERM_SETTINGS if settings.weight(kind) != 0]
 
 

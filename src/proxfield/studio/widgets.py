@@ -13,7 +13,7 @@ from nicegui import run, ui
 
 from proxfield.core.common.records import Record
 from proxfield.errors import ProxfieldError, one_line
-from proxfield.images.settings import Settings
+from proxfield.images.settings import DenseSettings
 from proxfield.studio.inputs import StudioInputs, demo_inputs
 from proxfield.studio.uploads import Upload, read_uploads
 
@@ -44,11 +44,11 @@ class Control:
     high: float
     step: float
 
-    def value(self, settings: Settings) -> float:
+    def value(self, settings: DenseSettings) -> float:
         """The setting; the mean, if there is one per axis or channel."""
         return float(np.mean(getattr(settings, self.name)))
 
-    def range(self, settings: Settings) -> dict[str, float]:
+    def range(self, settings: DenseSettings) -> dict[str, float]:
         """Properties of the slider."""
         value, low, high, step = self.value(settings), self.low, self.high, self.step
         if self.name == "bilateral_color" and settings.color_range is None:
@@ -78,7 +78,7 @@ def labelled(text: str) -> Iterator[Any]:
 
 
 def add_slider(
-    control: Control, settings: Settings, change: Callable[[str, float], None]
+    control: Control, settings: DenseSettings, change: Callable[[str, float], None]
 ) -> tuple[Any, Any]:
     """A slider, and the label for its value.
 

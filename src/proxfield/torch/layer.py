@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from proxfield.core.common.checks import is_real, is_whole, whole_count
 from proxfield.core.common.records import Record
@@ -22,8 +21,8 @@ from proxfield.images.pixels import widths
 from proxfield.images.settings import (
     DEFAULT_PRESET,
     FULL_RANGE,
+    DenseSettings,
     GivenSettings,
-    Settings,
     read_config,
 )
 from proxfield.torch.dense import dense_energies, unrolled_energies
@@ -53,8 +52,8 @@ RENAMED = {
 """Present names of arguments by their former names."""
 
 
-class GivenUpdates(TypedDict, total=False):
-    """`Updates` that are given as arguments."""
+class UpdateOptions(TypedDict, total=False):
+    """Which updates a layer makes, and how their gradients are computed; see `DenseCRF`."""
 
     step: float | None
     max_iters: int | str
@@ -65,37 +64,19 @@ class GivenUpdates(TypedDict, total=False):
     adjoint_max_iters: int
 
 
-@dataclass(frozen=True)
-class Updates:
-    """Which updates a layer makes, and how their gradients are computed; see `DenseCRF`."""
-
-    step: float | None = None
-    max_iters: int | str = "preset"
-    tol: float = 1e-6
-    gradient: str = "exact"
-    keep_every: int = 1
-    adjoint_tol: float | None = None
-    adjoint_max_iters: int = 50
-
-    @classmethod
-    def chosen(cls, options: Mapping[str, Any]) -> Updates:
-        """Those among the options of the layer."""
-        return cls(**{k: v for k, v in options.items() if k in GivenUpdates.__optional_keys__})
-
-    def __post_init__(self) -> None:
-        one_of("gradient", self.gradient, GRADIENTS)
-        updates, tol, step = self.max_iters, self.tol, self.step
-        if updates != "preset" and not is_whole(updates):
-            raise InputError(f"max_iters={shown(updates)}, expected a whole number or 'preset'")
-        if (not isinstance(updates, str) and updates < 0) or not tol >= 0:
-            raise InputError(f"max_iters={updates}, tol={tol}: expected 0 or more, 0 or more")
-        if self.keep_every < 1:
-            raise InputError(f"keep_every={self.keep_every}, expected 1 or more")
-        if step is not None and not 0 < step <= 2:
-            raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
+UPDATES: UpdateOptions = {
+    "step": None,
+    "max_iters": "preset",
+    "tol": 1e-6,
+    "gradient": "exact",
+    "keep_every": 1,
+    "adjoint_tol": None,
+    "adjoint_max_iters": 50,
+}
+"""Where nothing is said."""
 
 
-class LayerOptions(GivenSettings, GivenUpdates, total=False):
+class LayerOptions(GivenSettings, UpdateOptions, total=False):
     """Options of the layer: settings in place of the preset's, updates, and how images are read."""
 
     image_range: str | Sequence[float] | None
@@ -127,8 +108,8 @@ class DenseCRF(Module):  # type: ignore[misc]
         n_labels: Number of labels.
         dimensions: 2 for images, 3 for volumes.
         preset: What the settings and ``max_iters`` are where they aren't given: "gentle",
-            "krahenbuehl", "deeplab", "wsss" (see `proxfield.PRESETS`), `proxfield.Settings` (as
-            `to_config` and `proxfield.read_config` return them), or some settings by name.
+            "krahenbuehl", "deeplab", "wsss" (see `proxfield.PRESETS`), `proxfield.DenseSettings`
+            (as `to_config` and `proxfield.read_config` return them), or some settings by name.
         embedding_sigma: Standard deviation of the positions in the term over embeddings; None: the
             term uses embeddings alone.
         embedding_weight: Its weight; 0 omits the term. Embeddings are in units of standard
@@ -141,7 +122,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         check: Raise an error that names the first input with NaN or infinite values if a pixel has
             no marginals, and look at the range of images. On a GPU the former waits for the updates
             to end; with ``tol`` above 0 they wait anyway.
-        **options: Settings in place of the preset's, see `proxfield.Settings`:
+        **options: Settings in place of the preset's, see `proxfield.DenseSettings`:
             ``spatial_sigma``, ``bilateral_sigma`` (one number, or one per axis, and as many
             parameters), ``spatial_weight``, ``bilateral_weight`` (below 0 a term repels, and
             learning doesn't change that; with 0 there is nothing to learn), ``normalization``,
@@ -188,7 +169,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         n_labels: int,
         *,
         dimensions: int = 2,
-        preset: str | Settings | Mapping[str, Any] = DEFAULT_PRESET,
+        preset: str | DenseSettings | Mapping[str, Any] = DEFAULT_PRESET,
         embedding_sigma: float | Sequence[float] | None = None,
         embedding_weight: float = 0.0,
         learn: Sequence[str] = LEARN,
@@ -201,8 +182,8 @@ class DenseCRF(Module):  # type: ignore[misc]
         refuse_keywords("torch.DenseCRF", unknown, RENAMED)
         need_torch()
         super().__init__()
-        chosen = Settings.chosen({"preset": preset, **options}, color_range=1.0)
-        updates = Updates.chosen(options)
+        chosen = DenseSettings.chosen({"preset": preset, **options}, color_range=1.0)
+        updates = cast("UpdateOptions", {k: options.get(k, x) for k, x in UPDATES.items()})
         images: Record = {k: v for k, v in options.items() if k in ("image_range", "mean", "std")}
         one_of("normalization", chosen.normalization, NORMALIZATIONS)
         one_of("filter", chosen.filter, ("auto", *FILTERS))
@@ -214,11 +195,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         self.n_labels, self.dimensions = n_labels, dimensions
         self.normalization, self.self_message = chosen.normalization, chosen.self_message
         self.filter = chosen.filter
-        self.step, self.tol, self.gradient = updates.step, updates.tol, updates.gradient
-        preset_says = isinstance(updates.max_iters, str)
-        self.max_iters = chosen.max_iters if preset_says else int(updates.max_iters)
-        self.keep_every = updates.keep_every
-        self.adjoint_tol, self.adjoint_max_iters = updates.adjoint_tol, updates.adjoint_max_iters
+        self._take(updates, chosen.max_iters)
         self.output, self.clip = output, clip
         self.colors, self.check = Colors(**images), check
         terms = {
@@ -253,12 +230,30 @@ class DenseCRF(Module):  # type: ignore[misc]
             )
         self.compatibility = self._compatibility(chosen.compatibility, "compatibility" in learn)
 
+    def _take(self, updates: UpdateOptions, preset_iters: int) -> None:
+        """Check the options of updates, and make them attributes."""
+        count, tol, step = updates["max_iters"], updates["tol"], updates["step"]
+        count = preset_iters if count == "preset" else count
+        one_of("gradient", updates["gradient"], GRADIENTS)
+        if not is_whole(count):
+            raise InputError(f"max_iters={shown(count)}, expected a whole number or 'preset'")
+        if int(count) < 0 or not tol >= 0:
+            raise InputError(f"max_iters={count}, tol={tol}: expected 0 or more, 0 or more")
+        if updates["keep_every"] < 1:
+            raise InputError(f"keep_every={updates['keep_every']}, expected 1 or more")
+        if step is not None and not 0 < step <= 2:
+            raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
+        self.step, self.max_iters, self.tol = step, int(count), tol
+        self.gradient, self.keep_every = updates["gradient"], updates["keep_every"]
+        self.adjoint_tol = updates["adjoint_tol"]
+        self.adjoint_max_iters = updates["adjoint_max_iters"]
+
     # ---- settings ----
 
     @classmethod
     def from_config(
         cls,
-        config: str | PathLike[str] | Settings | Mapping[str, Any],
+        config: str | PathLike[str] | DenseSettings | Mapping[str, Any],
         n_labels: int,
         **options: Any,
     ) -> DenseCRF:
@@ -274,7 +269,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         """
         return cls(n_labels, preset=read_config(config), **options)
 
-    def to_config(self) -> Settings:
+    def to_config(self) -> DenseSettings:
         """The settings of `proxfield.DenseCRF` with the present parameters of the layer.
 
         Also for `proxfield.write_config`. Colors are in units of a range of 255, for integer
@@ -298,7 +293,7 @@ class DenseCRF(Module):  # type: ignore[misc]
         if "bilateral" in self.terms:
             found["bilateral_color"] = _lengths(self.log_bilateral_color, FULL_RANGE)
         table = "potts" if self.compatibility is None else self.compatibility.detach().double()
-        return Settings(
+        return DenseSettings(
             **found,
             max_iters=self.max_iters,
             filter=self.filter,

@@ -22,7 +22,7 @@ from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF, divided
 from proxfield.images.known import NEGLIGIBLE
 from proxfield.images.pixels import TOLERANCE
-from proxfield.images.settings import Settings
+from proxfield.images.settings import DenseSettings
 
 QUICK = ("max_iters", "tol")
 """Options of `DenseCRF.infer` that the updates on the device take."""
@@ -122,7 +122,7 @@ def _on_device(
         return None
     updates, tol = run.get("max_iters", "preset"), run.get("tol", 1e-6)
     if updates == "preset":
-        updates = Settings.chosen(build).max_iters
+        updates = DenseSettings.chosen(build).max_iters
     if not isinstance(updates, int) or not 1 <= updates <= MAX_UPDATES:
         return None
     frame = skeleton(image, probabilities, build, updates)
