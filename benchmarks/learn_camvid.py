@@ -36,7 +36,7 @@ import proxfield.torch as pt
 from camvid import CLASSES
 from proxfield.bench.machine import metadata
 from proxfield.core.filters.torch.operator import FeatureGradient
-from proxfield.images.presets import PRESETS
+from proxfield.images.settings import PRESETS
 from tune_camvid import VOID, Scene, measure, read_scenes
 
 LIKELIHOOD = 0.1
@@ -248,7 +248,7 @@ def run(scenes: list[Scene], options: argparse.Namespace, out: dict[str, Any]) -
                 moved = [(image, p * np.exp(bias), truth) for image, p, truth in other]
                 scores[form] = measure(moved, None)
             else:
-                learned[form]["config"] = layer.to_config()
+                learned[form]["config"] = layer.to_config().to_dict()
                 scores[form] = measure(other, layer.to_config())
         for name, score in scores.items():
             print(f"{there:7} {name:12} {score['mean_iou']:.4f} {score['accuracy']:.4f}")

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from proxfield.bench.machine import memory_gib, processor
-from proxfield.studio.inputs import Inputs
+from proxfield.studio.inputs import StudioInputs
 from proxfield.studio.pictures import label_png
-from proxfield.studio.session import Job, Session, warm_up
+from proxfield.studio.session import StudioJob, StudioSession, warm_up
 
 SHAPE = (375, 500)
 MOVES = {
@@ -35,7 +35,7 @@ MOVES = {
 }
 
 
-def make_inputs(n_labels: int) -> Inputs:
+def make_inputs(n_labels: int) -> StudioInputs:
     """Patches of random colors around random points, and probabilities with mistakes."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[: SHAPE[0], : SHAPE[1]]
@@ -45,10 +45,10 @@ def make_inputs(n_labels: int) -> Inputs:
     image = rng.uniform(40, 215, (n_labels, 3))[truth] + rng.normal(scale=15, size=(*SHAPE, 3))
     p = 0.6 * rng.dirichlet(np.full(n_labels, 0.5), SHAPE)
     p[y, x, truth] += 0.4
-    return Inputs(image.clip(0, 255).astype(np.uint8), p.astype(np.float32), truth=truth)
+    return StudioInputs(image.clip(0, 255).astype(np.uint8), p.astype(np.float32), truth=truth)
 
 
-def answer(session: Session, job: Job) -> tuple[float, float]:
+def answer(session: StudioSession, job: StudioJob) -> tuple[float, float]:
     """Seconds of one stage and its pictures: wall and processor time."""
     begun, used = time.perf_counter(), time.process_time()
     outcome = session.compute(job)
@@ -65,7 +65,7 @@ def rounded(seconds: float) -> float:
 
 def measure(n_labels: int, preset: str, repeats: int) -> list[dict[str, object]]:
     """Rows of one image: per setting, medians and maxima over all moves."""
-    session = Session(make_inputs(n_labels), preset)
+    session = StudioSession(make_inputs(n_labels), preset)
     for step in (4, 1):
         answer(session, session.job(step))
     rows = []

@@ -42,7 +42,7 @@ def measure(data: Path, stem: str, enlarge: int, sigmas: list[str]) -> list[dict
         whole = pf.DenseCRF(image, p, preset=preset).infer(threads=1).labels
         seconds = time.process_time() - begun
         for sigma in sigmas:
-            width = pf.PRESETS[preset]["bilateral_sigma"]
+            width = pf.PRESETS[preset].bilateral_sigma
             halo = sigma if sigma == "auto" else round(float(sigma) * width)
             labels = np.zeros(image.shape[:2], dtype=np.uint8)
             begun = time.process_time()

@@ -18,8 +18,7 @@ from proxfield.io.files import atomic_write
 from proxfield.io.images import import_pillow, png_bytes
 from proxfield.learn.characters import Characters, make_characters
 from proxfield.learn.decision_tree_field import DecisionTreeField
-from proxfield.viz.inpainting import HOLE, uncertainty
-from proxfield.viz.tiles import caption_picture, frame_picture, join_pictures
+from proxfield.viz.sheets import HOLE, caption_picture, frame_picture, join_pictures, uncertainty
 
 RULES = ("sweep", "full-parallel", "adhoc", "fixed", "adaptive", "momentum", "adam", "auto")
 WAYS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ import proxfield as pf
 from proxfield import learn
 from proxfield.cli.main import cli
 from proxfield.cli.options import default_rule
+from proxfield.images.inputs import READING
+from proxfield.images.settings import GivenSettings
 from proxfield.torch.inference import infer as torch_infer
+from proxfield.torch.inputs import Colors
+from proxfield.torch.layer import UPDATES
 from proxfield.torch.layer import DenseCRF as TorchDenseCRF
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "defaults.md"
@@ -40,7 +45,15 @@ def of_command(name: str) -> Defaults:
     return {k: float(v) if k == "spacing" and v is not None else v for k, v in given.items()}
 
 
-INFER, IMAGES = of_function(pf.infer), of_function(pf.DenseCRF)
+SETTINGS = pf.DenseSettings()
+OF_MODEL = ("compatibility", "normalization", "self_message", "filter")
+TERMS = {
+    **dict.fromkeys(GivenSettings.__annotations__),  # what the preset says
+    **{name: getattr(SETTINGS, name) for name in OF_MODEL},
+}
+INFER = of_function(pf.infer)
+IMAGES = {**of_function(pf.DenseCRF), **TERMS, **READING, "confidence": None}
+LAYER = {**of_function(TorchDenseCRF), **TERMS, **UPDATES, **of_function(Colors)}
 DENSE = {**INFER, **of_function(pf.DenseCRF.infer)}
 """`DenseCRF.infer` hands on what it doesn't have itself, as commands do."""
 WAYS: dict[str, dict[str, Defaults]] = {
@@ -54,13 +67,13 @@ WAYS: dict[str, dict[str, Defaults]] = {
         "map": {**of_function(pf.solve_map), **of_command("map")},
         "DenseCRF.infer": DENSE,
         "refine": {**DENSE, **of_command("refine")},
-        "torch.DenseCRF": of_function(TorchDenseCRF),
+        "torch.DenseCRF": LAYER,
     },
     "Terms of dense CRFs": {
         "Gaussian": of_function(pf.Gaussian),
         "DenseCRF": IMAGES,
         "refine": {**IMAGES, **of_command("refine")},
-        "torch.DenseCRF": of_function(TorchDenseCRF),
+        "torch.DenseCRF": LAYER,
     },
     "Tiles": {
         "refine_tiles": of_function(pf.refine_tiles),
@@ -118,10 +131,16 @@ def test_presets() -> None:
     header, _, *body = ([c.strip().strip("`") for c in row.strip("|").split("|")] for row in rows)
     found = {row[0]: dict(zip(header[1:], map(float, row[1:]), strict=True)) for row in body}
     held = {
-        name: {k: v for k, v in p.items() if k != "color_range"} for name, p in pf.PRESETS.items()
+        name: {
+            k: v for k, v in asdict(p).items() if k not in (*OF_MODEL, "color_range", "confidence")
+        }
+        for name, p in pf.PRESETS.items()
     }
     assert found == held
-    assert {p["color_range"] for p in pf.PRESETS.values()} == {255.0}
+    for preset in pf.PRESETS.values():  # they differ in nothing else
+        assert (
+            pf.DenseSettings(**{name: getattr(preset, name) for name in found["gentle"]}) == preset
+        )
     command = cli.get_command(click.Context(cli), "refine")
     assert command is not None
     option = next(p for p in command.params if p.name == "preset")

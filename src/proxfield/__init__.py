@@ -54,16 +54,17 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.field import Field as Field
     from proxfield.images.batch import refine_batch as refine_batch
     from proxfield.images.bilateral import bilateral_filter as bilateral_filter
-    from proxfield.images.config import read_config as read_config
-    from proxfield.images.config import write_config as write_config
     from proxfield.images.cooccurrence import CooccurrenceStatistics as CooccurrenceStatistics
+    from proxfield.images.dense_result import DenseResult as DenseResult
     from proxfield.images.densecrf import DenseCRF as DenseCRF
-    from proxfield.images.densecrf import DenseResult as DenseResult
-    from proxfield.images.presets import PRESETS as PRESETS
+    from proxfield.images.search import TuneProgress as TuneProgress
+    from proxfield.images.search import TuneResult as TuneResult
+    from proxfield.images.settings import PRESETS as PRESETS
+    from proxfield.images.settings import DenseSettings as DenseSettings
+    from proxfield.images.settings import read_config as read_config
+    from proxfield.images.settings import write_config as write_config
     from proxfield.images.tiles import TilesResult as TilesResult
     from proxfield.images.tiles import refine_tiles as refine_tiles
-    from proxfield.images.tune import TuneProgress as TuneProgress
-    from proxfield.images.tune import TuneResult as TuneResult
     from proxfield.images.tune import tune as tune
     from proxfield.io import uai, uai_write
     from proxfield.io.evidence import read_evidence as read_evidence
@@ -106,12 +107,13 @@ _PLACES = {
     "field": "Field",
     "images.batch": "refine_batch",
     "images.bilateral": "bilateral_filter",
-    "images.config": "read_config write_config",
     "images.cooccurrence": "CooccurrenceStatistics",
-    "images.densecrf": "DenseCRF DenseResult",
-    "images.presets": "PRESETS",
+    "images.dense_result": "DenseResult",
+    "images.densecrf": "DenseCRF",
+    "images.search": "TuneProgress TuneResult",
+    "images.settings": "PRESETS DenseSettings read_config write_config",
     "images.tiles": "TilesResult refine_tiles",
-    "images.tune": "TuneProgress TuneResult tune",
+    "images.tune": "tune",
     "io.evidence": "read_evidence",
     "io.uai": "read_uai",
     "io.uai_write": "write_uai",

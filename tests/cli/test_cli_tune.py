@@ -60,7 +60,7 @@ def test_tune_and_refine(work: Callable[..., Any]) -> None:
     for seed, name in enumerate("abcd"):
         image, p, _ = scene(seed)
         expected = pf.DenseCRF(image, p.astype(np.float32), preset=config).infer()
-        assert expected.iterations <= config["max_iters"]
+        assert expected.iterations <= config.max_iters
         np.testing.assert_array_equal(read_labels(f"out/{name}.png")[0], expected.labels)
 
 

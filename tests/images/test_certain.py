@@ -11,8 +11,7 @@ import pytest
 
 import proxfield as pf
 from proxfield.errors import InputWarning
-from proxfield.images.certain import NEGLIGIBLE, are_labels
-from proxfield.images.known import CONFIDENCE
+from proxfield.images.known import CONFIDENCE, NEGLIGIBLE, are_labels
 
 SIZE = (40, 60)
 
@@ -294,9 +293,9 @@ def test_a_tuned_confidence_is_part_of_the_settings(tmp_path: Path, confidence: 
     found = pf.tune(images, masks, truth, confidence=confidence, **options)
     found.save(tmp_path / "crf.toml")
     config = pf.read_config(tmp_path / "crf.toml")
-    assert config["confidence"] == confidence
+    assert config.confidence == confidence
     soft = [0.2 + 0.6 * mask for mask in masks]
-    assert "confidence" not in pf.tune(images, soft, truth, confidence=0.9, **options).config
+    assert pf.tune(images, soft, truth, confidence=0.9, **options).config.confidence is None
 
 
 def test_the_confidence_of_a_configuration_is_used_without_a_word() -> None:
@@ -307,10 +306,10 @@ def test_the_confidence_of_a_configuration_is_used_without_a_word() -> None:
         pf.DenseCRF.from_config(IMAGE, MASK, config),
         pf.DenseCRF.from_labels(IMAGE, MASK, preset=config),
     ):
-        assert crf.confidence == crf.to_config()["confidence"] == 0.8
+        assert crf.confidence == crf.to_config().confidence == 0.8
         np.testing.assert_allclose(crf.terms[0].energies, expected.terms[0].energies, rtol=1e-6)
     own = pf.DenseCRF(IMAGE, MASK, preset=config, confidence=0.6)
-    assert own.confidence == own.to_config()["confidence"] == 0.6
+    assert own.confidence == own.to_config().confidence == 0.6
     labels = pf.refine_batch([IMAGE], [MASK], output="labels", preset=config)
     np.testing.assert_array_equal(labels[0], expected.infer().labels)
     out = np.zeros(SIZE, dtype=np.uint8)

@@ -61,7 +61,7 @@ def test_the_number_of_updates_comes_with_the_settings() -> None:
     assert crf.infer(tol=1e-12).iterations == 3
     assert crf.infer(max_iters=4, tol=1e-12).iterations == 4
     default = pf.DenseCRF(IMAGE, p)
-    assert default.infer(tol=1e-12).iterations == pf.PRESETS["gentle"]["max_iters"]
+    assert default.infer(tol=1e-12).iterations == pf.PRESETS["gentle"].max_iters
     with pytest.raises(pf.InputError, match="max_iters='many'"):
         crf.infer(max_iters="many")
 
@@ -75,7 +75,7 @@ def test_settings_go_to_a_file_and_back(tmp_path: Path) -> None:
     assert text.startswith("# chosen by hand\n# for a test\nspatial_sigma = [2, 3]\n")
     again = pf.DenseCRF.from_config(IMAGE, P, path)
     assert again == crf
-    assert again.to_config().keys() == crf.to_config().keys()
+    assert again.to_config() == crf.to_config()
     other = pf.DenseCRF.from_config(IMAGE, P, str(path), bilateral_weight=0.5)
     assert other.terms[2].weight == 0.5
     assert other.terms[1] is not crf.terms[1] and len(other.terms) == 3
@@ -141,21 +141,27 @@ def test_settings_of_the_model_in_a_file(tmp_path: Path) -> None:
     """Compatibility, normalization and the self-message; explicit arguments override them."""
     p = np.random.default_rng(1).dirichlet(np.ones(3), size=(4, 5))
     table = [[0.0, 1.0, 2.0], [1.0, 0.0, 0.5], [2.0, 0.5, 0.0]]
-    config = {"compatibility": table, "normalization": "none", "self_message": False}
+    config: dict[str, Any] = {
+        "compatibility": table,
+        "normalization": "none",
+        "self_message": False,
+    }
     pf.write_config(tmp_path / "crf.toml", config)
-    assert pf.read_config(tmp_path / "crf.toml") == config
+    assert pf.read_config(tmp_path / "crf.toml") == pf.DenseSettings(**config)
     crf = pf.DenseCRF.from_config(None, p, tmp_path / "crf.toml")
     term = crf.terms[1]
     assert isinstance(term, pf.Gaussian)
     assert (term.normalization, term.self_message) == ("none", False)
     np.testing.assert_array_equal(term.matrix, table)
-    assert {k: crf.to_config()[k] for k in config} == config
+    assert crf.to_config() == pf.DenseSettings(**config)
     other = pf.DenseCRF(None, p, preset=config, normalization="after", compatibility=None)
     term = other.terms[1]
     assert isinstance(term, pf.Gaussian)
     assert term.normalization == "after" and term.matrix is None
-    assert "compatibility" not in other.to_config()
-    assert "normalization" not in pf.DenseCRF(None, p).to_config()
+    assert other.to_config() == pf.DenseSettings(normalization="after", self_message=False)
+    assert "normalization" not in pf.DenseCRF(None, p).to_config().to_dict()
+    usual = pf.DenseCRF(None, p, preset=config, normalization="symmetric", self_message=True)
+    assert usual.to_config() == pf.DenseSettings(compatibility=table)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +180,16 @@ def test_bad_settings_of_the_model(text: str, message: str, tmp_path: Path) -> N
     with pytest.raises(pf.InputError) as error:
         pf.read_config(tmp_path / "crf.toml")
     assert message in str(error.value)
+
+
+def test_arrays_are_settings() -> None:
+    settings = pf.DenseSettings(np.array([2.0, 3.0]), np.float32(0.5), compatibility=np.eye(2))
+    assert settings == pf.DenseSettings([2.0, 3.0], 0.5, compatibility=[[1.0, 0.0], [0.0, 1.0]])
+    assert pf.DenseSettings.of(settings.to_dict()) == settings
+
+
+def test_unknown_options() -> None:
+    with pytest.raises(TypeError, match="DenseCRF has no argument 'sigma'"):
+        pf.DenseCRF(IMAGE, P, sigma=3)  # type: ignore[call-arg]
+    with pytest.raises(pf.InputError, match="DenseCRF has no argument 'max_iters'"):
+        pf.DenseCRF(IMAGE, P, max_iters=3)  # type: ignore[call-arg]

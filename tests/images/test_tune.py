@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import proxfield as pf
 from proxfield.images import trials, tune
 from proxfield.images.metrics import count_regions, mean_iou
-from proxfield.images.search import LIMITS, Found, search, starting_points
-from proxfield.images.trials import NO_CRF, Measure, Point, Task, Trials, make_case, run_task
+from proxfield.images.search import LIMITS, Scored, search, starting_points
+from proxfield.images.settings import DenseSettings
+from proxfield.images.trials import NO_CRF, Measure, Trials, TrialTask, key_of, make_case, run_task
 
 SIZE = (14, 18)
 
@@ -37,14 +39,14 @@ def scenes(n: int = 4, noise: float = 1.2, seed: int = 0) -> tuple[Any, Any, Any
 
 def bowl(best: dict[str, float]) -> Any:
     """An evaluation with one maximum, at ``best``, that remembers what it was asked."""
-    asked: list[Point] = []
+    asked: list[DenseSettings] = []
 
-    def evaluate(points: Sequence[Point]) -> list[Found]:
+    def evaluate(points: Sequence[DenseSettings]) -> list[Scored]:
         asked.extend(points)
         out = []
         for p in points:
             far = sum(np.log((getattr(p, k) + 1e-3) / (v + 1e-3)) ** 2 for k, v in best.items())
-            out.append(Found(-float(far), p, 10))
+            out.append(Scored(-float(far), replace(p, max_iters=10)))
         return out
 
     return evaluate, asked
@@ -63,7 +65,7 @@ def test_the_search_finds_a_maximum() -> None:
     assert found is not None
     for name, value in best.items():
         # the last factor is √2: at most half of it away
-        assert abs(np.log(getattr(found.point, name) / value)) <= np.log(2) / 4 + 0.01, name
+        assert abs(np.log(getattr(found.settings, name) / value)) <= np.log(2) / 4 + 0.01, name
     for point in asked:
         for name, (low, high) in LIMITS.items():
             assert getattr(point, name) == 0 or low <= getattr(point, name) <= high
@@ -73,14 +75,14 @@ def test_the_search_can_leave_a_term_out() -> None:
     evaluate, _ = bowl({"spatial_weight": 0.0, "bilateral_weight": 3.0})
     found = search(evaluate)
     assert found is not None
-    assert found.point.spatial_weight == 0
-    assert found.point.bilateral_weight == pytest.approx(3, rel=0.2)
+    assert found.settings.spatial_weight == 0
+    assert found.settings.bilateral_weight == pytest.approx(3, rel=0.2)
 
 
 def test_the_search_ends_when_evaluations_do() -> None:
     evaluate, asked = bowl({"bilateral_weight": 30.0})
 
-    def few(points: Sequence[Point]) -> list[Found]:
+    def few(points: Sequence[DenseSettings]) -> list[Scored]:
         return evaluate(points[: max(0, 9 - len(asked))])
 
     found = search(few)
@@ -90,10 +92,11 @@ def test_the_search_ends_when_evaluations_do() -> None:
 
 
 def test_settings_of_a_term_without_weight_are_the_same_settings() -> None:
-    one, other = Point(3, 0, 80, 13, 10), Point(5, 0, 80, 13, 10)
-    assert one.key == other.key
-    assert one.key != Point(3, 1, 80, 13, 10).key != Point(5, 1, 80, 13, 10).key
-    assert Point(3, 1, 80, 13, 10, "exact").key != Point(3, 1, 80, 13, 10, "lattice").key
+    one, other = DenseSettings(3, 0, 80, 13, 10), DenseSettings(5, 0, 80, 13, 10)
+    assert key_of(one) == key_of(other) == key_of(replace(one, max_iters=1))
+    here = DenseSettings(3, 1, 80, 13, 10)
+    assert key_of(one) != key_of(here) != key_of(DenseSettings(5, 1, 80, 13, 10))
+    assert key_of(replace(here, filter="exact")) != key_of(replace(here, filter="lattice"))
 
 
 # ---- trials ----
@@ -102,19 +105,18 @@ def test_settings_of_a_term_without_weight_are_the_same_settings() -> None:
 @pytest.mark.parametrize("filter", ["exact", "lattice"])
 def test_a_trial_is_an_inference(filter: str) -> None:
     images, p, truth = scenes(1)
-    points = (Point(2, 0.5, 20, 9, 1.5, filter), Point(2, 0.7, 20, 9, 0, filter))
-    record = run_task(Task(make_case(0, images[0], p[0], truth[0]), points, Measure()))
+    points = tuple(DenseSettings(2, w, 20, 9, b, filter=filter) for w, b in ((0.5, 1.5), (0.7, 0)))
+    record = run_task(TrialTask(make_case(0, images[0], p[0], truth[0]), points, Measure()))
     assert record["error"] is None
     known = np.where(truth[0] == 255, -1, truth[0].astype(int))
     bare = count_regions(known, p[0].argmax(axis=-1), 2)
     assert record["counts"][NO_CRF] == {"0": bare.tolist()}
     for point in points:
-        settings = dict(vars(point))
-        crf = pf.DenseCRF(images[0], p[0], preset=settings)
+        crf = pf.DenseCRF(images[0], p[0], preset=point)
         for n in trials.MARKS:
             expected = count_regions(known, crf.infer(max_iters=n).labels, 2)
-            assert record["counts"][point.key][str(n)] == expected.tolist(), (point, n)
-    assert record["counts"][points[0].key]["10"] != bare.tolist()
+            assert record["counts"][key_of(point)][str(n)] == expected.tolist(), (point, n)
+    assert record["counts"][key_of(points[0])]["10"] != bare.tolist()
 
 
 def test_what_is_stored_is_not_repeated(tmp_path: Path, monkeypatch: Any) -> None:
@@ -125,7 +127,7 @@ def test_what_is_stored_is_not_repeated(tmp_path: Path, monkeypatch: Any) -> Non
     with store.open("a") as stream:
         stream.write('{"measure": "cut o')  # a run that was killed while it wrote
 
-    def refuse(task: Task) -> Any:
+    def refuse(task: TrialTask) -> Any:
         raise AssertionError(f"repeated: {task.points}")
 
     monkeypatch.setattr(tune, "run_task", refuse)
@@ -170,7 +172,9 @@ def test_tuned_settings_help_on_held_out_images() -> None:
     assert found.best.score >= found.held_out - 0.1
     assert found.images == 6 and len(found.folds) == 3 and len(found.table) <= 14
     assert [f.score for f in found.table] == sorted((f.score for f in found.table), reverse=True)
-    assert {f.point.key for f in found.table} >= {q.key for q in starting_points(("auto",))}
+    assert {key_of(f.settings) for f in found.table} >= {
+        key_of(q) for q in starting_points(("auto",))
+    }
     # the scores are those of the settings it returns
     known = np.where(truth == 255, -1, truth.astype(int))
     total = np.zeros((3, 2), dtype=int)
@@ -188,9 +192,8 @@ def test_tuned_settings_help_on_held_out_images() -> None:
     pooled = np.zeros((3, 2), dtype=int)
     for fold, part in zip(found.folds, np.array_split(order, 3), strict=True):
         assert fold.chosen is not None
-        point = {**vars(fold.chosen.point), "max_iters": fold.chosen.updates, "color_range": 255.0}
         for k in part:
-            labels = pf.DenseCRF(images[k], p[k], preset=point).infer().labels
+            labels = pf.DenseCRF(images[k], p[k], preset=fold.chosen.settings).infer().labels
             pooled += count_regions(known[k], labels, 2)
     assert found.held_out == pytest.approx(mean_iou(pooled))
     assert {t.phase for t in told} == {0, 1, 2, 3}
@@ -201,13 +204,13 @@ def test_tuned_settings_help_on_held_out_images() -> None:
 
 def test_a_fold_is_not_seen_by_the_search_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[set[str]] = []
-    whole = tune._Run.search
+    whole = tune._Tuning.search
 
     def spy(self: Any, cases: Sequence[Any], *rest: Any) -> Any:
         searched.append({case.name for case in cases})
         return whole(self, cases, *rest)
 
-    monkeypatch.setattr(tune._Run, "search", spy)
+    monkeypatch.setattr(tune._Tuning, "search", spy)
     found = pf.tune(*scenes(), folds=4, trials=3)
     everything = {f"image {k}" for k in range(4)}
     assert searched[0] == everything and len(searched) == 5
@@ -223,7 +226,7 @@ def test_no_crf_where_nothing_helps() -> None:
     p = np.where(np.eye(2)[truth] > 0, 0.51, 0.49)
     found = pf.tune(images, p, truth, folds=2, trials=5)
     assert not found.improved
-    assert found.config["spatial_weight"] == found.config["bilateral_weight"] == 0
+    assert found.config.spatial_weight == found.config.bilateral_weight == 0
     assert found.baseline == 1.0 and found.held_out == 1.0  # folds choose no CRF too
     assert all(fold.chosen is None for fold in found.folds)
     assert "no CRF" in found.verdict
@@ -274,7 +277,8 @@ def test_a_budget_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_scores_change_nothing() -> None:
     evaluate, _ = bowl({})
     found = search(evaluate)
-    assert found is not None and found.point == starting_points(("auto",))[0]
+    first = replace(starting_points(("auto",))[0], max_iters=10)  # as evaluate says
+    assert found is not None and found.settings == first
 
 
 def test_colors_of_other_ranges() -> None:
@@ -285,8 +289,8 @@ def test_colors_of_other_ranges() -> None:
     found = pf.tune(wide, p, truth, folds=2, trials=4, color_range=25500.0)
     plain = pf.tune(images, p, truth, folds=2, trials=4)
     assert found.best.score == plain.best.score
-    assert found.config["bilateral_color"] == plain.config["bilateral_color"] * 100
-    assert "color_range" not in found.config
+    assert found.config.bilateral_color == plain.config.bilateral_color * 100
+    assert found.config.color_range is None
 
 
 @pytest.mark.parametrize(

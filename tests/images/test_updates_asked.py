@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.images.densecrf import DenseResult
+from proxfield.images.dense_result import DenseResult
 
 PRESET = "10 updates, as the preset asks"
 

@@ -20,7 +20,7 @@ import proxfield as pf
 from proxfield.cli.main import cli
 from proxfield.core.jobs import ClusterError
 from proxfield.images.tile_grid import make_grid
-from proxfield.images.tile_jobs import Job
+from proxfield.images.tile_jobs import TileJob
 from proxfield.images.tile_work import make_tile
 from proxfield.io.npy import NpyOutput
 from proxfield.io.windows import open_sliced
@@ -111,7 +111,7 @@ def test_items_are_small(files: Path) -> None:
         *map(open_sliced, ("image.npy", "p.npy")), "probabilities", "labels", "float32", {}, {}
     )
     grid = make_grid(work.pixels, 20, 12, work.reach)
-    assert len(pickle.dumps((Job(work, files), grid.part(3)))) < 10_000
+    assert len(pickle.dumps((TileJob(work, files), grid.part(3)))) < 10_000
 
 
 # ---- parts ----

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from proxfield.studio.inputs import Inputs
+from proxfield.studio.inputs import StudioInputs
 
 SHAPE = (60, 80)
 
 
-def small_inputs() -> Inputs:
+def small_inputs() -> StudioInputs:
     """Three labels in stripes; one pixel in five is wrong. Its lattice is that of large images."""
     rng = np.random.default_rng(3)
     x = np.mgrid[: SHAPE[0], : SHAPE[1]][1]
@@ -21,7 +21,7 @@ def small_inputs() -> Inputs:
     said = np.where(rng.random(SHAPE) < 0.2, rng.integers(0, 3, SHAPE), truth)
     probabilities = np.full((*SHAPE, 3), 0.2, dtype=np.float32)
     np.put_along_axis(probabilities, said[..., None].astype(np.int64), 0.6, axis=-1)
-    return Inputs(image.clip(0, 255).astype(np.uint8), probabilities, truth=truth)
+    return StudioInputs(image.clip(0, 255).astype(np.uint8), probabilities, truth=truth)
 
 
 def write_files(folder: Path) -> dict[str, Path]:

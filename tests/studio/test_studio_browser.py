@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ import proxfield as pf
 from conftest import Running
 from proxfield.io.palette import label_colors
 from proxfield.studio.inputs import read_files
-from proxfield.studio.session import Session
+from proxfield.studio.session import StudioSession
 
 WAIT = 40_000
 """Milliseconds: a busy machine may take long."""
@@ -105,13 +106,13 @@ def tab(browser: Any, studio: Running) -> Iterator[Tab]:
         yield made
 
 
-def session_of(studio: Running) -> Session:
+def session_of(studio: Running) -> StudioSession:
     files = studio.files
     inputs = read_files(files["image"], files["probs"], "probabilities", truth=files["truth"])
-    return Session(inputs, "krahenbuehl")
+    return StudioSession(inputs, "krahenbuehl")
 
 
-def computed(session: Session) -> np.ndarray:
+def computed(session: StudioSession) -> np.ndarray:
     outcome = session.compute(session.job())
     assert outcome is not None
     return outcome.labels
@@ -143,7 +144,7 @@ def test_a_slider_changes_the_result(tab: Tab, studio: Running) -> None:
     value = float(slider.get_attribute("aria-valuenow"))
     assert value == pytest.approx(9.9) and tab.source("result") != before
     session = session_of(studio)
-    session.settings["bilateral_weight"] = value
+    session.settings = replace(session.settings, bilateral_weight=value)
     np.testing.assert_array_equal(labels, computed(session))
     assert labels.shape == SHAPE
     assert tab.page.get_by_role("combobox", name="Preset").input_value() == "custom"
@@ -172,7 +173,7 @@ def test_presets_and_rules(tab: Tab, studio: Running) -> None:
     assert tab.slider("Bilateral σ, position (px)").get_attribute("aria-valuenow") == "40"
     labels = tab.changed(choose("Rule", "adhoc"))
     session = session_of(studio)
-    gentle = Session(session.inputs, "gentle", "adhoc")
+    gentle = StudioSession(session.inputs, "gentle", "adhoc")
     np.testing.assert_array_equal(labels, computed(gentle))
     assert "iterations of adhoc" in tab.page.inner_text("body")
 
@@ -208,7 +209,7 @@ def test_saved_settings_are_those_of_the_page(tab: Tab, tmp_path: Path) -> None:
     assert download.suggested_filename == "crf.toml"
     path = tmp_path / "crf.toml"
     download.save_as(path)
-    assert pf.read_config(path) == {"filter": "auto", **pf.PRESETS["krahenbuehl"]}
+    assert pf.read_config(path) == pf.PRESETS["krahenbuehl"]
 
 
 def test_the_copied_python_makes_the_labels_of_the_page(tab: Tab) -> None:

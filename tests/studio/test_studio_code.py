@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from studio_cases import write_files
 import proxfield as pf
 from proxfield.images.known import CONFIDENCE
 from proxfield.studio.code import as_python, as_toml
-from proxfield.studio.inputs import Inputs, demo_inputs, read_files
+from proxfield.studio.inputs import StudioInputs, demo_inputs, read_files
 from proxfield.studio.pictures import curve_svg, label_png
-from proxfield.studio.session import Session
+from proxfield.studio.session import StudioSession
 from proxfield.studio.strokes import Stroke
 
 
@@ -27,9 +28,9 @@ def executed(code: str) -> np.ndarray:
     return labels
 
 
-def same(inputs: Inputs, **changes: object) -> str:
-    session = Session(inputs, "deeplab", "adaptive")
-    session.settings.update(changes)
+def same(inputs: StudioInputs, **changes: object) -> str:
+    session = StudioSession(inputs, "deeplab", "adaptive")
+    session.settings = replace(session.settings, **changes)
     session.strokes.append(Stroke(1, [[0.1, 0.1], [0.3, 0.7]], 3.0))
     session.strokes.append(Stroke(0, [[0.6, 0.4]], 2.0))
     outcome = session.compute(session.job())
@@ -52,7 +53,7 @@ def test_the_python_makes_the_same_labels(tmp_path: Path, kind: str) -> None:
 
 def test_the_python_of_the_generated_scene() -> None:
     code = same(demo_inputs(), max_iters=2)
-    assert "demo_scene()" in code and "confidence" not in code
+    assert "demo_inputs()" in code and "confidence" not in code
 
 
 @pytest.mark.parametrize("given", [None, 0.6])
@@ -65,28 +66,28 @@ def test_hard_probabilities_are_labels(tmp_path: Path, given: float | None) -> N
     inputs = read_files(paths["image"], tmp_path / "hard.npy", "probabilities", build=build)
     code = same(inputs)
     expected = CONFIDENCE if given is None else given
-    assert Session(inputs).confidence == expected
+    assert StudioSession(inputs).confidence == expected
     assert f"confidence={expected}," in code
 
 
 def test_names_of_uploads_are_quoted() -> None:
     scene = demo_inputs()
     odd = "a\"b\\n'); import os #.png"
-    inputs = Inputs(scene.image, scene.unary, image_name=odd, unary_name="p.npy")
-    code = as_python(Session(inputs), Session(inputs).job())
+    inputs = StudioInputs(scene.image, scene.unary, image_name=odd, unary_name="p.npy")
+    code = as_python(StudioSession(inputs), StudioSession(inputs).job())
     assert f"read_image({odd!r})" in code
     compile(code, "copied.py", "exec")
 
 
 def test_settings_go_through_a_file(tmp_path: Path) -> None:
-    session = Session(demo_inputs(), "wsss", "adam")
-    session.settings.update(bilateral_weight=2.25, max_iters=4)
+    session = StudioSession(demo_inputs(), "wsss", "adam")
+    session.settings = replace(session.settings, bilateral_weight=2.25, max_iters=4)
     path = tmp_path / "crf.toml"
     path.write_text(as_toml(session.job()), encoding="utf-8")
     assert "--rule adam" in path.read_text(encoding="utf-8")
     read = pf.read_config(path)
     assert read == session.settings
-    again = Session(demo_inputs(), read)
+    again = StudioSession(demo_inputs(), read)
     assert again.settings == session.settings
 
 

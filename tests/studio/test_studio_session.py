@@ -15,13 +15,13 @@ import proxfield as pf
 from proxfield.errors import InputError
 from proxfield.images.metrics import count_regions, mean_iou
 from proxfield.studio import session as sessions
-from proxfield.studio.inputs import Inputs, demo_inputs, read_files
-from proxfield.studio.session import Outcome, Session
+from proxfield.studio.inputs import StudioInputs, demo_inputs, read_files
+from proxfield.studio.session import StudioOutcome, StudioSession
 from proxfield.studio.strokes import ERASER, Stroke, as_runs, draw
 from proxfield.studio.worker import Worker
 
 
-def done(session: Session, step: int = 1) -> Outcome:
+def done(session: StudioSession, step: int = 1) -> StudioOutcome:
     outcome = session.compute(session.job(step))
     assert outcome is not None
     return outcome
@@ -29,7 +29,7 @@ def done(session: Session, step: int = 1) -> Outcome:
 
 def test_labels_are_those_of_the_library() -> None:
     inputs = small_inputs()
-    session = Session(inputs, "krahenbuehl", "adaptive")
+    session = StudioSession(inputs, "krahenbuehl", "adaptive")
     outcome = done(session)
     crf = pf.DenseCRF(inputs.image, inputs.unary, preset="krahenbuehl")
     result = crf.infer("adaptive", tol=None)
@@ -43,23 +43,25 @@ def test_labels_are_those_of_the_library() -> None:
 
 def test_other_weights_use_the_filters_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = small_inputs()
-    session = Session(inputs, "deeplab")
+    session = StudioSession(inputs, "deeplab")
     done(session)
-    session.settings.update(bilateral_weight=1.5, spatial_weight=0.25, max_iters=3)
+    session.settings = replace(
+        session.settings, bilateral_weight=1.5, spatial_weight=0.25, max_iters=3
+    )
     built: list[str] = []
-    make = sessions.Session._term
+    make = sessions.StudioSession._term
 
-    def counted(self: Session, job: Any, kind: str) -> Any:
+    def counted(self: StudioSession, job: Any, kind: str) -> Any:
         if self._kept(job.settings, job.step, kind) is None:
             built.append(kind)
         return make(self, job, kind)
 
-    monkeypatch.setattr(sessions.Session, "_term", counted)
+    monkeypatch.setattr(sessions.StudioSession, "_term", counted)
     outcome = done(session)
     assert built == []
     crf = pf.DenseCRF(inputs.image, inputs.unary, preset=session.settings)
     np.testing.assert_array_equal(outcome.labels, crf.infer(tol=None).labels)
-    session.settings["bilateral_color"] = 9.0
+    session.settings = replace(session.settings, bilateral_color=9.0)
     np.testing.assert_array_equal(
         done(session).labels,
         pf.DenseCRF(inputs.image, inputs.unary, preset=session.settings).infer(tol=None).labels,
@@ -70,27 +72,27 @@ def test_other_weights_use_the_filters_that_are_there(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", ["spatial_weight", "bilateral_weight"])
 def test_a_weight_of_zero_omits_its_term(name: str) -> None:
     inputs = small_inputs()
-    session = Session(inputs)
-    session.settings[name] = 0.0
+    session = StudioSession(inputs)
+    session.settings = replace(session.settings, **{name: 0.0})
     crf = pf.DenseCRF(inputs.image, inputs.unary, preset=session.settings)
     np.testing.assert_array_equal(done(session).labels, crf.infer(tol=None).labels)
 
 
 def test_mean_iou_before_and_after() -> None:
     inputs = small_inputs()
-    session = Session(inputs, "krahenbuehl")
+    session = StudioSession(inputs, "krahenbuehl")
     outcome = done(session)
     truth = np.asarray(inputs.truth, dtype=np.int64)
     assert session.iou == mean_iou(count_regions(truth, session.labels, 3))
     assert outcome.iou == mean_iou(count_regions(truth, outcome.labels, 3))
     assert session.iou is not None and outcome.iou > session.iou
-    without = Session(replace(inputs, truth=None))
+    without = StudioSession(replace(inputs, truth=None))
     assert without.iou is None and done(without).iou is None
 
 
 def test_a_preview_has_fewer_pixels_and_the_same_bandwidths() -> None:
     inputs = small_inputs()
-    session = Session(inputs, "krahenbuehl")
+    session = StudioSession(inputs, "krahenbuehl")
     outcome = done(session, step=2)
     small = pf.DenseCRF(
         inputs.image[::2, ::2],
@@ -104,7 +106,7 @@ def test_a_preview_has_fewer_pixels_and_the_same_bandwidths() -> None:
 
 
 def test_previews_are_for_what_takes_long() -> None:
-    session = Session(small_inputs())
+    session = StudioSession(small_inputs())
     session._build_pace = session._update_pace = 1e-12
     assert session.steps(session.job()) == (1,)
     session._update_pace = 1.0
@@ -114,7 +116,7 @@ def test_previews_are_for_what_takes_long() -> None:
 
 
 def test_scribbles_fix_labels() -> None:
-    session = Session(small_inputs(), "krahenbuehl")
+    session = StudioSession(small_inputs(), "krahenbuehl")
     free = done(session).labels
     session.strokes.append(Stroke(2, [[0.1, 0.2], [0.2, 0.8]], 2.5))
     fixed = done(session)
@@ -131,7 +133,7 @@ def test_scribbles_fix_labels() -> None:
 def test_strokes_are_drawn_one_by_one() -> None:
     base = np.full(SHAPE, 255, dtype=np.uint8)
     base[:3] = 1
-    session = Session(replace(small_inputs(), scribbles=base))
+    session = StudioSession(replace(small_inputs(), scribbles=base))
     everything = [[0.0, y] for y in (0.0, 0.5, 1.0)]
     strokes = [
         Stroke(2, [[0.1, 0.0], [0.6, 0.4]], 3.0),
@@ -159,22 +161,22 @@ def test_strokes_cover_the_line_between_points() -> None:
 def test_scribbles_of_a_file_stay_below_strokes() -> None:
     base = np.full(SHAPE, 255, dtype=np.uint8)
     base[:3] = 1
-    session = Session(replace(small_inputs(), scribbles=base))
+    session = StudioSession(replace(small_inputs(), scribbles=base))
     session.strokes.append(Stroke(2, [[0.5, 0.0]], 1.0))
     drawn = session.scribbles
     assert drawn is not None and drawn[0, 0] == 1 and drawn[0, 40] == 2
     with pytest.raises(InputError, match=r"scribbles of shape \(3, 3\), expected \(60, 80\)"):
-        Session(replace(small_inputs(), scribbles=base[:3, :3]))
+        StudioSession(replace(small_inputs(), scribbles=base[:3, :3]))
     base[5, 5] = 9
     with pytest.raises(InputError, match="scribbles hold label 9, expected 0 to 2"):
-        Session(replace(small_inputs(), scribbles=base))
+        StudioSession(replace(small_inputs(), scribbles=base))
 
 
 def test_a_job_can_be_given_up() -> None:
-    session = Session(small_inputs())
+    session = StudioSession(small_inputs())
     assert session.compute(session.job(), stop=lambda: True) is None
     seen: list[float] = []
-    session.settings["max_iters"] = 3000
+    session.settings = replace(session.settings, max_iters=3000)
     asked = iter(range(10**9))
     outcome = session.compute(
         session.job(), stop=lambda: next(asked) > 2, progress=lambda _, f: seen.append(f)
@@ -187,7 +189,7 @@ def test_inputs_of_files(tmp_path: Path, kind: str) -> None:
     paths = write_files(tmp_path)
     what = {"probs": "probabilities"}.get(kind, kind)
     inputs = read_files(paths["image"], paths[kind], what, truth=paths["truth"])
-    session = Session(inputs)
+    session = StudioSession(inputs)
     outcome = done(session)
     assert outcome.labels.shape == SHAPE
     if kind == "labels":
@@ -199,36 +201,40 @@ def test_inputs_of_files(tmp_path: Path, kind: str) -> None:
 def test_bad_inputs_are_named() -> None:
     inputs = small_inputs()
     with pytest.raises(InputError, match=r"true labels of shape \(3, 80\)"):
-        Session(replace(inputs, truth=np.zeros((3, 80), dtype=int)))
+        StudioSession(replace(inputs, truth=np.zeros((3, 80), dtype=int)))
     with pytest.raises(InputError, match="don't match"):
-        Session(replace(inputs, unary=inputs.unary[:7], truth=None))
-    volume = Inputs(np.zeros((4, 5, 6), dtype=np.uint8), np.full((4, 5, 6, 2), 0.5))
+        StudioSession(replace(inputs, unary=inputs.unary[:7], truth=None))
+    volume = StudioInputs(np.zeros((4, 5, 6), dtype=np.uint8), np.full((4, 5, 6, 2), 0.5))
     with pytest.raises(InputError, match="flat images, not 3 axes"):
-        Session(volume)
+        StudioSession(volume)
     with pytest.raises(InputError, match="unknown setting"):
-        Session(inputs, {"sigma": 3})
+        StudioSession(inputs, {"sigma": 3})
 
 
 def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_ENTRIES", 14399)
     with pytest.raises(InputError, match="4800 pixels with 3 labels are too many"):
-        Session(small_inputs())
+        StudioSession(small_inputs())
 
 
 def test_a_single_number_is_refused() -> None:
     with pytest.raises(InputError):
-        Session(replace(small_inputs(), unary=np.array(0.5, dtype=np.float32)))
+        StudioSession(replace(small_inputs(), unary=np.array(0.5, dtype=np.float32)))
 
 
 def test_channels_first() -> None:
     inputs = small_inputs()
     first = replace(inputs, image=np.moveaxis(inputs.image, -1, 0))
-    np.testing.assert_array_equal(done(Session(first)).labels, done(Session(inputs)).labels)
-    np.testing.assert_array_equal(done(Session(first), 2).labels, done(Session(inputs), 2).labels)
+    np.testing.assert_array_equal(
+        done(StudioSession(first)).labels, done(StudioSession(inputs)).labels
+    )
+    np.testing.assert_array_equal(
+        done(StudioSession(first), 2).labels, done(StudioSession(inputs), 2).labels
+    )
 
 
 def test_the_generated_scene_needs_a_crf() -> None:
-    session = Session(demo_inputs(), "krahenbuehl")
+    session = StudioSession(demo_inputs(), "krahenbuehl")
     outcome = done(session, step=4)
     assert session.iou is not None and outcome.iou is not None
     assert 0.6 < session.iou < 0.9 < outcome.iou < 1
@@ -237,8 +243,8 @@ def test_the_generated_scene_needs_a_crf() -> None:
 # ---- the worker ----
 
 
-def run_worker(session: Session, act: Any) -> tuple[list[Outcome], list[Exception]]:
-    shown: list[Outcome] = []
+def run_worker(session: StudioSession, act: Any) -> tuple[list[StudioOutcome], list[Exception]]:
+    shown: list[StudioOutcome] = []
     failed: list[Exception] = []
 
     async def main() -> None:
@@ -251,56 +257,56 @@ def run_worker(session: Session, act: Any) -> tuple[list[Outcome], list[Exceptio
 
 
 def test_the_latest_settings_win() -> None:
-    session = Session(small_inputs())
+    session = StudioSession(small_inputs())
 
     async def act(worker: Worker) -> None:
         for weight in (1.0, 2.0, 3.0):
-            session.settings["bilateral_weight"] = weight
+            session.settings = replace(session.settings, bilateral_weight=weight)
             worker.request()
 
     shown, failed = run_worker(session, act)
     assert not failed
     assert shown[-1].job.step == 1
-    assert shown[-1].job.settings["bilateral_weight"] == 3.0
+    assert shown[-1].job.settings.bilateral_weight == 3.0
 
 
 def test_a_full_computation_is_given_up_for_newer_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session = Session(small_inputs())
-    monkeypatch.setattr(Session, "steps", lambda *_: (2, 1))
+    session = StudioSession(small_inputs())
+    monkeypatch.setattr(StudioSession, "steps", lambda *_: (2, 1))
     asked: list[bool] = []
-    compute = Session.compute
+    compute = StudioSession.compute
 
     async def act(worker: Worker) -> None:
-        def slow(self: Session, job: Any, stop: Any, progress: Any) -> Outcome | None:
+        def slow(self: StudioSession, job: Any, stop: Any, progress: Any) -> StudioOutcome | None:
             if job.step == 1 and not asked:  # newer settings come while this one runs
-                session.settings["spatial_weight"] = 7.0
+                session.settings = replace(session.settings, spatial_weight=7.0)
                 worker.version += 1
                 asked.append(stop())
                 return None
             return compute(self, job, stop, progress)
 
-        monkeypatch.setattr(Session, "compute", slow)
+        monkeypatch.setattr(StudioSession, "compute", slow)
         worker.request()
 
     shown, failed = run_worker(session, act)
     assert not failed and asked == [True]
-    steps = [(o.job.step, o.job.settings["spatial_weight"]) for o in shown]
+    steps = [(o.job.step, o.job.settings.spatial_weight) for o in shown]
     assert steps == [(2, 1.0), (2, 7.0), (1, 7.0)]
 
 
 def test_progress_is_that_of_all_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(small_inputs())
-    monkeypatch.setattr(Session, "steps", lambda *_: (2, 1))
+    session = StudioSession(small_inputs())
+    monkeypatch.setattr(StudioSession, "steps", lambda *_: (2, 1))
     told: list[tuple[int, bool]] = []
-    compute = Session.compute
+    compute = StudioSession.compute
 
-    def noted(self: Session, job: Any, stop: Any, progress: Any) -> Outcome | None:
+    def noted(self: StudioSession, job: Any, stop: Any, progress: Any) -> StudioOutcome | None:
         told.append((job.step, progress is not None))
         return compute(self, job, stop, progress)
 
-    monkeypatch.setattr(Session, "compute", noted)
+    monkeypatch.setattr(StudioSession, "compute", noted)
 
     async def act(worker: Worker) -> None:
         worker.request()
@@ -310,7 +316,7 @@ def test_progress_is_that_of_all_pixels(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_failure_is_reported_and_the_next_request_served() -> None:
-    session = Session(small_inputs())
+    session = StudioSession(small_inputs())
 
     async def act(worker: Worker) -> None:
         session.rule = "sweep"
@@ -325,7 +331,7 @@ def test_a_failure_is_reported_and_the_next_request_served() -> None:
 
 
 def test_a_closed_worker_shows_nothing_more() -> None:
-    session = Session(small_inputs())
+    session = StudioSession(small_inputs())
 
     async def act(worker: Worker) -> None:
         worker.request()

@@ -94,7 +94,7 @@ def test_published_settings_by_name() -> None:
     """A preset's colors refer to a range of 255; the layer's to a range of 1."""
     crf = pt.DenseCRF.from_config(pf.PRESETS["deeplab"], 3)
     assert float(crf.log_bilateral_color.detach().exp()) == pytest.approx(3 / 255)
-    assert crf.to_config()["bilateral_color"] == pytest.approx(3.0, rel=1e-6)
+    assert crf.to_config().bilateral_color == pytest.approx(3.0, rel=1e-6)
 
 
 def test_embeddings_are_no_settings() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proxfield.errors import InputError
-from proxfield.viz.inpainting import HOLE, UNCERTAIN, inpainting_sheet, uncertainty
+from proxfield.viz.sheets import HOLE, UNCERTAIN, inpainting_sheet, uncertainty
 
 pytest.importorskip("PIL")
 

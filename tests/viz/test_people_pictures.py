@@ -19,8 +19,8 @@ from proxfield.viz.people import (
     write_picture,
 )
 from proxfield.viz.plots import save_figure
-from proxfield.viz.quality import Curve, quality_figure
-from proxfield.viz.sheet import contact_sheet
+from proxfield.viz.quality import RuleCurve, quality_figure
+from proxfield.viz.sheets import contact_sheet
 from proxfield.viz.video import write_video
 
 pytest.importorskip("matplotlib")
@@ -157,8 +157,8 @@ def test_bad_arguments(scene: Scene, q: np.ndarray, tmp_path: Path) -> None:
 
 def test_two_panels_with_a_curve_for_each_rule(tmp_path: Path) -> None:
     curves = {
-        "fixed": Curve([0, 10, 25], [9.0, 3.0, 2.0], [np.nan, 0.5, 0.8]),
-        "full-parallel": Curve([0, 10, 25], [9.0, np.inf, 90.0], [-2.0, -3.0, -4.0]),
+        "fixed": RuleCurve([0, 10, 25], [9.0, 3.0, 2.0], [np.nan, 0.5, 0.8]),
+        "full-parallel": RuleCurve([0, 10, 25], [9.0, np.inf, 90.0], [-2.0, -3.0, -4.0]),
     }
     figure = quality_figure(curves, title="pitch")
     left, right = figure.axes
@@ -172,7 +172,7 @@ def test_two_panels_with_a_curve_for_each_rule(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no curves"):
         quality_figure({})
     with pytest.raises(InputError, match="fixed: 1 values for 2 passes"):
-        quality_figure({"fixed": Curve([1, 2], [1.0], [0.0])})
+        quality_figure({"fixed": RuleCurve([1, 2], [1.0], [0.0])})
 
 
 # ---- video ----

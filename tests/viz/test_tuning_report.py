@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import proxfield as pf
-from proxfield.images.search import Found
-from proxfield.images.trials import Point
-from proxfield.images.tune import Fold, TuneResult
+from proxfield.images.search import Fold, Scored, TuneResult, moved
 from proxfield.viz.tuning import PANELS, page, tuning_figure, write_report
 
-BEST = Point(3, 1, 40, 5, 2)
+BEST = pf.DenseSettings(3, 1, 40, 5, 2, 5)
 
 
 def make_result(**changes: Any) -> TuneResult:
-    table = [Found(0.62, BEST, 5), Found(0.61, BEST.moved("bilateral_weight", 4), 3)]
-    table += [
-        Found(0.6, BEST.moved("spatial_weight", 0), 10),
-        Found(0.4, Point(3, 3, 80, 13, 10), 1),
+    table = [
+        Scored(0.62, BEST),
+        Scored(0.61, replace(moved(BEST, "bilateral_weight", 4), max_iters=3)),
+        Scored(0.6, replace(moved(BEST, "spatial_weight", 0), max_iters=10)),
+        Scored(0.4, pf.DenseSettings(3, 3, 80, 13, 10, 1)),
     ]
     folds = (Fold(table[0], 0.63, 0.6, ("a", "b")), Fold(None, 0.6, 0.6, ("<c>",)))
     values: dict[str, Any] = {
         "improved": True,
-        "config": {"bilateral_weight": 2.0},
+        "config": pf.DenseSettings(bilateral_weight=2.0),
         "metric": "miou",
         "baseline": 0.6,
         "held_out": 0.615,
@@ -71,5 +71,5 @@ def test_the_page(tmp_path: Path) -> None:
 
 
 def test_all_scores_alike() -> None:
-    same = (Found(0.6, BEST, 5),)
+    same = (Scored(0.6, BEST),)
     assert tuning_figure(make_result(table=same, best=same[0])).axes

@@ -38,7 +38,7 @@ def draw_characters(
     from proxfield.bench.runner import infer_with
     from proxfield.core.solve.rules.registry import make_rule
     from proxfield.io.images import import_pillow, png_bytes
-    from proxfield.viz.inpainting import inpainting_sheet
+    from proxfield.viz.sheets import inpainting_sheet
 
     out = []
     for suite in dict.fromkeys(i.suite for i in instances):

@@ -43,12 +43,12 @@ def chart_id(table: PeopleTable, what: str) -> str:
 
 def people_figures(people: People) -> dict[str, Figure]:
     """F and MODA against passes for print, by file name."""
-    from proxfield.viz.quality import Curve, quality_figure
+    from proxfield.viz.quality import RuleCurve, quality_figure
 
     out = {}
     for table in people.tables:
         curves = {
-            rule: Curve(np.arange(1, len(c.moda)), c.free_energy[1:], c.moda[1:])
+            rule: RuleCurve(np.arange(1, len(c.moda)), c.free_energy[1:], c.moda[1:])
             for rule, c in table.curves.items()
         }
         if curves:
@@ -63,7 +63,7 @@ def draw_frame(frame: Frame, setting: Setting, settings: Settings) -> list[tuple
     from proxfield.core.solve.rules.registry import make_rule
     from proxfield.io.images import import_pillow, png_bytes
     from proxfield.people.detections import suppress
-    from proxfield.viz.sheet import contact_sheet
+    from proxfield.viz.sheets import contact_sheet
 
     name, passes = PICTURED
     rule = make_rule(name, {"step": STEP})

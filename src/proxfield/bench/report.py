@@ -35,10 +35,9 @@ from proxfield.core.common.extras import install_hint
 from proxfield.errors import MissingDependencyError
 from proxfield.io.files import atomic_write
 from proxfield.viz.charts import Chart
-from proxfield.viz.page import page_style
+from proxfield.viz.page import dark_colors, page_chart, page_style
 from proxfield.viz.plots import show_energy
 from proxfield.viz.style import rule_style
-from proxfield.viz.svg import dark_colors, page_chart
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -97,7 +97,7 @@ def _detect(task: Task, work: Work, before: Doubles | None) -> OccupancyMap:
 def draw(found: OccupancyMap, masks: Masks, scene: Scene, work: Work) -> None:
     """Write the picture of a frame: all cameras, and the ground from above."""
     from proxfield.viz.people import write_picture
-    from proxfield.viz.sheet import contact_sheet
+    from proxfield.viz.sheets import contact_sheet
 
     images: list[Any] = list(masks)
     if work.images is not None:

@@ -230,7 +230,7 @@ def fill(hole: Hole, model: DecisionTreeField, truth: bool, run: Record) -> Reco
     found = np.where(hidden, q.argmax(axis=2), labels)
     picture = None
     if hole.sheet is not None:
-        from proxfield.viz.inpainting import inpainting_sheet
+        from proxfield.viz.sheets import inpainting_sheet
 
         sheet = inpainting_sheet(labels, hidden, q, truth=truth, palette=palette)
         picture = png_bytes(import_pillow().fromarray(sheet))

@@ -35,11 +35,9 @@ from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from proxfield.cli.refine_one import Work
     from proxfield.core.jobs.running import Part
+    from proxfield.images.settings import DenseSettings
     from proxfield.io.remote import AnyPath
 
 BUILD = (
@@ -329,13 +327,17 @@ def prepare(kind: str, options: Record, spacing_given: bool) -> tuple[str, str, 
     threads = options["threads"]
     budget = check_limits(options["max_iters"], options["tol"], options["budget"], threads)
     check_device(dict(options))
-    build: Record = {name: options[name] for name in BUILD if options[name] is not None}
+    build: Record = {k: options[k] for k in BUILD if options[k] not in (None, "auto")}
     build["preset"] = read_preset(options["preset"], options["config"])
     build["channel_axis"] = AXES[options["channel_axis"]]
     for name in ("spatial_weight", "bilateral_weight"):
         if not abs(build.get(name, 0)) < float("inf"):
             raise click.UsageError(f"--{name.replace('_', '-')} {build[name]}, expected a number")
-    build["compatibility"] = read_compatibility(options["compatibility"])
+    if options["compatibility"] != "potts":
+        from proxfield.io.images import read_array
+
+        what = "a vector or a matrix of compatibilities"
+        build["compatibility"] = read_array(options["compatibility"], what)
     if options["cooccurrence"] is not None:
         from proxfield.images.cooccurrence import CooccurrenceStatistics
 
@@ -352,23 +354,14 @@ def prepare(kind: str, options: Record, spacing_given: bool) -> tuple[str, str, 
     return given, f"--{chosen}", work
 
 
-def read_preset(name: str, config: str | None) -> str | Record:
+def read_preset(name: str, config: str | None) -> str | DenseSettings:
     """The name of a preset, or the settings of a file."""
     if config is None:
         return name
     from click.core import ParameterSource
 
-    from proxfield.images.config import read_config
+    from proxfield.images.settings import read_config
 
     if click.get_current_context().get_parameter_source("preset") != ParameterSource.DEFAULT:
         raise click.UsageError("--preset and --config contradict each other, expected one of them")
     return read_config(config)
-
-
-def read_compatibility(given: str) -> str | NDArray[np.float64]:
-    """Potts, or what a file holds."""
-    if given == "potts":
-        return given
-    from proxfield.io.images import read_array
-
-    return read_array(given, "a vector or a matrix of compatibilities")

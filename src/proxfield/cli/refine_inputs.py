@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import click
 
 from proxfield.cli.options import stack
 from proxfield.core.common.records import Record
+
+if TYPE_CHECKING:
+    from proxfield.images.settings import DenseSettings
 
 AXES = {"auto": "auto", "first": 0, "last": -1, "none": None}
 """How options name an axis, and what Python calls it."""
@@ -132,13 +136,13 @@ def choose_input(options: Record) -> tuple[str, str]:
 
 
 def input_settings(
-    options: Record, name: str, preset: str | Record
+    options: Record, name: str, preset: str | DenseSettings
 ) -> tuple[Record, Record | None]:
     """Options for `DenseCRF`, and those for `from_labels` (None: no label maps)."""
     from proxfield.images.known import CONFIDENCE
-    from proxfield.images.presets import said_confidence
+    from proxfield.images.settings import DenseSettings
 
-    given = said_confidence(options["confidence"], preset)
+    given = DenseSettings.chosen({"preset": preset, "confidence": options["confidence"]}).confidence
     if name == "labels":
         from_labels = {k: options[k] for k in MAPS if options[k] is not None}
         if given is not None:

@@ -36,12 +36,13 @@ def record_path(target: AnyPath) -> AnyPath:
 
 def parameters(work: Work) -> Record:
     """All that decides on a result, beside the files; as JSON has it, presets as numbers."""
-    from proxfield.images.presets import DEFAULT_PRESET, settings_of
+    from proxfield.images.settings import DEFAULT_PRESET, DenseSettings
 
     run = {k: v for k, v in work.run.items() if k not in NOT_PARAMETERS}
     rule = run.pop("rule", None)
     given = dict(work.build)
-    terms = dict(settings_of(given.pop("preset", DEFAULT_PRESET)))
+    terms: Record = {"compatibility": "potts"}
+    terms.update(DenseSettings.of(given.pop("preset", DEFAULT_PRESET)).to_dict())
     run.setdefault("max_iters", terms.pop("max_iters", None))
     terms.update(given, spacing_from_header=not work.spacing_given)
     found: Record = plain(

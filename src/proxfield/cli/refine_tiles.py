@@ -318,11 +318,11 @@ def widest_halo(work: Work) -> int:
     """The halo that is chosen where none is given, in pixels of size 1."""
     import numpy as np
 
-    from proxfield.images.presets import DEFAULT_PRESET, settings_of
+    from proxfield.images.settings import DenseSettings
     from proxfield.images.tile_grid import HALO_SIGMAS
 
-    settings = {**settings_of(work.build.get("preset", DEFAULT_PRESET)), **work.build}
-    widest = [np.max(settings[f"{name}_sigma"]) for name in ("spatial", "bilateral")]
+    settings = DenseSettings.chosen(work.build)
+    widest = map(np.max, (settings.spatial_sigma, settings.bilateral_sigma))
     return int(HALO_SIGMAS * max(widest))
 
 

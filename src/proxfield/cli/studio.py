@@ -21,7 +21,8 @@ from proxfield.errors import InputError
 
 if TYPE_CHECKING:
     from proxfield.core.common.records import Record
-    from proxfield.studio.inputs import Inputs
+    from proxfield.images.settings import DenseSettings
+    from proxfield.studio.inputs import StudioInputs
 
 MEGABYTE = 2**20
 
@@ -137,10 +138,10 @@ def command(
 
     with deferred():  # numba, cut off while it is imported, may swallow Ctrl-C
         from proxfield.studio.server import is_local, serve
-        from proxfield.studio.session import Session
+        from proxfield.studio.session import StudioSession
     try:
         inputs = read_inputs(image, options, preset)
-        Session(inputs, preset, options["rule"])  # says now what doesn't fit
+        StudioSession(inputs, preset, options["rule"])  # says now what doesn't fit
     except InputError as error:
         raise InputError(in_options(error.message), path=error.path) from None
     if not is_local(host):
@@ -194,7 +195,7 @@ def check_rule(name: str) -> None:
         )
 
 
-def read_inputs(image: str | None, options: Record, preset: str | Record) -> Inputs:
+def read_inputs(image: str | None, options: Record, preset: str | DenseSettings) -> StudioInputs:
     """What the command was given, or the generated scene."""
     from proxfield.studio.inputs import demo_inputs, read_files
 

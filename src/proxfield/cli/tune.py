@@ -12,7 +12,9 @@ from proxfield.cli.progress import Display
 from proxfield.cli.refine_inputs import AXES, array_options, confidence_option, in_options
 
 if TYPE_CHECKING:
-    from proxfield.images.tune import TuneProgress, TuneResult
+    from proxfield.core.common.records import Record
+    from proxfield.images.search import Scored, TuneProgress, TuneResult
+    from proxfield.images.settings import DenseSettings
 
 SHOWN_SETTINGS = 5
 """Settings of the table that the command prints."""
@@ -237,23 +239,28 @@ def show(result: TuneResult, output: str, report: str | None, as_json: bool) -> 
     if result.stopped:
         say(f"{result.stopped}; the best so far counts", kind="note: ")
     if as_json:
-        table = [
-            {**asdict(f.point), "max_iters": f.updates, "score": f.score} for f in result.table
-        ]
-        data = {**asdict(result), "table": table, "output": output, "report": report}
-        print_json({**data, "no_crf": result.baseline})
+        data = {**asdict(result), "config": result.config.to_dict(), "best": row(result.best)}
+        data["table"] = [row(scored) for scored in result.table]
+        data["folds"] = [{**asdict(f), "chosen": row(f.chosen)} for f in result.folds]
+        print_json({**data, "output": output, "report": report, "no_crf": result.baseline})
         return
     header = ("spatial", "bilateral", "updates", "filter", result.title)
     rows = [
-        (*describe(found.point), str(found.updates), found.point.filter, f"{found.score:.4f}")
-        for found in result.table[:SHOWN_SETTINGS]
+        (*describe(s), str(s.max_iters), s.filter, f"{scored.score:.4f}")
+        for scored in result.table[:SHOWN_SETTINGS]
+        for s in [scored.settings]
     ]
     print_table(header, [*rows, ("no CRF", "", "", "", f"{result.baseline:.4f}")], left=(0, 1, 3))
     rest = [("result", result.verdict), ("settings", output)]
     print_pairs([*rest, *([("report", report)] if report is not None else [])])
 
 
-def describe(point: Any) -> tuple[str, str]:
+def row(scored: Scored | None) -> Record | None:
+    """Settings and their score as one row; None for no CRF."""
+    return None if scored is None else {**scored.settings.to_dict(), "score": scored.score}
+
+
+def describe(point: DenseSettings) -> tuple[str, str]:
     """Both terms: σ / weight, and σ / color / weight."""
     spatial = f"{point.spatial_sigma:g}/{point.spatial_weight:g}"
     if point.spatial_weight == 0:
@@ -289,10 +296,10 @@ def progress_line(progress: TuneProgress) -> str:
     parts = [f"{where}, setting {progress.tried} of at most {progress.trials}"]
     best = progress.best
     if best is not None:
-        spatial, bilateral = describe(best.point)
+        spatial, bilateral = describe(best.settings)
         parts.append(
             f"best so far {best.score:.4f} (no CRF {progress.baseline:.4f}): spatial {spatial}, "
-            f"bilateral {bilateral}, {best.updates} updates"
+            f"bilateral {bilateral}, {best.settings.max_iters} updates"
         )
     if progress.seconds_left is not None:
         parts.append(f"at most about {duration(progress.seconds_left)} left")

@@ -6,12 +6,12 @@ None of these packages is imported here: an array that is given has brought its 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Array, Pixels
 
 
 def is_torch(values: object) -> bool:
@@ -30,7 +30,7 @@ def is_on_gpu(values: object) -> bool:
     return hasattr(values, "__cuda_array_interface__") and hasattr(values, "get")
 
 
-def to_host(values: Any) -> Any:
+def to_host(values: Array) -> Array:
     """What numpy can read: tensors and arrays on a GPU are copied from it, all else stays.
 
     Example:
@@ -48,22 +48,22 @@ def to_host(values: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Original:
+class ArrayKind:
     """The kind of array that a caller gave; makes the same kind from numpy's.
 
     Attributes:
         given: The array; None for numpy's, lists and all that has no kind of its own.
     """
 
-    given: Any = None
+    given: Array = None
 
     @classmethod
-    def of(cls, values: Any) -> Original:
+    def of(cls, values: Array) -> ArrayKind:
         """The kind of an array."""
         known = is_xarray(values) or is_torch(values) or is_on_gpu(values)
         return cls(_without_values(values) if known else None)
 
-    def restore(self, values: Pixels, without: int | None = None) -> Any:
+    def restore(self, values: Pixels, without: int | None = None) -> Array:
         """An array of the original's kind, and where that was (its device, its dimensions).
 
         Args:
@@ -85,12 +85,12 @@ class Original:
 class _Named:
     """Names and coordinates of an xarray, without its values."""
 
-    kind: Any
-    dims: tuple[Any, ...]
-    coords: dict[Any, Any]
-    inner: Original
+    kind: Callable[..., Array]
+    dims: tuple[Hashable, ...]
+    coords: dict[Hashable, Array]
+    inner: ArrayKind
 
-    def restore(self, values: Pixels, without: int | None) -> Any:
+    def restore(self, values: Pixels, without: int | None) -> Array:
         axis = None if without is None else without % len(self.dims)
         dims = [name for k, name in enumerate(self.dims) if k != axis]
         if len(dims) != np.ndim(values):
@@ -104,15 +104,15 @@ class _Named:
         return self.kind(self.inner.restore(values), dims=dims, coords=kept)
 
 
-def _without_values(values: Any) -> Any:
+def _without_values(values: Array) -> Array:
     """As much of an array as is needed to make another; the numbers can be freed."""
     if is_xarray(values):
         coords = dict(values.coords)
-        return _Named(type(values), tuple(values.dims), coords, Original.of(values.data))
+        return _Named(type(values), tuple(values.dims), coords, ArrayKind.of(values.data))
     return values[:0] if values.ndim else values
 
 
-def named_axes(image: Any, unary: Any) -> tuple[int | None, int | None] | None:
+def named_axes(image: Array, unary: Array) -> tuple[int | None, int | None] | None:
     """Axes of labels and of channels by the names of dimensions; None where these don't tell.
 
     The dimensions that an image and its probabilities share are the pixels, in the same order;

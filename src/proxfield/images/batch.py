@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from proxfield.core.common.arrays import Array
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, ProxfieldError, shown
-from proxfield.images.arrays import Original, to_host
-from proxfield.images.densecrf import DenseCRF
+from proxfield.images.arrays import ArrayKind, to_host
+from proxfield.images.densecrf import DenseCRF, divided
 from proxfield.images.inputs import confidence_note
 from proxfield.images.known import CONFIDENCE
-from proxfield.images.presets import said_confidence
+from proxfield.images.settings import DenseSettings
 
+Item = tuple[int, Array, Array]
+"""The number of an image, its pixels and what is known about them."""
 OUTPUTS = ("probabilities", "labels", "results")
 
 
@@ -31,7 +33,7 @@ def refine_batch(
     output: str = "probabilities",
     jobs: int | None = None,
     **options: Any,
-) -> Any:
+) -> Array:
     """Several images, each by itself: a dense CRF, inference, and one map for each.
 
     Args:
@@ -65,18 +67,16 @@ def refine_batch(
     if (probabilities is None) == (logits is None):
         raise InputError("a batch needs probabilities or logits, one of them")
     given = logits if probabilities is None else probabilities
-    whole = Original.of(given)
+    whole = ArrayKind.of(given)
     unaries = list(to_host(given))
     pictures = [None] * len(unaries) if images is None else list(to_host(images))
     if len(pictures) != len(unaries):
         raise InputError(f"{len(pictures)} images, but probabilities for {len(unaries)}")
-    own = signature(DenseCRF).parameters.keys()
-    build = {k: v for k, v in options.items() if k in own}
-    run = {k: v for k, v in options.items() if k not in own}
+    build, run = divided(options)
     what = "probabilities" if logits is None else "logits"
-    kinds = [Original.of(x) for x in unaries]
+    kinds = [ArrayKind.of(x) for x in unaries]
     items = list(zip(range(len(unaries)), pictures, unaries, strict=True))
-    confidence = said_confidence(build.get("confidence"), build.get("preset"))
+    confidence = DenseSettings.chosen(build).confidence
     said = confidence is not None
     build["confidence"] = confidence if said else CONFIDENCE
     one = partial(_refine, what=what, output=output, build=build, run=run)
@@ -96,9 +96,7 @@ def refine_batch(
     return whole.restore(np.stack(found), None if axis is None else axis + 1)
 
 
-def _refine(
-    item: tuple[int, Any, Any], what: str, output: str, build: Record, run: Record
-) -> Record:
+def _refine(item: Item, what: str, output: str, build: Record, run: Record) -> Record:
     """One image; both go to other processes and come back."""
     number, image, unary = item
     try:
@@ -114,7 +112,7 @@ def _refine(
 
 
 def _in_order(
-    one: Any, items: Sequence[tuple[int, Any, Any]], jobs: int | None, run: Record
+    one: Callable[..., Record], items: Sequence[Item], jobs: int | None, run: Record
 ) -> list[Record]:
     """The records of all images, in the order of the images."""
     if slots_of(jobs) == 1:
@@ -135,7 +133,7 @@ def _in_order(
     return list(_raised(sorted(records, key=lambda record: int(record["number"]))))
 
 
-def _keep_error(item: tuple[int, Any, Any], one: Any) -> Record:
+def _keep_error(item: Item, one: Callable[..., Record]) -> Record:
     """An error as an entry: exceptions with arguments of their own don't travel."""
     try:
         return dict(one(item))

@@ -8,29 +8,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import fields, replace
+from inspect import signature
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from proxfield.core.common.arrays import Floats
+from proxfield.core.common.arrays import Array, Floats
 from proxfield.core.common.checks import whole_count
 from proxfield.core.common.records import Record
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.solve.infer import infer
-from proxfield.core.solve.rounding import round_marginals
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.terms.base import Ints, Term
-from proxfield.core.terms.gaussian import Gaussian
+from proxfield.core.terms.cooccurrence import Cooccurrence
 from proxfield.core.terms.unary import Unary
-from proxfield.errors import InputError, InputWarning, cut_middle, shown
+from proxfield.errors import InputError, InputWarning, cut_middle, refuse_keywords, shown
 from proxfield.field import LONGEST_KINDS, Field
-from proxfield.images.arrays import Original, to_host
-from proxfield.images.certain import ODDS
-from proxfield.images.inputs import Form, as_given, as_rows, confidence_note, read_inputs
+from proxfield.images.arrays import ArrayKind, to_host
+from proxfield.images.cooccurrence import CooccurrenceStatistics
+from proxfield.images.dense_result import DenseResult, unchanged_note
+from proxfield.images.inputs import (
+    READING,
+    Form,
+    Reading,
+    as_rows,
+    confidence_note,
+    read_inputs,
+)
 from proxfield.images.known import (
     CONFIDENCE,
     check_confidence,
@@ -39,7 +46,6 @@ from proxfield.images.known import (
     flags_of,
     runs_of,
 )
-from proxfield.images.metrics import share_of
 from proxfield.images.pixels import (
     channels_last,
     check_size,
@@ -50,25 +56,23 @@ from proxfield.images.pixels import (
     place,
     widths,
 )
-from proxfield.images.presets import (
+from proxfield.images.settings import (
     DEFAULT_PRESET,
-    MODEL_SETTINGS,
     PUBLISHED_UPDATES,
-    chosen_settings,
-    said_confidence,
+    DenseSettings,
+    GivenSettings,
+    read_config,
 )
 from proxfield.result import Result, Status
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from proxfield.images.cooccurrence import CooccurrenceStatistics
+    from typing_extensions import Unpack
 
 
-SAMPLE = 4096
-"""Pixels that are looked at first for a changed label."""
-MOSTLY = 0.99
-"""Share of certain pixels from which on a result without changes is told."""
+class DenseOptions(GivenSettings, Reading, total=False):
+    """Options of `DenseCRF`: settings in place of the preset's, and how arrays are read."""
+
+    confidence: float | None
 
 
 class DenseCRF(Field):
@@ -94,39 +98,30 @@ class DenseCRF(Field):
             not copied.
         scribbles: Labels of pixels that are known: no other label is possible there. 255 and
             numbers below 0 stand for pixels without a stroke.  # (*pixels)
+        preset: What the settings are that aren't given, and how many updates `infer` makes:
+            "gentle", "krahenbuehl", "deeplab", "wsss" (see `PRESETS`), `DenseSettings` (as
+            `to_config` and `read_config` return them), or some settings by name.
+        cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
+            a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
+        **options: Settings in place of the preset's: ``spatial_sigma``, ``spatial_weight``,
+            ``bilateral_sigma``, ``bilateral_color`` (in the image's own units),
+            ``bilateral_weight``, ``compatibility`` (None: Potts), ``normalization``,
+            ``self_message`` and ``filter``, see `DenseSettings`; and how arrays are read:
         labels_axis: Where the labels are: 0, -1, None (no such axis: one number per pixel), or
-            "auto": by comparing the shapes and, where these leave it open, by looking along which
-            axis probabilities sum to 1.
-        channel_axis: Where the channels are: 0, -1, None (no channels) or "auto".
+            "auto" (the default): by comparing the shapes and, where these leave it open, by looking
+            along which axis probabilities sum to 1.
+        channel_axis: Where the channels are: 0, -1, None (no channels) or "auto" (the default).
         batch: Whether the first axis counts images. True takes a batch of one (`refine_batch`
-            takes more), False reads a volume. None reads (1, labels, height, width) as one image
-            and refuses shapes that may be a batch of several images or a volume, unless an
-            option with three numbers, one per axis, says that it is a volume.
-        preset: What the next five are where they aren't given, and how many updates `infer`
-            makes: "gentle", "krahenbuehl", "deeplab", "wsss" (see `PRESETS`), or settings by name,
-            as `to_config` and `proxfield.read_config` return them.
-        spatial_sigma: Standard deviation of the spatial term in pixels; one number or one per axis.
-        spatial_weight: Its weight; 0 omits the term.
-        bilateral_sigma: Standard deviation of the bilateral term's positions in pixels; likewise.
-        bilateral_color: Standard deviation of its colors in the image's own units; one number, or
-            one per channel. Presets have it for a range of 255, and it is scaled to the image's:
-            255 for 8-bit images and other whole numbers within 0 and 255, 65535 for 16-bit images,
-            1 for bool and floats within 0 and 1. Required for any other image; floats above 1
-            don't tell their range.
-        bilateral_weight: Its weight; 0 omits the term.
-        spacing: Size of a pixel along each axis, for voxels that aren't cubes; sigmas are then
-            in the same unit.
+            takes more), False reads a volume. None (the default) reads (1, labels, height, width)
+            as one image and refuses shapes that may be a batch of several images or a volume,
+            unless an option with three numbers, one per axis, says that it is a volume.
+        spacing: Size of a pixel along each axis (1 by default), for voxels that aren't cubes;
+            sigmas are then in the same unit.
         origin: Where the first pixel lies in a larger image of which this one is a part, in
             pixels; one number or one per axis. The lattice is then that of the larger image:
             `refine_tiles` needs it.
-        cooccurrence: Counts of classes that occur together, or the name of a file of them: adds
-            a `Cooccurrence` term. Its own parameters: ``crf.add(Cooccurrence(…))``.
-        compatibility: μ: "potts", a vector or a matrix, see `Gaussian`. For this and the next two,
-            a configuration's settings take the place of the defaults.
-        normalization: See `Gaussian`.
-        self_message: See `Gaussian`; by default kept, as in the published dense CRFs.
-        filter: See `Gaussian`.
-        clip: Probabilities below it count as this much, so that no label is ruled out.
+        clip: Probabilities below it (1e-5 by default) count as this much, so that no label is
+            ruled out.
         normalize: Divide the probabilities of each pixel by their sum instead of refusing them.
         confidence: Probability that labels are right, where probabilities or logits leave no pixel
             in doubt (all are 0 or 1, up to 1e-5); above 1/labels, the other labels share the rest.
@@ -147,13 +142,13 @@ class DenseCRF(Field):
 
     saved_attributes = ("pixels", "labels_axis", "shape", "ignored")
     saved_notes = ("max_iters", "confidence", "unsure")
-    original = Original()
+    original = ArrayKind()
     """The kind of array that was given; fields that are loaded from files give numpy's."""
     ignored: tuple[int, tuple[int, ...]] | None = None
     """A label that results carry, and the runs of pixels that have it; see `from_labels`."""
     unsure: tuple[int, ...] = ()
     """The runs of pixels without a label before inference; see `from_labels`."""
-    settings: Record | None = None
+    settings: DenseSettings | None = None
     confidence: float | None = None
     _certain_meant: bool = False
     """Whether labels were given as certain, by a confidence of 1."""
@@ -167,94 +162,53 @@ class DenseCRF(Field):
         logits: ArrayLike | None = None,
         energies: ArrayLike | None = None,
         scribbles: ArrayLike | None = None,
-        labels_axis: int | str | None = "auto",
-        channel_axis: int | str | None = "auto",
-        batch: bool | None = None,
-        preset: str | Mapping[str, Any] = DEFAULT_PRESET,
-        spatial_sigma: float | Sequence[float] | None = None,
-        spatial_weight: float | None = None,
-        bilateral_sigma: float | Sequence[float] | None = None,
-        bilateral_color: float | Sequence[float] | None = None,
-        bilateral_weight: float | None = None,
-        spacing: float | Sequence[float] = 1.0,
-        origin: int | Sequence[int] = 0,
+        preset: str | DenseSettings | Mapping[str, object] = DEFAULT_PRESET,
         cooccurrence: CooccurrenceStatistics | str | PathLike[str] | None = None,
-        compatibility: ArrayLike | str | None = "potts",
-        normalization: str = "symmetric",
-        self_message: bool = True,
-        filter: str = "auto",
-        clip: float = 1e-5,
-        normalize: bool = False,
-        confidence: float | None = None,
+        **options: Unpack[DenseOptions],
     ) -> None:
-        confidence = said_confidence(confidence, preset)
-        check_confidence(CONFIDENCE if confidence is None else confidence)
-        read = read_inputs(
-            image,
-            {"probabilities": probabilities, "logits": logits, "energies": energies},
-            labels_axis=labels_axis,
-            channel_axis=channel_axis,
-            batch=batch,
-            per_axis=(spacing, spatial_sigma, bilateral_sigma),
-            clip=clip,
-            normalize=normalize,
-            confidence=CONFIDENCE if confidence is None else confidence,
-        )
-        self._certain_meant = confidence == 1
+        unknown = {k: v for k, v in options.items() if k not in DenseOptions.__optional_keys__}
+        refuse_keywords("DenseCRF", unknown)
+        settings = DenseSettings.chosen({"preset": preset, **options})
+        reading = cast("Reading", {k: options.get(k, usual) for k, usual in READING.items()})
+        given = {"probabilities": probabilities, "logits": logits, "energies": energies}
+        read = read_inputs(image, given, reading, settings)
+        self._certain_meant = settings.confidence == 1
         self.confidence = read.confidence
         """The probability that labels are right, if labels were given; None for probabilities."""
-        if confidence is None and read.confidence is not None:
+        if settings.confidence is None and read.confidence is not None:
             what = "probabilities" if logits is None else "logits"
             warnings.warn(confidence_note(what, read.confidence), InputWarning, stacklevel=2)
-        pixels, axes, table = read.image, read.axes, read.table
-        self.pixels = axes.pixels
+        self.pixels = read.axes.pixels
         """Shape of the image without channels: that of a label map."""
         self.labels_axis = read.form.labels_axis
         """The axis of labels in what was given; None for a mask."""
         self.shape = read.form.shape
         """Shape of what was given, at the size of the image."""
         self.original = read.original
+        table = read.table
         if scribbles is not None:
             table = fix_labels(table, scribbles, self.pixels)
         super().__init__(len(table), n_labels=table.shape[1])
         self.add(Unary(table))
-        given = {
-            "spatial_sigma": spatial_sigma,
-            "spatial_weight": spatial_weight,
-            "bilateral_sigma": bilateral_sigma,
-            "bilateral_color": bilateral_color,
-            "bilateral_weight": bilateral_weight,
-            "compatibility": compatibility,
-            "normalization": normalization,
-            "self_message": self_message,
-            "filter": filter,
-        }
-        own = None if pixels is None or bilateral_color is None else color_range(pixels)
-        chosen = chosen_settings(preset, given, own)
-        if confidence is not None:
-            chosen["confidence"] = confidence
-        self.settings = chosen
+        if read.image is not None and options.get("bilateral_color") is not None:
+            settings = replace(settings, color_range=color_range(read.image))
+        self.settings = settings
         """The settings in use, see `to_config`; None for points, and if loaded from a file."""
-        self.max_iters = int(chosen["max_iters"])
+        self.max_iters = settings.max_iters
         """Number of updates that `infer` makes if it isn't told; None: as published ones do."""
-        spatial_weight, bilateral_weight = chosen["spatial_weight"], chosen["bilateral_weight"]
-        shared: dict[str, Any] = {
-            **{name: chosen.get(name, usual) for name, usual in MODEL_SETTINGS.items()},
-            "filter": chosen["filter"],
-        }
-        scale = widths(spacing, len(self.pixels), "spacing", "axis")
-        first = first_pixel(origin, len(self.pixels))
-        if spatial_weight != 0:
-            sigma = widths(chosen["spatial_sigma"], len(self.pixels), "spatial_sigma", "axis")
+        scale = widths(reading["spacing"], len(self.pixels), "spacing", "axis")
+        first = first_pixel(reading["origin"], len(self.pixels))
+        if settings.spatial_weight != 0:
+            sigma = widths(settings.spatial_sigma, len(self.pixels), "spatial_sigma", "axis")
             places = PixelPoints(self.pixels, scale / sigma, origin=first)
-            self.add(Gaussian(places, spatial_weight, **shared))
-        if bilateral_weight != 0 and pixels is not None:
-            sigma = widths(chosen["bilateral_sigma"], len(self.pixels), "bilateral_sigma", "axis")
-            channels = channels_last(pixels, axes)
-            colors = color_bandwidth(pixels, chosen["bilateral_color"], chosen.get("color_range"))
+            self.add(settings.term(places, settings.spatial_weight))
+        if settings.bilateral_weight != 0 and read.image is not None:
+            sigma = widths(settings.bilateral_sigma, len(self.pixels), "bilateral_sigma", "axis")
+            channels = channels_last(read.image, read.axes)
+            colors = color_bandwidth(read.image, settings.bilateral_color, settings.color_range)
             color = widths(colors, channels.shape[-1], "bilateral_color", "channel")
             seen = PixelPoints(self.pixels, scale / sigma, channels, color, first)
-            self.add(Gaussian(seen, bilateral_weight, **shared))
+            self.add(settings.term(seen, settings.bilateral_weight))
         if cooccurrence is not None:
             self.add(_cooccurrence_term(cooccurrence, self.n_vars, self.n_labels))
 
@@ -302,7 +256,7 @@ class DenseCRF(Field):
         known = ~skipped if unsure is None else ~skipped & (given != unsure)
         top = int(given.max(where=known, initial=0))
         count = top + 1 if n_labels is None else whole_count(n_labels, "n_labels", 1)
-        said = said_confidence(confidence, options.get("preset"))
+        said = DenseSettings.chosen({**options, "confidence": confidence}).confidence
         confidence = CONFIDENCE if said is None else said
         check_confidence(confidence, count)
         low = int(given.min(where=known, initial=0))
@@ -320,7 +274,7 @@ class DenseCRF(Field):
         table[~sure] = np.log(count)
         energies = table.reshape(*given.shape, count)
         crf = cls(image, energies=energies, labels_axis=-1, confidence=said, **options)
-        crf.original = Original.of(labels)
+        crf.original = ArrayKind.of(labels)
         crf.confidence, crf._certain_meant = confidence, confidence == 1
         crf.unsure = runs_of(~known & ~skipped)
         if void is not None and skipped.any():
@@ -335,10 +289,6 @@ class DenseCRF(Field):
         *,
         weights: float | Sequence[float] = 1.0,
         energies: ArrayLike | None = None,
-        compatibility: ArrayLike | str | None = "potts",
-        normalization: str = "symmetric",
-        self_message: bool = True,
-        filter: str = "auto",
         **options: Any,
     ) -> DenseCRF:
         """A dense CRF over points of any kind, one Gaussian term for each array of features.
@@ -348,7 +298,7 @@ class DenseCRF(Field):
             probabilities: Probabilities of each point; they sum to 1.  # (n, labels)
             weights: The weight of each term; 0 omits it.
             energies: Unary energies in place of probabilities.
-            compatibility: This and all further options: as for `DenseCRF`.
+            **options: As for `DenseCRF`.
 
         Example:
             >>> import numpy as np
@@ -359,10 +309,11 @@ class DenseCRF(Field):
         """
         options = {"labels_axis": -1, **options}
         crf = cls(None, probabilities, energies=energies, spatial_weight=0, **options)
+        settings = crf.to_config()
         if "preset" not in options:
             crf.settings, crf.max_iters = None, PUBLISHED_UPDATES
         several = isinstance(features, list | tuple) and all(np.ndim(f) == 2 for f in features)
-        arrays: list[Any] = list(features) if several else [features]  # type: ignore[arg-type]
+        arrays: Sequence[Array] = features if several else [features]  # type: ignore[assignment]
         for array, weight in zip(
             arrays, each(weights, len(arrays), "weights", "array of features"), strict=True
         ):
@@ -370,16 +321,7 @@ class DenseCRF(Field):
                 raise InputError(f"{len(array)} rows of features for {crf.n_vars} points")
             if weight == 0:
                 continue
-            crf.add(
-                Gaussian(
-                    array,
-                    float(weight),
-                    compatibility,
-                    normalization=normalization,
-                    self_message=self_message,
-                    filter=filter,
-                )
-            )
+            crf.add(settings.term(array, float(weight)))
         return crf
 
     @classmethod
@@ -387,7 +329,7 @@ class DenseCRF(Field):
         cls,
         image: ArrayLike | None,
         probabilities: ArrayLike | None = None,
-        config: str | PathLike[str] | Mapping[str, Any] = DEFAULT_PRESET,
+        config: str | PathLike[str] | DenseSettings | Mapping[str, object] = DEFAULT_PRESET,
         **options: Any,
     ) -> DenseCRF:
         """A dense CRF with the settings of a file, as ``proxfield tune`` writes it.
@@ -405,24 +347,22 @@ class DenseCRF(Field):
             >>> crf.max_iters, crf.terms[1].weight
             (5, 2.0)
         """
-        from proxfield.images.config import read_config
-
         return cls(image, probabilities, preset=read_config(config), **options)
 
-    def to_config(self) -> Record:
+    def to_config(self) -> DenseSettings:
         """The settings in use, for `from_config`, ``preset=`` or `proxfield.write_config`.
 
         Example:
             >>> import numpy as np
             >>> crf = DenseCRF(None, np.full((4, 5, 2), 0.5), preset="deeplab")
-            >>> crf.to_config()["bilateral_sigma"]
+            >>> crf.to_config().bilateral_sigma
             67.0
         """
         if self.settings is None:
             raise InputError(
                 "this field was made from features or loaded from a file, and has no settings"
             )
-        return dict(self.settings)
+        return self.settings
 
     @property
     def n_labels(self) -> int:
@@ -467,7 +407,7 @@ class DenseCRF(Field):
         self,
         rule: str | Rule | type[Rule] = "fixed",
         *,
-        init: Any = "unary",
+        init: str | ArrayLike | Result = "unary",
         max_iters: int | str | None = "preset",
         dtype: str = "float32",
         **options: Any,
@@ -489,126 +429,20 @@ class DenseCRF(Field):
             warnings.warn(note, InputWarning, stacklevel=2)
         return result
 
-    def _labels_outweigh_terms(self) -> bool:
-        """Whether labels were given of which about none can change.
 
-        That is where the log odds of a right label are no less than about what Potts terms cost.
-        Of other terms nothing is claimed.
-        """
-        if self.confidence is None or self.confidence == 1 or self.n_labels < 2:
-            return False
-        weights = [abs(t.weight) for t in self.terms if isinstance(t, Gaussian) and t.potts]
-        if len(weights) != len(self.terms) - 1:
-            return False
-        others = (1 - self.confidence) / (self.n_labels - 1)
-        return bool(0 < 0.8 * sum(weights) <= np.log(self.confidence / others))
-
-    def _certain_share(self) -> float:
-        """Share of the pixels of which a label is certain, without those of scribbles."""
-        unary = self.terms[0]
-        assert isinstance(unary, Unary)
-        table = np.asarray(unary.energies).reshape(self.n_vars, -1)
-        low, second = np.partition(table, 1, axis=1)[:, :2].T
-        certain = (second - low >= 0.999 * ODDS) & np.isfinite(second)
-        return float(certain.mean())
-
-
-@dataclass(repr=False, eq=False)
-class DenseResult(Result):
-    """A `Result` whose labellings have the shape of the image."""
-
-    field: DenseCRF
-
-    @property
-    def probabilities(self) -> Any:
-        """Marginals in the shape, the order of axes and the kind of array that was given.
-
-        An array of numpy, unless what was given was of torch, cupy or xarray.
-        """
-        maps = self.q.reshape(*self.field.pixels, self.field.n_labels)
-        return self.field.original.restore(as_given(maps, self.field.form))
-
-    @cached_property
-    def labels(self) -> Any:
-        """The most probable label of each pixel; ignored pixels keep their value.  # (*pixels)
-
-        An array of numpy, unless what was given was of torch, cupy or xarray.
-        """
-        best = self.field._as_map(self._most_probable())
-        return self.field.original.restore(best, self.field.labels_axis)
-
-    @cached_property
-    def changed(self) -> NDArray[np.bool_]:
-        """Where the most probable label isn't the one before inference.  # (*pixels)
-
-        Pixels that were unsure (see `DenseCRF.from_labels`) had none, and don't count.
-
-        Example:
-            >>> p = np.full((4, 5), 0.8)
-            >>> p[2, 2] = 0.4
-            >>> result = DenseCRF(None, p, labels_axis=None, preset="krahenbuehl").infer()
-            >>> int(result.changed.sum()), np.argwhere(result.changed).tolist()
-            (1, [[2, 2]])
-        """
-        after = self.field._as_map(self._most_probable())
-        changed = np.asarray(after != self.field.input_labels)
-        return changed & ~flags_of(self.field.unsure, changed.size).reshape(changed.shape)
-
-    def __repr__(self) -> str:
-        text = f"Dense{super().__repr__()}"
-        if not self.field.has_terms and "changed" not in self.__dict__:
-            return text  # what it was before isn't here
-        return f"{text[:-1]}, {share_of(int(self.changed.sum()), self.changed.size)} changed)"
-
-    @cached_property
-    def map_labels(self) -> Ints:
-        """Coordinate-wise rounding, where all terms allow it; else `labels`.  # (*pixels)"""
-        return round_marginals(self).reshape(self.field.pixels)
-
-    def show(
-        self,
-        image: ArrayLike | None = None,
-        path: str | PathLike[str] | None = None,
-        *,
-        names: Sequence[str] | None = None,
-        title: str | None = None,
-    ) -> Figure:
-        """The image, the labels before and after, and the pixels that changed. Needs matplotlib.
-
-        `proxfield.viz.convergence_figure` draws how F fell.
-
-        Args:
-            image: The image; by default as the field has it, and without one the labels alone.
-                # (*pixels), (*pixels, channels) or (channels, *pixels)
-            path: Also save the figure, as .png, .svg or .pdf.
-            names: Names of the labels, for the legend.
-            title: A title.
-
-        Returns:
-            A matplotlib figure of four panels, three without an image.
-
-        Raises:
-            MissingDependencyError: If matplotlib isn't installed.
-            UnsupportedError: If the result came from another process without its field's terms.
-        """
-        from proxfield.viz.segmentation import segmentation_figure
-
-        return segmentation_figure(self, image, path, names=names, title=title)
-
-    def plot(self, path: str | PathLike[str] | None = None, title: str | None = None) -> Figure:
-        """What `show` draws, with the image that the field has."""
-        return self.show(path=path, title=title)
-
-    def sample(self, count: int = 1, seed: int = 0) -> Ints:
-        """Independent label maps drawn from Q.  # (count, *pixels)"""
-        return super().sample(count, seed).reshape(count, *self.field.pixels)
+def divided(options: Mapping[str, object], *, of_labels: bool = False) -> tuple[Record, Record]:
+    """Options of `DenseCRF` (or of `DenseCRF.from_labels`), and the others: of its `infer`."""
+    own = signature(DenseCRF).parameters.keys() | DenseOptions.__optional_keys__
+    own |= signature(DenseCRF.from_labels).parameters.keys() if of_labels else set()
+    build = {k: v for k, v in options.items() if k in own}
+    return build, {k: v for k, v in options.items() if k not in own}
 
 
 def infer_dense(
     crf: DenseCRF,
     rule: str | Rule | type[Rule] = "fixed",
     *,
-    init: Any = "unary",
+    init: str | ArrayLike | Result = "unary",
     max_iters: int | str | None = "preset",
     dtype: str = "float32",
     **options: Any,
@@ -628,42 +462,8 @@ def infer_dense(
     return DenseResult(**{f.name: getattr(result, f.name) for f in fields(result)})
 
 
-def some_changed(result: DenseResult) -> bool:
-    """Whether one of some thousand pixels changed: that costs nothing, and usually one has."""
-    n, labels = result.field.n_vars, result.field.n_labels
-    some = slice(None, None, max(1, n // SAMPLE))
-    unary = result.field.terms[0]
-    assert isinstance(unary, Unary)
-    before = np.asarray(unary.energies).reshape(n, labels)[some].argmin(axis=1)
-    return bool((result.q.reshape(n, labels)[some].argmax(axis=1) != before).any())
-
-
-def unchanged_note(result: DenseResult) -> str:
-    """What to say where updates changed no pixel and its labels are why; else nothing."""
-    crf = result.field
-    if crf.n_labels < 2 or not result.iterations or some_changed(result) or result.changed.any():
-        return ""
-    if np.ptp(result._most_probable()) == 0:  # one label only: nothing to refine
-        return ""
-    if crf._labels_outweigh_terms():
-        return (
-            f"no pixel changed: {crf.n_labels} labels of confidence {crf.confidence:g} outweigh "
-            "the terms; lower confidence=, or pass larger weights (preset='krahenbuehl')"
-        )
-    share = 0.0 if crf._certain_meant else crf._certain_share()
-    if share <= MOSTLY:
-        return ""
-    return (
-        f"no pixel changed: {share:.4g} of the pixels are certain (a label of probability 1); "
-        "DenseCRF.from_labels(image, labels, confidence=0.7) takes labels that may be wrong"
-    )
-
-
 def _cooccurrence_term(
     given: CooccurrenceStatistics | str | PathLike[str], pixels: int, n_labels: int
 ) -> Term:
-    from proxfield.core.terms.cooccurrence import Cooccurrence
-    from proxfield.images.cooccurrence import CooccurrenceStatistics
-
     statistics = CooccurrenceStatistics.load(given) if isinstance(given, str | PathLike) else given
     return Cooccurrence(statistics, pixels=pixels, n_labels=n_labels)

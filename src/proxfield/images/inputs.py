@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Array, Pixels
 from proxfield.core.common.logs import log
 from proxfield.core.filters.plan import MAX_DIMENSIONS
 from proxfield.errors import InputError, shown
-from proxfield.images.arrays import Original, named_axes, to_host
-from proxfield.images.certain import are_labels, as_confident
-from proxfield.images.known import check_confidence
+from proxfield.images.arrays import ArrayKind, named_axes, to_host
+from proxfield.images.known import CONFIDENCE, are_labels, as_confident, check_confidence
 from proxfield.images.pixels import (
     Axes,
     axis_candidates,
@@ -34,6 +33,10 @@ from proxfield.images.pixels import (
     sums_to_one,
 )
 from proxfield.images.resize import is_reduced, resize_linear
+from proxfield.io.images import pillow_pixels
+
+if TYPE_CHECKING:
+    from proxfield.images.settings import DenseSettings
 
 FLAT = 2
 """Axes of a flat image."""
@@ -56,7 +59,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class DenseInputs:
     """What a dense CRF is made of.
 
     Attributes:
@@ -73,49 +76,64 @@ class Inputs:
     image: Pixels | None
     axes: Axes
     form: Form
-    original: Original
+    original: ArrayKind
     confidence: float | None = None
 
 
+class Reading(TypedDict, total=False):
+    """How the arrays of a dense CRF are read; see `DenseCRF`."""
+
+    labels_axis: int | str | None
+    channel_axis: int | str | None
+    batch: bool | None
+    spacing: float | Sequence[float]
+    origin: int | Sequence[int]
+    clip: float
+    normalize: bool
+
+
+READING: Reading = {
+    "labels_axis": "auto",
+    "channel_axis": "auto",
+    "batch": None,
+    "spacing": 1.0,
+    "origin": 0,
+    "clip": 1e-5,
+    "normalize": False,
+}
+"""Where nothing is said."""
+
+
 def read_inputs(
-    image: Any,
+    image: Array,
     given: dict[str, ArrayLike | None],
-    *,
-    labels_axis: int | str | None,
-    channel_axis: int | str | None,
-    batch: bool | None,
-    per_axis: Sequence[Any],
-    clip: float,
-    normalize: bool,
-    confidence: float,
-) -> Inputs:
+    options: Reading,
+    settings: DenseSettings,
+) -> DenseInputs:
     """Energies from probabilities, logits or energies, in any form that people have them in.
 
     Args:
         image: The image, or None.
         given: Probabilities, logits and energies by name; one of them isn't None.
-        labels_axis: As for `DenseCRF`.
-        channel_axis: As for `DenseCRF`.
-        batch: As for `DenseCRF`.
-        per_axis: Options with one number per axis of pixels, or one for all; those with several
-            tell how many axes there are.
-        clip: As for `DenseCRF`.
-        normalize: As for `DenseCRF`.
-        confidence: Probability of labels that are given in place of probabilities; with 1 they are
-            taken as they are.
+        options: How to read them; all of `READING`.
+        settings: What has one number per axis of pixels tells how many axes there are; and the
+            probability of labels that are given in place of probabilities.
     """
+    labels_axis, channel_axis = options["labels_axis"], options["channel_axis"]
+    confidence = CONFIDENCE if settings.confidence is None else settings.confidence
+    per_axis = (options["spacing"], settings.spatial_sigma, settings.bilateral_sigma)
     what, unary = _only(given)
     picture = None if image is None else numbers(_picture(image), "the image")
     refuse_names(unary, what)
     values = numbers(to_host(unary), what)
-    original = Original.of(unary)
+    original = ArrayKind.of(unary)
     named = named_axes(image, unary)
     if named is not None:
         labels_axis = named[0] if labels_axis == "auto" else labels_axis
         channel_axis = named[1] if channel_axis == "auto" else channel_axis
     lengths = [np.size(option) for option in per_axis if np.ndim(option) == 1]
     n_axes = lengths[0] if lengths else None
-    first = _first_axis(picture, values, what, labels_axis, channel_axis, batch, n_axes)
+    first = _first_axis(picture, values, what, labels_axis, options["batch"], n_axes)
     if first:
         labels_axis = _shifted(labels_axis, values.ndim)
         values = values[0]
@@ -125,15 +143,19 @@ def read_inputs(
     reading = _read(picture, values, what, labels_axis, channel_axis)
     axis = None if reading.mask else reading.axes.labels
     assumed = None
-    if what != "energies" and confidence < 1 and are_labels([values], axis, what, normalize):
+    if (
+        what != "energies"
+        and confidence < 1
+        and are_labels([values], axis, what, options["normalize"])
+    ):
         check_confidence(confidence, 2 if axis is None else values.shape[axis])
         values, assumed = as_confident(values, axis, what, confidence), confidence
     if reading.reduced:
         values = _enlarge(values, reading, what)
     pixels = reading.axes.pixels
-    table = _energies(values, reading, what, clip, normalize)
+    table = _energies(values, reading, what, options["clip"], options["normalize"])
     form = Form(pixels, axis, (1,) * first + values.shape)
-    return Inputs(table, picture, reading.axes, form, original, assumed)
+    return DenseInputs(table, picture, reading.axes, form, original, assumed)
 
 
 def confidence_note(what: str, confidence: float, of: str = "") -> str:
@@ -163,7 +185,7 @@ READERS = {
 """Functions of `proxfield.io.images` by what they read."""
 
 
-def refuse_names(given: Any, what: str) -> None:
+def refuse_names(given: object, what: str) -> None:
     """Say how to read a file whose name was given in place of its content."""
     if isinstance(given, str | PathLike):
         reader = READERS.get(what)
@@ -172,17 +194,15 @@ def refuse_names(given: Any, what: str) -> None:
         raise InputError(f"{what} {verb} {shown(str(given))}, a file name, expected an array{hint}")
 
 
-def _picture(image: Any) -> Any:
+def _picture(image: Array) -> Array:
     """An image as an array that numpy can read, Pillow's in the form that `read_image` gives."""
     refuse_names(image, "the image")
     if type(image).__module__.startswith("PIL."):
-        from proxfield.io.images import pillow_pixels
-
         return pillow_pixels(image, "the image", None)
     return to_host(image)
 
 
-def _only(given: dict[str, ArrayLike | None]) -> tuple[str, Any]:
+def _only(given: dict[str, ArrayLike | None]) -> tuple[str, Array]:
     there = [(name, value) for name, value in given.items() if value is not None]
     if len(there) != 1:
         *names, last = given
@@ -205,7 +225,6 @@ def _first_axis(
     values: Pixels,
     what: str,
     labels_axis: int | str | None,
-    channel_axis: int | str | None,
     batch: bool | None,
     n_axes: int | None,
 ) -> bool:
@@ -261,7 +280,7 @@ def _reads_as_batch(
 
 
 @dataclass(frozen=True)
-class Reading:
+class Way:
     """One way to read an image and the array of its labels.
 
     Attributes:
@@ -281,18 +300,18 @@ def _read(
     what: str,
     labels_axis: int | str | None,
     channel_axis: int | str | None,
-) -> Reading:
+) -> Way:
     """The way to read them; labels in full size come first, then masks, then smaller maps."""
     if what == "energies" and labels_axis is None:
         raise InputError("labels_axis=None, expected an axis: energies are those of all labels")
     if labels_axis is None:
         masks = _masks(image, values, channel_axis)
-        return masks[0] if len(masks) == 1 else Reading(_refuse_mask(image, values, what))
+        return masks[0] if len(masks) == 1 else Way(_refuse_mask(image, values, what))
     many = values.ndim > 1
     ways = possible_axes(image, values, what, labels_axis, channel_axis) if many else []
     single = [way for way in ways if values.shape[way.labels] == 1]
     if single and what != "energies" and not (what == "probabilities" and (values == 1).all()):
-        return Reading(single[0], mask=True)
+        return Way(single[0], mask=True)
     auto = labels_axis == "auto" and what != "energies" and image is not None
     if auto and (what == "probabilities" or not ways):
         masks = [m for m in _masks(image, values, channel_axis) if not m.reduced]
@@ -314,7 +333,7 @@ def _read(
                 f"{what} of shape {values.shape} can be enlarged to the image of shape "
                 f"{image.shape} in more than one way; pass labels_axis=0 or -1, or channel_axis"
             )
-    return Reading(find_axes(image, values, what, labels_axis, channel_axis))
+    return Way(find_axes(image, values, what, labels_axis, channel_axis))
 
 
 def _rests(
@@ -332,16 +351,16 @@ def _rests(
     ]
 
 
-def _masks(image: Pixels | None, values: Pixels, channel_axis: int | str | None) -> list[Reading]:
+def _masks(image: Pixels | None, values: Pixels, channel_axis: int | str | None) -> list[Way]:
     """Ways to read the values as those of foreground."""
     if image is None:
-        return [Reading(Axes(values.shape, 0, None), mask=True)]
+        return [Way(Axes(values.shape, 0, None), mask=True)]
     found = []
     for pixels, c in _rests(image, values.ndim, channel_axis):
         if pixels == values.shape:
-            found.append(Reading(Axes(pixels, 0, c), mask=True))
+            found.append(Way(Axes(pixels, 0, c), mask=True))
         elif is_reduced(values.shape, pixels):
-            found.append(Reading(Axes(pixels, 0, c), mask=True, reduced=True))
+            found.append(Way(Axes(pixels, 0, c), mask=True, reduced=True))
     return found
 
 
@@ -358,7 +377,7 @@ def _reduced(
     what: str,
     labels_axis: int | str,
     channel_axis: int | str | None,
-) -> list[Reading]:
+) -> list[Way]:
     """Ways to read the values as maps that are smaller than the image."""
     found = []
     for a in axis_candidates(labels_axis, values.ndim, "labels_axis"):
@@ -366,7 +385,7 @@ def _reduced(
         for pixels, c in _rests(image, len(small), channel_axis):
             if is_reduced(small, pixels):
                 mask = values.shape[a] == 1 and what != "energies"
-                found.append(Reading(Axes(pixels, a, c), mask=mask, reduced=True))
+                found.append(Way(Axes(pixels, a, c), mask=mask, reduced=True))
     if what == "probabilities" and len(found) > 1:
         found = [way for way in found if sums_to_one(values, way.axes.labels)] or found
     if len(found) > 1:  # the same factor along all axes, exactly
@@ -375,7 +394,7 @@ def _reduced(
     return found
 
 
-def _spread(values: Pixels, way: Reading) -> float:
+def _spread(values: Pixels, way: Way) -> float:
     """By how much the factors of enlargement along the axes differ."""
     a = way.axes.labels
     small = values.shape[:a] + values.shape[a + 1 :]
@@ -383,7 +402,7 @@ def _spread(values: Pixels, way: Reading) -> float:
     return float(round(max(factors) / min(factors), 9))
 
 
-def _enlarge(values: Pixels, reading: Reading, what: str) -> Pixels:
+def _enlarge(values: Pixels, reading: Way, what: str) -> Pixels:
     """The values at the size of the image."""
     pixels = reading.axes.pixels
     axes = list(range(values.ndim))
@@ -406,7 +425,7 @@ def enlarged_note(what: str, small: tuple[int, ...], pixels: tuple[int, ...]) ->
 
 
 def _energies(
-    values: Pixels, reading: Reading, what: str, clip: float, normalize: bool
+    values: Pixels, reading: Way, what: str, clip: float, normalize: bool
 ) -> NDArray[np.float32]:
     """One row of energies per pixel.  # (n, labels)"""
     pixels = reading.axes.pixels

@@ -111,18 +111,11 @@ def dilate(mask: NDArray[np.bool_], radius: float) -> NDArray[np.bool_]:
         >>> dilate(np.array([[0, 0, 1, 0, 0]], dtype=bool), 1.5).astype(int).tolist()
         [[0, 1, 1, 1, 0]]
     """
-    reach = int(radius)
-    out = np.zeros_like(mask)
-    for offset in np.ndindex(*[2 * reach + 1] * mask.ndim):
-        step = [o - reach for o in offset]
-        if sum(s * s for s in step) > radius * radius or any(
-            abs(s) >= n for s, n in zip(step, mask.shape, strict=True)
-        ):
-            continue
-        to = tuple(slice(max(0, s), n + min(0, s)) for s, n in zip(step, mask.shape, strict=True))
-        of = tuple(slice(max(0, -s), n - max(0, s)) for s, n in zip(step, mask.shape, strict=True))
-        out[to] |= mask[of]
-    return out
+    from scipy.ndimage import binary_dilation
+
+    offsets = np.indices((2 * int(radius) + 1,) * mask.ndim) - int(radius)
+    near = (offsets**2).sum(axis=0) <= radius * radius
+    return np.asarray(binary_dilation(mask, near))
 
 
 def count_boundaries(

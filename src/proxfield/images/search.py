@@ -1,12 +1,17 @@
-"""Coordinate search over settings of dense CRFs, one setting at a time, on a logarithmic scale."""
+"""Coordinate search over settings of dense CRFs, one at a time, on a logarithmic scale; results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from proxfield.images.presets import PRESETS, TERM_SETTINGS
-from proxfield.images.trials import Point
+import numpy as np
+
+from proxfield._version import __version__
+from proxfield.core.common.records import Record
+from proxfield.images.metrics import find_metric
+from proxfield.images.settings import PRESETS, DenseSettings, config_text
+from proxfield.io.files import Target, atomic_write
 
 LIMITS: dict[str, tuple[float, float]] = {
     "bilateral_weight": (0.1, 100.0),
@@ -18,31 +23,39 @@ LIMITS: dict[str, tuple[float, float]] = {
 """Settings in the order in which they are changed, and the range of each."""
 FACTORS = (2.0, 2.0**0.5)
 """What a setting is multiplied or divided by: first large steps, then small ones."""
+DIGITS = 4
+"""Significant digits of a setting."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Settings with a score: a point, and the number of updates that is best for it."""
+class Scored:
+    """Settings with their score, and with the number of updates (``max_iters``) that suits best."""
 
     score: float
-    point: Point
-    updates: int
+    settings: DenseSettings
 
 
-Evaluate = Callable[[Sequence[Point]], Sequence[Found]]
-"""Scores points; may return fewer than it was given where time has run out."""
+Evaluate = Callable[[Sequence[DenseSettings]], Sequence[Scored]]
+"""Scores settings; may return fewer than it was given where time has run out."""
 
 
-def starting_points(filters: Sequence[str]) -> list[Point]:
+def starting_points(filters: Sequence[str]) -> list[DenseSettings]:
     """The presets, with each filter."""
-    return [
-        Point(**{name: preset[name] for name in TERM_SETTINGS}, filter=filter)
-        for preset in PRESETS.values()
-        for filter in filters
-    ]
+    return [replace(preset, filter=filter) for preset in PRESETS.values() for filter in filters]
 
 
-def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Found | None:
+def moved(settings: DenseSettings, name: str, value: float) -> DenseSettings:
+    """The same with another value of one setting, rounded.
+
+    Example:
+        >>> moved(PRESETS["krahenbuehl"], "bilateral_sigma", 56.5685).bilateral_sigma
+        56.57
+    """
+    changed: dict[str, float] = {name: float(f"{value:.{DIGITS}g}")}
+    return replace(settings, **changed)  # type: ignore[arg-type]
+
+
+def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Scored | None:
     """The best settings that a coordinate search finds, from the best preset.
 
     Each setting in turn is multiplied and divided by a factor, and moved on in a direction that
@@ -78,14 +91,14 @@ def search(evaluate: Evaluate, filters: Sequence[str] = ("auto",)) -> Found | No
 
 def _along(
     evaluate: Evaluate,
-    best: Found,
+    best: Scored,
     name: str,
     limits: tuple[float, float],
     factor: float,
     zero: bool,
-) -> tuple[Found, bool]:
+) -> tuple[Scored, bool]:
     """The best along one setting, and whether all that was asked for was evaluated."""
-    here: float = getattr(best.point, name)
+    here: float = getattr(best.settings, name)
     low, high = limits
     if here == 0:  # a term that is left out: its own settings mean nothing
         steps = [1.0]
@@ -94,23 +107,150 @@ def _along(
         if zero and name.endswith("_weight"):
             steps.append(0.0)
     term = name.split("_")[0]
-    if not name.endswith("_weight") and getattr(best.point, f"{term}_weight") == 0:
+    if not name.endswith("_weight") and best.settings.weight(term) == 0:
         return best, True
-    points = [best.point.moved(name, x) for x in steps]
+    points = [moved(best.settings, name, x) for x in steps]
     found = evaluate(points)
     top = max((best, *found), key=lambda f: f.score)  # the first of equal ones
     if len(found) < len(points) or top is best:
         return top, len(found) == len(points)
     while True:  # on in the direction that improved
-        reached: float = getattr(top.point, name)
+        reached: float = getattr(top.settings, name)
         if here == 0 or reached == 0:
             return top, True
         following = reached * (factor if reached > here else 1 / factor)
         if not low <= following <= high:
             return top, True
-        further = evaluate([top.point.moved(name, following)])
+        further = evaluate([moved(top.settings, name, following)])
         if not further:
             return top, False
         if further[0].score <= top.score:
             return top, True
         top = further[0]
+
+
+# ---- what tune returns ----
+
+
+@dataclass(frozen=True)
+class TuneProgress:
+    """How far `tune` is, for a callback.
+
+    Attributes:
+        phase: 0 for the search on all images, k for that without fold k.
+        phases: Number of folds.
+        tried: Settings that this search has tried.
+        trials: Maximum number of settings of a search.
+        best: The best on all images so far; None before there is one.
+        baseline: The score without a CRF.
+        seconds: Since the start.
+        seconds_left: At most about so many more, judged by the pace so far; None at first.
+    """
+
+    phase: int
+    phases: int
+    tried: int
+    trials: int
+    best: Scored | None
+    baseline: float
+    seconds: float
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What was chosen without some images, and how it does on them.
+
+    Attributes:
+        chosen: The settings; None: no CRF.
+        score: On the images of the fold.
+        baseline: The same without a CRF.
+        images: Names of these images.
+    """
+
+    chosen: Scored | None
+    score: float
+    baseline: float
+    images: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What `tune` found.
+
+    Attributes:
+        improved: Is the CRF better than none on images that the settings weren't chosen on?
+        config: The settings, for ``DenseCRF(…, preset=config)``; with both weights 0 if nothing
+            improved.
+        metric: The name of the metric.
+        baseline: The score without a CRF, over all images.
+        held_out: The score with settings that were chosen without the images that they are
+            measured on, over all images.
+        best: The best settings on all images, and their score there.
+        folds: The folds of the cross-validation.
+        table: All settings that the search on all images tried, best first.
+        images: Number of images.
+        digest: Digest of the data.
+        seed: Random seed of the folds.
+        seconds: How long it took.
+        stopped: Why the search ended early, or "".
+    """
+
+    improved: bool
+    config: DenseSettings
+    metric: str
+    baseline: float
+    held_out: float
+    best: Scored
+    folds: tuple[Fold, ...]
+    table: tuple[Scored, ...]
+    images: int
+    digest: str
+    seed: int
+    seconds: float
+    stopped: str = ""
+
+    @property
+    def title(self) -> str:
+        """The metric in words."""
+        return find_metric(self.metric).title
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        numbers = (
+            f"{self.title} {self.baseline:.4f} without a CRF, {self.held_out:.4f} with one on "
+            f"images that its settings weren't chosen on ({len(self.folds)} folds)"
+        )
+        if self.improved:
+            return f"{numbers}, {self.best.score:.4f} with these settings on all images"
+        return f"{numbers}: no CRF"
+
+    def to_toml(self) -> str:
+        """The settings as a file for ``refine --config``, with a header that says where from."""
+        header = [
+            f"Settings of a dense CRF, chosen by proxfield tune (proxfield {__version__}, "
+            f"numpy {np.__version__})",
+            f"on {self.images} images (digest of the data: {self.digest}).",
+            f"{self.verdict[0].upper()}{self.verdict[1:]}.",
+        ]
+        if not self.improved:
+            header.append("Both weights are 0: refining with this file changes nothing.")
+        about: Record = {
+            "improved": self.improved,
+            "metric": self.metric,
+            "no_crf": round(self.baseline, 6),
+            "held_out": round(self.held_out, 6),
+            "all_images": round(self.best.score, 6),
+            "images": self.images,
+            "folds": len(self.folds),
+            "seed": self.seed,
+            "settings_tried": len(self.table),
+            "data_digest": self.digest,
+            "version": __version__,
+        }
+        return config_text(self.config, about, "\n".join(header))
+
+    def save(self, path: Target) -> None:
+        """Write `to_toml` to a file."""
+        atomic_write(path, self.to_toml())

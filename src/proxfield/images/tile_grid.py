@@ -17,7 +17,7 @@ seam are then those of the whole image for 99.99 % of the pixels; see benchmarks
 
 
 @dataclass(frozen=True)
-class Part:
+class Tile:
     """One tile of an image.
 
     Attributes:
@@ -80,7 +80,7 @@ class Grid:
     def __len__(self) -> int:
         return math.prod(self.counts)
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> Tile:
         """The tile of a number."""
         core, around = [], []
         place = np.unravel_index(number, self.counts)
@@ -88,7 +88,7 @@ class Grid:
             first, last = int(k) * t, min(n, (int(k) + 1) * t)
             core.append(slice(first, last))
             around.append(slice(max(0, first - h), min(n, last + h)))
-        return Part(number, tuple(core), tuple(around))
+        return Tile(number, tuple(core), tuple(around))
 
 
 def make_grid(

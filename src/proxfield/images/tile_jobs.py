@@ -15,8 +15,8 @@ from proxfield.core.common.arrays import Pixels
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.errors import InputError
-from proxfield.images.tile_grid import Grid, Part
-from proxfield.images.tile_work import Tile
+from proxfield.images.tile_grid import Grid, Tile
+from proxfield.images.tile_work import TileWork
 from proxfield.io.npy import Mapped, map_array
 from proxfield.io.windows import Held, Sliced, writing_to
 
@@ -32,7 +32,7 @@ def stored_tiles(place: Path) -> set[int]:
 
 
 def run_tiles(
-    work: Tile, grid: Grid, todo: Sequence[int], place: Path, jobs: int | None
+    work: TileWork, grid: Grid, todo: Sequence[int], place: Path, jobs: int | None
 ) -> Iterator[Record]:
     """Refine tiles; their files are there when their records come.
 
@@ -59,20 +59,20 @@ def run_tiles(
         threads = threads_per_item(jobs) if threads is None else int(threads)
         work = replace(work, run={**work.run, "threads": threads})
     items = (grid.part(number) for number in todo)
-    for record in run_jobs(Job(work, place), items, jobs, threads):
+    for record in run_jobs(TileJob(work, place), items, jobs, threads):
         if record["error"] is not None:
             raise InputError(record["error"])
         yield record
 
 
 @dataclass(frozen=True)
-class Job:
+class TileJob:
     """One tile: read, refine, write to a file of its own. It travels to other processes."""
 
-    work: Tile
+    work: TileWork
     place: Path
 
-    def __call__(self, part: Part) -> Record:
+    def __call__(self, part: Tile) -> Record:
         record: Record = {"number": part.number, "error": None, "status": None, "changed": 0}
         try:
             values, record["status"], record["changed"] = self.work.refine(part)
@@ -99,7 +99,7 @@ def _store(path: Path, values: Pixels) -> None:
         raise
 
 
-def _on_disk(work: Tile, place: Path) -> Tile:
+def _on_disk(work: TileWork, place: Path) -> TileWork:
     """The same with arrays in memory as files, which other processes read by themselves."""
 
     def stored(given: Sliced | None, name: str) -> Sliced | None:

@@ -15,12 +15,13 @@ from proxfield.core.common.records import Record
 from proxfield.core.compiled.threads import current_threads, thread_count
 from proxfield.core.filters import choose
 from proxfield.core.filters.geometry import SAMPLE_STRIDE, STAR, choose_blur
+from proxfield.core.filters.lattice import corner_arrays, place_points
+from proxfield.core.filters.numba.lattice import chunk_size, make_chunks
 from proxfield.core.filters.points import PixelPoints
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError, shown
-from proxfield.images.certain import are_labels
 from proxfield.images.densecrf import DenseCRF, infer_dense
-from proxfield.images.known import CONFIDENCE
+from proxfield.images.known import CONFIDENCE, are_labels
 from proxfield.images.pixels import (
     Axes,
     color_bandwidth,
@@ -29,8 +30,8 @@ from proxfield.images.pixels import (
     possible_axes,
     widths,
 )
-from proxfield.images.presets import DEFAULT_PRESET, TERM_SETTINGS, said_confidence, settings_of
-from proxfield.images.tile_grid import Grid, Part
+from proxfield.images.settings import DenseSettings
+from proxfield.images.tile_grid import Grid, Tile
 from proxfield.io.folders import ProgressFolder
 from proxfield.io.images import as_probabilities
 from proxfield.io.windows import Sliced, Window
@@ -45,7 +46,7 @@ MAX_KEYS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileWork:
     """How to refine a tile; see `make_tile`. It travels to other processes.
 
     Attributes:
@@ -72,7 +73,7 @@ class Tile:
     axes: Axes
     mask: bool
     n_labels: int
-    settings: Record
+    settings: DenseSettings
     build: Record
     run: Record
     blurs: tuple[str | None, ...] = ()
@@ -141,15 +142,19 @@ class Tile:
         """Standard deviations in pixels of each term, and whether it sees colors."""
         out = []
         spacing = widths(self.build.get("spacing", 1.0), len(self.pixels), "spacing", "axis")
-        for name, colored in (("spatial", False), ("bilateral", True)):
-            if self.settings[f"{name}_weight"] == 0 or (colored and self.image is None):
+        sigmas = {
+            "spatial": self.settings.spatial_sigma,
+            "bilateral": self.settings.bilateral_sigma,
+        }
+        for name, sigma in sigmas.items():
+            colored = name == "bilateral"
+            if self.settings.weight(name) == 0 or (colored and self.image is None):
                 continue
-            sigma = self.settings[f"{name}_sigma"]
             each = widths(sigma, len(self.pixels), f"{name}_sigma", "axis")
             out.append((np.asarray(each / spacing), colored))
         return out
 
-    def decided(self, grid: Grid, held: ProgressFolder) -> Tile:
+    def decided(self, grid: Grid, held: ProgressFolder) -> TileWork:
         """The same with the width of colors, the filter and its blurs as the whole image has them.
 
         Args:
@@ -158,7 +163,7 @@ class Tile:
         """
         build = dict(self.build)
         count = int(np.prod(self.pixels, dtype=np.int64))
-        build["filter"] = choose(self.settings["filter"], count)
+        build["filter"] = choose(self.settings.filter, count)
         kept = held.note("decisions")
         if kept is None:
             color = self._color(grid)
@@ -185,11 +190,10 @@ class Tile:
 
     def _color(self, grid: Grid) -> Doubles | None:
         """Standard deviations of colors in the image's own units."""
-        if self.image is None or self.settings["bilateral_weight"] == 0:
+        if self.image is None or self.settings.bilateral_weight == 0:
             return None
-        sigma, of = self.settings["bilateral_color"], self.settings.get("color_range")
-        explicit = "bilateral_color" in self.build and self.build["bilateral_color"] is not None
-        if explicit or of is None:
+        sigma, of = self.settings.bilateral_color, self.settings.color_range
+        if of is None:
             return np.asarray(sigma, dtype=np.float64)
         if self.image.dtype == np.uint8:
             ends = np.zeros(1, dtype=np.uint8)
@@ -242,7 +246,7 @@ class Tile:
 
     # ---- one tile ----
 
-    def reading(self, image: Sliced | None, unary: Sliced) -> Tile:
+    def reading(self, image: Sliced | None, unary: Sliced) -> TileWork:
         """The same from other files with the same numbers."""
         return replace(self, image=image, unary=unary)
 
@@ -263,7 +267,7 @@ class Tile:
             return as_probabilities(found, self.unary.name)
         return found.astype(np.float32) if found.dtype == np.float16 else found
 
-    def refine(self, part: Part) -> tuple[Pixels, str, int]:
+    def refine(self, part: Tile) -> tuple[Pixels, str, int]:
         """The results of a tile without its halo, how inference ended, and changed pixels."""
         return_freed_arrays()
         try:
@@ -271,7 +275,7 @@ class Tile:
         finally:
             gc.collect()  # fields and programs refer to each other: the next tile needs the room
 
-    def _refine(self, part: Part) -> tuple[Pixels, str, int]:
+    def _refine(self, part: Tile) -> tuple[Pixels, str, int]:
         image = None if self.image is None else self.read_image(part.around)
         unary = self.read_unary(part.around)
         options = {**self.build, "channel_axis": self.axes.channels, "batch": False}
@@ -314,7 +318,7 @@ def make_tile(
     dtype: str,
     build: Record,
     run: Record,
-) -> Tile:
+) -> TileWork:
     """How to refine the tiles of an image, from the shapes of what was given.
 
     Args:
@@ -330,25 +334,24 @@ def make_tile(
     labels_axis = build.pop("labels_axis", "auto")
     channel_axis = build.pop("channel_axis", "auto")
     picture = None if image is None else _stand_in(image.shape)
-    settings = _settings(build)
+    settings = DenseSettings.chosen(build)
     common = (output, dtype)
     if kind == "labels":
         if "n_labels" not in build:
             raise InputError("label maps in tiles need n_labels, expected the number of labels")
         axes = find_axes(picture, _stand_in((*unary.shape, 2)), "labels", -1, channel_axis)
         count = int(build["n_labels"])
-        return Tile(image, unary, kind, *common, axes, False, count, settings, build, run)
+        return TileWork(image, unary, kind, *common, axes, False, count, settings, build, run)
     for name in ("n_labels", "unsure", "ignore"):
         if name in build:
             raise InputError(f"{name} goes with kind='labels' only")
-    confidence = said_confidence(build.get("confidence"), build.get("preset"))
-    build["confidence"] = CONFIDENCE if confidence is None else confidence
+    build["confidence"] = CONFIDENCE if settings.confidence is None else settings.confidence
     masks = _mask_axes(image, unary, channel_axis) if labels_axis in ("auto", None) else None
     many = [] if labels_axis is None or len(unary.shape) < 2 else possible_axes(
         picture, _stand_in(unary.shape), "energies", labels_axis, channel_axis
     )  # fmt: skip
     if masks is not None and not many:
-        return Tile(image, unary, kind, *common, masks, True, 2, settings, build, run)
+        return TileWork(image, unary, kind, *common, masks, True, 2, settings, build, run)
     if labels_axis is None:
         raise InputError(
             f"{kind} of shape {unary.shape}, expected a mask with one number per pixel"
@@ -358,7 +361,9 @@ def make_tile(
     ) else many[0]  # fmt: skip
     count = unary.shape[axes.labels]
     mask = count == 1
-    return Tile(image, unary, kind, *common, axes, mask, 2 if mask else count, settings, build, run)
+    return TileWork(
+        image, unary, kind, *common, axes, mask, 2 if mask else count, settings, build, run
+    )
 
 
 def _mask_axes(image: Sliced | None, unary: Sliced, channel_axis: int | str | None) -> Axes | None:
@@ -375,15 +380,6 @@ def _mask_axes(image: Sliced | None, unary: Sliced, channel_axis: int | str | No
     return None
 
 
-def _settings(build: Record) -> Record:
-    """The settings of the preset, with those in their place that were given."""
-    out = settings_of(build.get("preset", DEFAULT_PRESET))
-    out.update({k: build[k] for k in TERM_SETTINGS if build.get(k) is not None})
-    if build.get("filter", "auto") != "auto" or "filter" not in out:
-        out["filter"] = build.get("filter", "auto")
-    return out
-
-
 def _stand_in(shape: tuple[int, ...]) -> Pixels:
     """An array of a shape that takes no memory."""
     return np.broadcast_to(np.zeros((), dtype=np.float32), shape)
@@ -396,9 +392,6 @@ def _inserted(window: Window, axis: int, shape: Sequence[int]) -> Window:
 
 def _touched(points: Doubles) -> Ints:
     """Keys of the coarser lattice's vertices that some points touch."""
-    from proxfield.core.filters.lattice import corner_arrays, place_points
-    from proxfield.core.filters.numba.lattice import chunk_size, make_chunks
-
     n, d = points.shape
     if n == 0:
         return np.zeros(0, dtype=np.int64)
@@ -407,8 +400,10 @@ def _touched(points: Doubles) -> Ints:
     return place_points(np.ascontiguousarray(points), STAR, chunks, row, weight).touched_keys
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """An option as JSON has it."""
+    if isinstance(value, DenseSettings):
+        return value.to_dict()
     if hasattr(value, "tolist"):
         return value.tolist()
     return value if isinstance(value, str | int | float | bool | None) else shown(value)

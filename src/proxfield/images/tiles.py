@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from inspect import signature
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,16 +22,17 @@ from typing import Any
 
 import numpy as np
 
+from proxfield.core.common.arrays import Array
 from proxfield.core.common.checks import whole_numbers
 from proxfield.core.common.records import Record
 from proxfield.core.jobs import Part
 from proxfield.errors import InputError, InputWarning, shown
-from proxfield.images.densecrf import DenseCRF
+from proxfield.images.densecrf import divided
 from proxfield.images.inputs import confidence_note
-from proxfield.images.presets import said_confidence
+from proxfield.images.settings import DenseSettings
 from proxfield.images.tile_grid import Grid, make_grid
 from proxfield.images.tile_jobs import run_tiles, stored_tiles, tile_path
-from proxfield.images.tile_work import INPUTS, Tile, make_tile
+from proxfield.images.tile_work import INPUTS, TileWork, make_tile
 from proxfield.io.files import display_name
 from proxfield.io.folders import ProgressFolder
 from proxfield.io.npy import naming_damage
@@ -39,7 +40,6 @@ from proxfield.io.remote import is_remote
 from proxfield.io.tiff import GeoReference
 from proxfield.io.windows import (
     HeldOutput,
-    NewFile,
     Output,
     check_output,
     open_output,
@@ -88,9 +88,9 @@ class TilesResult:
 
 
 def refine_tiles(
-    image: Any,
-    probabilities: Any,
-    out: Any,
+    image: Array,
+    probabilities: Array,
+    out: Array,
     *,
     kind: str = "probabilities",
     output: str = "labels",
@@ -158,70 +158,123 @@ def refine_tiles(
     _check(kind, output, dtype, jobs, options)
     picture = None if image is None else open_sliced(image, "the image")
     unary = open_sliced(probabilities, kind)
-    own = signature(DenseCRF).parameters.keys() | signature(DenseCRF.from_labels).parameters.keys()
-    build = {k: v for k, v in options.items() if k in own}
-    run = {k: v for k, v in options.items() if k not in own}
-    work = make_tile(picture, unary, kind, output, dtype, build, run)
+    work = make_tile(picture, unary, kind, output, dtype, *divided(options, of_labels=True))
     grid = make_grid(work.pixels, tile, halo, work.reach)
-    if not isinstance(out, str | PathLike) and folder is None:
-        resume = False
+    to_file = isinstance(out, str | PathLike)
     with ExitStack() as stack:
         place = _folder(out, folder, stack)
-        if isinstance(out, str | PathLike):
+        if to_file:
             check_output(out, len(grid.pixels))
         parameters = {**work.parameters, "tile": grid.tile, "halo": grid.halo, "output": output}
-        held = ProgressFolder(place, parameters, resume)
+        held = ProgressFolder(place, parameters, resume and (to_file or folder is not None))
         work = work.decided(grid, held)
-        chosen = _chosen(parts, len(grid))
-        direct = parts is None or not isinstance(out, str | PathLike)
-        target = _target(out, place, work, grid, reference) if direct else None
-        if target is not None:
-            _write_stored(target, held, work, grid)
-        there = held.finished | stored_tiles(place)
-        before = len(there)
-        todo = [number for number in chosen if number not in there]
-        if callback is not None:
-            callback(before, len(grid))
-        said = said_confidence(options.get("confidence"), options.get("preset"))
-        if work.certain and said is None:
+        if work.certain and DenseSettings.chosen(options).confidence is None:
             note = confidence_note(kind, work.build["confidence"])
             warnings.warn(note, InputWarning, stacklevel=2)
-        statuses: dict[str, int] = {}
-        refined = changed = 0
-        for record in run_tiles(work, grid, todo, place, jobs):
-            number = record["number"]
-            if target is not None:
-                _write_tile(target, held, work, grid, number)
-            there.add(number)
-            statuses[record["status"]] = statuses.get(record["status"], 0) + 1
-            refined += math.prod(c.stop - c.start for c in grid.part(number).core)
-            changed += record["changed"]
-            if callback is not None:
-                callback(len(there), len(grid))
-        if target is None:  # other runs may have finished theirs meanwhile
-            there |= stored_tiles(place) if place.exists() else set(range(len(grid)))
-            if len(there) == len(grid) and held.claim("writing"):
-                target = _target(out, place, work, grid, reference)
-                _write_stored(target, held, work, grid)
-        complete = target is not None and len(held.finished) == len(grid)
-        if target is not None and complete:
-            with writing_to(out):
-                target.finish()
-            held.remove()
+        chosen = _chosen(parts, len(grid))
+        tiling = _Tiling(out, work, grid, held, reference, callback)
+        tiling.run(chosen, jobs, direct=parts is None or not to_file)
+        complete = tiling.finish()
     return TilesResult(
         pixels=grid.pixels,
         n_labels=work.n_labels,
         tiles=len(grid),
-        done_before=before,
-        left=len(grid) - len(there),
+        done_before=tiling.before,
+        left=len(grid) - len(tiling.there),
         complete=complete,
         halo=grid.halo,
-        statuses=statuses,
+        statuses=dict(tiling.statuses),
         seconds=time.perf_counter() - start,
-        refined=refined,
-        changed=changed,
+        refined=tiling.refined,
+        changed=tiling.changed,
         confidence=work.build["confidence"] if work.certain else None,
     )
+
+
+@dataclass
+class _Tiling:
+    """One call of `refine_tiles`."""
+
+    out: Array
+    work: TileWork
+    grid: Grid
+    held: ProgressFolder
+    reference: GeoReference | None
+    callback: OnTile | None
+    target: Output | None = None
+    there: set[int] = field(default_factory=set)
+    """Tiles that are finished."""
+    before: int = 0
+    """How many of them were, before this run."""
+    statuses: Counter[str] = field(default_factory=Counter)
+    refined: int = 0
+    changed: int = 0
+
+    def run(self, chosen: Sequence[int], jobs: int | None, *, direct: bool) -> None:
+        """Refine the chosen tiles that aren't finished; ``direct``: write them to the output."""
+        if direct:
+            self.open()
+        self.there = self.held.finished | stored_tiles(self.held.path)
+        self.before = len(self.there)
+        self.tell()
+        todo = [number for number in chosen if number not in self.there]
+        for record in run_tiles(self.work, self.grid, todo, self.held.path, jobs):
+            number = record["number"]
+            if self.target is not None:
+                self.write(self.target, number)
+            self.there.add(number)
+            self.statuses[record["status"]] += 1
+            self.refined += math.prod(c.stop - c.start for c in self.grid.part(number).core)
+            self.changed += record["changed"]
+            self.tell()
+
+    def finish(self) -> bool:
+        """Complete the output if all tiles are finished; whether this run did."""
+        place, tiles = self.held.path, len(self.grid)
+        if self.target is None:  # other runs may have finished theirs meanwhile
+            self.there |= stored_tiles(place) if place.exists() else set(range(tiles))
+            if len(self.there) == tiles and self.held.claim("writing"):
+                self.open()
+        if self.target is None or len(self.held.finished) < tiles:
+            return False
+        with writing_to(self.out):
+            self.target.finish()
+        self.held.remove()
+        return True
+
+    def open(self) -> None:
+        """Open the output, and copy into it what other runs, or this before, left in files."""
+        work, shape, dtype = self.work, self.work.output_shape, self.work.output_dtype
+        if isinstance(self.out, str | PathLike):
+            chunks = work.with_labels(self.grid.tile, work.n_labels)
+            path, place = Path(self.out), self.held.path
+            new = NewFile(path, place, shape, dtype, chunks, self.reference, work.ignored)
+            self.target = open_output(new)
+        else:
+            self.target = HeldOutput(self.out, shape, dtype)
+        for number in sorted(stored_tiles(self.held.path)):
+            self.write(self.target, number)
+
+    def write(self, target: Output, number: int) -> None:
+        """Copy a finished tile into the output; its own file goes."""
+        stored = tile_path(self.held.path, number)
+        if not stored.exists():
+            raise InputError(
+                "was finished elsewhere but isn't here, expected a folder that all workers share "
+                "(folder=)",
+                path=display_name(stored),
+            )
+        with naming_damage(display_name(stored)):
+            values = np.load(stored, allow_pickle=False)
+        with writing_to(self.held.path):
+            target.write(self.work.window(self.grid.part(number).core), values)
+            self.held.finish(number)
+            stored.unlink()
+
+    def tell(self) -> None:
+        """Call the user's callback."""
+        if self.callback is not None:
+            self.callback(len(self.there), len(self.grid))
 
 
 def _check(kind: str, output: str, dtype: str, jobs: int | None, options: Record) -> None:
@@ -241,29 +294,6 @@ def _check(kind: str, output: str, dtype: str, jobs: int | None, options: Record
         options.pop(name, None)
 
 
-def _write_tile(target: Output, held: ProgressFolder, work: Tile, grid: Grid, number: int) -> None:
-    """Copy a finished tile into the output; its own file goes."""
-    stored = tile_path(held.path, number)
-    if not stored.exists():
-        raise InputError(
-            "was finished elsewhere but isn't here, expected a folder that all workers share "
-            "(folder=)",
-            path=display_name(stored),
-        )
-    with naming_damage(display_name(stored)):
-        values = np.load(stored, allow_pickle=False)
-    with writing_to(held.path):
-        target.write(work.window(grid.part(number).core), values)
-        held.finish(number)
-        stored.unlink()
-
-
-def _write_stored(target: Output, held: ProgressFolder, work: Tile, grid: Grid) -> None:
-    """Copy all tiles that other runs have left, or this one before it was killed."""
-    for number in sorted(stored_tiles(held.path)):
-        _write_tile(target, held, work, grid, number)
-
-
 def _chosen(parts: Sequence[int] | str | None, count: int) -> list[int]:
     """The numbers of the tiles to refine."""
     if parts is None:
@@ -277,7 +307,7 @@ def _chosen(parts: Sequence[int] | str | None, count: int) -> list[int]:
     return chosen
 
 
-def _folder(out: Any, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:
+def _folder(out: Array, folder: str | PathLike[str] | None, stack: ExitStack) -> Path:
     """Where the work in progress is kept."""
     for given in (out, folder):
         if is_remote(given):
@@ -308,15 +338,3 @@ def progress_path(out: Path) -> Path:
         'slide.zarr.tiles'
     """
     return out.with_name(f"{out.name}.tiles")
-
-
-def _target(
-    out: Any, place: Path, work: Tile, grid: Grid, reference: GeoReference | None
-) -> Output:
-    """Where windows are written to."""
-    shape, dtype = work.output_shape, work.output_dtype
-    if not isinstance(out, str | PathLike):
-        return HeldOutput(out, shape, dtype)
-    chunks = work.with_labels(grid.tile, work.n_labels)
-    new = NewFile(Path(out), place, shape, dtype, chunks, reference, work.ignored)
-    return open_output(new)

@@ -5,80 +5,61 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield._version import __version__
-from proxfield.core.common.arrays import Pixels
+from proxfield.core.common.arrays import Array, Pixels
 from proxfield.core.common.records import Record
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.errors import InputError
+from proxfield.field import Field
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.metrics import Counts, find_metric, read_truth
-from proxfield.images.presets import FULL_RANGE
+from proxfield.images.settings import TERM_SETTINGS, DenseSettings
+from proxfield.images.updates import FieldUpdates
 from proxfield.io.files import display_name, read_bytes
 from proxfield.io.images import read_image, read_labels, read_probabilities
 
 MARKS = (1, 2, 3, 5, 10)
 """Numbers of updates after which labels are compared: all of them come from one run."""
-DIGITS = 4
-"""Significant digits of a setting."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """Settings of a dense CRF, apart from the number of updates; colors for a range of 255."""
-
-    spatial_sigma: float
-    spatial_weight: float
-    bilateral_sigma: float
-    bilateral_color: float
-    bilateral_weight: float
-    filter: str = "auto"
-
-    def moved(self, name: str, value: float | str) -> Point:
-        """The same with another value of one setting, rounded.
-
-        Example:
-            >>> Point(3, 3, 80, 13, 10).moved("bilateral_sigma", 56.5685).bilateral_sigma
-            56.57
-        """
-        if not isinstance(value, str):
-            value = float(f"{value:.{DIGITS}g}")
-        return Point(**{**asdict(self), name: value})
-
-    @property
-    def key(self) -> str:
-        """The settings that count: those of a term of weight 0 don't."""
-        values: Record = {k: v if isinstance(v, str) else float(v) for k, v in asdict(self).items()}
-        for term in ("spatial", "bilateral"):
-            if values[f"{term}_weight"] == 0:
-                values.update({k: 0.0 for k in values if k.startswith(term)})
-        return json.dumps(values, sort_keys=True)
+def key_of(settings: DenseSettings) -> str:
+    """The settings that count, but for the number of updates: those of a term of weight 0 don't."""
+    names = (*chain(*TERM_SETTINGS.values()), "filter")
+    values = {name: getattr(settings, name) for name in names}
+    values = {k: v if isinstance(v, str) else float(v) for k, v in values.items()}
+    for term, own in TERM_SETTINGS.items():
+        if settings.weight(term) == 0:
+            values.update(dict.fromkeys(own, 0.0))
+    return json.dumps(values, sort_keys=True)
 
 
+Given = Array | str | PathLike[str]
+"""An array, or the name of a file."""
 NO_CRF = "none"
 """The key of the labels that the probabilities have by themselves."""
 
 
 @dataclass(frozen=True)
-class Case:
+class LabelledImage:
     """One image with probabilities and true labels: arrays, or files to read when needed."""
 
     name: str
-    image: Any
-    probabilities: Any
-    truth: Any
+    image: Given
+    probabilities: Given
+    truth: Given
     digest: str
 
 
-def make_case(number: int, image: Any, probabilities: Any, truth: Any) -> Case:
+def make_case(number: int, image: Given, probabilities: Given, truth: Given) -> LabelledImage:
     """A case with the digest of its content."""
     parts = (image, probabilities, truth)
     made = hashlib.blake2b(digest_size=16)
@@ -91,13 +72,13 @@ def make_case(number: int, image: Any, probabilities: Any, truth: Any) -> Case:
             made.update(array.tobytes())
         made.update(b"|")
     name = display_name(image) if isinstance(image, str | PathLike) else f"image {number}"
-    return Case(name, *parts, made.hexdigest())
+    return LabelledImage(name, *parts, made.hexdigest())
 
 
-def load_case(case: Case) -> tuple[Pixels | None, Pixels, Pixels]:
+def load_case(case: LabelledImage) -> tuple[Pixels | None, Pixels, Pixels]:
     """The arrays of a case."""
 
-    def read(part: Any, reader: Any) -> Any:
+    def read(part: Given, reader: Callable[[str | PathLike[str]], Pixels]) -> Array:
         return reader(part) if isinstance(part, str | PathLike) else part
 
     return (
@@ -131,16 +112,16 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Task:
+class TrialTask:
     """One image and the settings to try on it; it travels to other processes."""
 
-    case: Case
-    points: tuple[Point, ...]
+    case: LabelledImage
+    points: tuple[DenseSettings, ...]
     measure: Measure
     threads: int | None = None
 
 
-def run_task(task: Task) -> Record:
+def run_task(task: TrialTask) -> Record:
     """Counts of one image: ``{"digest": …, "counts": {key: {updates: counts}}, "error": …}``.
 
     ``certain`` says whether its probabilities were labels, see `DenseCRF`. The labels without a CRF
@@ -155,54 +136,38 @@ def run_task(task: Task) -> Record:
     return record
 
 
-def _try_points(task: Task, record: Record) -> Iterator[tuple[str, dict[str, list[list[int]]]]]:
+def _try_points(
+    task: TrialTask, record: Record
+) -> Iterator[tuple[str, dict[str, list[list[int]]]]]:
     measure = task.measure
     image, probabilities, given = load_case(task.case)
     metric = find_metric(measure.metric)
-    bare: Record = {"spatial_weight": 0.0, "bilateral_weight": 0.0}
-    base = DenseCRF(image, probabilities, **bare, **measure.build)
+    base = DenseCRF(image, probabilities, spatial_weight=0.0, bilateral_weight=0.0, **measure.build)
     record["certain"] = base.confidence is not None
     truth = read_truth(given, base.pixels, base.n_labels, measure.ignore)
-    terms: dict[tuple[Any, ...], Gaussian] = {}
+    terms: dict[str, tuple[str, Gaussian]] = {}
 
-    def term(kind: str, *values: Any) -> Gaussian:
+    def term(kind: str, settings: DenseSettings) -> Gaussian:
         """A Gaussian term of weight 1, whose lattice serves all weights."""
-        key = (kind, *values)
-        if key not in terms:
-            for old in [k for k in terms if k[0] == kind]:  # points come in order: one is enough
-                del terms[old]
-            names = ("spatial_sigma",) if kind == "spatial" else ("bilateral_sigma", "color")
-            options: Record = {
-                **bare,
-                f"{kind}_weight": 1.0,
-                **dict(zip(names, values, strict=False)),
-            }
-            color = options.pop("color", None)
-            if color is not None and measure.color_range is not None:
-                options["bilateral_color"] = color * (measure.color_range / FULL_RANGE)
-            elif color is not None:
-                options["preset"] = {"bilateral_color": color, "color_range": FULL_RANGE}
-            crf = DenseCRF(image, probabilities, **options, **measure.build, filter=values[-1])
-            made = crf.terms[-1]
+        key = settings.kernel(kind)
+        if terms.get(kind, ("",))[0] != key:
+            terms.pop(kind, None)  # settings come in order: one is enough
+            one = settings.only(kind).in_range(measure.color_range)
+            made = DenseCRF(image, probabilities, preset=one, **measure.build).terms[-1]
             assert isinstance(made, Gaussian)
-            terms[key] = made
-        return terms[key]
+            terms[kind] = key, made
+        return terms[kind][1].reweighted(settings.weight(kind))
 
     def count(labels: NDArray[np.int64]) -> list[list[int]]:
         maps = labels.reshape(base.pixels)
         return metric.count(truth, maps, base.n_labels, measure.tolerance).tolist()  # type: ignore[no-any-return]
 
     yield NO_CRF, {"0": count(base.terms[0].energies.argmin(axis=1))}  # type: ignore[attr-defined]
-    for point in sorted(task.points, key=lambda p: (p.filter, p.bilateral_sigma, p.key)):
-        pairwise = []
-        if point.spatial_weight:
-            shared = term("spatial", point.spatial_sigma, point.filter)
-            pairwise.append(shared.reweighted(point.spatial_weight))
-        if point.bilateral_weight and image is not None:
-            values = (point.bilateral_sigma, point.bilateral_color, point.filter)
-            pairwise.append(term("bilateral", *values).reweighted(point.bilateral_weight))
+    for point in sorted(task.points, key=lambda p: (p.filter, p.bilateral_sigma, key_of(p))):
+        kinds = TERM_SETTINGS if image is not None else ("spatial",)
+        pairwise = [term(kind, point) for kind in kinds if point.weight(kind)]
         found = labels_after(base, pairwise, MARKS, task.threads)
-        yield point.key, {str(n): count(x) for n, x in zip(MARKS, found, strict=True)}
+        yield key_of(point), {str(n): count(x) for n, x in zip(MARKS, found, strict=True)}
 
 
 def labels_after(
@@ -216,25 +181,12 @@ def labels_after(
         updates: Numbers of updates, in ascending order.
         threads: Maximum number of threads.
     """
-    from proxfield.core.engines import compile_program
-    from proxfield.core.solve.curvature import Curvature
-    from proxfield.core.solve.loop import make_updates
-    from proxfield.core.solve.problem import Problem
-    from proxfield.core.solve.rules.registry import make_rule
-    from proxfield.core.solve.starts import starting_point
-    from proxfield.field import Field
-
-    model = Field(base.n_vars, base.n_labels, [base.terms[0], *pairwise])
-    lowered = model.lower()
-    program = compile_program(lowered, "cpu", "float32", threads)
-    plan = make_rule("fixed", {}).plan(Problem(lowered, Curvature(lowered, model, "cpu")))
-    state = program.start(starting_point(model, lowered, "unary", 0))
-    done = 0
+    updated = FieldUpdates(Field(base.n_vars, base.n_labels, [base.terms[0], *pairwise]), threads)
+    state, done = updated.start(), 0
     for n in updates:
-        if pairwise:
-            make_updates(program, plan, state, n - done)
+        q = updated.make(state, n - done if pairwise else 0)
         done = n
-        yield np.asarray(program.view(state)).reshape(base.n_vars, -1).argmax(axis=1)
+        yield q.reshape(base.n_vars, -1).argmax(axis=1)
 
 
 # ---- all trials ----
@@ -306,16 +258,18 @@ class Trials:
                     path=display_name(self.path),
                 ) from None
 
-    def missing(self, cases: Iterable[Case], points: Sequence[Point]) -> list[tuple[Case, Any]]:
+    def missing(
+        self, cases: Iterable[LabelledImage], points: Sequence[DenseSettings]
+    ) -> list[tuple[LabelledImage, tuple[DenseSettings, ...]]]:
         """What is left to try: cases with their points."""
         out = []
         for case in cases:
-            left = tuple(p for p in points if (case.digest, p.key) not in self.counts)
+            left = tuple(p for p in points if (case.digest, key_of(p)) not in self.counts)
             if left or (case.digest, NO_CRF) not in self.counts:
                 out.append((case, left))
         return out
 
-    def total(self, cases: Iterable[Case], settings: str, updates: int) -> Counts:
+    def total(self, cases: Iterable[LabelledImage], settings: str, updates: int) -> Counts:
         """Counts summed over images."""
         found = [self.counts[case.digest, settings][updates] for case in cases]
         return np.sum(found, axis=0)  # type: ignore[no-any-return]

@@ -7,169 +7,43 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from proxfield._version import __version__
 from proxfield.core.common.records import Record
 from proxfield.core.filters import FILTERS
 from proxfield.core.jobs import Workers, open_workers, slots_of, threads_per_item
 from proxfield.errors import InputError, InputWarning, shown
-from proxfield.images.config import config_text
 from proxfield.images.inputs import confidence_note
 from proxfield.images.known import CONFIDENCE, check_confidence
 from proxfield.images.metrics import Counts, find_metric
-from proxfield.images.presets import FULL_RANGE
-from proxfield.images.search import Found, search
+from proxfield.images.search import Fold, Scored, TuneProgress, TuneResult, search
+from proxfield.images.settings import DenseSettings
 from proxfield.images.trials import (
     MARKS,
     NO_CRF,
-    Case,
+    Given,
+    LabelledImage,
     Measure,
-    Point,
-    Task,
     Trials,
+    TrialTask,
+    key_of,
     make_case,
     run_task,
 )
-from proxfield.io.files import Target, atomic_write
 
 TRIALS = 60
 FOLDS = 5
 TOLERANCE = 2.0
 
 
-@dataclass(frozen=True)
-class TuneProgress:
-    """How far `tune` is, for a callback.
-
-    Attributes:
-        phase: 0 for the search on all images, k for that without fold k.
-        phases: Number of folds.
-        tried: Settings that this search has tried.
-        trials: Maximum number of settings of a search.
-        best: The best on all images so far; None before there is one.
-        baseline: The score without a CRF.
-        seconds: Since the start.
-        seconds_left: At most about so many more, judged by the pace so far; None at first.
-    """
-
-    phase: int
-    phases: int
-    tried: int
-    trials: int
-    best: Found | None
-    baseline: float
-    seconds: float
-    seconds_left: float | None
-
-
-@dataclass(frozen=True)
-class Fold:
-    """What was chosen without some images, and how it does on them.
-
-    Attributes:
-        chosen: The settings; None: no CRF.
-        score: On the images of the fold.
-        baseline: The same without a CRF.
-        images: Names of these images.
-    """
-
-    chosen: Found | None
-    score: float
-    baseline: float
-    images: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TuneResult:
-    """What `tune` found.
-
-    Attributes:
-        improved: Is the CRF better than none on images that the settings weren't chosen on?
-        config: The settings, for ``DenseCRF(…, preset=config)``; with both weights 0 if nothing
-            improved.
-        metric: The name of the metric.
-        baseline: The score without a CRF, over all images.
-        held_out: The score with settings that were chosen without the images that they are
-            measured on, over all images.
-        best: The best settings on all images, and their score there.
-        folds: The folds of the cross-validation.
-        table: All settings that the search on all images tried, best first.
-        images: Number of images.
-        digest: Digest of the data.
-        seed: Random seed of the folds.
-        seconds: How long it took.
-        stopped: Why the search ended early, or "".
-    """
-
-    improved: bool
-    config: Record
-    metric: str
-    baseline: float
-    held_out: float
-    best: Found
-    folds: tuple[Fold, ...]
-    table: tuple[Found, ...]
-    images: int
-    digest: str
-    seed: int
-    seconds: float
-    stopped: str = ""
-
-    @property
-    def title(self) -> str:
-        """The metric in words."""
-        return find_metric(self.metric).title
-
-    @property
-    def verdict(self) -> str:
-        """The result in one sentence."""
-        numbers = (
-            f"{self.title} {self.baseline:.4f} without a CRF, {self.held_out:.4f} with one on "
-            f"images that its settings weren't chosen on ({len(self.folds)} folds)"
-        )
-        if self.improved:
-            return f"{numbers}, {self.best.score:.4f} with these settings on all images"
-        return f"{numbers}: no CRF"
-
-    def to_toml(self) -> str:
-        """The settings as a file for ``refine --config``, with a header that says where from."""
-        header = [
-            f"Settings of a dense CRF, chosen by proxfield tune (proxfield {__version__}, "
-            f"numpy {np.__version__})",
-            f"on {self.images} images (digest of the data: {self.digest}).",
-            f"{self.verdict[0].upper()}{self.verdict[1:]}.",
-        ]
-        if not self.improved:
-            header.append("Both weights are 0: refining with this file changes nothing.")
-        about: Record = {
-            "improved": self.improved,
-            "metric": self.metric,
-            "no_crf": round(self.baseline, 6),
-            "held_out": round(self.held_out, 6),
-            "all_images": round(self.best.score, 6),
-            "images": self.images,
-            "folds": len(self.folds),
-            "seed": self.seed,
-            "settings_tried": len(self.table),
-            "data_digest": self.digest,
-            "version": __version__,
-        }
-        return config_text(self.config, about, "\n".join(header))
-
-    def save(self, path: Target) -> None:
-        """Write `to_toml` to a file."""
-        atomic_write(path, self.to_toml())
-
-
 def tune(
-    images: Iterable[Any] | None,
-    probabilities: Iterable[Any],
-    truth: Iterable[Any],
+    images: Iterable[Given] | None,
+    probabilities: Iterable[Given],
+    truth: Iterable[Given],
     *,
     metric: str = "miou",
     ignore: int | Sequence[int] = 255,
@@ -249,14 +123,14 @@ def tune(
     if budget is not None and not budget > 0:
         raise InputError(f"budget={shown(budget)}, expected seconds above 0")
     threads = threads_per_item(jobs) if threads is None else threads
-    run = _Run(cases, measure, Trials(store, measure, fresh), trials, budget, callback, threads)
+    run = _Tuning(cases, measure, Trials(store, measure, fresh), trials, budget, callback, threads)
     run.phases = min(folds, len(cases))
     with ExitStack() as stack:
         if slots_of(jobs) > 1:
             run.workers = stack.enter_context(open_workers(jobs, threads))
         found = run.choose(tuple(filters), seed, color_range)
     if run.certain or build["confidence"] == 1:  # it is part of what was tuned
-        found.config["confidence"] = build["confidence"]
+        found = replace(found, config=replace(found.config, confidence=build["confidence"]))
     if run.certain and not said:
         of = f" of {len(run.certain)} of {len(cases)} images"
         note = confidence_note("probabilities", CONFIDENCE, of)
@@ -292,8 +166,8 @@ def _check(
 
 
 def _make_cases(
-    images: Iterable[Any] | None, probabilities: Iterable[Any], truth: Iterable[Any]
-) -> list[Case]:
+    images: Iterable[Given] | None, probabilities: Iterable[Given], truth: Iterable[Given]
+) -> list[LabelledImage]:
     unaries, maps = list(probabilities), list(truth)
     pictures = [None] * len(unaries) if images is None else list(images)
     if not len(pictures) == len(unaries) == len(maps):
@@ -311,10 +185,10 @@ def _make_cases(
 
 
 @dataclass
-class _Run:
+class _Tuning:
     """One call of `tune`."""
 
-    cases: list[Case]
+    cases: list[LabelledImage]
     measure: Measure
     trials: Trials
     limit: int
@@ -324,7 +198,7 @@ class _Run:
     phases: int = 0
     workers: Workers | None = None
     phase: int = 0
-    best: Found | None = None
+    best: Scored | None = None
     stopped: str = ""
     start: float = field(default_factory=lambda: time.perf_counter())
     spent: float = 0.0
@@ -337,7 +211,7 @@ class _Run:
     def choose(self, filters: tuple[str, ...], seed: int, color_range: float | None) -> TuneResult:
         """Search on all images, then without each fold."""
         self.ensure(self.cases, ())
-        table: dict[str, Found] = {}
+        table: dict[str, Scored] = {}
         best = self.search(self.cases, filters, table)
         if best is None:
             raise InputError("the time budget was too short to try anything, expected more")
@@ -379,60 +253,52 @@ class _Run:
         if found is not None and found.score <= self.score(others, NO_CRF, 0):
             found = None  # without a CRF is better on these
         if found is not None:
-            self.ensure(inside, (found.point,))
-        key, updates = (NO_CRF, 0) if found is None else (found.point.key, found.updates)
-        counts = self.trials.total(inside, key, updates)
+            self.ensure(inside, (found.settings,))
+            counts = self.trials.total(inside, key_of(found.settings), found.settings.max_iters)
+        else:
+            counts = self.trials.total(inside, NO_CRF, 0)
         score = find_metric(self.measure.metric).score
         names = tuple(case.name for case in inside)
         fold = Fold(found, score(counts), self.score(inside, NO_CRF, 0), names)
         return fold, counts
 
-    def score(self, cases: Sequence[Case], settings: str, updates: int) -> float:
+    def score(self, cases: Sequence[LabelledImage], settings: str, updates: int) -> float:
         """The score of settings over some images."""
         counts = self.trials.total(cases, settings, updates)
         return find_metric(self.measure.metric).score(counts)
 
     def search(
-        self, cases: Sequence[Case], filters: tuple[str, ...], table: dict[str, Found]
-    ) -> Found | None:
+        self, cases: Sequence[LabelledImage], filters: tuple[str, ...], table: dict[str, Scored]
+    ) -> Scored | None:
         """The best settings for some images; the table gets all that were tried."""
 
-        def evaluate(points: Sequence[Point]) -> list[Found]:
-            out = []
+        def evaluate(points: Sequence[DenseSettings]) -> list[Scored]:
             room = self.limit - len(table)
-            wanted: list[Point] = []
+            asked: dict[str, DenseSettings] = {}
             for point in points:
-                if point.key not in table and point.key not in {p.key for p in wanted}:
-                    if len(wanted) == room:
-                        continue
-                    wanted.append(point)
+                asked.setdefault(key_of(point), point)
+            new = [key for key in asked if key not in table][:room]
             if self.out_of_time():
-                wanted = [p for p in wanted if not self.trials.missing(cases, [p])]
-            self.ensure(cases, wanted)
-            for point in points:
-                if point.key in table:
-                    out.append(table[point.key])
-                elif any(point.key == p.key for p in wanted):
-                    found = self.best_updates(cases, point)
-                    table[point.key] = found
-                    out.append(found)
-                    if self.phase == 0 and (self.best is None or found.score > self.best.score):
-                        self.best = found
-                    self.tell(len(table))
-            return out
+                new = [k for k in new if not self.trials.missing(cases, [asked[k]])]
+            self.ensure(cases, [asked[key] for key in new])
+            for key in new:
+                table[key] = found = self.best_updates(cases, asked[key])
+                if self.phase == 0 and (self.best is None or found.score > self.best.score):
+                    self.best = found
+                self.tell(len(table))
+            return [table[key] for point in points if (key := key_of(point)) in table]
 
         return search(evaluate, filters)
 
-    def best_updates(self, cases: Sequence[Case], point: Point) -> Found:
+    def best_updates(self, cases: Sequence[LabelledImage], point: DenseSettings) -> Scored:
         """The number of updates that suits a point best; of equal ones the smallest."""
-        scores = [(self.score(cases, point.key, n), -n) for n in MARKS]
-        score, updates = max(scores)
-        return Found(score, point, -updates)
+        score, updates = max((self.score(cases, key_of(point), n), -n) for n in MARKS)
+        return Scored(score, replace(point, max_iters=-updates))
 
-    def ensure(self, cases: Sequence[Case], points: Sequence[Point]) -> None:
+    def ensure(self, cases: Sequence[LabelledImage], points: Sequence[DenseSettings]) -> None:
         """Make the trials that are missing; raises the first error of an image."""
         missing = self.trials.missing(cases, points)
-        tasks = [Task(case, left, self.measure, self.threads) for case, left in missing]
+        tasks = [TrialTask(case, left, self.measure, self.threads) for case, left in missing]
         begun = time.perf_counter()
         # the first task compiles what is missing: once, not in every process
         alone = (
@@ -488,19 +354,14 @@ class _Run:
         )
 
 
-def _name_of(task: Task) -> str:
+def _name_of(task: TrialTask) -> str:
     return task.case.name
 
 
-def _config(best: Found, improved: bool, color_range: float | None) -> Record:
+def _config(best: Scored, improved: bool, color_range: float | None) -> DenseSettings:
     """Settings for `DenseCRF`."""
-    out: Record = {**asdict(best.point), "max_iters": best.updates, "color_range": FULL_RANGE}
-    if color_range is not None:
-        out["bilateral_color"] *= color_range / FULL_RANGE
-        del out["color_range"]
-    if not improved:
-        out.update(spatial_weight=0.0, bilateral_weight=0.0)
-    return out
+    found = best.settings.in_range(color_range)
+    return found if improved else replace(found, spatial_weight=0.0, bilateral_weight=0.0)
 
 
 def _sum(counts: Sequence[Counts]) -> Counts:

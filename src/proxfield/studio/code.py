@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from proxfield.images.config import config_text
-from proxfield.images.presets import CONFIG_KEYS
+from proxfield.images.settings import config_text
 from proxfield.studio.inputs import READERS
-from proxfield.studio.session import Job, Session
+from proxfield.studio.session import StudioJob, StudioSession
 from proxfield.studio.strokes import as_runs
 
 LINE = 92
 """Width of the lists of runs."""
 
 
-def as_toml(job: Job) -> str:
+def as_toml(job: StudioJob) -> str:
     """The settings of a job, as ``proxfield refine --config`` and `read_config` take them.
 
     Example:
-        >>> from proxfield.images.presets import PRESETS
-        >>> print(as_toml(Job(PRESETS["deeplab"], "fixed")).splitlines()[1])
+        >>> from proxfield.images.settings import PRESETS
+        >>> print(as_toml(StudioJob(PRESETS["deeplab"], "fixed")).splitlines()[1])
         spatial_sigma = 3.0
     """
     header = "Settings of a dense CRF, chosen in proxfield studio."
@@ -26,7 +25,7 @@ def as_toml(job: Job) -> str:
     return config_text(job.settings, {}, header)
 
 
-def as_python(session: Session, job: Job) -> str:
+def as_python(session: StudioSession, job: StudioJob) -> str:
     """A program that ends with ``labels``, those of the job at full resolution.
 
     Args:
@@ -38,10 +37,10 @@ def as_python(session: Session, job: Job) -> str:
     if inputs.image_name is None:
         lines += [
             "import proxfield as pf",
-            "from proxfield.studio.scene import demo_scene",
+            "from proxfield.studio.inputs import demo_inputs",
             "",
-            "scene = demo_scene()",
-            "image, probabilities = scene.image, scene.probabilities",
+            "inputs = demo_inputs()",
+            "image, probabilities = inputs.image, inputs.unary",
         ]
     else:
         reader = READERS[inputs.what]
@@ -62,18 +61,15 @@ def as_python(session: Session, job: Job) -> str:
         lines.insert(0, "import numpy as np")
         lines += ["", *_scribble_lines(session.shape, as_runs(job.scribbles))]
     lines += ["", "settings = {"]
-    lines += [
-        f"    {name!r}: {job.settings[name]!r}," for name in CONFIG_KEYS if name in job.settings
-    ]
+    lines += [f"    {name!r}: {value!r}," for name, value in job.settings.to_dict().items()]
     maker = "pf.DenseCRF.from_labels" if inputs.what == "labels" else "pf.DenseCRF"
     given = "labels" if inputs.what == "labels" else f"{inputs.what}={inputs.what}"
     lines += ["}", f"crf = {maker}(", "    image,", f"    {given},", "    preset=settings,"]
     lines += ["    scribbles=scribbles,"] if job.scribbles is not None else []
     lines += [f"    {name}={value!r}," for name, value in options.items()]
-    iterations = int(job.settings["max_iters"])
     lines += [
         ")",
-        f"result = crf.infer({job.rule!r}, max_iters={iterations}, tol=None)",
+        f"result = crf.infer({job.rule!r}, max_iters={job.settings.max_iters}, tol=None)",
         "labels = result.labels  # (height, width)",
     ]
     return "\n".join(lines) + "\n"

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from nicegui import background_tasks, ui
 
+from proxfield.core.common.records import Record
 from proxfield.core.solve.rules.registry import dense_rules
-from proxfield.errors import ProxfieldError, one_line
 from proxfield.images.known import NO_STROKE
-from proxfield.images.presets import PRESETS, settings_of
+from proxfield.images.settings import PRESETS
 from proxfield.studio.code import as_python, as_toml
-from proxfield.studio.controls import CONTROLS, Control, add_slider, labelled
-from proxfield.studio.opening import OpenDialog
 from proxfield.studio.pictures import css_color, curve_svg, label_png, photo_jpeg
-from proxfield.studio.session import Outcome, Session
+from proxfield.studio.session import StudioOutcome, StudioSession
 from proxfield.studio.strokes import ERASER, Stroke
+from proxfield.studio.widgets import CONTROLS, Control, OpenDialog, add_slider, explain, labelled
 from proxfield.studio.worker import Worker
 
 if TYPE_CHECKING:
-    from proxfield.studio.inputs import Inputs
+    from proxfield.studio.inputs import StudioInputs
     from proxfield.studio.server import Studio
 
 CUSTOM = "custom"
@@ -38,7 +37,6 @@ PANELS = {
     "result": "Result",
     "difference": "Difference",
 }
-log = logging.getLogger("proxfield")
 
 
 def confidence_text(confidence: float | None) -> str:
@@ -55,16 +53,6 @@ def confidence_text(confidence: float | None) -> str:
     )
 
 
-def explain(error: Exception) -> str:
-    """An error as the command line says it, on one line."""
-    if isinstance(error, MemoryError) and not str(error):
-        return "out of memory; try a smaller image"
-    if isinstance(error, ProxfieldError | OSError | MemoryError):
-        return one_line(str(error))
-    log.error("the studio failed", exc_info=error)
-    return one_line(f"{type(error).__name__}: {error}; this is a bug, see the terminal")
-
-
 class Page:
     """One tab."""
 
@@ -72,7 +60,7 @@ class Page:
         self.studio = studio
         studio.pages.add(self)
         self.client = ui.context.client
-        self.session = Session(studio.inputs, studio.preset, studio.rule)
+        self.session = StudioSession(studio.inputs, studio.preset, studio.rule)
         self.worker = self._new_worker()
         self.live: list[tuple[int, float]] = []
         self.brush: int | None = None
@@ -230,9 +218,9 @@ class Page:
         self._show_settings()
         self._request()
 
-    def replace(self, inputs: Inputs) -> None:
+    def replace(self, inputs: StudioInputs) -> None:
         """Work on other inputs."""
-        session = Session(inputs, self.session.settings, self.session.rule)
+        session = StudioSession(inputs, self.session.settings, self.session.rule)
         self.worker.close()
         self.session = session
         self.worker = self._new_worker()
@@ -241,16 +229,17 @@ class Page:
     # ---- settings ----
 
     def _set(self, name: str, value: float) -> None:
-        new = int(value) if name == "max_iters" else float(value)
-        if self.session.settings[name] == new:  # a slider repeats its last move
+        changed: Record = {name: int(value) if name == "max_iters" else float(value)}
+        settings = replace(self.session.settings, **changed)
+        if settings == self.session.settings:  # a slider repeats its last move
             return
-        self.session.settings[name] = new
+        self.session.settings = settings
         self._show_settings(moved=name)
         self._request()
 
     def _set_preset(self, name: str) -> None:
         if name in PRESETS:
-            self.session.settings = {"filter": "auto", **settings_of(name)}
+            self.session.settings = PRESETS[name]
             self._show_settings()
             self._request()
 
@@ -267,9 +256,8 @@ class Page:
                 slider = self.sliders[control.name]
                 slider.props.update(control.range(settings))
                 slider.value = value
-        plain = {k: v for k, v in settings.items() if k != "filter"}
-        named = [n for n, preset in PRESETS.items() if preset == plain]
-        self.preset_box.value = named[0] if named and settings["filter"] == "auto" else CUSTOM
+        named = [name for name, preset in PRESETS.items() if preset == settings]
+        self.preset_box.value = named[0] if named else CUSTOM
         self.rule_box.value = self.session.rule
 
     # ---- scribbles ----
@@ -362,7 +350,7 @@ class Page:
 
         background_tasks.create(start())
 
-    def show(self, outcome: Outcome, version: int) -> None:
+    def show(self, outcome: StudioOutcome, version: int) -> None:
         """Show what a job gave.
 
         Args:
@@ -392,7 +380,7 @@ class Page:
         """While something is computed, show how F falls."""
         if self.worker.busy and len(self.live) > 1:
             seen = list(self.live)
-            last = int(self.session.settings["max_iters"])
+            last = self.session.settings.max_iters
             self.curve.content = curve_svg([t for t, _ in seen], [f for _, f in seen], last)
 
     def _overlay(self, name: str, png: bytes) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from proxfield.core.common.extras import install_hint
-from proxfield.core.common.records import Record
 from proxfield.errors import InputError, MissingDependencyError
+from proxfield.images.settings import DenseSettings
 from proxfield.studio.guard import LOCAL_HOSTS, Guard
-from proxfield.studio.inputs import Inputs
+from proxfield.studio.inputs import StudioInputs
 
 KEPT_PICTURES = 4
 """Versions of a picture that a browser may still ask for."""
@@ -70,7 +70,12 @@ class Studio:
     """
 
     def __init__(
-        self, inputs: Inputs, preset: str | Record, rule: str, max_bytes: int, folder: Path
+        self,
+        inputs: StudioInputs,
+        preset: str | DenseSettings,
+        rule: str,
+        max_bytes: int,
+        folder: Path,
     ) -> None:
         self.inputs, self.preset, self.rule = inputs, preset, rule
         self.max_bytes, self.folder = max_bytes, folder
@@ -200,8 +205,8 @@ def allowed_hosts(host: str) -> tuple[str, ...] | None:
 
 
 def serve(
-    inputs: Inputs,
-    preset: str | Record,
+    inputs: StudioInputs,
+    preset: str | DenseSettings,
     rule: str,
     *,
     host: str = "127.0.0.1",

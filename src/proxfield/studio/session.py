@@ -7,7 +7,6 @@ iterations needs none to be built.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Pixels
-from proxfield.core.common.records import Record
 from proxfield.core.solve.history import Progress
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
@@ -26,8 +24,8 @@ from proxfield.errors import InputError
 from proxfield.images.densecrf import DenseCRF
 from proxfield.images.known import flags_of
 from proxfield.images.metrics import UNLABELLED, count_regions, mean_iou, read_truth
-from proxfield.images.presets import DEFAULT_PRESET, settings_of
-from proxfield.studio.inputs import Inputs
+from proxfield.images.settings import DEFAULT_PRESET, TERM_SETTINGS, DenseSettings
+from proxfield.studio.inputs import StudioInputs
 from proxfield.studio.strokes import Stroke, draw
 
 MAX_ENTRIES = 2**26
@@ -40,12 +38,10 @@ PREVIEW_STEPS = (1, 2, 3, 4, 6, 8)
 """Strides of previews: every k-th pixel along both axes."""
 FILTER_SECONDS, UPDATE_SECONDS = 6e-7, 1.2e-8
 """First guesses: of building a filter, per pixel; of an update, per pixel and label."""
-TERMS = ("spatial", "bilateral")
-MODEL_KEYS = ("filter", "compatibility", "normalization", "self_message")
 
 
 @dataclass(frozen=True)
-class Job:
+class StudioJob:
     """What to compute: a copy of a session's state, so that the page may change that meanwhile.
 
     Attributes:
@@ -55,18 +51,18 @@ class Job:
         step: Stride: every k-th pixel along each axis.
     """
 
-    settings: Record
+    settings: DenseSettings
     rule: str
     scribbles: NDArray[np.int64] | None = None
     step: int = 1
 
-    def at(self, step: int) -> Job:
+    def at(self, step: int) -> StudioJob:
         """The same job on fewer or more pixels."""
         return replace(self, step=step)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudioOutcome:
     """What a job gives.
 
     Attributes:
@@ -80,7 +76,7 @@ class Outcome:
         iou: Mean IoU with the truth; None without one.
     """
 
-    job: Job
+    job: StudioJob
     labels: NDArray[np.int64]
     free_energy: NDArray[np.float64]
     status: str
@@ -90,7 +86,7 @@ class Outcome:
     iou: float | None
 
 
-class Session:
+class StudioSession:
     """Inputs, settings and scribbles of one tab.
 
     Args:
@@ -103,7 +99,7 @@ class Session:
 
     Example:
         >>> from proxfield.studio.inputs import demo_inputs
-        >>> session = Session(demo_inputs(), "krahenbuehl")
+        >>> session = StudioSession(demo_inputs(), "krahenbuehl")
         >>> outcome = session.compute(session.job(step=4))
         >>> outcome.iou > session.iou
         True
@@ -111,12 +107,12 @@ class Session:
 
     def __init__(
         self,
-        inputs: Inputs,
-        preset: str | Mapping[str, object] = DEFAULT_PRESET,
+        inputs: StudioInputs,
+        preset: str | DenseSettings | Mapping[str, object] = DEFAULT_PRESET,
         rule: str = "fixed",
     ) -> None:
         self.inputs = inputs
-        self.settings = {"filter": "auto", **settings_of(preset)}
+        self.settings = DenseSettings.of(preset)
         self.rule = rule
         self.strokes: list[Stroke] = []
         self._drawn: tuple[tuple[Stroke, ...], NDArray[np.int64] | None] | None = None
@@ -187,32 +183,32 @@ class Session:
             self._drawn = strokes, draw(strokes[len(before) :], self.shape, drawn)
         return self._drawn[1]
 
-    def job(self, step: int = 1) -> Job:
+    def job(self, step: int = 1) -> StudioJob:
         """What to compute for the present state."""
-        return Job(dict(self.settings), self.rule, self.scribbles, step)
+        return StudioJob(self.settings, self.rule, self.scribbles, step)
 
     # ---- computing ----
 
-    def steps(self, job: Job) -> tuple[int, ...]:
+    def steps(self, job: StudioJob) -> tuple[int, ...]:
         """The stages of a job: one for all pixels, before it a preview if that takes long."""
         for step in PREVIEW_STEPS:
             if self._expected(job, step) <= PREVIEW_SECONDS:
                 break
         return (1,) if step == 1 else (step, 1)
 
-    def _expected(self, job: Job, step: int) -> float:
+    def _expected(self, job: StudioJob, step: int) -> float:
         """Seconds that a job is expected to take."""
         pixels = self.labels[::step, ::step].size
         missing = sum(self._kept(job.settings, step, kind) is None for kind in _used(job.settings))
-        updates = pixels * self.n_labels * max(1, int(job.settings["max_iters"]))
+        updates = pixels * self.n_labels * max(1, job.settings.max_iters)
         return float(missing * pixels * self._build_pace + updates * self._update_pace)
 
     def compute(
         self,
-        job: Job,
+        job: StudioJob,
         stop: Callable[[], bool] = lambda: False,
         progress: Callable[[int, float], object] | None = None,
-    ) -> Outcome | None:
+    ) -> StudioOutcome | None:
         """Do a job; it may run in any thread.
 
         Args:
@@ -237,9 +233,7 @@ class Session:
             begun = time.perf_counter()
             crf = self._field(job)
             built = time.perf_counter()
-            result = crf.infer(
-                job.rule, max_iters=int(job.settings["max_iters"]), tol=None, callback=look
-            )
+            result = crf.infer(job.rule, max_iters=job.settings.max_iters, tol=None, callback=look)
             ended = time.perf_counter()
         if stop():
             return None
@@ -247,7 +241,7 @@ class Session:
         ignored = self.ignored[:: job.step, :: job.step]
         before = self.labels[:: job.step, :: job.step]
         labels = np.where(ignored, before, np.asarray(result.labels))
-        return Outcome(
+        return StudioOutcome(
             job,
             labels,
             result.trace.free_energy,
@@ -258,7 +252,7 @@ class Session:
             self._iou(labels, job.step),
         )
 
-    def _field(self, job: Job) -> DenseCRF:
+    def _field(self, job: StudioJob) -> DenseCRF:
         """The field of a job, with filters that are there already where they fit."""
         energies = self._at(self.energies, job.step)
         scribbles = None if job.scribbles is None else self._at(job.scribbles, job.step)
@@ -266,10 +260,10 @@ class Session:
             None, energies=energies, labels_axis=-1, scribbles=scribbles, spatial_weight=0.0
         )
         for kind in _used(job.settings):
-            crf.add(self._term(job, kind).reweighted(job.settings[f"{kind}_weight"]))
+            crf.add(self._term(job, kind).reweighted(job.settings.weight(kind)))
         return crf
 
-    def _term(self, job: Job, kind: str) -> Gaussian:
+    def _term(self, job: StudioJob, kind: str) -> Gaussian:
         """A Gaussian term of weight 1, whose filter serves all weights."""
         kept = self._kept(job.settings, job.step, kind)
         if kept is not None:
@@ -277,25 +271,24 @@ class Session:
         if job.step > 1:  # one preview is enough
             self._terms = {k: v for k, v in self._terms.items() if k[0] in (1, job.step)}
         begun = time.perf_counter()
-        weights = {f"{other}_weight": float(other == kind) for other in TERMS}
         crf = DenseCRF(
             self._at(self.channels, job.step) if kind == "bilateral" else None,
             energies=self._at(self.energies, job.step),
             labels_axis=-1,
             channel_axis=-1,
             spacing=float(job.step),
-            preset={**job.settings, **weights},
+            preset=job.settings.only(kind),
         )
         term = crf.terms[-1]
         assert isinstance(term, Gaussian)
         term.operator  # noqa: B018 (built here, to be timed)
-        self._terms[job.step, kind] = (_key(job.settings, kind), term)
+        self._terms[job.step, kind] = (job.settings.kernel(kind), term)
         self._learn_pace("_build_pace", time.perf_counter() - begun, crf.n_vars)
         return term
 
-    def _kept(self, settings: Record, step: int, kind: str) -> Gaussian | None:
+    def _kept(self, settings: DenseSettings, step: int, kind: str) -> Gaussian | None:
         key, term = self._terms.get((step, kind), ("", None))
-        return term if key == _key(settings, kind) else None
+        return term if key == settings.kernel(kind) else None
 
     def _learn_pace(self, name: str, seconds: float, work: int) -> None:
         """Expect the next computation to be as fast as the last ones."""
@@ -311,16 +304,8 @@ class Session:
         return mean_iou(count_regions(self.truth[::step, ::step], labels, self.n_labels))
 
 
-def _used(settings: Record) -> Sequence[str]:
-    return [kind for kind in TERMS if settings[f"{kind}_weight"] != 0]
-
-
-def _key(settings: Record, kind: str) -> str:
-    """What a filter depends on."""
-    names = ["spatial_sigma"]
-    if kind == "bilateral":
-        names = ["bilateral_sigma", "bilateral_color", "color_range"]
-    return json.dumps([settings.get(name) for name in (*names, *MODEL_KEYS)])
+def _used(settings: DenseSettings) -> Sequence[str]:
+    return [kind for kind in TERM_SETTINGS if settings.weight(kind) != 0]
 
 
 def warm_up() -> None:
@@ -329,7 +314,7 @@ def warm_up() -> None:
     for n_labels in (2, 3):
         image = rng.integers(0, 255, (64, 64, 3)).astype(np.uint8)
         p = rng.dirichlet(np.ones(n_labels), (64, 64)).astype(np.float32)
-        session = Session(Inputs(image, p))
+        session = StudioSession(StudioInputs(image, p))
         session.compute(replace(session.job(), scribbles=_one_stroke()))
 
 

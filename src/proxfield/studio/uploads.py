@@ -18,7 +18,7 @@ from proxfield.core.common.records import Record
 from proxfield.errors import InputError
 from proxfield.io.files import display_name
 from proxfield.io.images import import_pillow, is_array
-from proxfield.studio.inputs import Inputs, read_files
+from proxfield.studio.inputs import StudioInputs, read_files
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 """Formats of pictures; Pillow knows others, whose readers start programs."""
@@ -133,7 +133,7 @@ def read_uploads(
     truth: Upload | None = None,
     names: tuple[str, ...] = (),
     build: Record | None = None,
-) -> Inputs:
+) -> StudioInputs:
     """Inputs from files of the browser.
 
     Args:
@@ -144,7 +144,7 @@ def read_uploads(
         max_bytes: Maximum size of an upload.
         truth: True labels.
         names: Names of the labels.
-        build: As for `Inputs`.
+        build: As for `StudioInputs`.
     """
     for upload in (image, unary, truth):
         if upload is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from proxfield.studio.session import Outcome, Session
+from proxfield.studio.session import StudioOutcome, StudioSession
 
 
 class Worker:
@@ -23,8 +23,8 @@ class Worker:
 
     def __init__(
         self,
-        session: Session,
-        show: Callable[[Outcome, int], object],
+        session: StudioSession,
+        show: Callable[[StudioOutcome, int], object],
         progress: Callable[[int, float], object],
         fail: Callable[[Exception], object],
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from proxfield.core.common.checks import is_real, is_whole, whole_count
 from proxfield.core.common.records import Record
@@ -18,11 +18,12 @@ from proxfield.core.filters.torch.ops import exporting_onnx, refuse_onnx, transf
 from proxfield.core.terms.gaussian import NORMALIZATIONS
 from proxfield.errors import InputError, refuse_keywords, shown
 from proxfield.images.pixels import widths
-from proxfield.images.presets import (
+from proxfield.images.settings import (
     DEFAULT_PRESET,
     FULL_RANGE,
-    MODEL_SETTINGS,
-    chosen_settings,
+    DenseSettings,
+    GivenSettings,
+    read_config,
 )
 from proxfield.torch.dense import dense_energies, unrolled_energies
 from proxfield.torch.finite import require_marginals
@@ -36,7 +37,7 @@ from proxfield.torch.inputs import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Never
+    from typing_extensions import Unpack
 
 LEARN = ("weights", "bandwidths", "compatibility")
 GRADIENTS = ("exact", "implicit", "unrolled")
@@ -49,6 +50,38 @@ RENAMED = {
     "adjoint_iterations": "adjoint_max_iters",
 }
 """Present names of arguments by their former names."""
+
+
+class UpdateOptions(TypedDict, total=False):
+    """Which updates a layer makes, and how their gradients are computed; see `DenseCRF`."""
+
+    step: float | None
+    max_iters: int | str
+    tol: float
+    gradient: str
+    keep_every: int
+    adjoint_tol: float | None
+    adjoint_max_iters: int
+
+
+UPDATES: UpdateOptions = {
+    "step": None,
+    "max_iters": "preset",
+    "tol": 1e-6,
+    "gradient": "exact",
+    "keep_every": 1,
+    "adjoint_tol": None,
+    "adjoint_max_iters": 50,
+}
+"""Where nothing is said."""
+
+
+class LayerOptions(GivenSettings, UpdateOptions, total=False):
+    """Options of the layer: settings in place of the preset's, updates, and how images are read."""
+
+    image_range: str | Sequence[float] | None
+    mean: float | Sequence[float] | None
+    std: float | Sequence[float] | None
 
 
 class DenseCRF(Module):  # type: ignore[misc]
@@ -74,33 +107,35 @@ class DenseCRF(Module):  # type: ignore[misc]
     Args:
         n_labels: Number of labels.
         dimensions: 2 for images, 3 for volumes.
-        preset: What the next five and ``max_iters`` are where they aren't given: "gentle",
-            "krahenbuehl", "deeplab", "wsss" (see `proxfield.PRESETS`), or settings by name, as
-            `to_config` and `proxfield.read_config` return them; see `proxfield.DenseCRF`.
-        spatial_sigma: Standard deviation of the spatial term in pixels: one number, or one per
-            axis, and as many parameters.
-        spatial_weight: Its weight; below 0 it repels, and learning doesn't change that. 0 omits the
-            term, and there is nothing to learn.
-        bilateral_sigma: Standard deviation of the bilateral term's positions; likewise.
-        bilateral_color: Standard deviation of its colors, where black is 0 and white is 1 (see
-            ``image_range``); one number, or one per channel.
-        bilateral_weight: Its weight; likewise.
+        preset: What the settings and ``max_iters`` are where they aren't given: "gentle",
+            "krahenbuehl", "deeplab", "wsss" (see `proxfield.PRESETS`), `proxfield.DenseSettings`
+            (as `to_config` and `proxfield.read_config` return them), or some settings by name.
         embedding_sigma: Standard deviation of the positions in the term over embeddings; None: the
             term uses embeddings alone.
         embedding_weight: Its weight; 0 omits the term. Embeddings are in units of standard
             deviations: the network that makes them learns their scale.
+        learn: Which groups of parameters need gradients: "weights", "bandwidths" and
+            "compatibility".
+        output: "log-marginals", "marginals" (their exponential: probabilities) or "energies" (θ;
+            log-marginals are log softmax(−θ)).
+        clip: Probabilities below it count as this much.
+        check: Raise an error that names the first input with NaN or infinite values if a pixel has
+            no marginals, and look at the range of images. On a GPU the former waits for the updates
+            to end; with ``tol`` above 0 they wait anyway.
+        **options: Settings in place of the preset's, see `proxfield.DenseSettings`:
+            ``spatial_sigma``, ``bilateral_sigma`` (one number, or one per axis, and as many
+            parameters), ``spatial_weight``, ``bilateral_weight`` (below 0 a term repels, and
+            learning doesn't change that; with 0 there is nothing to learn), ``normalization``,
+            ``self_message`` and those that follow:
+        bilateral_color: Standard deviation of colors, where black is 0 and white is 1 (see
+            ``image_range``); one number, or one per channel.
         compatibility: "potts" (nothing to learn), "diagonal" (one energy per label, for pairs that
             share it), "full" (a table, symmetrized: only then is there an F), or the start of a
-            diagonal or of a table. For this and the next two, a configuration's settings take the
-            place of the defaults. # (labels,) or (labels, labels)
-        normalization: See `proxfield.Gaussian`.
-        self_message: See `proxfield.Gaussian`.
+            diagonal or of a table.  # (labels,) or (labels, labels)
         filter: "exact" (all pairs), "lattice" (permutohedral, for many pixels) or "auto": as for
             `proxfield.Gaussian`, exact up to 2000 pixels on the CPU, and on a GPU up to what takes
             0.25 s. With the lattice the gradients for bandwidths, image and embeddings are those of
             the Gaussian that it approximates; all others are exact.
-        learn: Which groups of parameters need gradients: "weights", "bandwidths" and
-            "compatibility".
         step: Step of the updates, in (0, 2]; None: the certified one.
         max_iters: Maximum number of iterations; "preset": what the preset or the configuration
             says.
@@ -116,9 +151,6 @@ class DenseCRF(Module):  # type: ignore[misc]
         adjoint_tol: Relative tolerance of the implicit backward pass; None: 1e-5, on a GPU 1e-4
             (float64: 1e-10).
         adjoint_max_iters: Maximum number of iterations of the implicit backward pass.
-        output: "log-marginals", "marginals" (their exponential: probabilities) or "energies" (θ;
-            log-marginals are log softmax(−θ)).
-        clip: Probabilities below it count as this much.
         image_range: Values of black and white in the image, for example (0, 255) or (-1, 1): they
             are scaled to 0 and 1, and ``bilateral_color`` is in these units. "auto": 0 to 255 for
             integers, 0 to 1 for floats. Values outside it give a
@@ -126,9 +158,6 @@ class DenseCRF(Module):  # type: ignore[misc]
         mean: Undo the normalization of the image: x·std + mean within ``image_range``; one number,
             or one per channel.
         std: See ``mean``.
-        check: Raise an error that names the first input with NaN or infinite values if a pixel has
-            no marginals, and look at the range of images. On a GPU the former waits for the updates
-            to end; with ``tol`` above 0 they wait anyway.
 
     Example:
         >>> crf = DenseCRF(21)  # doctest: +SKIP
@@ -140,78 +169,38 @@ class DenseCRF(Module):  # type: ignore[misc]
         n_labels: int,
         *,
         dimensions: int = 2,
-        preset: str | Mapping[str, Any] = DEFAULT_PRESET,
-        spatial_sigma: float | Sequence[float] | None = None,
-        spatial_weight: float | None = None,
-        bilateral_sigma: float | Sequence[float] | None = None,
-        bilateral_color: float | Sequence[float] | None = None,
-        bilateral_weight: float | None = None,
+        preset: str | DenseSettings | Mapping[str, Any] = DEFAULT_PRESET,
         embedding_sigma: float | Sequence[float] | None = None,
         embedding_weight: float = 0.0,
-        compatibility: Any = "potts",
-        normalization: str = "symmetric",
-        self_message: bool = True,
-        filter: str = "auto",
         learn: Sequence[str] = LEARN,
-        step: float | None = None,
-        max_iters: int | str = "preset",
-        tol: float = 1e-6,
-        gradient: str = "exact",
-        keep_every: int = 1,
-        adjoint_tol: float | None = None,
-        adjoint_max_iters: int = 50,
         output: str = "log-marginals",
         clip: float = 1e-5,
-        image_range: str | Sequence[float] | None = "auto",
-        mean: float | Sequence[float] | None = None,
-        std: float | Sequence[float] | None = None,
         check: bool = True,
-        **unknown: Never,
+        **options: Unpack[LayerOptions],
     ) -> None:
+        unknown = {k: v for k, v in options.items() if k not in LayerOptions.__optional_keys__}
         refuse_keywords("torch.DenseCRF", unknown, RENAMED)
         need_torch()
         super().__init__()
-        given = {
-            "spatial_sigma": spatial_sigma,
-            "spatial_weight": spatial_weight,
-            "bilateral_sigma": bilateral_sigma,
-            "bilateral_color": bilateral_color,
-            "bilateral_weight": bilateral_weight,
-            "compatibility": compatibility,
-            "normalization": normalization,
-            "self_message": self_message,
-            "filter": filter,
-        }
-        chosen = {**MODEL_SETTINGS, **chosen_settings(preset, given, color_range=1.0)}
-        normalization, self_message = chosen["normalization"], chosen["self_message"]
-        filter = chosen["filter"]
-        updates: Any = chosen["max_iters"] if max_iters == "preset" else max_iters
-        one_of("normalization", normalization, NORMALIZATIONS)
-        one_of("filter", filter, ("auto", *FILTERS))
-        one_of("gradient", gradient, GRADIENTS)
+        chosen = DenseSettings.chosen({"preset": preset, **options}, color_range=1.0)
+        updates = cast("UpdateOptions", {k: options.get(k, x) for k, x in UPDATES.items()})
+        images: Record = {k: v for k, v in options.items() if k in ("image_range", "mean", "std")}
+        one_of("normalization", chosen.normalization, NORMALIZATIONS)
+        one_of("filter", chosen.filter, ("auto", *FILTERS))
         one_of("output", output, OUTPUTS)
         for group in learn:
             one_of("learn", group, LEARN)
-        if not is_whole(updates):
-            raise InputError(f"max_iters={shown(updates)}, expected a whole number or 'preset'")
         n_labels = whole_count(n_labels, "n_labels", 1)
         dimensions = whole_count(dimensions, "dimensions", 1)
-        if updates < 0 or not tol >= 0:
-            raise InputError(f"max_iters={updates}, tol={tol}: expected 0 or more, 0 or more")
-        if keep_every < 1:
-            raise InputError(f"keep_every={keep_every}, expected 1 or more")
-        if step is not None and not 0 < step <= 2:
-            raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
         self.n_labels, self.dimensions = n_labels, dimensions
-        self.normalization, self.self_message, self.filter = normalization, self_message, filter
-        self.step, self.max_iters, self.tol = step, int(updates), tol
-        self.gradient, self.keep_every = gradient, keep_every
+        self.normalization, self.self_message = chosen.normalization, chosen.self_message
+        self.filter = chosen.filter
+        self._take(updates, chosen.max_iters)
         self.output, self.clip = output, clip
-        self.colors, self.check = Colors(image_range, mean, std), check
-        self.adjoint_tol, self.adjoint_max_iters = adjoint_tol, adjoint_max_iters
+        self.colors, self.check = Colors(**images), check
         terms = {
-            "spatial": chosen["spatial_weight"],
-            "bilateral": chosen["bilateral_weight"],
+            "spatial": chosen.spatial_weight,
+            "bilateral": chosen.bilateral_weight,
             "embedding": embedding_weight,
         }
         for name, weight in terms.items():
@@ -226,10 +215,11 @@ class DenseCRF(Module):  # type: ignore[misc]
         signs = torch.as_tensor([math.copysign(1.0, w) for w in weights])
         self.register_buffer("weight_signs", signs.to(self.log_weights.dtype))
         bandwidths = "bandwidths" in learn
-        for name in ("spatial", "bilateral"):
-            logs = self._logs(f"{name}_sigma", chosen[f"{name}_sigma"], dimensions, bandwidths)
+        sigmas = {"spatial": chosen.spatial_sigma, "bilateral": chosen.bilateral_sigma}
+        for name, sigma in sigmas.items():
+            logs = self._logs(f"{name}_sigma", sigma, dimensions, bandwidths)
             setattr(self, f"log_{name}_sigma", logs if name in self.terms else None)
-        color, unit = chosen["bilateral_color"], chosen.get("color_range", 1.0)
+        color, unit = chosen.bilateral_color, chosen.color_range or 1.0
         several = len(color) if isinstance(color, Sequence) else 1
         logs = self._logs("bilateral_color", color, several, bandwidths, unit)
         self.log_bilateral_color: Tensor = logs if "bilateral" in self.terms else None
@@ -238,13 +228,34 @@ class DenseCRF(Module):  # type: ignore[misc]
             self.log_embedding_sigma = self._logs(
                 "embedding_sigma", embedding_sigma, dimensions, bandwidths
             )
-        self.compatibility = self._compatibility(chosen["compatibility"], "compatibility" in learn)
+        self.compatibility = self._compatibility(chosen.compatibility, "compatibility" in learn)
+
+    def _take(self, updates: UpdateOptions, preset_iters: int) -> None:
+        """Check the options of updates, and make them attributes."""
+        count, tol, step = updates["max_iters"], updates["tol"], updates["step"]
+        count = preset_iters if count == "preset" else count
+        one_of("gradient", updates["gradient"], GRADIENTS)
+        if not is_whole(count):
+            raise InputError(f"max_iters={shown(count)}, expected a whole number or 'preset'")
+        if int(count) < 0 or not tol >= 0:
+            raise InputError(f"max_iters={count}, tol={tol}: expected 0 or more, 0 or more")
+        if updates["keep_every"] < 1:
+            raise InputError(f"keep_every={updates['keep_every']}, expected 1 or more")
+        if step is not None and not 0 < step <= 2:
+            raise InputError(f"step={step!r}, expected above 0 and at most 2, or None: certified")
+        self.step, self.max_iters, self.tol = step, int(count), tol
+        self.gradient, self.keep_every = updates["gradient"], updates["keep_every"]
+        self.adjoint_tol = updates["adjoint_tol"]
+        self.adjoint_max_iters = updates["adjoint_max_iters"]
 
     # ---- settings ----
 
     @classmethod
     def from_config(
-        cls, config: str | PathLike[str] | Mapping[str, Any], n_labels: int, **options: Any
+        cls,
+        config: str | PathLike[str] | DenseSettings | Mapping[str, Any],
+        n_labels: int,
+        **options: Any,
     ) -> DenseCRF:
         """A layer with the settings of a file, as ``proxfield tune`` writes it.
 
@@ -256,11 +267,9 @@ class DenseCRF(Module):  # type: ignore[misc]
         Example:
             >>> crf = DenseCRF.from_config("crf.toml", 21, learn=("weights",))  # doctest: +SKIP
         """
-        from proxfield.images.config import read_config
-
         return cls(n_labels, preset=read_config(config), **options)
 
-    def to_config(self) -> Record:
+    def to_config(self) -> DenseSettings:
         """The settings of `proxfield.DenseCRF` with the present parameters of the layer.
 
         Also for `proxfield.write_config`. Colors are in units of a range of 255, for integer
@@ -276,24 +285,22 @@ class DenseCRF(Module):  # type: ignore[misc]
         """
         if "embedding" in self.terms:
             raise InputError("settings of a dense CRF have no term over embeddings")
-        weights = dict(zip(self.terms, self.weights.detach().double().tolist(), strict=True))
-        out: Record = {}
-        for name in ("spatial", "bilateral"):
-            sigma = getattr(self, f"log_{name}_sigma")
-            if sigma is not None:
-                out[f"{name}_sigma"] = _lengths(sigma)
-            if name == "bilateral" and sigma is not None:
-                out["bilateral_color"] = _lengths(self.log_bilateral_color, FULL_RANGE)
-                out["color_range"] = FULL_RANGE
-            out[f"{name}_weight"] = weights.get(name, 0.0)
-        out.update(max_iters=self.max_iters, filter=self.filter)
-        if self.compatibility is not None:
-            out["compatibility"] = self.compatibility.detach().double().tolist()
-        if self.normalization != MODEL_SETTINGS["normalization"]:
-            out["normalization"] = self.normalization
-        if self.self_message != MODEL_SETTINGS["self_message"]:
-            out["self_message"] = self.self_message
-        return out
+        found: Record = {f"{name}_weight": 0.0 for name in ("spatial", "bilateral")}
+        weights = self.weights.detach().double().tolist()
+        found.update({f"{k}_weight": w for k, w in zip(self.terms, weights, strict=True)})
+        for name in self.terms:
+            found[f"{name}_sigma"] = _lengths(getattr(self, f"log_{name}_sigma"))
+        if "bilateral" in self.terms:
+            found["bilateral_color"] = _lengths(self.log_bilateral_color, FULL_RANGE)
+        table = "potts" if self.compatibility is None else self.compatibility.detach().double()
+        return DenseSettings(
+            **found,
+            max_iters=self.max_iters,
+            filter=self.filter,
+            compatibility=table,
+            normalization=self.normalization,
+            self_message=self.self_message,
+        )
 
     # ---- parameters ----
 

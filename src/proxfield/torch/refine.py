@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,17 @@ from proxfield.core.solve.whole import (
     term_key,
 )
 from proxfield.errors import InputError
-from proxfield.images.certain import NEGLIGIBLE
-from proxfield.images.densecrf import DenseCRF
+from proxfield.images.densecrf import DenseCRF, divided
+from proxfield.images.known import NEGLIGIBLE
 from proxfield.images.pixels import TOLERANCE
-from proxfield.images.presets import DEFAULT_PRESET, settings_of
+from proxfield.images.settings import DenseSettings
 
 QUICK = ("max_iters", "tol")
 """Options of `DenseCRF.infer` that the updates on the device take."""
 
 
 @dataclass
-class Refined:
+class RefinedTensors:
     """What `refine` gives back.
 
     Attributes:
@@ -49,7 +48,7 @@ class Refined:
     change: float
 
 
-def refine(image: Tensor | None, probabilities: Tensor, **options: Any) -> Refined:
+def refine(image: Tensor | None, probabilities: Tensor, **options: Any) -> RefinedTensors:
     """Refine the probabilities of an image's pixels by a dense CRF, on their device.
 
     What `proxfield.DenseCRF` does, without a copy to the host: for tensors on a GPU with the
@@ -73,10 +72,10 @@ def refine(image: Tensor | None, probabilities: Tensor, **options: Any) -> Refin
     return _over_host(image, probabilities, options) if found is None else found
 
 
-def _over_host(image: Tensor | None, probabilities: Tensor, options: dict[str, Any]) -> Refined:
-    own = signature(DenseCRF).parameters.keys()
-    build = {k: v for k, v in options.items() if k in own}
-    run = {k: v for k, v in options.items() if k not in own}
+def _over_host(
+    image: Tensor | None, probabilities: Tensor, options: dict[str, Any]
+) -> RefinedTensors:
+    build, run = divided(options)
     device = probabilities.device
     run.setdefault("device", str(device))
     p = probabilities.detach()
@@ -85,7 +84,7 @@ def _over_host(image: Tensor | None, probabilities: Tensor, options: dict[str, A
     result = DenseCRF(seen, p, **build).infer(**run)
     back = torch.from_numpy(np.ascontiguousarray(result.probabilities))
     changes = result.trace.change
-    return Refined(
+    return RefinedTensors(
         back.to(device, probabilities.dtype),
         torch.from_numpy(np.ascontiguousarray(result.labels)).to(device),
         result.free_energy,
@@ -115,17 +114,15 @@ MAX_SKELETONS = 32
 
 def _on_device(
     image: Tensor | None, probabilities: Tensor, options: dict[str, Any]
-) -> Refined | None:
+) -> RefinedTensors | None:
     """The same without the host, or None where it is needed."""
-    own = signature(DenseCRF).parameters.keys()
-    build = {k: v for k, v in options.items() if k in own}
-    run = {k: v for k, v in options.items() if k not in own}
+    build, run = divided(options)
     there = probabilities.is_cuda and (image is None or image.device == probabilities.device)
     if triton is None or not there or not set(run) <= set(QUICK):
         return None
     updates, tol = run.get("max_iters", "preset"), run.get("tol", 1e-6)
     if updates == "preset":
-        updates = settings_of(build.get("preset", DEFAULT_PRESET))["max_iters"]
+        updates = DenseSettings.chosen(build).max_iters
     if not isinstance(updates, int) or not 1 <= updates <= MAX_UPDATES:
         return None
     frame = skeleton(image, probabilities, build, updates)
@@ -155,10 +152,10 @@ def _on_device(
     return given_back(found, probabilities, frame)
 
 
-def given_back(found: Found, probabilities: Tensor, frame: Skeleton) -> Refined:
+def given_back(found: Found, probabilities: Tensor, frame: Skeleton) -> RefinedTensors:
     """What was found, as the probabilities were."""
     maps = found.q.view(*frame.pixels, -1).movedim(-1, frame.labels_axis)
-    return Refined(
+    return RefinedTensors(
         maps.to(probabilities.dtype),
         found.best.view(frame.pixels),
         float(found.free_energy[-1]),

@@ -26,7 +26,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Bar:
+class Spread:
     """A value with its spread over repetitions, beside a curve."""
 
     x: float
@@ -52,7 +52,7 @@ class Line:
     x: Values
     y: Values
     values: tuple[Values, ...] = ()
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[Spread, ...] = ()
     dots: bool = False
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from proxfield.errors import InputError, shown
 from proxfield.io.files import atomic_write
-from proxfield.viz.charts import Bar, Chart, Line, chart_figure
+from proxfield.viz.charts import Chart, Line, Spread, chart_figure
 from proxfield.viz.charts import find_figure_class as find_figure_class
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def convergence_charts(
         seconds = np.maximum(trace.seconds[rows], FIRST_SECONDS)
         values = (f, iteration, seconds)
         bars = tuple(
-            Bar(at, middle - lowest, low - lowest, high - lowest)
+            Spread(at, middle - lowest, low - lowest, high - lowest)
             for at, middle, low, high in timed.get(name, [])
         )
         lines["iterations"].append(Line(name, iteration, f - lowest, values))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Curve:
+class RuleCurve:
     """How a rule got on.
 
     Args:
@@ -33,7 +33,7 @@ class Curve:
     moda: ArrayLike
 
 
-def quality_figure(curves: Mapping[str, Curve], title: str | None = None) -> Figure:
+def quality_figure(curves: Mapping[str, RuleCurve], title: str | None = None) -> Figure:
     """F and MODA against gradient passes, for each rule.
 
     Args:
@@ -47,7 +47,7 @@ def quality_figure(curves: Mapping[str, Curve], title: str | None = None) -> Fig
         MissingDependencyError: If matplotlib isn't installed.
 
     Example:
-        >>> curves = {"fixed": Curve([1, 10], [9.0, 2.0], [0.0, 0.8])}
+        >>> curves = {"fixed": RuleCurve([1, 10], [9.0, 2.0], [0.0, 0.8])}
         >>> [axes.get_ylabel() for axes in quality_figure(curves).axes]
         ['free energy F', 'MODA']
     """

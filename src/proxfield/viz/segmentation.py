@@ -25,7 +25,8 @@ from proxfield.viz.style import INK, SOFT
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from proxfield.images.densecrf import DenseCRF, DenseResult
+    from proxfield.images.dense_result import DenseResult
+    from proxfield.images.densecrf import DenseCRF
 
 PANEL = 3.4
 """Longer side of a panel, in inches."""
@@ -49,23 +50,8 @@ def segmentation_figure(
 ) -> Figure:
     """The image, the labels before and after inference, and the pixels that changed.
 
-    Of a volume, the middle slice along the first axis is drawn; the counts are those of all pixels.
-
-    Args:
-        result: The result.
-        image: The image; by default as the bilateral term has it, and without one the labels alone.
-            # (*pixels), (*pixels, channels) or (channels, *pixels)
-        path: Also save the figure, as .png, .svg or .pdf.
-        names: Names of the labels, for the legend.
-        title: A title.
-
-    Returns:
-        A figure of four panels, or three without an image.
-
-    Raises:
-        InputError: If the image doesn't fit, or there is but one axis of pixels.
-        UnsupportedError: If the result came without the terms of its field.
-        MissingDependencyError: If matplotlib isn't installed.
+    Arguments and errors are those of `DenseResult.show`. Of a volume, the middle slice along the
+    first axis is drawn; the counts are those of all pixels.
 
     Example:
         >>> import proxfield as pf

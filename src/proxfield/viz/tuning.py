@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from proxfield.images.search import Found
-    from proxfield.images.tune import TuneResult
+    from proxfield.images.search import Scored, TuneResult
 
 PANELS = {
     "spatial_sigma": "σ of the spatial term (pixels)",
@@ -25,15 +24,15 @@ PANELS = {
     "bilateral_sigma": "σ of the bilateral term (pixels)",
     "bilateral_color": "σ of its colors (of 255)",
     "bilateral_weight": "weight of the bilateral term",
-    "updates": "number of updates",
+    "max_iters": "number of updates",
 }
 INK, SOFT, MARK = "#0072B2", "#9AA5B1", "#D55E00"
 REPORT_FORMATS = ("html", *FORMATS)
 
 
-def value_of(found: Found, name: str) -> float:
+def value_of(found: Scored, name: str) -> float:
     """A setting of a trial."""
-    return float(found.updates if name == "updates" else getattr(found.point, name))
+    return float(getattr(found.settings, name))
 
 
 def tuning_figure(result: TuneResult) -> Figure:
@@ -69,7 +68,7 @@ def tuning_figure(result: TuneResult) -> Figure:
 def _panel(axes: Axes, result: TuneResult, name: str) -> None:
     best = result.best
     values = [(value_of(found, name), found.score) for found in result.table]
-    others = [other for other in PANELS if other not in (name, "updates")]
+    others = [other for other in PANELS if other not in (name, "max_iters")]
     alone = sorted(
         (value_of(found, name), found.score)
         for found in result.table
@@ -121,7 +120,7 @@ def page(result: TuneResult) -> str:
     tuning_figure(result).savefig(buffer, format="svg", metadata={"Date": None})
     picture = buffer.getvalue().decode("utf-8")
     picture = picture[picture.index("<svg") :]
-    facts = [(key.replace("_", " "), f"{value}") for key, value in result.config.items()]
+    facts = [(key.replace("_", " "), f"{value}") for key, value in result.config.to_dict().items()]
     about = [
         ("images", f"{result.images} (digest of the data {result.digest})"),
         (f"{result.title} without a CRF", f"{result.baseline:.4f}"),
@@ -156,11 +155,11 @@ def page(result: TuneResult) -> str:
     return whole_page(f"Dense CRF: {result.title}", "\n".join(body))
 
 
-def _cells(found: Found | None) -> str:
+def _cells(found: Scored | None) -> str:
     if found is None:
         return f'<td colspan="{len(PANELS) + 1}">no CRF</td>'
     values = "".join(f"<td>{value_of(found, name):g}</td>" for name in PANELS)
-    return f"{values}<td>{escape(found.point.filter)}</td>"
+    return f"{values}<td>{escape(found.settings.filter)}</td>"
 
 
 def _head(first: str, last: str) -> str:
@@ -179,7 +178,7 @@ def _folds(result: TuneResult) -> str:
 
 
 def _table(result: TuneResult) -> str:
-    listed: list[tuple[float, Found | None]] = [(f.score, f) for f in result.table]
+    listed: list[tuple[float, Scored | None]] = [(f.score, f) for f in result.table]
     listed.append((result.baseline, None))
     listed.sort(key=lambda item: -item[0])
     rows = "".join(

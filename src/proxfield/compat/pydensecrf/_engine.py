@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.compat import pydensecrf as settings
-
-if TYPE_CHECKING:
-    from proxfield.core.terms.gaussian import Gaussian
+from proxfield.core.engines.base import softmax_rows
+from proxfield.core.terms.gaussian import Gaussian
+from proxfield.core.terms.unary import Unary
+from proxfield.field import Field
+from proxfield.images.updates import FieldUpdates
 
 FILTER = "lattice"
 """The filter of every pairwise term; the original knows this one only."""
-KERNELS = "cpu"
 MAX_SERIAL_ENERGIES = 50_000
 """Entries up to which one thread does: waking others costs more than they save."""
 TINY = 1e-20
@@ -79,37 +79,21 @@ class Engine:
         self.pairwise = list(pairwise)
         if not self.pairwise:
             return
-        from proxfield.core.engines import compile_program
-        from proxfield.core.solve.curvature import Curvature
-        from proxfield.core.solve.problem import Problem
-        from proxfield.core.solve.rules.registry import make_rule
-        from proxfield.core.terms.unary import Unary
-        from proxfield.field import Field
-
         variables, labels = energies.shape
-        field = Field(variables, labels, [Unary(self.rows), *self.pairwise])
-        lowered = field.lower()
         threads = settings.THREADS or (1 if energies.size <= MAX_SERIAL_ENERGIES else None)
-        self.program = compile_program(lowered, KERNELS, "float32", threads)
-        problem = Problem(lowered, Curvature(lowered, field, KERNELS))
-        self.plan = make_rule("fixed", {}).plan(problem)
+        field = Field(variables, labels, [Unary(self.rows), *self.pairwise])
+        self.updates = FieldUpdates(field, threads)
 
     @property
     def unary_only(self) -> NDArray[np.float32]:
         """Marginals that the unary energies alone give.  # (N · L,)"""
-        from proxfield.core.engines.base import softmax_rows
-
         return softmax_rows(self.rows.reshape(-1), self.rows.shape[1])
 
     def advance(self, q: NDArray[np.float32], n: int) -> NDArray[np.float32]:
         """Marginals after ``n`` updates, perhaps in the array given.  # (N · L,) -> (N · L,)"""
         if not self.pairwise:
             return self.unary_only
-        from proxfield.core.solve.loop import make_updates
-
-        state = self.program.take(q[None])
-        make_updates(self.program, self.plan, state, n)
-        return np.asarray(self.program.view(state), dtype=np.float32)
+        return self.updates.make(self.updates.program.take(q[None]), n)
 
     def divergence(self, q: NDArray[np.float32]) -> float:
         """Σ Q log Q + ⟨U, Q⟩ + Σ ⟨Q, μ K Q⟩: see `DenseCRF.klDivergence`.  # (N · L,)"""

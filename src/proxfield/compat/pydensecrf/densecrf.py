@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from enum import IntEnum
 from numbers import Number
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from proxfield.compat.pydensecrf import _engine, eigen
 from proxfield.compat.pydensecrf.eigen import MatrixXf, as_matrix, check_float32
@@ -77,7 +78,7 @@ class ConstUnary(Unary):
         u: One energy per label and variable.  # (L, N)
     """
 
-    def __init__(self, u: Any) -> None:
+    def __init__(self, u: ArrayLike) -> None:
         self.energies = as_float32(u, "u")
 
 
@@ -89,7 +90,7 @@ class LogisticUnary(Unary):
         f: Features.  # (k, N)
     """
 
-    def __init__(self, L: Any, f: Any) -> None:
+    def __init__(self, L: ArrayLike, f: ArrayLike) -> None:
         weights, features = as_float32(L, "L"), as_float32(f, "f")
         if weights.ndim != 2 or features.ndim != 2 or weights.shape[1] != features.shape[0]:
             raise ValueError(
@@ -116,7 +117,7 @@ class DenseCRF:
     """
 
     # Set up in __new__, as the original is: a subclass needn't call __init__.
-    def __new__(cls: type[Self], nvar: int, nlabels: int, *ignored: Any) -> Self:
+    def __new__(cls: type[Self], nvar: int, nlabels: int, *ignored: object) -> Self:
         self = super().__new__(cls)
         self._n, self._labels = int(nvar), int(nlabels)
         if self._n < 0 or self._labels < 1:
@@ -147,7 +148,7 @@ class DenseCRF:
             raise TypeError("an empty Unary: make a ConstUnary or a LogisticUnary")
         self.setUnaryEnergy(u.energies)
 
-    def setUnaryEnergy(self, u: Any, f: Any = None) -> None:
+    def setUnaryEnergy(self, u: ArrayLike, f: ArrayLike | None = None) -> None:
         """Set the unary energies, −log of the probabilities.
 
         Args:
@@ -173,8 +174,8 @@ class DenseCRF:
 
     def addPairwiseEnergy(
         self,
-        features: Any,
-        compat: Any,
+        features: ArrayLike,
+        compat: ArrayLike,
         kernel: int = DIAG_KERNEL,
         normalization: int = NORMALIZE_SYMMETRIC,
     ) -> None:
@@ -196,7 +197,7 @@ class DenseCRF:
         self._add(rows.reshape(len(rows), self._n).T, compat, kernel, normalization)
 
     def _add(
-        self, features: NDArray[np.float32], compat: Any, kernel: int, normalization: int
+        self, features: NDArray[np.float32], compat: ArrayLike, kernel: int, normalization: int
     ) -> None:
         KernelType(int(kernel))  # ValueError for any other number
         how = NORMALIZATIONS[NormalizationType(int(normalization))]
@@ -236,7 +237,7 @@ class DenseCRF:
         """softmax(−U), and two matrices that `stepInference` takes and doesn't need."""
         return self.inference(0), MatrixXf(), MatrixXf()
 
-    def stepInference(self, Q: MatrixXf, tmp1: Any = None, tmp2: Any = None) -> None:
+    def stepInference(self, Q: MatrixXf, tmp1: object = None, tmp2: object = None) -> None:
         """One update of Q, in place."""
         flat = self._flat(Q)
         flat[:] = self._solver().advance(flat, 1)
@@ -277,7 +278,7 @@ class DenseCRF2D(DenseCRF):
         *ignored: More arguments are for subclasses.
     """
 
-    def __new__(cls: type[Self], w: int, h: int, nlabels: int, *ignored: Any) -> Self:
+    def __new__(cls: type[Self], w: int, h: int, nlabels: int, *ignored: object) -> Self:
         self = super().__new__(cls, int(w) * int(h), nlabels)  # type: ignore[misc]
         self._w, self._h = int(w), int(h)
         return self  # type: ignore[no-any-return]
@@ -290,8 +291,8 @@ class DenseCRF2D(DenseCRF):
 
     def addPairwiseGaussian(
         self,
-        sxy: Any,
-        compat: Any,
+        sxy: ArrayLike,
+        compat: ArrayLike,
         kernel: int = DIAG_KERNEL,
         normalization: int = NORMALIZE_SYMMETRIC,
     ) -> None:
@@ -309,10 +310,10 @@ class DenseCRF2D(DenseCRF):
 
     def addPairwiseBilateral(
         self,
-        sxy: Any,
-        srgb: Any,
-        rgbim: Any,
-        compat: Any,
+        sxy: ArrayLike,
+        srgb: float | Sequence[float],
+        rgbim: ArrayLike,
+        compat: ArrayLike,
         kernel: int = DIAG_KERNEL,
         normalization: int = NORMALIZE_SYMMETRIC,
     ) -> None:
@@ -348,14 +349,14 @@ class DenseCRF2D(DenseCRF):
         np.divide(image, spread, out=features[..., 2:])
         self._add(features.reshape(self._n, -1), compat, kernel, normalization)
 
-    def _positions(self, sxy: Any, out: NDArray[np.float32]) -> None:
+    def _positions(self, sxy: ArrayLike, out: NDArray[np.float32]) -> None:
         """Write where each pixel is, x first.  # (h, w, 2 or more)"""
         sx, sy = deviations(sxy, 2, "sxy")
         out[..., 0] = np.arange(self._w, dtype=np.float32) / sx
         out[..., 1] = np.arange(self._h, dtype=np.float32)[:, None] / sy
 
 
-def as_float32(value: Any, name: str) -> NDArray[np.float32]:
+def as_float32(value: ArrayLike, name: str) -> NDArray[np.float32]:
     """Anything that numpy can read as real numbers, as float32."""
     out = None if value is None else np.asarray(value)
     if out is None or out.dtype.kind not in "fiub":
@@ -363,7 +364,7 @@ def as_float32(value: Any, name: str) -> NDArray[np.float32]:
     return out.astype(np.float32, copy=False)
 
 
-def deviations(value: Any, count: int, name: str) -> NDArray[np.float32]:
+def deviations(value: ArrayLike, count: int, name: str) -> NDArray[np.float32]:
     """Standard deviations from a number or (at least) as many as needed.  # (count,)"""
     given = as_float32(value, name).ravel()
     if np.ndim(value) == 0:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from proxfield.core.common.arrays import Pixels
 
 
 class _Buffer(np.ndarray[Any, np.dtype[np.float32]]):
@@ -67,12 +69,12 @@ class VectorXf(_Buffer):
         return np.zeros(size, dtype=np.float32).view(cls)
 
 
-def matrixXf(arr: Any) -> MatrixXf:
+def matrixXf(arr: ArrayLike) -> MatrixXf:
     """A copy of a two-dimensional float32 array."""
     return np.array(_checked(arr, 2), order="F").view(MatrixXf)
 
 
-def vectorXf(arr: Any) -> VectorXf:
+def vectorXf(arr: ArrayLike) -> VectorXf:
     """A copy of a one-dimensional float32 array."""
     return np.array(_checked(arr, 1)).view(VectorXf)
 
@@ -97,7 +99,7 @@ def _checked(arr: Any, ndim: int) -> NDArray[np.float32]:
     return out
 
 
-def check_float32(array: NDArray[Any]) -> None:
+def check_float32(array: Pixels) -> None:
     """Raise ValueError unless an array is of float32."""
     if array.dtype != np.float32:
         raise ValueError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -94,7 +93,7 @@ def softmax_to_unary(sm: ArrayLike, GT_PROB: float = 1) -> NDArray[np.float32]:
     return unary_from_softmax(sm, GT_PROB, clip=None)
 
 
-def create_pairwise_gaussian(sdims: Any, shape: ArrayLike) -> NDArray[np.float32]:
+def create_pairwise_gaussian(sdims: ArrayLike, shape: ArrayLike) -> NDArray[np.float32]:
     """Features for `addPairwiseEnergy`: positions on a grid of any dimension.
 
     Args:
@@ -116,7 +115,7 @@ def create_pairwise_gaussian(sdims: Any, shape: ArrayLike) -> NDArray[np.float32
 
 
 def create_pairwise_bilateral(
-    sdims: Any, schan: Any, img: ArrayLike, chdim: int = -1
+    sdims: ArrayLike, schan: ArrayLike, img: ArrayLike, chdim: int = -1
 ) -> NDArray[np.float32]:
     """Features for `addPairwiseEnergy`: positions and values of an image of any dimension.
 
@@ -136,14 +135,14 @@ def create_pairwise_bilateral(
                [3., 4.]], dtype=float32)
     """
     image = np.asarray(img)
-    last = np.ndim(sdims) == 1 and image.ndim == len(sdims) + 1
+    last = np.ndim(sdims) == 1 and image.ndim == np.size(sdims) + 1
     gray = chdim == -1 and not last
     channels = image[None] if gray else np.moveaxis(image, chdim, 0)
-    if np.ndim(schan) == 1 and 0 < len(schan) < len(channels):
-        missing = len(channels) - len(schan)
+    if np.ndim(schan) == 1 and 0 < np.size(schan) < len(channels):
+        missing = len(channels) - np.size(schan)
         warnings.warn(
-            f"schan has {len(schan)} values for {len(channels)} channels: the others are taken as "
-            "they are, as pydensecrf does; give one for each, or a number for all",
+            f"schan has {np.size(schan)} values for {len(channels)} channels: the others are taken "
+            "as they are, as pydensecrf does; give one for each, or a number for all",
             stacklevel=2,
         )
         schan = np.append(schan, np.ones(missing))
@@ -152,7 +151,7 @@ def create_pairwise_bilateral(
     return np.concatenate([create_pairwise_gaussian(sdims, channels.shape[1:]), values])
 
 
-def _spread(value: Any, count: int, name: str, what: str) -> NDArray[np.float32]:
+def _spread(value: ArrayLike, count: int, name: str, what: str) -> NDArray[np.float32]:
     """One standard deviation each, from a number or as many as needed.  # (count,)"""
     given = np.asarray(value, dtype=np.float32)
     if given.ndim == 0:
