@@ -40,6 +40,8 @@ from proxfield.io.remote import is_remote
 from proxfield.io.tiff import GeoReference
 from proxfield.io.windows import (
     HeldOutput,
+    NewFile,
+    NewFile,
     Output,
     check_output,
     open_output,
