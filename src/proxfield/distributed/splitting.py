@@ -11,11 +11,9 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.lowering.reduction import Reduction, Untouched
 from proxfield.core.terms.base import Ints, Layout, Term
 from proxfield.core.terms.consistency import Consistency
-from proxfield.core.terms.cooccurrence import Cooccurrence, LatentCooccurrence
 from proxfield.core.terms.factor import Factor
 from proxfield.core.terms.pairwise import Ising, Potts
 from proxfield.distributed.cut import Cut, Embedded
-from proxfield.people.occupancy import Occupancy
 
 
 @dataclass
@@ -79,7 +77,7 @@ def split(lowered: Lowered, user_owner: Ints, rank: int) -> tuple[Lowered, Cut]:
         pairs=tuple(t for t in across if t.degree == 2),
         larger=tuple(t for t in across if isinstance(t, Factor) and t.degree > 2),
         extras=tuple(
-            (Embedded(t, layout, both), bool(owner[scope_of(t, layout)].min() == rank))
+            (Embedded(t, layout, both), bool(owner[t.scope(layout)].min() == rank))
             for t in extras.across
         ),
         owners=owner[ghosts],
@@ -139,7 +137,7 @@ def part_extra(term: Term, layout: Layout, own: NDArray[np.bool_], found: CutTer
     if type(term) is Consistency:
         parts = [p for p in split_segments(term, own) if len(p.members)]
     for part in parts:
-        scope = scope_of(part, layout)
+        scope = part.scope(layout)
         if own[scope].any():
             found.across.append(part)
             found.touched.append(scope)
@@ -166,20 +164,6 @@ def some_segments(term: Consistency, which: Ints) -> Consistency:
     for key, value in arrays.items():
         object.__setattr__(out, key, value)
     return out
-
-
-def scope_of(term: Term, layout: Layout) -> Ints:
-    """The variables of a term that isn't lowered; all of the field's where it isn't known."""
-    if isinstance(term, Consistency):
-        return np.unique(term.members)
-    if isinstance(term, Cooccurrence):
-        pixels = np.arange(term.first, term.first + term.pixels)
-        if not isinstance(term, LatentCooccurrence):
-            return pixels
-        return np.unique(np.append(pixels, term.presence + np.arange(len(term.classes))))
-    if isinstance(term, Occupancy):
-        return np.arange(term.first, term.first + term.n_locations)
-    return np.arange(layout.n_vars)
 
 
 def renumbered(term: Term, number: Ints) -> Term:

@@ -41,7 +41,6 @@ from proxfield.io.tiff import GeoReference
 from proxfield.io.windows import (
     HeldOutput,
     NewFile,
-    NewFile,
     Output,
     check_output,
     open_output,

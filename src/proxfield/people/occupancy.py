@@ -170,6 +170,9 @@ class Occupancy(Term):
         pixels = sum((s.height + 1) * (s.width + 1) for s in self.silhouettes)
         return PIXEL_BYTES * pixels + 2 * sum(s.nbytes for s in self.silhouettes)
 
+    def scope(self, layout: Layout) -> Ints:
+        return np.arange(self.first, self.first + self.n_locations)
+
     def images(self) -> Iterator[tuple[Silhouettes, Floats]]:
         """Each camera that has a mask: its silhouettes and its mask."""
         yield from zip(self.silhouettes, self.masks, strict=True)

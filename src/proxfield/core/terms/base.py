@@ -222,6 +222,13 @@ class Term(ABC):
 
     # ---- optional ----
 
+    def scope(self, layout: Layout) -> Ints:
+        """The variables whose marginals the energy depends on, in order; by default all.
+
+        A field that is divided among processes computes a term only where it has such variables.
+        """
+        return np.arange(layout.n_vars)
+
     @property
     def omitted(self) -> bool:
         """Whether every energy of the term is 0, so that inference omits it: weight 0, say.

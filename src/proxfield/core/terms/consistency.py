@@ -155,6 +155,9 @@ class Consistency(Term):
 
     # ---- Term ----
 
+    def scope(self, layout: Layout) -> Ints:
+        return np.unique(self.members)
+
     @property
     def omitted(self) -> bool:
         return type(self).add_gradient is Consistency.add_gradient and not self.weights.any()

@@ -183,6 +183,9 @@ class Cooccurrence(Term):
     def validate(self, layout: Layout) -> None:
         _check_block(layout, self.first, self.pixels, self.n_labels, "pixels")
 
+    def scope(self, layout: Layout) -> Ints:
+        return np.arange(self.first, self.first + self.pixels)
+
     # ---- the block of pixels ----
 
     def _block(self, layout: Layout, flat: Floats) -> tuple[Floats, Floats]:
@@ -261,6 +264,10 @@ class LatentCooccurrence(Cooccurrence):
                 f"class presences (variables {start} to {start + m - 1}) overlap the pixels "
                 f"(variables {self.first} to {self.first + self.pixels - 1})"
             )
+
+    def scope(self, layout: Layout) -> Ints:
+        presences = self.presence + np.arange(len(self.classes))
+        return np.unique(np.append(super().scope(layout), presences))
 
     def _off(self, layout: Layout) -> Ints:
         """The entries Y_l = 0; each one's Y_l = 1 follows it.  # (m,)"""
