@@ -526,7 +526,7 @@ def batch(options: argparse.Namespace) -> list[dict[str, Any]]:
 def alone(options: argparse.Namespace, fields: list[Any]) -> list[dict[str, Any]]:
     """One field of each size by itself, on one multiprocessor and shared by several."""
     from proxfield.core.engines.triton.batch import BatchProgram
-    from proxfield.core.engines.triton.device_pack import PART
+    from proxfield.core.engines.triton.binary_pack import PART
 
     rows = []
     seen: set[int] = set()
@@ -563,7 +563,7 @@ def small_seconds(program: Any, trace: bool, options: argparse.Namespace) -> flo
 def launches(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A field of 40 variables, and a medium one: all in one launch, graphs, single launches."""
     import proxfield as pf
-    from proxfield.core.engines.triton import graphs
+    from proxfield.core.engines.triton import state
     from proxfield.core.engines.triton.program import GpuProgram
 
     rng = np.random.default_rng(2)
@@ -578,10 +578,10 @@ def launches(options: argparse.Namespace) -> list[dict[str, Any]]:
     ):
         for form in forms:
             for enabled in (True, False) if form != "small" else (True,):
-                graphs.ENABLED = enabled
+                state.ENABLED = enabled
                 program = GpuProgram(lowered, form=form)
                 seconds, _ = measured(program, "fixed", True, 2 if options.quick else 128)
-                graphs.ENABLED = True
+                state.ENABLED = True
                 how = "one launch" if form == "small" else ("graphs" if enabled else "launches")
                 rows.append({"field": name, "form": form, "how": how, "us": 1e6 * seconds})
                 print(f"{name:24} {form:10} {how:10} {1e6 * seconds:9.2f} µs", flush=True)

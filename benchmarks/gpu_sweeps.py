@@ -106,7 +106,7 @@ def time_sweep(name: str, lowered: Lowered, dtype: str) -> None:
 
 def shape_of(sweeper: Sweeper) -> dict[str, int]:
     """The tile."""
-    return {k: sweeper.flags[k] for k in ("BV", "L", "E", "M", "R")}
+    return sweeper.working._asdict()
 
 
 def uniform(lowered: Lowered) -> Any:

@@ -87,7 +87,7 @@ def test_several_blocks_on_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forests, "THREADS", 32)
     lowered = grid(9, 9, strength=2.0, seed=2).lower()
     program: Any = GpuProgram(lowered, "float64")
-    program._sweeper.flags["BV"] = 8
+    program._sweeper.working = program._sweeper.working._replace(block=8)
     starts = np.full((2, 162), 0.5)
     chains = Chains.make(
         starts, hot=2.0, sweeps=5, seeds=[3, 4], drawn=True, forests=True, polish=0

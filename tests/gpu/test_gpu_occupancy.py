@@ -16,7 +16,7 @@ from proxfield.core.engines.terms import implementation
 from proxfield.core.engines.triton.device_pack import upload
 from proxfield.core.engines.triton.frames import FramesProgram
 from proxfield.core.engines.triton.terms.base import HostTerm, on_device
-from proxfield.core.engines.triton.update import arithmetic, pairs
+from proxfield.core.engines.triton.update import binary, board
 from proxfield.core.terms.base import Layout
 from proxfield.people.silhouettes import Boxes, Runs, Silhouettes
 from proxfield.people.triton import occupancy_plan
@@ -263,10 +263,10 @@ def test_marginals_of_pairs_of_each_field() -> None:
     state = program.start([marginals(k, 14, saturated=False) for k in range(2)])
     slot = state.slot
     slot.buffers[1] *= 3.0
-    slot.board[:, arithmetic.TICK] = torch.tensor([4, 5], dtype=torch.int32)
+    slot.board[:, board.TICK] = torch.tensor([4, 5], dtype=torch.int32)
     expected = program.natural.marginals(program._present(slot))
     slot.shift.fill_(7.0)
-    pairs.read(slot, program.front, program.stride, 2, 28)
+    binary.read_marginals(slot, program.front, 2, 28)
     np.testing.assert_allclose(slot.q.cpu(), expected.cpu(), rtol=1e-14)
     assert not slot.shift[:56].any()
 

@@ -188,7 +188,7 @@ def test_many_blocks(dtype: str) -> None:
         lowered = field.lower()
         row, column = neighbor_rows(lowered)
         colors = greedy_colors(row, column)
-        assert np.bincount(colors).max() > sweeper_of(lowered).flags["BV"]
+        assert np.bincount(colors).max() > sweeper_of(lowered).working.block
         order, starts = grouped(np.arange(lowered.layout.n_vars), colors, np.diff(row))
         compare_sweeps(lowered, Order(order, starts), dtype)
 

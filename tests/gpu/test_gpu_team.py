@@ -180,22 +180,22 @@ def test_many_updates_in_several_launches_and_a_slot_used_again(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_fields_too_large_for_one_program(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are shared by default, unless there are too many programs or too many neighbors."""
-    from proxfield.core.engines.triton import device_pack
+    from proxfield.core.engines.triton import binary_pack
     from proxfield.core.engines.triton.batch import BatchProgram
 
-    monkeypatch.setattr(device_pack, "SMALL_BINARY", 60)
-    monkeypatch.setattr(device_pack, "TEAM_PARTS", (PART // 2, PART))
-    monkeypatch.setattr(device_pack, "processors", lambda device: 4)
+    monkeypatch.setattr(binary_pack, "SMALL_BINARY", 60)
+    monkeypatch.setattr(binary_pack, "TEAM_PARTS", (PART // 2, PART))
+    monkeypatch.setattr(binary_pack, "processors", lambda device: 4)
     fields = grids(9, 5)
     batch = BatchProgram(fields, dtype)
     assert batch.pack.form == "team" and batch.pack.shared and len(batch.pack.whose) == 4
     check(fields, plan_of(Kind.ADAM, 81 + 25), dtype=dtype, form=None)
     one = BatchProgram(grids(8), dtype)  # 64 variables: two programs
     assert one.pack.form == "team" and one.pack.shared
-    monkeypatch.setattr(device_pack, "processors", lambda device: 3)
+    monkeypatch.setattr(binary_pack, "processors", lambda device: 3)
     assert BatchProgram(fields, dtype).pack.form == "slices"
     star = pf.Field(90, n_labels=2, terms=[pf.Ising([[0, k] for k in range(1, 90)], 0.1)])
-    monkeypatch.setattr(device_pack, "processors", lambda device: 9)
+    monkeypatch.setattr(binary_pack, "processors", lambda device: 9)
     assert BatchProgram([star.lower()], dtype).pack.form == "slices"
 
 
@@ -208,10 +208,10 @@ def test_two_would_wait_longer_than_one_takes() -> None:
 @direct
 def test_too_many_programs_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then one program has each field."""
-    from proxfield.core.engines.triton import device_pack
+    from proxfield.core.engines.triton import binary_pack
     from proxfield.core.engines.triton.batch import BatchProgram
 
-    monkeypatch.setattr(device_pack, "processors", lambda device: 3)
+    monkeypatch.setattr(binary_pack, "processors", lambda device: 3)
     batch = BatchProgram(grids(9), form="small")
     batch.pack.share(PART)
     assert batch.pack.shared  # three programs

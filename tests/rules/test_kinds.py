@@ -166,8 +166,8 @@ ADDITIONS = {
     ],
     "core/engines/triton/update/kinds.py": [
         (
-            "    # sets of kinds\n",
-            "".join(f"    _{k}: constexpr = tl.constexpr(int(Kind.{k}))\n" for k in EXAMPLES),
+            "# sets of kinds\n",
+            "".join(f"_{k}: constexpr = constant(int(Kind.{k}))\n" for k in EXAMPLES),
         ),
         (
             "    else:\n        tl.static_assert(False",
@@ -179,7 +179,7 @@ ADDITIONS = {
         u = g1 * u + (1.0 - g1) * target
         new = u
     elif KIND == _EXAMPLE_BOUNDED:
-        u = g1 * u + (1.0 - g1) * (theta - target - mean_residual)
+        u = g1 * u + (1.0 - g1) * (theta - target - mean.residual)
         new = theta - step * u / (1.0 + u * u)
 """,
         ),

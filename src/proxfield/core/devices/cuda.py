@@ -6,10 +6,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxfield.core.common.extras import install_hint
 from proxfield.core.common.memory import human_bytes
@@ -32,6 +31,10 @@ def _find(name: str) -> ModuleType | None:
 torch: Any = _find("torch")
 triton: Any = _find("triton")
 tl: Any = None if triton is None else _find("triton.language")
+if TYPE_CHECKING:
+    from proxfield.core.devices.tensors import constexpr as constexpr
+else:
+    constexpr = str if tl is None else tl.constexpr
 
 
 def need(*modules: str, who: str = "a GPU") -> None:
@@ -154,15 +157,33 @@ def jit(function: Callable[..., object]) -> Kernel:
     return function if triton is None else triton.jit(function)
 
 
+def jit_for_any(
+    *integers: str, pointers: tuple[str, ...] = ()
+) -> Callable[[Callable[..., object]], Kernel]:
+    """`jit` that doesn't compile anew for special values of some arguments.
+
+    Args:
+        *integers: Arguments whose values 1 and multiples of 16 aren't special.
+        pointers: Arguments that aren't assumed to be aligned: all loads are of single numbers.
+    """
+
+    def make(function: Callable[..., object]) -> Kernel:
+        if triton is None:
+            return function
+        return triton.jit(
+            function,
+            do_not_specialize=list(integers),
+            do_not_specialize_on_alignment=list(pointers),
+        )
+
+    return make
+
+
+def constant(value: float) -> constexpr:
+    """A number that kernels may read as a global variable."""
+    return value if tl is None else tl.constexpr(value)
+
+
 def interpreted() -> bool:
     """Whether Triton runs kernels in its interpreter, which works on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "") == "1"
-
-
-@cache
-def cooperative() -> bool:
-    """Whether cooperative launches are available; Triton before 3.3 may not support them."""
-    if interpreted():
-        return True
-    options = getattr(_find("triton.backends.nvidia.compiler"), "CUDAOptions", None)
-    return hasattr(options, "launch_cooperative_grid")

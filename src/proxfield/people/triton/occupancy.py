@@ -48,7 +48,7 @@ class OccupancyFrames:
 
     capturable = True
     of_pairs = True
-    """Where all variables have two labels, marginals are read in one launch (`update.pairs`)."""
+    """Where all variables have two labels, marginals are read in one launch (`update.binary`)."""
 
     def __init__(
         self, terms: Sequence[Occupancy], layout: Layout, dtype: str, device: TorchDevice

@@ -16,14 +16,7 @@ is the frame, so that what is the same for all frames is read from the cache.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from proxfield.core.devices.cuda import jit, tl
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
+from proxfield.core.devices.cuda import constexpr, jit, tl
 
 
 @jit

@@ -16,10 +16,9 @@ from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.base import ROUNDING_FACTOR, Batch, Rows, slack
 from proxfield.core.engines.plan import Update
-from proxfield.core.engines.triton import launch
 from proxfield.core.engines.triton import state as states
+from proxfield.core.engines.triton.binary_pack import BinaryTensors
 from proxfield.core.engines.triton.device_pack import (
-    BinaryTensors,
     Joined,
     Tensors,
     download,
@@ -27,12 +26,18 @@ from proxfield.core.engines.triton.device_pack import (
     upload,
 )
 from proxfield.core.engines.triton.general_pack import GeneralTensors
-from proxfield.core.engines.triton.graphs import LENGTHS, LENGTHS_WITH_TERMS, Graphs
-from proxfield.core.engines.triton.natural_parameters import Natural
 from proxfield.core.engines.triton.planes_pack import PlaneTensors, suits
-from proxfield.core.engines.triton.state import BatchState, Slot, default_device
-from proxfield.core.engines.triton.update import arithmetic, kinds
-from proxfield.core.engines.triton.update import pairs as pairs_kernel
+from proxfield.core.engines.triton.state import (
+    LENGTHS,
+    LENGTHS_WITH_TERMS,
+    BatchState,
+    Graphs,
+    Natural,
+    Slot,
+    default_device,
+)
+from proxfield.core.engines.triton.update import binary, board
+from proxfield.core.engines.triton.update.kinds import LOOK, Rule
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats
 from proxfield.errors import UnsupportedError
@@ -67,7 +72,7 @@ class BatchProgram(Batch[Update, BatchState]):
         lowereds: The fields.
         dtype: Type of the state, "float32" or "float64"; sums are float64.
         device: A CUDA device.
-        form: How to store couplings, for tests; see `device_pack`.
+        form: How to store couplings, for tests; see the packs.
 
     Example:
         >>> batch = BatchProgram([field.lower() for field in fields])  # doctest: +SKIP
@@ -89,7 +94,7 @@ class BatchProgram(Batch[Update, BatchState]):
         self.binary = self.joined.binary
         self.natural = Natural(self.joined, self.device)
         self.terms: list[DeviceTerm] = []
-        """Terms iterated on their own (see `gpu.terms`), and whether graphs can hold them.
+        """Terms iterated on their own (see `terms.base`), and whether graphs can hold them.
 
         With several fields, of the same size, each term is of all of them: it gives an energy for
         each field.
@@ -132,11 +137,12 @@ class BatchProgram(Batch[Update, BatchState]):
         spins = self.stride + 16 if self.binary and self.small else 1  # read past by empty fields
         n = max(1, self.joined.n)
         slot = Slot(
-            buffers=torch.zeros((arithmetic.BUFFERS, self.stride), dtype=kind, device=device),
-            spins=torch.zeros((arithmetic.BUFFERS, spins), dtype=kind, device=device),
-            board=torch.zeros((self.fields, arithmetic.BOARD), dtype=torch.int32, device=device),
-            numbers=torch.zeros((self.fields, arithmetic.BOARD), **real),
-            parameters=torch.zeros(arithmetic.PARAMETERS, **real),
+            stride=self.stride,
+            buffers=torch.zeros((board.BUFFERS, self.stride), dtype=kind, device=device),
+            spins=torch.zeros((board.BUFFERS, spins), dtype=kind, device=device),
+            board=torch.zeros((self.fields, board.BOARD), dtype=torch.int32, device=device),
+            numbers=torch.zeros((self.fields, board.BOARD), **real),
+            parameters=torch.zeros(board.PARAMETERS, **real),
             step=torch.ones(n, dtype=kind, device=device),
             safe=torch.ones(n, dtype=kind, device=device),
             parts=torch.zeros((max(1, self.pack.n_blocks), 2), **real),
@@ -171,7 +177,7 @@ class BatchProgram(Batch[Update, BatchState]):
             if moment is not None:
                 moment.zero_()
         state.slot.board.zero_()
-        state.slot.numbers[:, [arithmetic.SIZE, arithmetic.USED]] = 0.0
+        state.slot.numbers[:, [board.SIZE, board.USED]] = 0.0
         return state
 
     def set_marginals(self, state: BatchState, q: Tensor) -> None:
@@ -240,9 +246,7 @@ class BatchProgram(Batch[Update, BatchState]):
         return slot.buffers[self._which(slot, ago)[entries], at]
 
     def _which(self, slot: Slot, ago: int) -> Tensor:
-        return (
-            slot.board[:, arithmetic.TICK].long() + arithmetic.BUFFERS - ago
-        ) % arithmetic.BUFFERS
+        return (slot.board[:, board.TICK].long() + board.BUFFERS - ago) % board.BUFFERS
 
     @cached_property
     def _field_of_entries(self) -> Tensor:
@@ -331,7 +335,7 @@ class BatchProgram(Batch[Update, BatchState]):
         """The same for small fields: those that run in one launch have no step of their own."""
         other = self.unfused
         apart = other.start_from(self.tensor(state, torch.float64))
-        sizes = [arithmetic.SIZE, arithmetic.USED]
+        sizes = [board.SIZE, board.USED]
         apart.pending = state.pending.copy()
         apart.slot.numbers[:, sizes] = state.slot.numbers[:, sizes]
         rows = other.advance_each(apart, plan, n, tol, True, wanted)
@@ -361,27 +365,25 @@ class BatchProgram(Batch[Update, BatchState]):
         self, state: BatchState, plan: Update, n: int, tol: float, active: NDArray[np.bool_]
     ) -> None:
         slot = state.slot
-        begin = np.zeros((self.fields, arithmetic.BOARD), dtype=np.int32)
-        begin[:, arithmetic.DONE] = ~active
-        begin[:, arithmetic.LIMIT] = n
+        begin = np.zeros((self.fields, board.BOARD), dtype=np.int32)
+        begin[:, board.DONE] = ~active
+        begin[:, board.LIMIT] = n
         slot.board[:, 1:] = torch.as_tensor(begin[:, 1:]).to(self.device)
         if state.pending.any():
             infinite = torch.as_tensor(state.pending).to(self.device)
-            slot.numbers[:, arithmetic.CONSTANT] = torch.where(
-                infinite, np.inf, self.pack.constants
-            )
-        numbers = np.zeros(arithmetic.PARAMETERS)
-        numbers[arithmetic.BETA] = plan.inverse_temperature
-        numbers[arithmetic.GAMMA1], numbers[arithmetic.GAMMA2] = plan.gamma1, plan.gamma2
-        numbers[arithmetic.EPSILON] = plan.epsilon
-        numbers[arithmetic.TOL] = tol
-        numbers[arithmetic.STEP], numbers[arithmetic.INVERSE] = plan.step[0], 1.0 / plan.step[0]
-        numbers[arithmetic.SLACK] = slack(0.0, np.dtype(self.dtype))
+            slot.numbers[:, board.CONSTANT] = torch.where(infinite, np.inf, self.pack.constants)
+        numbers = np.zeros(board.PARAMETERS)
+        numbers[board.BETA] = plan.inverse_temperature
+        numbers[board.GAMMA1], numbers[board.GAMMA2] = plan.gamma1, plan.gamma2
+        numbers[board.EPSILON] = plan.epsilon
+        numbers[board.TOL] = tol
+        numbers[board.STEP], numbers[board.INVERSE] = plan.step[0], 1.0 / plan.step[0]
+        numbers[board.SLACK] = slack(0.0, np.dtype(self.dtype))
         if plan.search is not None:
-            search, size = plan.search, slot.numbers[:, arithmetic.SIZE]
-            numbers[arithmetic.GROWTH] = search.growth
-            numbers[arithmetic.SHRINKAGE] = search.shrinkage
-            numbers[arithmetic.LARGEST] = search.largest
+            search, size = plan.search, slot.numbers[:, board.SIZE]
+            numbers[board.GROWTH] = search.growth
+            numbers[board.SHRINKAGE] = search.shrinkage
+            numbers[board.LARGEST] = search.largest
             size.copy_(torch.where(size > 0, size, search.first))
             self._set_step(slot)
         slot.parameters.copy_(torch.as_tensor(numbers))
@@ -401,50 +403,57 @@ class BatchProgram(Batch[Update, BatchState]):
 
     def _launch(self, slot: Slot, plan: Update, trace: bool, n: int) -> None:
         flat, search = slot.flat and not plan.adaptive, plan.search is not None
-        flags = launch.Flags(int(plan.kind), plan.adaptive, trace, flat, search)
+        rule = Rule(int(plan.kind), plan.adaptive, trace, flat, self.pack.hard)
         if self.small:
-            launch.run(self, slot, flags)
+            self.pack.run(slot, rule)
             return
 
         def once() -> None:
-            self._step(slot, flags)
+            self._step(slot, rule, search)
 
         launches = n + plan.watches  # it learns F of the last state from one launch more
-        key = (flags, getattr(self.pack, "hard", False))
         while launches:
             some = min(launches, LAUNCHES_PER_CHECK)
-            slot.graphs.repeat(key, once, some, self.capturable)
+            slot.graphs.repeat((rule, search), once, some, self.capturable)
             launches -= some
-            if (launches or plan.watches) and bool((slot.board[:, arithmetic.DONE] != 0).all()):
+            if (launches or plan.watches) and bool((slot.board[:, board.DONE] != 0).all()):
                 return
             if launches == 0 and plan.watches:  # some were made again
                 launches = LAUNCHES_PER_CHECK if n > LAUNCHES_PER_CHECK else max(1, n // 4)
 
-    def _step(self, slot: Slot, flags: launch.Flags) -> None:
+    def _step(self, slot: Slot, rule: Rule, search: bool = False) -> None:
         """One iteration of all fields that aren't done."""
         if self.terms:
             self._add_terms(slot)
-        launch.step(self, slot, flags)
-        launch.finish(self, slot, flags)
-        if flags.search:
+        p = self.pack
+        p.step(slot, rule)
+        width, warps = (256, 4) if p.n_blocks <= 256 else (1024, 8)
+        if p.n_blocks > 4096:
+            width, warps = 4096, 16
+        board.finish[(self.fields,)](
+            slot.parts, p.first, p.count, slot.status, slot.parameters,
+            TRACE=rule.trace, ADAPTIVE=rule.adaptive, SEARCH=search, WIDTH=width,
+            num_warps=warps,
+        )  # fmt: skip
+        if search:
             self._set_step(slot)
 
     def _set_step(self, slot: Slot) -> None:
         """Every variable takes its field's step."""
-        slot.step.copy_(slot.numbers[:, arithmetic.SIZE][self.owner])
+        slot.step.copy_(slot.numbers[:, board.SIZE][self.owner])
 
     def _add_terms(self, slot: Slot) -> None:
         assert slot.q is not None and slot.shift is not None, "made with the slot"
         pairs = all(getattr(term, "of_pairs", False) for term in self.terms)
         if pairs and self.equal and self.joined.common == 2:
             each = self.joined.size // self.fields
-            pairs_kernel.read(slot, self.front, self.stride, self.fields, each)
+            binary.read_marginals(slot, self.front, self.fields, each)
         else:
             slot.q.copy_(self.natural.marginals(self._present(slot)))
             slot.shift.zero_()
         shift = slot.shift[: self.joined.size]
         energies = [term.add_gradient(slot.q, shift) for term in self.terms]
-        slot.numbers[:, arithmetic.EXTRA] = sum(energies[1:], energies[0].to(torch.float64))
+        slot.numbers[:, board.EXTRA] = sum(energies[1:], energies[0].to(torch.float64))
 
     def _present(self, slot: Slot, ago: int = 0) -> Tensor:
         """The natural parameters of all fields, by operations that a graph can hold."""
@@ -456,10 +465,10 @@ class BatchProgram(Batch[Update, BatchState]):
     def _fetch(self, state: BatchState, plan: Update, n: int) -> list[Rows]:
         """The rows of each field: one copy to the host."""
         slot = state.slot
-        twice = slot.numbers[:, 4] if self.held else self._twice(state, plan)
+        twice = slot.numbers[:, board.TWICE] if self.held else self._twice(state, plan)
         found = torch.cat(
             [
-                slot.board[:, arithmetic.ROW].double()[:, None],
+                slot.board[:, board.ROW].double()[:, None],
                 twice[:, None],
                 slot.out[0, :, :n],
                 slot.out[1, :, :n],
@@ -483,13 +492,13 @@ class BatchProgram(Batch[Update, BatchState]):
         if plan.adaptive:
             spread = 1 - 4 * c * c if self.binary else self.natural.most(4 * c * (1 - c))
             slot = state.slot
-            trial = slot.board[:, arithmetic.TRIAL] != 0
+            trial = slot.board[:, board.TRIAL] != 0
             if self.fields > 1:
                 trial = trial[self.owner]
             inverse = torch.where(trial, 1 + (1 / slot.step - 1) * spread, 1 / slot.safe)
             gap = gap * inverse
         elif plan.search is not None:
-            gap = gap / state.slot.numbers[:, arithmetic.USED][self.owner].clamp(min=1e-30)
+            gap = gap / state.slot.numbers[:, board.USED][self.owner].clamp(min=1e-30)
         elif state.slot.flat:
             gap = gap / float(plan.step[0])
         else:
@@ -525,7 +534,7 @@ class BatchProgram(Batch[Update, BatchState]):
             self.unfused.set_unary(unary)
 
     def _set_constants(self, slot: Slot) -> None:
-        slot.numbers[:, arithmetic.CONSTANT] = self.pack.constants
+        slot.numbers[:, board.CONSTANT] = self.pack.constants
 
     @property
     def exact(self) -> BatchProgram:
@@ -573,13 +582,13 @@ class BatchProgram(Batch[Update, BatchState]):
         slot = state.slot
         if slot.u is None:
             slot.u = torch.zeros(me.stride, dtype=torch.float64, device=self.device)
-        slot.board[:, arithmetic.LIMIT] = 1
+        slot.board[:, board.LIMIT] = 1
         slot.parameters.fill_(1.0)
         slot.plan = None
         if me.joined.n:
-            me._step(slot, launch.Flags(kinds.LOOK, False, True, True))
+            me._step(slot, Rule(LOOK, False, True, True, me.pack.hard))
         else:
-            slot.out[0, :, 0] = slot.numbers[:, arithmetic.CONSTANT]
+            slot.out[0, :, 0] = slot.numbers[:, board.CONSTANT]
         f, g = slot.out[0, :, 0].clone(), slot.u[: me.per_state].clone()
         if isinstance(me.pack, PlaneTensors):
             g = me.pack.listed(g)

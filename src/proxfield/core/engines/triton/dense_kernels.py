@@ -3,15 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from proxfield.core.devices.cuda import jit, tl
+from proxfield.core.devices.cuda import constexpr, jit, tl
 from proxfield.core.devices.tensors import Tensor
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
 
 ENTRIES = 2048
 """Pixels times labels of a program."""

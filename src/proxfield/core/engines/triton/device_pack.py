@@ -8,41 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import cooperative, torch
+from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.pack import is_binary
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.terms.base import Doubles, Floats, Ints
+from proxfield.core.terms.base import Floats, Ints
 
 V = TypeVar("V", bound=np.generic)
 
-MAX_DIAGONALS = 4
-MIN_DIAGONALS = 1 << 18
-"""Variables from which on they pay: a grid of 300×300 takes 6 µs as slices, 15 µs as diagonals."""
-MIN_FILL = 0.4
-"""Diagonals pay while at least this share of their entries holds a coupling."""
-SMALL_BINARY = 8192
-"""Variables that one program holds."""
-SMALL_DEGREE = 16
-"""Neighbors of each that one program holds."""
-SMALL_SLOTS = {"float32": 32768, "float64": 8192}
-"""Variables times neighbors that one program holds: as its registers do."""
-HELD = 8192
-"""The same for those whose couplings stay in registers from one update to the next."""
-PART = 1024
-"""Variables of a field that one program has where several share it: the fastest on an H200."""
-TEAM_PARTS = (512, 1024, 2048)
-"""The same for fields that are too large for one: the first for which the device has room."""
-TEAM_DEGREE = 8
-"""Neighbors of each variable up to which such programs are faster than single launches."""
 MAX_PINNED_BYTES = 2**26
-"""Bytes for which there is room twice."""
+"""Bytes of an array up to which the device has room for it in two types."""
 SMALL_WORK = 1 << 14
 """Entries, tiles included, up to which one program iterates on any other field."""
 
@@ -207,24 +187,6 @@ def from_numpy(values: NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def team_members(joined: Joined, part: int) -> Ints:
-    """Programs of each field where one has up to ``part`` variables.  # (fields,)"""
-    return np.asarray(np.maximum(1, -(-np.diff(joined.bounds) // part)))
-
-
-def team_part(joined: Joined, tensors: Tensors, degree: int) -> int:
-    """Variables of each program where programs that run at the same time hold all fields.
-
-    Returns:
-        0 where they can't.
-    """
-    if not cooperative() or degree > TEAM_DEGREE or joined.n >= MIN_DIAGONALS:
-        return 0
-    room = processors(tensors.device)
-    fit = (p for p in TEAM_PARTS if int(team_members(joined, p).sum()) <= room)
-    return next(fit, 0)
-
-
 class Tensors:
     """Numpy arrays to tensors of one device and floating-point type."""
 
@@ -247,187 +209,3 @@ class Tensors:
         if values.nbytes <= MAX_PINNED_BYTES:
             return from_numpy(values).to(self.device).to(kind)
         return from_numpy(values).to(self.device, kind)
-
-
-class BinaryTensors:
-    """A binary field (or several) for the kernels of `gpu.binary`.
-
-    Args:
-        joined: The fields.
-        tensors: Where to, and the type.
-        form: "diagonals", "slices", "small" (all updates of a field in one program) or "team" (in
-            several that wait for each other); by default what fits best.
-    """
-
-    def __init__(self, joined: Joined, tensors: Tensors, form: str | None = None) -> None:
-        self.joined, self.tensors = joined, tensors
-        self.bias: Tensor | None = None
-        self.hard = False
-        self.constants: Tensor | None = None
-        self.unary: Tensor | None = None
-        self.inside: Tensor | None = None
-        """Where small fields keep their variables, with room for more in each.  # (n,)"""
-        self.front, self.stride = 0, 0
-        """Padding in front of states and diagonals, and the length of both with it."""
-        n = self.n = joined.n
-        edges, weights = joined.edges("ising")
-        weights = -4.0 * weights  # −W
-        gap = edges[:, 1] - edges[:, 0]  # positive: lowering sorts the ends
-        distances = np.unique(gap) if len(gap) else np.zeros(0, dtype=np.int64)
-        degree = np.bincount(edges.ravel(), minlength=n)
-        most = power_of_two(max(int(degree.max(initial=0)), 2))
-        largest = int(np.diff(joined.bounds).max(initial=0))
-        if form is None:
-            few = 0 < len(distances) <= MAX_DIAGONALS
-            full = len(edges) >= MIN_FILL * n * len(distances)
-            if (
-                largest <= SMALL_BINARY
-                and most <= SMALL_DEGREE
-                and power_of_two(largest) * most <= SMALL_SLOTS[tensors.name]
-            ):
-                form = "small"
-            elif team_part(joined, tensors, most):
-                form = "team"
-            else:
-                alone = len(joined.lowereds) == 1 and few and full
-                long = MIN_DIAGONALS <= n < 2**31 - 2**20
-                form = "diagonals" if alone and long else "slices"
-        self.form = form
-        if form in ("small", "team"):
-            self._pack_small(edges, weights, most, largest)
-        elif form == "diagonals":
-            self._pack_diagonals(edges, weights, gap, distances)
-        else:
-            self._pack_slices(edges, weights, degree)
-
-    def set_unary(self, unary: Tensor) -> None:
-        """Biases from unary energies, ±inf where a label is impossible, and the constants.
-
-        The constant of a field is its energy at uniform marginals, which the compact form leaves
-        out; a variable with an impossible label counts with the energy of the other one.
-
-        Args:
-            unary: A float64 tensor on the device.  # (size,)
-        """
-        self.unary = unary
-        pairs = unary.reshape(-1, 2)
-        bias = torch.nan_to_num(pairs[:, 1] - pairs[:, 0], nan=0.0, posinf=np.inf, neginf=-np.inf)
-        clamped = torch.isinf(bias)
-        self.hard = bool(clamped.any())
-        uniform = torch.where(clamped, pairs.amin(1), pairs.mean(1))
-        bounds = self.joined.bounds.tolist()
-        sums = [uniform[a:b].sum() for a, b in pairwise(bounds)]
-        own = torch.as_tensor([low.constant for low in self.joined.lowereds], dtype=torch.float64)
-        self.constants = own.to(unary) + torch.stack(sums)
-        bias = bias.to(self.tensors.dtype)
-        if self.inside is not None:
-            wide = bias.new_zeros(self.room)
-            wide[self.inside] = bias
-            bias = wide
-        if self.bias is not None and self.bias.shape == bias.shape:
-            self.bias.copy_(bias)  # where recorded graphs look for it
-        else:
-            self.bias = bias
-
-    def _pack_small(self, edges: Ints, weights: Doubles, most: int, largest: int) -> None:
-        joined, n = self.joined, self.n
-        self.width, self.largest = most, max(32, power_of_two(largest))
-        # 16 warps are the fastest on an H200 from 512 to 8192 variables; couplings fit beside the
-        # rest in their registers up to 2048 variables with four neighbors
-        self.warps = min(16, max(1, self.largest // 32))
-        self.hold = self.warps == 16 and self.largest * most <= HELD
-        here, there = edges.T.ravel(), edges[:, ::-1].T.ravel()
-        order = np.argsort(here, kind="stable")
-        here, there = here[order], there[order]
-        rank = np.arange(len(here)) - np.searchsorted(here, np.arange(n))[here]
-        first = joined.bounds[joined.owner()[here]]
-        self._edges = here, rank, there - first, np.concatenate([weights, weights])[order]
-        self.field_size = self.tensors.ints(np.diff(joined.bounds))
-        self.field_offset = self.tensors.ints(joined.bounds[:-1])
-        self.n_blocks = len(joined.lowereds)
-        self.first = self.count = self.field_offset  # not used: no partial sums
-        part = team_part(joined, self.tensors, most) if self.form == "team" else PART
-        self.share(part or PART)
-
-    def share(self, part: int) -> None:
-        """Let teams of programs share small fields, each with up to ``part`` variables.
-
-        Two wait for each other longer than one takes: only if some field is for three or more.
-        """
-        self.part = min(part, self.largest)
-        members = team_members(self.joined, self.part)
-        self.team = power_of_two(int(members.max()))
-        self.members = self.tensors.ints(members)
-        self.whose = self.tensors.ints(np.repeat(np.arange(len(members)), members))
-        self.which = self.tensors.ints(np.concatenate([np.arange(m) for m in members]))
-        fits = cooperative() and len(self.whose) <= processors(self.tensors.device)
-        self.shared = fits and (int(members.max()) > 2 or self.form == "team")
-        rooms = members * self.part if self.shared else np.full(len(members), self.largest)
-        self._place(rooms)
-
-    def _place(self, rooms: Ints) -> None:
-        """Neighbors and couplings, with room for so many variables in each field."""
-        owner, most = self.joined.owner(), self.width
-        inside = np.arange(self.n) - self.joined.bounds[owner]
-        inside += (np.cumsum(rooms) - rooms)[owner]
-        here, rank, there, weights = self._edges
-        at = inside[here] * most + rank
-        self.room = int(rooms.sum())
-        column = np.zeros(self.room * most, dtype=np.int64)
-        weight = np.zeros(len(column))
-        column[at], weight[at] = there, weights
-        self.column = self.tensors.ints(column)
-        self.weight = self.tensors.floats(weight)
-        self.inside = torch.as_tensor(inside).to(self.tensors.device)
-        if self.unary is not None:
-            self.set_unary(self.unary)
-
-    def _pack_diagonals(self, edges: Ints, weights: Doubles, gap: Ints, distances: Ints) -> None:
-        """The most filled distance of those long enough comes last: it is walked along."""
-        n = self.n
-        counts = np.bincount(np.searchsorted(distances, gap), minlength=len(distances))
-        long = np.flatnonzero(distances >= 128)
-        self.roll = len(long) > 0
-        order = list(range(len(distances)))
-        if self.roll:
-            last = int(long[np.argmax(counts[long])])
-            order.remove(last)
-            order.append(last)
-        self.distances = [int(distances[k]) for k in order]
-        self.front = -(-int(distances.max()) // 16) * 16
-        self.stride = -(-(n + 2 * self.front) // 16) * 16
-        diagonal = np.zeros((len(order), self.stride))
-        at = np.argsort(order)[np.searchsorted(distances, gap)]
-        diagonal[at, self.front + edges[:, 0]] = weights
-        self.diagonal = self.tensors.floats(diagonal)
-        self.cut(512, 16, 4)
-
-    def cut(self, width: int, rows: int, warps: int) -> None:
-        """How a field with diagonals is cut: columns of ``width`` variables, ``rows`` long."""
-        self.width, self.warps = width, warps
-        self.row = self.distances[-1] if self.roll else width
-        self.rows = rows if self.roll else 1
-        lines = -(-self.n // self.row)
-        self.even = self.n % (self.row * self.rows) == 0 and self.row % width == 0
-        self.columns = -(-self.row // width)
-        self.n_blocks = self.columns * -(-lines // self.rows)
-        self.first = self.tensors.ints(np.zeros(1, dtype=np.int64))
-        self.count = self.tensors.ints(np.array([self.n_blocks]))
-
-    def _pack_slices(self, edges: Ints, weights: Doubles, degree: Ints) -> None:
-        joined = self.joined
-        mean = 2.0 * len(edges) / max(1, self.n)
-        self.wide = min(64, power_of_two(max(1, round(mean))))
-        self.block, self.warps = max(16, 512 // self.wide), 4
-        blocks = Blocks(np.arange(self.n), joined.owner(), degree, self.block, len(joined.lowereds))
-        t = self.tensors
-        here, there = edges.T.ravel(), edges[:, ::-1].T.ravel()
-        start, length, mine, at, room = blocks.slice(here)
-        column, weight = np.zeros(room, dtype=np.int64), np.zeros(room)
-        column[at] = there[mine]
-        weight[at] = np.concatenate([weights, weights])[mine]
-        self.column, self.weight = t.ints(column), t.floats(weight)
-        self.start, self.length = t.ints(start, wide=True), t.ints(length)
-        self.variable, self.field = t.ints(blocks.variable), t.ints(blocks.field)
-        self.first, self.count = t.ints(blocks.first), t.ints(blocks.count)
-        self.n_blocks = len(blocks)

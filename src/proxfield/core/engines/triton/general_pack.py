@@ -1,14 +1,15 @@
-"""Fields of any kind as tiles of variables by labels, for the kernels of `gpu.general`."""
+"""Fields of any kind as tiles of variables by labels, for the kernels of `update.general`."""
 
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.devices.cuda import torch
-from proxfield.core.devices.tensors import Tensor
+from proxfield.core.devices.tensors import Tensor, TorchDtype
 from proxfield.core.engines.triton.device_pack import (
     SMALL_WORK,
     Blocks,
@@ -16,7 +17,14 @@ from proxfield.core.engines.triton.device_pack import (
     Tensors,
     power_of_two,
 )
+from proxfield.core.engines.triton.update import general
+from proxfield.core.engines.triton.update.kinds import Rule
 from proxfield.core.terms.base import Floats, Ints
+
+if TYPE_CHECKING:
+    from proxfield.core.engines.triton.state import Slot
+
+T = TypeVar("T")
 
 TILE = 1024
 """Entries of a tile."""
@@ -56,58 +64,87 @@ def agreements_of(
     return edges.T.ravel(), edges[:, ::-1].T.ravel(), np.concatenate([w, w])
 
 
+def retyped(bundle: T, kind: TorchDtype) -> T:
+    """A kernel's argument with its floating-point numbers in another type."""
+    if isinstance(bundle, tuple):
+        return type(bundle)(*(retyped(part, kind) for part in bundle))
+    real = torch.is_tensor(bundle) and bundle.is_floating_point()  # type: ignore[attr-defined]
+    return bundle.to(kind) if real else bundle  # type: ignore[attr-defined]
+
+
 class Bucket:
     """Blocks of variables with about as many labels each, and their slices as tensors.
 
-    ``arguments`` are the kernels' tensors from ``a_start`` to ``f_edges``, in that order. If
-    ``own``, tables of pairs are stored for each slice, with the block's variables fastest.
+    If ``own``, tables of pairs are stored for each slice, with the block's variables fastest.
     """
 
     def __init__(self, pack: GeneralTensors, which: Ints, labels: int) -> None:
         joined, t = pack.joined, pack.tensors
-        self.labels = labels
         tables = len(pack.pair_here) > 0 and pack.form == "tiles"
         self.own = pack.own
         self.warps = TABLE_WARPS if tables else 4
-        self.edges = 4 if tables and labels <= 16 else 1  # neighbors that are read at a time
-        self.neighbor_labels = min(labels, TABLE_LABELS)
+        edges = 4 if tables and labels <= 16 else 1  # neighbors that are read at a time
+        theirs = min(labels, TABLE_LABELS)
         if tables and labels > 16 and joined.common:
             even = divisor(joined.common, WIDE_TABLE_LABELS)
-            self.neighbor_labels = even if even >= TABLE_LABELS // 2 else TABLE_LABELS
-        self.block = max(1, (TABLE_TILE if tables else TILE) // labels)
+            theirs = even if even >= TABLE_LABELS // 2 else TABLE_LABELS
+        block = max(1, (TABLE_TILE if tables else TILE) // labels)
         if self.own:
-            self.block, self.warps = OWN_BLOCK, OWN_BLOCK // 32
-            self.neighbor_labels = divisor(joined.common, max(1, OWN_LOADS // joined.common))
+            block, self.warps = OWN_BLOCK, OWN_BLOCK // 32
+            theirs = divisor(joined.common, max(1, OWN_LOADS // joined.common))
         largest = int(np.bincount(joined.owner()[which]).max(initial=1))
-        self.block = min(self.block, max(1, power_of_two(largest)))
-        blocks = Blocks(
-            which, joined.owner(), pack.degree, self.block, len(joined.lowereds), self.own
-        )
+        block = min(block, max(1, power_of_two(largest)))
+        blocks = Blocks(which, joined.owner(), pack.degree, block, len(joined.lowereds), self.own)
         self.n_blocks = len(blocks)
-        self.variable, self.field = t.ints(blocks.variable), t.ints(blocks.field)
         self.first, self.count = blocks.first, blocks.count
+        self.variables = general.Variables(
+            t.ints(blocks.variable), t.ints(blocks.field), pack.offset, pack.cards, joined.common
+        )
+        self.value: Tensor | None = None
+        """Entries of tables if ``own``."""
+        self.couplings = general.Couplings(
+            self._agreements(pack, blocks), self._pairs(pack, blocks), self._larger(pack, blocks),
+            pack.table,
+        )  # fmt: skip
+        arity = 0 if self.couplings.larger is None else pack.arity
+        self.shape = general.Shape(
+            joined.common > 0, labels, block, theirs, edges, joined.common if self.own else 0, arity
+        )
 
+    def _agreements(self, pack: GeneralTensors, blocks: Blocks) -> general.Agreements | None:
+        t, joined = pack.tensors, pack.joined
         start, length, mine, at, room = blocks.slice(pack.agree_here)
+        if not len(mine):
+            return None
         to, both, weight = np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room)
         to[at] = joined.offsets[pack.agree_there[mine]]
         both[at] = joined.cards[pack.agree_there[mine]]
         weight[at] = pack.agree_weight[mine]
-        self.agree = len(mine) > 0
-        agree = [t.ints(start, True), t.ints(length), t.ints(to), t.ints(both), t.floats(weight)]
+        return general.Agreements(
+            t.ints(start, True), t.ints(length), t.ints(to), t.ints(both), t.floats(weight)
+        )
 
+    def _pairs(self, pack: GeneralTensors, blocks: Blocks) -> general.PairTables | None:
+        t, joined = pack.tensors, pack.joined
         start, length, mine, at, room = blocks.slice(pack.pair_here)
+        if not len(mine):
+            return None
         to, many, base = (np.zeros(room, np.int64) for _ in range(3))
         to[at] = joined.offsets[pack.pair_there[mine]]
         many[at] = joined.cards[pack.pair_there[mine]]
         base[at] = pack.pair_base[mine]
-        self.pairs = len(mine) > 0
-        value = np.zeros(0)
         if self.own:
-            value = in_reading_order(pack, mine, at, room // self.block, self.block)
-        pairs = [t.ints(start, True), t.ints(length), t.ints(to), t.ints(many), t.ints(base, True)]
-        pairs.append(t.floats(value))
+            rows = room // blocks.block
+            self.value = t.floats(in_reading_order(pack, mine, at, rows, blocks.block))
+        return general.PairTables(
+            t.ints(start, True), t.ints(length), t.ints(to), t.ints(many), t.ints(base, True)
+        )
 
+    def _larger(self, pack: GeneralTensors, blocks: Blocks) -> general.LargerTables | None:
+        t = pack.tensors
         start, length, mine, at, room = blocks.slice(pack.slot_here)
+        if not len(mine):
+            return None
         configs, base, part = np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room)
         width = max(1, pack.arity - 1)
         others = np.zeros((width, room), np.int64)
@@ -117,20 +154,21 @@ class Bucket:
         part[at] = pack.slot_share[mine]
         others[:, at] = pack.slot_others[mine].T
         radix[:, at] = pack.slot_radix[mine].T
-        self.arity = pack.arity if len(mine) else 0
-        larger = [
+        return general.LargerTables(
             t.ints(start, True), t.ints(length), t.ints(configs), t.floats(part),
             t.ints(others), t.ints(radix), t.ints(base, True), room,
-        ]  # fmt: skip
-        self.arguments = [*agree, *pairs, *larger]
+        )  # fmt: skip
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Whether it has agreement weights, pairwise tables, and larger tables."""
+        return tuple(slices is not None for slices in self.couplings[:3])
 
     def retyped(self, tensors: Tensors) -> Bucket:
         """The same with numbers of another type."""
         out = copy.copy(self)
-        out.arguments = [
-            a.to(tensors.dtype) if torch.is_tensor(a) and a.is_floating_point() else a
-            for a in self.arguments
-        ]
+        out.couplings = retyped(self.couplings, tensors.dtype)
+        out.value = retyped(self.value, tensors.dtype)
         return out
 
 
@@ -180,6 +218,7 @@ class GeneralTensors:
         self.n = joined.n
         self.unary: Tensor | None = None
         self.front, self.stride = 0, 0  # states need no padding
+        self.hard = True
         constants = np.array([low.constant for low in joined.lowereds], dtype=np.float64)
         self.agree_here, self.agree_there, self.agree_weight = agreements_of(joined, constants)
         self.constants = torch.as_tensor(constants).to(tensors.device)
@@ -207,25 +246,24 @@ class GeneralTensors:
         else:
             sizes = padded[kind.ravel()]
             groups = [(int(s), np.flatnonzero(sizes == s)) for s in np.unique(sizes)]
-        self.buckets = [Bucket(self, which, size) for size, which in groups if len(which)]
         t = tensors
         self.offset, self.cards = t.ints(joined.offsets[:-1]), t.ints(joined.cards)
         # those that slices hold are not read
         self.table = t.floats(self.tables if not self.own or self.arity else np.zeros(0))
+        self.buckets = [Bucket(self, which, size) for size, which in groups if len(which)]
         self.n_blocks = sum(b.n_blocks for b in self.buckets)
         self._place_parts()
 
     @property
     def coupled(self) -> bool:
         """Whether it has any coupling, or all terms are iterated on their own."""
-        return any(b.agree or b.pairs or b.arity for b in self.buckets)
+        return any(any(bucket.kinds) for bucket in self.buckets)
 
     def retyped(self, tensors: Tensors) -> GeneralTensors:
         """The same with numbers of another type; the unary energies are to be set again."""
         out = copy.copy(self)
         out.tensors, out.unary = tensors, None
         out.buckets = [bucket.retyped(tensors) for bucket in self.buckets]
-        out.table = self.table.to(tensors.dtype)
         return out
 
     def set_unary(self, unary: Tensor) -> None:
@@ -235,6 +273,39 @@ class GeneralTensors:
             self.unary = own if self.n else self.tensors.floats(np.zeros(1))
         elif self.n:
             self.unary.copy_(unary)  # where recorded graphs look for them
+
+    # ---- launches ----
+
+    def step(self, slot: Slot, rule: Rule) -> None:
+        """One update of all fields that aren't done; leaves partial sums."""
+        for bucket, first in zip(self.buckets, self.starts[:-1], strict=True):
+            general.tile_step[(bucket.n_blocks,)](
+                slot.buffers, slot.stride, slot.status, slot.parts[int(first) :],
+                bucket.variables, general.Unary(self.unary, slot.shift), bucket.couplings,
+                bucket.value, slot.movement(rule),
+                RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
+            )  # fmt: skip
+
+    def run(self, slot: Slot, rule: Rule) -> None:
+        """All updates of small fields in one launch."""
+        bucket = self.buckets[0]
+        general.tile_run[(len(self.joined.lowereds),)](
+            slot.buffers, slot.stride, slot.status, self.first, self.count, bucket.variables,
+            general.Unary(self.unary, slot.shift), bucket.couplings, bucket.value,
+            slot.movement(rule), RULE=rule, SHAPE=bucket.shape, num_warps=bucket.warps,
+        )  # fmt: skip
+
+    def product(self, v: Tensor) -> Tensor:
+        """The pairwise energies' Hessian times a vector, in float64.  # (size,)"""
+        out = torch.zeros_like(v)
+        for bucket in self.buckets:
+            general.tile_product[(bucket.n_blocks,)](
+                v, out, bucket.variables, bucket.couplings, bucket.value,
+                SHAPE=bucket.shape, num_warps=bucket.warps,
+            )  # fmt: skip
+        return out
+
+    # ---- packing ----
 
     def _place_parts(self) -> None:
         """Where each field's partial sums are: buckets one after another, fields inside."""

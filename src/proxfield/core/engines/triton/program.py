@@ -50,9 +50,14 @@ def compile_cuda(
     return GpuProgram(lowered, dtype, device)
 
 
-def numbers_in(thing: object) -> tuple[tuple[str, bool | int | str], ...]:
+def numbers_in(thing: object) -> tuple[tuple[str, Hashable], ...]:
     """Its attributes that are plain numbers or words: all that kernels are compiled for."""
-    return tuple((k, v) for k, v in vars(thing).items() if isinstance(v, (bool, int, str)))
+    plain = (bool, int, str)
+    return tuple(
+        (k, v)
+        for k, v in vars(thing).items()
+        if isinstance(v, plain) or (isinstance(v, tuple) and all(isinstance(x, plain) for x in v))
+    )
 
 
 class GpuBatch(BatchProgram):
@@ -81,7 +86,7 @@ class GpuProgram(Program):
         lowered: The field.
         dtype: "float32" or "float64".
         device: A CUDA device.
-        form: How couplings are stored, for tests; see `gpu.device_pack`.
+        form: How couplings are stored, for tests; see the packs.
 
     Example:
         >>> program = GpuProgram(field.lower())  # doctest: +SKIP
@@ -133,7 +138,7 @@ class GpuProgram(Program):
         return (
             type(self), self.dtype, str(self.device), self._flat_step, self.batch.binary,
             self.batch.per_state, numbers_in(pack),
-            *(numbers_in(bucket) for bucket in getattr(pack, "buckets", ())),
+            *((numbers_in(b), b.kinds) for b in getattr(pack, "buckets", ())),
             *(type(t) for t in self.batch.terms), *((f.kind, f.features.shape) for f in filters),
         )  # fmt: skip
 

@@ -1,20 +1,36 @@
-"""What a state on a GPU is made of."""
+"""What a state on a GPU is made of: its tensors, its natural parameters, and recorded graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.devices.cuda import find_device
-from proxfield.core.devices.tensors import Tensor, TorchDevice
-from proxfield.core.engines.plan import Update
-from proxfield.core.engines.triton.graphs import Graphs
+from proxfield.core.devices.cuda import find_device, torch
+from proxfield.core.devices.tensors import CudaGraph, Tensor, TorchDevice
+from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.engines.triton.device_pack import Joined
+from proxfield.core.engines.triton.update import arithmetic, kinds
+from proxfield.core.engines.triton.update.board import Status
+from proxfield.core.engines.triton.update.kinds import Movement, Rule
 
 CAPACITY = 4096
 """Rows that a device keeps before the host takes them."""
+FIRST = {int(kind) for kind in Kind if kind.moments >= 1} | {kinds.LOOK}
+SECOND = {int(kind) for kind in Kind if kind.moments >= 2}
+"""The kinds that need a first and a second moment, or room for a gradient."""
+LENGTHS = (64, 8)
+"""Iterations in one graph; fewer are launched one by one."""
+LENGTHS_WITH_TERMS = (64, 8, 1)
+"""The same where an iteration takes many launches."""
+MIN_ITERATIONS = 32
+"""Iterations asked for so far from which recording pays: it takes as long as launching about a
+hundred."""
+ENABLED = True
+"""Whether to record graphs at all; for measuring what they bring."""
 
 
 def default_device(device: TorchDevice = None) -> TorchDevice:
@@ -22,11 +38,59 @@ def default_device(device: TorchDevice = None) -> TorchDevice:
     return find_device("cuda" if device is None else device)
 
 
+class Graphs:
+    """Recorded blocks of iterations of one state, of each kind of iteration.
+
+    What changes between plans (steps, temperature, tolerances) lives in tensors that the kernels
+    read, so that a graph stays right when these change; what it is recorded for is in its key.
+
+    Args:
+        device: A device of torch.
+        lengths: Iterations in one graph, the longest first.
+    """
+
+    def __init__(self, device: TorchDevice, lengths: tuple[int, ...] = LENGTHS) -> None:
+        self.device, self.lengths = device, lengths
+        self.found: dict[tuple[Hashable, int], CudaGraph] = {}
+        self.asked: dict[Hashable, int] = {}
+        """Iterations so far, by key."""
+
+    def repeat(self, key: Hashable, once: Callable[[], None], n: int, capturable: bool) -> None:
+        """Call ``once`` n times, through graphs where that can be."""
+        if not capturable or not ENABLED or self.device.type != "cuda":
+            for _ in range(n):
+                once()
+            return
+        before = self.asked.get(key, 0)
+        self.asked[key] = before + n
+        if before == 0 and n:  # compiles kernels and fills caches, outside of recording
+            once()
+            n -= 1
+        for length in self.lengths:
+            if self.asked[key] < MIN_ITERATIONS and (key, length) not in self.found:
+                continue
+            while n >= length:
+                self._graph(key, once, length).replay()
+                n -= length
+        for _ in range(n):
+            once()
+
+    def _graph(self, key: Hashable, once: Callable[[], None], length: int) -> CudaGraph:
+        if (key, length) not in self.found:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(length):
+                    once()
+            self.found[key, length] = graph
+        return self.found[key, length]
+
+
 @dataclass(eq=False)
 class Slot:
     """The tensors of one state. Slots are used again, so that recorded graphs stay valid."""
 
-    buffers: Tensor  # natural parameters; see `arithmetic`  # (BUFFERS, stride)
+    stride: int
+    buffers: Tensor  # natural parameters; see `update.board`  # (BUFFERS, stride)
     spins: Tensor  # v of small binary fields, else one number  # (BUFFERS, stride)
     board: Tensor  # (fields, BOARD) int32
     numbers: Tensor  # (fields, BOARD) float64
@@ -45,6 +109,15 @@ class Slot:
     plan: Update | None = None  # whose numbers are in ``parameters``, ``step`` and ``safe``
     flat: bool = True  # has it one step for all variables?
 
+    def __post_init__(self) -> None:
+        self.status = Status(self.board, self.numbers, self.out[0], self.out[1], self.out.shape[2])
+
+    def movement(self, rule: Rule) -> Movement:
+        """What a rule moves with; moments that it doesn't keep are left out."""
+        u = self.u if rule.kind in FIRST else None
+        v = self.v if rule.kind in SECOND else None
+        return Movement(u, v, self.step, self.safe, self.parameters)
+
 
 @dataclass
 class BatchState:
@@ -61,3 +134,62 @@ class BatchState:
     def __del__(self) -> None:
         if "pool" in vars(self):  # torch.compile makes objects without calling __init__
             self.pool.append(self.slot)
+
+
+class Natural:
+    """Conversions for the variables of some fields.
+
+    Args:
+        joined: The fields.
+        device: Where they are.
+    """
+
+    def __init__(self, joined: Joined, device: TorchDevice) -> None:
+        self.joined, self.device, self.binary = joined, device, joined.binary
+        self.bounds: Tensor | None = None
+        """Where each variable's entries start, where numbers of labels differ.  # (n + 1,)"""
+        if not joined.common:  # now: while a graph is recorded nothing can be copied
+            self.bounds = torch.as_tensor(joined.offsets).to(device)
+            self.counts = self.bounds.diff()
+
+    def of(self, q: Tensor) -> Tensor:
+        """Natural parameters of marginals, as the kernels hold them; float64."""
+        if self.binary:
+            pairs = q.reshape(-1, 2).clamp(min=1e-30).log()
+            return 0.5 * (pairs[:, 0] - pairs[:, 1])
+        return torch.where(q > 0, -q.clamp(min=1e-300).log(), arithmetic.START_ZERO)
+
+    def marginals(self, value: Tensor) -> Tensor:
+        """Normalized marginals of natural parameters.  # (size,)"""
+        if self.binary:
+            small = torch.sigmoid(-2.0 * value.abs())
+            up = value > 0
+            one = torch.where(up, small, 1.0 - small)
+            return torch.stack([torch.where(up, 1.0 - small, small), one], 1).ravel()
+        q = torch.exp(-value)
+        return q / self.sums(q)
+
+    def sums(self, q: Tensor, empty: float = 1.0) -> Tensor:
+        """Sum of its variable's entries for each entry.
+
+        Args:
+            q: # (size,)
+            empty: Instead of sums that aren't positive, to divide by; 0 leaves all as they are.
+        """
+        if self.joined.common:
+            rows = q.reshape(-1, self.joined.common).sum(1, keepdim=True)
+            total = rows.expand(-1, self.joined.common).reshape(-1)
+        else:
+            each = torch.segment_reduce(q, "sum", offsets=self.bounds)
+            total = torch.repeat_interleave(each, self.counts, output_size=len(q))
+        return total if empty == 0.0 else torch.where(total > 0, total, empty)
+
+    def plain(self, value: Tensor) -> Tensor:
+        """What differs by as much as marginals do: m, or q."""
+        return 0.5 * torch.tanh(value) if self.binary else torch.exp(-value)
+
+    def most(self, flat: Tensor) -> Tensor:
+        """The largest of each variable's entries.  # (n,)"""
+        if self.joined.common:
+            return flat.reshape(-1, self.joined.common).amax(1)
+        return torch.segment_reduce(flat, "max", offsets=self.bounds)

@@ -10,20 +10,14 @@ corners (slice). Nothing is added atomically, so the same values give the same b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from proxfield.core.devices.cuda import jit, need, tl, torch
+from proxfield.core.devices.cuda import constexpr, jit, need, tl, torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.filters.geometry import SEPARABLE, STAR, Blur
 from proxfield.core.filters.plan import Plan
 from proxfield.core.filters.triton.lattice_build import Vertices, build, suitable_blur
 from proxfield.core.filters.triton.segments import SegmentSum, channel_block, has_kernels
 from proxfield.errors import InputError
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
 
 ROWS = 32
 """Vertices or points of a program."""

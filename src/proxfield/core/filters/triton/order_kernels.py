@@ -3,14 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from proxfield.core.devices.cuda import jit, tl
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
+from proxfield.core.devices.cuda import constexpr, jit, tl
 
 
 @jit

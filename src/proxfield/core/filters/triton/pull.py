@@ -9,17 +9,10 @@ feature.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from proxfield.core.devices.cuda import jit, tl, torch
+from proxfield.core.devices.cuda import constexpr, jit, tl, torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.filters.triton.exact import BIAS, PEAK, ExactPlan
 from proxfield.core.filters.triton.kernels import by_differences, pack, weights_of
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
 
 PAIRS = 64
 """Maximum number of channels of ``a`` (and of ``b``) in one pass."""

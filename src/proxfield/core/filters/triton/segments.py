@@ -8,15 +8,8 @@ to run. Here the entries are listed segment by segment instead, and each program
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from proxfield.core.devices.cuda import interpreted, jit, tl, torch, triton
+from proxfield.core.devices.cuda import constexpr, interpreted, jit, tl, torch, triton
 from proxfield.core.devices.tensors import Tensor
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
 
 PIECE = 128
 """Maximum number of entries that one program adds up."""

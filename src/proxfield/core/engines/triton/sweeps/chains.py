@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.plan import Chains, Explored
-from proxfield.core.engines.triton.sweeps.sweep_kernels import begin
-from proxfield.core.engines.triton.sweeps.sweeps import CHECK_EVERY, THREADS, Sweeper, Visits
+from proxfield.core.engines.triton.sweeps.sweep_kernels import Luck, Moving, begin
+from proxfield.core.engines.triton.sweeps.sweeps import CHECK_EVERY, THREADS, Sweeper, VisitOrder
 
 MAX_CHAINS = 32_768
 """Chains in one launch; CUDA's grids end at 65,535."""
@@ -26,7 +26,7 @@ RECORD_FROM = 4_000
 """Launches from which recording a sweep once and replaying it pays."""
 
 
-def explore(sweeper: Sweeper, chains: Chains, order: Visits | None = None) -> Explored:
+def explore(sweeper: Sweeper, chains: Chains, order: VisitOrder | None = None) -> Explored:
     """Run independent cooling chains, each polished into a local minimum of F.
 
     While they cool, nothing waits for the device; a chain that needs fewer sweeps than others
@@ -60,28 +60,29 @@ def _some(chains: Chains, at: slice) -> Chains:
 
 
 def _explore(
-    sweeper: Sweeper, chains: Chains, visits: Visits
+    sweeper: Sweeper, chains: Chains, visits: VisitOrder
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """The same for chains that fit into one launch."""
+    """Run chains that fit into one launch; their marginals, F and sweeps."""
     count = len(chains.hot)
     q = torch.tensor(chains.starts, dtype=sweeper.dtype, device=sweeper.device)
     polished = torch.zeros(count, dtype=torch.int64, device=sweeper.device)
     if q.numel():
-        luck = {}
+        luck = None
         if chains.drawn.any():
             seeds = np.ascontiguousarray(chains.seeds, dtype=np.uint64).view(np.int64)
-            luck = {
-                "seeds": torch.tensor(seeds, device=sweeper.device),
-                "drawn": torch.tensor(chains.drawn.astype(np.int8), device=sweeper.device),
-            }
-        _begin(sweeper, q, **luck)
+            luck = Luck(
+                torch.tensor(seeds, device=sweeper.device),
+                torch.tensor(chains.drawn.astype(np.int8), device=sweeper.device),
+            )
+        _begin(sweeper, q, luck)
         by_forests = chains.drawn & chains.forests
         if by_forests.any():
             which = np.flatnonzero(by_forests)
             betas = torch.tensor(inverse_temperatures(chains), device=sweeper.device)
-            sweeper.forests.run(q, which, betas, chains.sweeps, luck["seeds"])
+            assert luck is not None, "some are drawn"
+            sweeper.forests.run(q, which, betas, chains.sweeps, luck.seeds)
         if not by_forests.all():
-            _cool(sweeper, q, resting(chains, by_forests), visits, **luck)
+            _cool(sweeper, q, resting(chains, by_forests), visits, luck)
         _polish(sweeper, q, chains, visits, polished)
     f = sweeper.free_energy(q)
     return (
@@ -92,20 +93,17 @@ def _explore(
 
 
 def resting(chains: Chains, which: NDArray[np.bool_]) -> Chains:
-    """The same, some of them without sweeps that cool."""
+    """The chains, some of them without sweeps that cool."""
     return replace(chains, sweeps=np.where(which, 0, chains.sweeps))
 
 
-def _begin(
-    sweeper: Sweeper, q: Tensor, seeds: Tensor | None = None, drawn: Tensor | None = None
-) -> None:
+def _begin(sweeper: Sweeper, q: Tensor, luck: Luck | None) -> None:
     """Take impossible labels out of the starts, and draw."""
-    draws = seeds is not None
-    block = max(1, THREADS // sweeper.flags["L"])
+    labels = sweeper.working.labels
+    block = max(1, THREADS // labels)
     with sweeper.here():
         begin[(-(-sweeper.n // block), len(q))](
-            q, seeds if draws else q, drawn if draws else q, sweeper.n, sweeper.size,
-            sweeper.arrays[0], sweeper.arrays[1], DRAW=draws, BV=block, L=sweeper.flags["L"],
+            q, luck, sweeper.n, sweeper.size, sweeper.energies, BV=block, L=labels,
             num_warps=THREADS // 32, num_stages=1,
         )  # fmt: skip
 
@@ -131,29 +129,25 @@ def inverse_temperatures(chains: Chains) -> NDArray[np.float64]:
 
 
 def _cool(
-    sweeper: Sweeper,
-    q: Tensor,
-    chains: Chains,
-    visits: Visits,
-    seeds: Tensor | None = None,
-    drawn: Tensor | None = None,
+    sweeper: Sweeper, q: Tensor, chains: Chains, visits: VisitOrder, luck: Luck | None
 ) -> None:
     """All sweeps that cool, without a look back."""
     schedule = inverse_temperatures(chains)
     betas = torch.tensor(schedule, device=sweeper.device)
     clock = torch.zeros(1, dtype=torch.int64, device=sweeper.device)
     parts = sweeper.room(visits, len(q))
+    moving = Moving(draw=luck is not None, metropolis=chains.metropolis)
 
     def step() -> None:
-        sweeper.visit(
-            q, visits, betas, clock, parts, seeds=seeds, drawn=drawn, metropolis=chains.metropolis
-        )
+        sweeper.visit(q, visits, betas, clock, parts, luck=luck, moving=moving)
         clock.add_(1)
 
     repeat(step, len(schedule), len(visits.parts), sweeper)
 
 
-def _polish(sweeper: Sweeper, q: Tensor, chains: Chains, visits: Visits, polished: Tensor) -> None:
+def _polish(
+    sweeper: Sweeper, q: Tensor, chains: Chains, visits: VisitOrder, polished: Tensor
+) -> None:
     """Sweeps at temperature 1 until each chain has settled; counts them."""
     betas = torch.ones((1, len(q)), dtype=torch.float64, device=sweeper.device)
     clock = torch.zeros(1, dtype=torch.int64, device=sweeper.device)

@@ -8,55 +8,94 @@ Energies are float64. No two programs write to the same place, and all sums have
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from proxfield.core.devices.cuda import jit, tl
+from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
+from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
+    Moving,
     drawn_label,
     gradient,
-    jit_for_any,
+    some_of,
     uniform,
     visit,
 )
 
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
+
+class Levels(NamedTuple):
+    """Places in forests level by level, bounds of levels, and the first level of each forest."""
+
+    place: Tensor
+    start: Tensor
+    first: Tensor
 
 
-@jit
-def where_labels_are(i, live, offset, L: constexpr):
-    """First entries, numbers of labels, and which entries of a tile there are."""
-    o = tl.load(offset + i, mask=live, other=0)
-    c = tl.load(offset + i + 1, mask=live, other=0) - o
-    return o, c, live[:, None] & (tl.arange(0, L)[None, :] < c[:, None])
+class Forests(NamedTuple):
+    """Forests of a field on a device, one after another."""
+
+    start: Tensor
+    node: Tensor
+    parent: Tensor
+    """Places of the parents; −1 at roots."""
+    agree: Tensor
+    table_row: Tensor
+    table_start: Tensor
+    child_row: Tensor
+    child: Tensor
+    """Places of the children."""
+    message_row: Tensor
+    """Where each one's message is."""
+    up: Levels
+    """By height."""
+    down: Levels
+    """By depth."""
+    rest: Tensor
+    """Variables in no forest, by level."""
+    rest_rank: Tensor
+    """Their numbers."""
+    rest_start: Tensor
+    """Bounds of their levels."""
+
+
+class Room(NamedTuple):
+    """Room that each program has for itself."""
+
+    energies: Tensor  # of labels, children summed out  # (programs, size) float64
+    messages: Tensor  # to parents  # (programs, longest) float64
+    labels: Tensor  # (programs, n) int32
+
+
+class Schedule(NamedTuple):
+    """What each program's chain does."""
+
+    chain: Tensor  # of each program
+    betas: Tensor  # (times, chains)
+    sweeps: Tensor  # (chains,)
+    seeds: Tensor  # (chains,)
 
 
 @jit
 def edge_energies(
-    energy, at, theirs, c, d, live, mine, agree, table_row, table_start, table,
-    TABLES: constexpr, L: constexpr,
-):  # fmt: skip
+    energy, at, theirs, some, parent, live, mine, forest, table, TABLES: constexpr, L: constexpr
+):
     """Adds what each label of a variable pays with one label of its parent.
 
     at: places of the variables in their forests.  # (BV,)
     theirs: the parent's label.  # (BV,)
-    c, d: numbers of labels, of the variable and of its parent.  # (BV,)
     """
     label = tl.arange(0, L)[None, :]
-    w = tl.load(agree + at, mask=live, other=0.0)
+    w = tl.load(forest.agree + at, mask=live, other=0.0)
     energy += tl.where(label == theirs[:, None], w[:, None], 0.0)
     if TABLES:
-        start = tl.load(table_row + at, mask=live, other=0)
-        count = tl.load(table_row + at + 1, mask=live, other=0) - start
+        start = tl.load(forest.table_row + at, mask=live, other=0)
+        count = tl.load(forest.table_row + at + 1, mask=live, other=0) - start
         for e in range(0, tl.max(count, 0)):
             there = e < count
-            place = tl.load(table_start + start + e, mask=there, other=0)
+            place = tl.load(forest.table_start + start + e, mask=there, other=0)
             forward = place >= 0  # else the table is the parent's, transposed
             base = tl.where(forward, place, -1 - place)
-            across = tl.where(forward, d, 1)
-            along = tl.where(forward, 1, c)
+            across = tl.where(forward, parent.count, 1)
+            along = tl.where(forward, 1, some.count)
             entry = (base + theirs * along)[:, None] + label * across[:, None]
             energy += tl.load(table + entry, mask=mine & there[:, None], other=0.0)
     return energy
@@ -71,121 +110,105 @@ def soft_minimum(energy, beta):
 
 
 @jit
-def add_messages(energy, place, live, mine, child_row, child, message_row, messages, L: constexpr):
+def add_messages(energy, place, live, mine, forest, messages, L: constexpr):
     """Adds what the children of each variable have sent."""
     label = tl.arange(0, L)[None, :]
-    first = tl.load(child_row + place, mask=live, other=0)
-    count = tl.load(child_row + place + 1, mask=live, other=0) - first
+    first = tl.load(forest.child_row + place, mask=live, other=0)
+    count = tl.load(forest.child_row + place + 1, mask=live, other=0) - first
     for a in range(0, tl.max(count, 0)):
         there = a < count
-        kid = tl.load(child + first + a, mask=there, other=0)
-        row = tl.load(message_row + kid, mask=there, other=0)
+        kid = tl.load(forest.child + first + a, mask=there, other=0)
+        row = tl.load(forest.message_row + kid, mask=there, other=0)
         energy += tl.load(messages + row[:, None] + label, mask=mine & there[:, None], other=0.0)
     return energy
 
 
 @jit_for_any("chains", "n", "size", "longest", "forests", "rest_levels")
 def forest_chains(
-    q, energies, messages, labels, which_chains, betas, sweeps, seeds, chains, n, size, longest,
-    forests, rest_levels,
-    start, node, parent, agree, table_row, table_start, child_row, child, message_row,
-    up, up_start, up_level, down, down_start, down_level, rest, rest_rank, rest_start,
-    offset, unary, agree_row, agree_first, agree_count, agree_weight,
-    table_edge_row, table_edge, table, slot_row, slot, other,
-    AGREE: constexpr, TABLES: constexpr, LARGER: constexpr, MIXED: constexpr,
-    BV: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
+    q, room, schedule, chains, n, size, longest, forests, rest_levels, forest, field,
+    WORKING: constexpr,
 ):  # fmt: skip
-    """All sweeps of some chains, one program each; see `reference_chains.ReferenceChains`.
-
-    energies: room for energies of labels, children summed out.  # (programs, size) float64
-    messages: room for what variables send to their parents.  # (programs, longest) float64
-    labels: room for labels.  # (programs, n) int32
-    which_chains: the chain of each program.
-    parent: places of the parents; −1 at roots.
-    child_row, child: places of the children.
-    message_row: where each one's message is.
-    up, up_start, up_level: places by height, bounds of the heights, first height of each forest.
-    down, …: the same by depth.
-    rest, rest_rank, rest_start: variables in no forest by level, their numbers, bounds of levels.
-    """
+    """All sweeps of some chains, one program each; see `reference_chains.ReferenceChains`."""
+    BV: constexpr = WORKING.block
+    L: constexpr = WORKING.labels
     program = tl.program_id(0).to(tl.int64)
-    chain = tl.load(which_chains + program).to(tl.int64)
+    chain = tl.load(schedule.chain + program).to(tl.int64)
     own = q + chain * size
-    energies += program * size
-    messages += program * longest
-    labels += program * n
-    seed = tl.load(seeds + chain)
+    energies = room.energies + program * size
+    messages = room.messages + program * longest
+    labels = room.labels + program * n
+    seed = tl.load(schedule.seeds + chain)
     label = tl.arange(0, L)[None, :]
     lane = tl.arange(0, BV)
-    for t in range(0, tl.load(sweeps + chain)):
-        beta = tl.load(betas + t * chains + chain)
+    for t in range(0, tl.load(schedule.sweeps + chain)):
+        beta = tl.load(schedule.betas + t * chains + chain)
         number = (seed + t).to(tl.uint64, bitcast=True)
-        forest = (number % forests.to(tl.uint64)).to(tl.int64)
-        first = tl.load(start + forest)
-        end = tl.load(start + forest + 1)
+        which = (number % forests.to(tl.uint64)).to(tl.int64)
+        first = tl.load(forest.start + which)
+        end = tl.load(forest.start + which + 1)
         for k in range(first, end, BV):  # remember the labels, and leave the forest out of q
             live = k + lane < end
-            i = tl.load(node + k + lane, mask=live, other=0)
-            o, c, mine = where_labels_are(i, live, offset, L)
-            at = own + o[:, None] + label
-            held = tl.load(at, mask=mine, other=0.0)
+            i = tl.load(forest.node + k + lane, mask=live, other=0)
+            some = some_of(i, live, field.offset, L)
+            at = own + some.first[:, None] + label
+            held = tl.load(at, mask=some.mine, other=0.0)
             tl.store(labels + i, tl.max(tl.where(held > 0.0, label, 0), 1), mask=live)
             tl.debug_barrier()  # small tiles are held by several threads
-            tl.store(at, tl.zeros_like(held), mask=mine)
+            tl.store(at, tl.zeros_like(held), mask=some.mine)
         tl.debug_barrier()
         for k in range(first, end, BV):  # energies given the rest
             live = k + lane < end
-            i = tl.load(node + k + lane, mask=live, other=0)
-            o, c, mine = where_labels_are(i, live, offset, L)
-            g = gradient(
-                own, i, o, c, live, mine, unary, agree_row, agree_first, agree_count,
-                agree_weight, table_edge_row, table_edge, table, slot_row, slot, other, False,
-                AGREE, TABLES, LARGER, MIXED, BV, L, E, M, R,
-            )  # fmt: skip
-            tl.store(energies + o[:, None] + label, g, mask=mine)
+            i = tl.load(forest.node + k + lane, mask=live, other=0)
+            some = some_of(i, live, field.offset, L)
+            g = gradient(own, some, field, False, WORKING)
+            tl.store(energies + some.first[:, None] + label, g, mask=some.mine)
         tl.debug_barrier()
-        for level in range(tl.load(up_level + forest), tl.load(up_level + forest + 1)):
-            last = tl.load(up_start + level + 1)
-            for k in range(tl.load(up_start + level), last, BV):
+        for level in range(tl.load(forest.up.first + which), tl.load(forest.up.first + which + 1)):
+            last = tl.load(forest.up.start + level + 1)
+            for k in range(tl.load(forest.up.start + level), last, BV):
                 live = k + lane < last
-                place = tl.load(up + k + lane, mask=live, other=0)
-                i = tl.load(node + place, mask=live, other=0)
-                o, c, mine = where_labels_are(i, live, offset, L)
-                at = energies + o[:, None] + label
+                place = tl.load(forest.up.place + k + lane, mask=live, other=0)
+                i = tl.load(forest.node + place, mask=live, other=0)
+                some = some_of(i, live, field.offset, L)
+                mine = some.mine
+                at = energies + some.first[:, None] + label
                 energy = tl.load(at, mask=mine, other=float("inf"))
-                energy = add_messages(
-                    energy, place, live, mine, child_row, child, message_row, messages, L
-                )
+                energy = add_messages(energy, place, live, mine, forest, messages, L)
                 tl.debug_barrier()
                 tl.store(at, energy, mask=mine)
-                above = tl.load(parent + place, mask=live, other=-1)
+                above = tl.load(forest.parent + place, mask=live, other=-1)
                 below = live & (above >= 0)
-                j = tl.load(node + above, mask=below, other=0)
-                _, d, _ = where_labels_are(j, below, offset, L)
-                to = messages + tl.load(message_row + place, mask=live, other=0)
-                for m in range(0, tl.max(d, 0)):
+                j = tl.load(forest.node + above, mask=below, other=0)
+                parent = some_of(j, below, field.offset, L)
+                to = messages + tl.load(forest.message_row + place, mask=live, other=0)
+                for m in range(0, tl.max(parent.count, 0)):
                     with_parent = edge_energies(
-                        energy, place, tl.zeros_like(i) + m, c, d, below,
-                        mine & (m < d)[:, None], agree, table_row, table_start, table, TABLES, L,
+                        energy, place, tl.zeros_like(i) + m, some, parent, below,
+                        mine & (m < parent.count)[:, None], forest, field.table, WORKING.tables, L,
                     )  # fmt: skip
-                    tl.store(to + m, soft_minimum(with_parent, beta), mask=m < d)
+                    tl.store(to + m, soft_minimum(with_parent, beta), mask=m < parent.count)
             tl.debug_barrier()
-        for level in range(tl.load(down_level + forest), tl.load(down_level + forest + 1)):
-            last = tl.load(down_start + level + 1)
-            for k in range(tl.load(down_start + level), last, BV):
+        for level in range(
+            tl.load(forest.down.first + which), tl.load(forest.down.first + which + 1)
+        ):
+            last = tl.load(forest.down.start + level + 1)
+            for k in range(tl.load(forest.down.start + level), last, BV):
                 live = k + lane < last
-                place = tl.load(down + k + lane, mask=live, other=0)
-                i = tl.load(node + place, mask=live, other=0)
-                o, c, mine = where_labels_are(i, live, offset, L)
-                energy = tl.load(energies + o[:, None] + label, mask=mine, other=float("inf"))
-                above = tl.load(parent + place, mask=live, other=-1)
+                place = tl.load(forest.down.place + k + lane, mask=live, other=0)
+                i = tl.load(forest.node + place, mask=live, other=0)
+                some = some_of(i, live, field.offset, L)
+                mine = some.mine
+                energy = tl.load(
+                    energies + some.first[:, None] + label, mask=mine, other=float("inf")
+                )
+                above = tl.load(forest.parent + place, mask=live, other=-1)
                 below = live & (above >= 0)
-                j = tl.load(node + above, mask=below, other=0)
-                _, d, _ = where_labels_are(j, below, offset, L)
+                j = tl.load(forest.node + above, mask=below, other=0)
+                parent = some_of(j, below, field.offset, L)
                 theirs = tl.load(labels + j, mask=below, other=-1)
                 energy = edge_energies(
-                    energy, place, theirs, c, d, below, mine & below[:, None], agree, table_row,
-                    table_start, table, TABLES, L,
+                    energy, place, theirs, some, parent, below, mine & below[:, None], forest,
+                    field.table, WORKING.tables, L,
                 )  # fmt: skip
                 low = tl.min(energy, 1)
                 base = tl.where(low < float("inf"), low, 0.0)
@@ -197,19 +220,14 @@ def forest_chains(
                 tl.debug_barrier()
                 tl.store(labels + i, chosen, mask=live)
                 hot = tl.where(label == chosen[:, None], 1.0, 0.0).to(q.dtype.element_ty)
-                tl.store(own + o[:, None] + label, hot, mask=mine)
+                tl.store(own + some.first[:, None] + label, hot, mask=mine)
             tl.debug_barrier()
         for level in range(0, rest_levels):
-            last = tl.load(rest_start + level + 1)
-            for k in range(tl.load(rest_start + level), last, BV):
+            last = tl.load(forest.rest_start + level + 1)
+            for k in range(tl.load(forest.rest_start + level), last, BV):
                 live = k + lane < last
-                i = tl.load(rest + k + lane, mask=live, other=0)
-                rank = tl.load(rest_rank + k + lane, mask=live, other=0)
+                i = tl.load(forest.rest + k + lane, mask=live, other=0)
+                rank = tl.load(forest.rest_rank + k + lane, mask=live, other=0)
                 u = uniform(seed, (end - first + rank).to(tl.int64) + (t + 1) * n)
-                visit(
-                    own, own, i, live, beta, u, True, offset, unary, agree_row, agree_first,
-                    agree_count, agree_weight, table_edge_row, table_edge, table, slot_row, slot,
-                    other, False, True, False, False, False, AGREE, TABLES, LARGER, MIXED,
-                    BV, L, E, M, R,
-                )  # fmt: skip
+                visit(own, None, i, live, beta, u, True, field, Moving(draw=True), WORKING)
             tl.debug_barrier()

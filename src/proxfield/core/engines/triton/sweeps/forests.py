@@ -14,7 +14,13 @@ from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.numba.general_chains import pack_general_forests
 from proxfield.core.engines.numba.pack import pack_general
 from proxfield.core.engines.reference_chains import usable_in_forests
-from proxfield.core.engines.triton.sweeps.forest_kernels import forest_chains
+from proxfield.core.engines.triton.sweeps.forest_kernels import (
+    Forests,
+    Levels,
+    Room,
+    Schedule,
+    forest_chains,
+)
 from proxfield.core.engines.triton.sweeps.sweep_levels import grouped, level_of
 from proxfield.core.lowering.forests import FORESTS, graph_of, make_forests
 from proxfield.core.terms.base import Floats, Ints
@@ -61,14 +67,14 @@ class DeviceForests:
         level = level_of(row, column, rest)[rest]
         ordered, rest_start = grouped(np.arange(len(rest)), level, np.zeros(len(rest), np.int64))
         self.rest_levels = len(rest_start) - 1 if len(rest) else 0
-        self.arrays = [
-            self._ints(made.start), self._ints(made.node), self._ints(parent),
-            self._floats(made.agree), self._ints(made.table_row), self._ints(made.table_start),
-            self._ints(child_row), self._ints(child), self._ints(message_row),
-            *map(self._ints, by_level(made.start, height)),
-            *map(self._ints, by_level(made.start, depth)),
-            self._ints(rest[ordered]), self._ints(ordered), self._ints(rest_start),
-        ]  # fmt: skip
+        ints = self._ints
+        self.forests = Forests(
+            ints(made.start), ints(made.node), ints(parent), self._floats(made.agree),
+            ints(made.table_row), ints(made.table_start), ints(child_row), ints(child),
+            ints(message_row), Levels(*map(ints, by_level(made.start, height))),
+            Levels(*map(ints, by_level(made.start, depth))),
+            ints(rest[ordered]), ints(ordered), ints(rest_start),
+        )  # fmt: skip
 
     def _ints(self, values: Ints | NDArray[np.int32]) -> Tensor:
         values = values if values.size else np.zeros(1, dtype=np.int64)
@@ -92,14 +98,16 @@ class DeviceForests:
         room = torch.zeros((len(which), s.size), dtype=torch.float64, device=s.device)
         messages = torch.zeros((len(which), self.longest), dtype=torch.float64, device=s.device)
         labels = torch.zeros((len(which), s.n), dtype=torch.int32, device=s.device)
-        flags = {**s.flags, "BV": max(s.flags["BV"], THREADS // s.flags["L"])}
         chosen = torch.tensor(which, dtype=torch.int64, device=s.device)
         lengths = torch.tensor(sweeps, dtype=torch.int64, device=s.device)
+        working = s.working
         with s.here():
             forest_chains[(len(which),)](
-                q, room, messages, labels, chosen, betas, lengths, seeds, betas.shape[1], s.n,
-                s.size, self.longest, self.count, self.rest_levels, *self.arrays, *s.arrays,
-                num_warps=THREADS // 32, num_stages=1, **flags,
+                q, Room(room, messages, labels), Schedule(chosen, betas, lengths, seeds),
+                betas.shape[1], s.n, s.size, self.longest, self.count, self.rest_levels,
+                self.forests, s.energies,
+                WORKING=working._replace(block=max(working.block, THREADS // working.labels)),
+                num_warps=THREADS // 32, num_stages=1,
             )  # fmt: skip
 
 

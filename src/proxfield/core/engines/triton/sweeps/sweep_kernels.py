@@ -10,25 +10,76 @@ what it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from proxfield.core.devices.cuda import jit, tl, triton
-from proxfield.core.devices.tensors import Kernel
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
+from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
+from proxfield.core.devices.tensors import Tensor
 
 
-def jit_for_any(*names: str) -> Callable[[Callable[..., object]], Kernel]:
-    """``triton.jit`` that doesn't compile anew for special values of these integers."""
+class Energies(NamedTuple):
+    """A lowered field on a device; see `numba.general.GeneralPack`."""
 
-    def make(function: Callable[..., object]) -> Kernel:
-        return function if triton is None else triton.jit(function, do_not_specialize=[*names])
+    offset: Tensor
+    unary: Tensor
+    agree_row: Tensor
+    agree_first: Tensor
+    """Where each neighbor's marginals begin."""
+    agree_count: Tensor
+    """Labels that both have."""
+    agree_weight: Tensor
+    table_row: Tensor
+    table_edge: Tensor
+    """First entry of the neighbor, its number of labels, and the table's place.  # (edges, 3)"""
+    table: Tensor
+    slot_row: Tensor
+    slot: Tensor
+    """See `sweeps.slots_of`.  # (slots, 6)"""
+    other: Tensor
+    """See `sweeps.slots_of`.  # (slots, 3)"""
 
-    return make
+
+class Working(NamedTuple):
+    """Which parts of the kernels a field needs, and how much they look at together."""
+
+    agree: bool
+    tables: bool
+    larger: bool
+    mixed: bool
+    """Do numbers of labels differ?"""
+    block: int
+    """Variables."""
+    labels: int
+    edges: int
+    theirs: int
+    """Labels of a neighbor."""
+    rows: int
+    """Rows of a larger table."""
+
+
+class Moving(NamedTuple):
+    """How variables move, and what is wanted beside q."""
+
+    greedy: bool = False
+    draw: bool = False
+    metropolis: bool = False
+    delta: bool = False
+
+
+class Luck(NamedTuple):
+    """The seed of each chain, int64 with the bits of a uint64, and whether it draws."""
+
+    seeds: Tensor  # (chains,) int64
+    drawn: Tensor  # (chains,) int8
+
+
+class Some(NamedTuple):
+    """Some variables in a kernel."""
+
+    i: Tensor  # (BV,)
+    live: Tensor  # which of them there are  # (BV,)
+    first: Tensor  # their first entries  # (BV,)
+    count: Tensor  # their numbers of labels  # (BV,)
+    mine: Tensor  # which entries of the tile there are  # (BV, L)
 
 
 @jit
@@ -42,24 +93,33 @@ def uniform(seed, counter):
 
 
 @jit
-def agreement(
-    q, i, live, mine, agree_row, agree_first, agree_count, agree_weight,
-    MIXED: constexpr, BV: constexpr, L: constexpr, E: constexpr,
-):  # fmt: skip
+def some_of(i, live, offset, L: constexpr):
+    """Variables by their numbers."""
+    first = tl.load(offset + i, mask=live, other=0)
+    count = tl.load(offset + i + 1, mask=live, other=0) - first
+    mine = live[:, None] & (tl.arange(0, L)[None, :] < count[:, None])
+    return Some(i, live, first, count, mine)
+
+
+@jit
+def agreement(q, some, field, WORKING: constexpr):
     """Σ_j w_ij q_j of each variable: the gradient of Potts and Ising energies.  # (BV, L)"""
+    BV: constexpr = WORKING.block
+    L: constexpr = WORKING.labels
+    E: constexpr = WORKING.edges
     label = tl.arange(0, L)
     lane = tl.arange(0, E)
-    start = tl.load(agree_row + i, mask=live, other=0)
-    count = tl.load(agree_row + i + 1, mask=live, other=0) - start
+    start = tl.load(field.agree_row + some.i, mask=some.live, other=0)
+    count = tl.load(field.agree_row + some.i + 1, mask=some.live, other=0) - start
     total = tl.zeros((BV, E, L), tl.float64)
     for e in range(0, tl.max(count, 0), E):
         there = (e + lane)[None, :] < count[:, None]
         edge = start[:, None] + (e + lane)[None, :]
-        first = tl.load(agree_first + edge, mask=there, other=0)
-        weight = tl.load(agree_weight + edge, mask=there, other=0.0).to(tl.float64)
-        seen = there[:, :, None] & mine[:, None, :]
-        if MIXED:  # a label that the neighbor doesn't have
-            both = tl.load(agree_count + edge, mask=there, other=0)
+        first = tl.load(field.agree_first + edge, mask=there, other=0)
+        weight = tl.load(field.agree_weight + edge, mask=there, other=0.0).to(tl.float64)
+        seen = there[:, :, None] & some.mine[:, None, :]
+        if WORKING.mixed:  # a label that the neighbor doesn't have
+            both = tl.load(field.agree_count + edge, mask=there, other=0)
             seen = seen & (label[None, None, :] < both[:, :, None])
         theirs = tl.load(q + first[:, :, None] + label[None, None, :], mask=seen, other=0.0)
         total += weight[:, :, None] * theirs.to(tl.float64)
@@ -67,54 +127,54 @@ def agreement(
 
 
 @jit
-def pairwise(
-    q, i, c, live, mine, table_row, table_edge, table,
-    BV: constexpr, L: constexpr, M: constexpr,
-):  # fmt: skip
+def pairwise(q, some, field, WORKING: constexpr):
     """The gradient of pairwise tables.  # (BV, L)"""
+    BV: constexpr = WORKING.block
+    L: constexpr = WORKING.labels
+    M: constexpr = WORKING.theirs
     label = tl.arange(0, L)
-    start = tl.load(table_row + i, mask=live, other=0)
-    count = tl.load(table_row + i + 1, mask=live, other=0) - start
+    start = tl.load(field.table_row + some.i, mask=some.live, other=0)
+    count = tl.load(field.table_row + some.i + 1, mask=some.live, other=0) - start
     total = tl.zeros((BV, L), tl.float64)
     for e in range(0, tl.max(count, 0)):
         there = e < count
-        edge = table_edge + (start + e) * 3
+        edge = field.table_edge + (start + e) * 3
         first = tl.load(edge, mask=there, other=0)
         d = tl.load(edge + 1, mask=there, other=0)
         place = tl.load(edge + 2, mask=there, other=0)
         forward = place >= 0  # else the table is the neighbor's, transposed
         base = tl.where(forward, place, -1 - place)
         across = tl.where(forward, d, 1)
-        along = tl.where(forward, 1, c)
+        along = tl.where(forward, 1, some.count)
         for m in range(0, tl.max(d, 0), M):
             theirs = m + tl.arange(0, M)
             seen = theirs[None, :] < d[:, None]
             p = tl.load(q + first[:, None] + theirs[None, :], mask=seen, other=0.0)
             at = base[:, None] + theirs[None, :] * along[:, None]
             at = at[:, None, :] + (label[None, :] * across[:, None])[:, :, None]
-            some = mine[:, :, None] & (p != 0.0)[:, None, :]  # 0 · inf is 0
-            energy = tl.load(table + at, mask=some, other=0.0).to(tl.float64)
+            wanted = some.mine[:, :, None] & (p != 0.0)[:, None, :]  # 0 · inf is 0
+            energy = tl.load(field.table + at, mask=wanted, other=0.0).to(tl.float64)
             total += tl.sum(energy * p.to(tl.float64)[:, None, :], 2)
     return total
 
 
 @jit
-def larger(
-    q, i, c, live, mine, slot_row, slot, other, table,
-    SHARED: constexpr, BV: constexpr, L: constexpr, R: constexpr,
-):  # fmt: skip
+def larger(q, some, field, SHARED: constexpr, WORKING: constexpr):
     """The gradient of tables over three or more variables.  # (BV, L)
 
     For each label, the table's rows of the other variables' labels are added up with the product
     of their probabilities. ``SHARED`` gives each variable of a table an equal part.
     """
+    BV: constexpr = WORKING.block
+    L: constexpr = WORKING.labels
+    R: constexpr = WORKING.rows
     label = tl.arange(0, L)
-    start = tl.load(slot_row + i, mask=live, other=0)
-    count = tl.load(slot_row + i + 1, mask=live, other=0) - start
+    start = tl.load(field.slot_row + some.i, mask=some.live, other=0)
+    count = tl.load(field.slot_row + some.i + 1, mask=some.live, other=0) - start
     total = tl.zeros((BV, L), tl.float64)
     for k in range(0, tl.max(count, 0)):
         there = k < count
-        at = slot + (start + k) * 6
+        at = field.slot + (start + k) * 6
         base = tl.load(at, mask=there, other=0)
         stride = tl.load(at + 1, mask=there, other=1)
         rows = tl.load(at + 2, mask=there, other=0)
@@ -126,11 +186,11 @@ def larger(
             row = (r + tl.arange(0, R))[None, :]
             seen = row < rows[:, None]
             # the row's place in the table, with our own label 0
-            zero = (row // stride[:, None]) * (stride * c)[:, None] + row % stride[:, None]
+            zero = (row // stride[:, None]) * (stride * some.count)[:, None] + row % stride[:, None]
             p = tl.where(seen, 1.0, 0.0).to(tl.float64)
             for a in range(0, tl.max(arity, 0)):
                 counts = there & (a < arity) & (a != position)
-                who = other + (home + a) * 3
+                who = field.other + (home + a) * 3
                 first = tl.load(who, mask=counts, other=0)
                 d = tl.load(who + 1, mask=counts, other=1)
                 step = tl.load(who + 2, mask=counts, other=1)
@@ -139,8 +199,8 @@ def larger(
             entry = (base[:, None] + zero)[:, None, :] + (label[None, :] * stride[:, None])[
                 :, :, None
             ]
-            some = mine[:, :, None] & (p != 0.0)[:, None, :]  # 0 · inf is 0
-            energy = tl.load(table + entry, mask=some, other=0.0).to(tl.float64)
+            wanted = some.mine[:, :, None] & (p != 0.0)[:, None, :]  # 0 · inf is 0
+            energy = tl.load(field.table + entry, mask=wanted, other=0.0).to(tl.float64)
             message += tl.sum(energy * p[:, None, :], 2)
         if SHARED:
             total += message / tl.maximum(arity, 1).to(tl.float64)[:, None]
@@ -150,27 +210,20 @@ def larger(
 
 
 @jit
-def gradient(
-    q, i, o, c, live, mine, unary, agree_row, agree_first, agree_count, agree_weight,
-    table_row, table_edge, table, slot_row, slot, other, SHARED: constexpr,
-    AGREE: constexpr, TABLES: constexpr, LARGER: constexpr, MIXED: constexpr,
-    BV: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
-):  # fmt: skip
+def gradient(q, some, field, SHARED: constexpr, WORKING: constexpr):
     """dE/dq of some variables.  # (BV, L)
 
     ``SHARED`` divides what a term of degree k gives by k instead: then ⟨q, ·⟩ adds up to E.
     """
-    at = o[:, None] + tl.arange(0, L)[None, :]
-    g = tl.load(unary + at, mask=mine, other=0.0).to(tl.float64)
+    at = some.first[:, None] + tl.arange(0, WORKING.labels)[None, :]
+    g = tl.load(field.unary + at, mask=some.mine, other=0.0).to(tl.float64)
     share = 0.5 if SHARED else 1.0
-    if AGREE:
-        g += share * agreement(
-            q, i, live, mine, agree_row, agree_first, agree_count, agree_weight, MIXED, BV, L, E
-        )
-    if TABLES:
-        g += share * pairwise(q, i, c, live, mine, table_row, table_edge, table, BV, L, M)
-    if LARGER:
-        g += larger(q, i, c, live, mine, slot_row, slot, other, table, SHARED, BV, L, R)
+    if WORKING.agree:
+        g += share * agreement(q, some, field, WORKING)
+    if WORKING.tables:
+        g += share * pairwise(q, some, field, WORKING)
+    if WORKING.larger:
+        g += larger(q, some, field, SHARED, WORKING)
     return g
 
 
@@ -210,34 +263,25 @@ def plus_negative_entropy(x):
 
 
 @jit
-def visit(
-    q, theta, i, live, beta, u, draw, offset, unary, agree_row, agree_first, agree_count,
-    agree_weight, table_row, table_edge, table, slot_row, slot, other,
-    GREEDY: constexpr, DRAW: constexpr, METROPOLIS: constexpr, THETA: constexpr, DELTA: constexpr,
-    AGREE: constexpr, TABLES: constexpr, LARGER: constexpr, MIXED: constexpr,
-    BV: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
-):  # fmt: skip
+def visit(q, theta, i, live, beta, u, draw, field, MOVING: constexpr, WORKING: constexpr):
     """Minimize E − H/β (or E, if greedy) over each of some variables that don't interact.
 
-    Returns the change of F (0 unless ``DELTA``) and the largest change of q.
+    Returns the change of F (0 unless it is wanted) and the largest change of q.
     """
+    BV: constexpr = WORKING.block
+    L: constexpr = WORKING.labels
     label = tl.arange(0, L)[None, :]
-    o = tl.load(offset + i, mask=live, other=0)
-    c = tl.load(offset + i + 1, mask=live, other=0) - o
-    mine = live[:, None] & (label < c[:, None])
-    g = gradient(
-        q, i, o, c, live, mine, unary, agree_row, agree_first, agree_count, agree_weight,
-        table_row, table_edge, table, slot_row, slot, other, False,
-        AGREE, TABLES, LARGER, MIXED, BV, L, E, M, R,
-    )  # fmt: skip
+    some = some_of(i, live, field.offset, L)
+    mine = some.mine
+    g = gradient(q, some, field, False, WORKING)
     g = tl.where(mine, g, float("inf"))
     low = tl.min(g, 1)
     free = mine & (low < float("inf"))[:, None]
     low = tl.where(low < float("inf"), low, 0.0)[:, None]
-    at = o[:, None] + label
+    at = some.first[:, None] + label
     before = tl.load(q + at, mask=mine, other=0.0)
     old = before.to(tl.float64)
-    if GREEDY:  # an equally good label that is held stays
+    if MOVING.greedy:  # an equally good label that is held stays
         held = tl.min(tl.where(free & (old == 1.0) & (g <= low), label, L), 1)
         best = tl.min(tl.where(free & (g <= low), label, L), 1)
         best = tl.where(held < L, held, best)
@@ -245,23 +289,23 @@ def visit(
     else:
         p = tl.exp(beta * (low - g))
         total = tl.sum(p, 1)
-        if DRAW:
-            if METROPOLIS:
+        if MOVING.draw:
+            if MOVING.metropolis:
                 chosen = moved_label(p, total, u, mine & (old == 1.0), mine, L)
             else:
                 chosen = drawn_label(p, total, u, mine, L)
         p = p / tl.where(total > 0.0, total, 1.0)[:, None]
-        if DRAW:
+        if MOVING.draw:
             p = tl.where(draw, tl.where(label == chosen[:, None], 1.0, 0.0), p)
     after = p.to(before.dtype)
     tl.debug_barrier()  # small tiles are held by several threads: all must have read q by now
     tl.store(q + at, after, mask=free)
-    if THETA:
+    if theta is not None:
         tl.store(theta + at, (beta * (g - low)).to(before.dtype), mask=free)
     new = after.to(tl.float64)
     moved = tl.max(tl.max(tl.where(free, tl.abs(new - old), 0.0), 1), 0)
     delta = tl.zeros((BV, L), tl.float64)
-    if DELTA:  # of what is stored, rounding included; −inf if an impossible label had weight
+    if MOVING.delta:  # of what is stored, rounding included; −inf if an impossible label had weight
         delta = tl.where(new > 0.0, new * g, 0.0) - tl.where(old > 0.0, old * g, 0.0)
         delta += plus_negative_entropy(new) - plus_negative_entropy(old)
         delta = tl.where(free, delta, 0.0)
@@ -270,36 +314,32 @@ def visit(
 
 @jit_for_any("first", "count", "part", "parts_in_row", "chains", "n", "size")
 def visit_group(
-    q, theta, members, first, count, betas, clock, seeds, drawn, parts, part, parts_in_row,
-    chains, n, size, offset, unary, agree_row, agree_first, agree_count, agree_weight,
-    table_row, table_edge, table, slot_row, slot, other,
-    GREEDY: constexpr, DRAW: constexpr, METROPOLIS: constexpr, THETA: constexpr, DELTA: constexpr,
-    AGREE: constexpr, TABLES: constexpr, LARGER: constexpr, MIXED: constexpr,
-    BV: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
+    q, theta, members, first, count, betas, clock, luck, parts, part, parts_in_row, chains, n, size,
+    field, MOVING: constexpr, WORKING: constexpr,
 ):  # fmt: skip
     """One group of variables in every chain: members ``first`` to ``first + count``.
 
     The chain's β is in the row of ``betas`` that ``clock`` tells; 0 leaves the chain alone.
     """
+    BV: constexpr = WORKING.block
     block = tl.program_id(0).to(tl.int64)
     chain = tl.program_id(1).to(tl.int64)
     time = tl.load(clock)
     beta = tl.load(betas + time * chains + chain)
+    if theta is not None:
+        theta += chain * size
     if beta > 0.0:
         k = block * BV + tl.arange(0, BV)
         live = k < count
         i = tl.load(members + first + k, mask=live, other=0)
         u = tl.zeros((BV,), tl.float64)
         draw = False
-        if DRAW:
-            draw = tl.load(drawn + chain) != 0
-            u = uniform(tl.load(seeds + chain), (time + 1) * n + i)
+        if MOVING.draw:
+            draw = tl.load(luck.drawn + chain) != 0
+            u = uniform(tl.load(luck.seeds + chain), (time + 1) * n + i)
         delta, moved = visit(
-            q + chain * size, theta + chain * size, i, live, beta, u, draw, offset, unary,
-            agree_row, agree_first, agree_count, agree_weight, table_row, table_edge, table,
-            slot_row, slot, other, GREEDY, DRAW, METROPOLIS, THETA, DELTA, AGREE, TABLES, LARGER,
-            MIXED, BV, L, E, M, R,
-        )  # fmt: skip
+            q + chain * size, theta, i, live, beta, u, draw, field, MOVING, WORKING
+        )
         to = parts + (chain * parts_in_row + part + block) * 2
         tl.store(to, delta)
         tl.store(to + 1, moved)
@@ -307,11 +347,8 @@ def visit_group(
 
 @jit_for_any("count")
 def visit_in_turn(
-    q, theta, members, count, betas, parts, offset, unary, agree_row, agree_first, agree_count,
-    agree_weight, table_row, table_edge, table, slot_row, slot, other,
-    THETA: constexpr, AGREE: constexpr, TABLES: constexpr, LARGER: constexpr,
-    MIXED: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
-):  # fmt: skip
+    q, theta, members, count, betas, parts, field, MOVING: constexpr, WORKING: constexpr
+):
     """One variable after another in a single program: for orders that no grouping helps."""
     beta = tl.load(betas)
     one = tl.arange(0, 1)
@@ -320,12 +357,8 @@ def visit_in_turn(
     change = total
     for k in range(0, count):
         i = tl.load(members + k + one)
-        delta, moved = visit(
-            q, theta, i, live, beta, tl.zeros((1,), tl.float64), False, offset, unary,
-            agree_row, agree_first, agree_count, agree_weight, table_row, table_edge, table,
-            slot_row, slot, other, False, False, False, THETA, True, AGREE, TABLES, LARGER, MIXED,
-            1, L, E, M, R,
-        )  # fmt: skip
+        u = tl.zeros((1,), tl.float64)
+        delta, moved = visit(q, theta, i, live, beta, u, False, field, MOVING, WORKING)
         total += delta
         change = tl.maximum(change, moved)
         tl.debug_barrier()  # the next one's neighbors read what this one has written
@@ -334,60 +367,46 @@ def visit_in_turn(
 
 
 @jit_for_any("n", "size", "parts_in_row")
-def free_energies(
-    q, parts, parts_in_row, n, size, offset, unary, agree_row, agree_first, agree_count,
-    agree_weight, table_row, table_edge, table, slot_row, slot, other,
-    AGREE: constexpr, TABLES: constexpr, LARGER: constexpr, MIXED: constexpr,
-    BV: constexpr, L: constexpr, E: constexpr, M: constexpr, R: constexpr,
-):  # fmt: skip
+def free_energies(q, parts, parts_in_row, n, size, field, WORKING: constexpr):
     """What some variables add to F in one chain: ⟨q, u + …⟩ − H, each term's energy shared out."""
+    BV: constexpr = WORKING.block
+    L: constexpr = WORKING.labels
     block = tl.program_id(0).to(tl.int64)
     chain = tl.program_id(1).to(tl.int64)
     i = block * BV + tl.arange(0, BV)
-    live = i < n
-    label = tl.arange(0, L)[None, :]
-    o = tl.load(offset + i, mask=live, other=0)
-    c = tl.load(offset + i + 1, mask=live, other=0) - o
-    mine = live[:, None] & (label < c[:, None])
+    some = some_of(i, i < n, field.offset, L)
     own = q + chain * size
-    g = gradient(
-        own, i, o, c, live, mine, unary, agree_row, agree_first, agree_count, agree_weight,
-        table_row, table_edge, table, slot_row, slot, other, True,
-        AGREE, TABLES, LARGER, MIXED, BV, L, E, M, R,
-    )  # fmt: skip
-    p = tl.load(own + o[:, None] + label, mask=mine, other=0.0).to(tl.float64)
+    g = gradient(own, some, field, True, WORKING)
+    at = own + some.first[:, None] + tl.arange(0, L)[None, :]
+    p = tl.load(at, mask=some.mine, other=0.0).to(tl.float64)
     f = tl.where(p > 0.0, p * g, 0.0) + plus_negative_entropy(p)
     tl.store(parts + chain * parts_in_row + block, tl.sum(tl.sum(f, 1), 0))
 
 
 @jit_for_any("n", "size")
-def begin(
-    q, seeds, drawn, n, size, offset, unary, DRAW: constexpr, BV: constexpr, L: constexpr
-):  # fmt: skip
+def begin(q, luck, n, size, field, BV: constexpr, L: constexpr):
     """Where chains start: impossible labels lose their weight, drawn chains take a label each."""
     chain = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * BV + tl.arange(0, BV)
-    live = i < n
     label = tl.arange(0, L)[None, :]
-    o = tl.load(offset + i, mask=live, other=0)
-    c = tl.load(offset + i + 1, mask=live, other=0) - o
-    mine = live[:, None] & (label < c[:, None])
-    at = o[:, None] + label
+    some = some_of(i, i < n, field.offset, L)
+    mine = some.mine
+    at = some.first[:, None] + label
     own = q + chain * size + at
     before = tl.load(own, mask=mine, other=0.0)
-    possible = mine & (tl.load(unary + at, mask=mine, other=0.0) < float("inf"))
+    possible = mine & (tl.load(field.unary + at, mask=mine, other=0.0) < float("inf"))
     p = tl.where(possible, before, 0.0).to(tl.float64)
     total = tl.sum(p, 1)
     # all the weight was on impossible labels: the others get equal parts
     p = tl.where((total > 0.0)[:, None], p, tl.where(possible, 1.0, 0.0))
     total = tl.sum(p, 1)
     free = mine & (total > 0.0)[:, None]
-    if DRAW:
-        u = uniform(tl.load(seeds + chain), i)
+    if luck is not None:
+        u = uniform(tl.load(luck.seeds + chain), i)
         chosen = drawn_label(p, total, u, mine, L)
     p = p / tl.where(total > 0.0, total, 1.0)[:, None]
-    if DRAW:
-        draw = tl.load(drawn + chain) != 0
+    if luck is not None:
+        draw = tl.load(luck.drawn + chain) != 0
         p = tl.where(draw, tl.where(label == chosen[:, None], 1.0, 0.0), p)
     tl.debug_barrier()  # as in `visit`
     tl.store(own, p.to(before.dtype), mask=free)

@@ -17,7 +17,12 @@ from proxfield.core.devices.cuda import interpreted, need, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.pack import pack_general
+from proxfield.core.engines.triton.device_pack import power_of_two
 from proxfield.core.engines.triton.sweeps.sweep_kernels import (
+    Energies,
+    Luck,
+    Moving,
+    Working,
     free_energies,
     visit_group,
     visit_in_turn,
@@ -41,7 +46,7 @@ THREADS = 128
 
 
 @dataclass(frozen=True)
-class Visits:
+class VisitOrder:
     """An order of visits on the device.
 
     Attributes:
@@ -89,13 +94,13 @@ class Sweeper:
         self.device = torch.device(device)
         self.dtype = getattr(torch, str(np.dtype(dtype)))
         pack, self.constant = pack_general(lowered, np.dtype(dtype))
-        self.arrays, self.index = self._upload(pack)
-        self.flags, self.turn_flags = self._choose(pack)
+        self.energies, self.index = self._upload(pack)
+        self.working, self.turn_working = self._choose(pack)
         self._zero = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._recent: list[tuple[Array, Array | None, Visits]] = []
+        self._recent: list[tuple[Array, Array | None, VisitOrder]] = []
 
-    def _upload(self, pack: GeneralPack) -> tuple[tuple[Tensor, ...], TorchDtype]:
-        """The field's arrays in the order in which kernels take them, and their index type."""
+    def _upload(self, pack: GeneralPack) -> tuple[Energies, TorchDtype]:
+        """The field on the device, and the type of its indices."""
         cards = np.diff(pack.offset)
         here = np.repeat(np.arange(self.n), np.diff(pack.agree_row))
         edge = np.stack(
@@ -121,40 +126,32 @@ class Sweeper:
             return torch.tensor(flat, dtype=kind, device=self.device)
 
         ints = {name: up(array, index) for name, array in whole.items()}
-        return (
-            ints["offset"], up(pack.unary, self.dtype),
-            ints["agree_row"], ints["agree_first"], ints["agree_count"],
-            up(pack.agree_weight, self.dtype),
-            ints["table_row"], ints["table_edge"], up(pack.table, self.dtype),
-            ints["slot_row"], ints["slot"], ints["other"],
-        ), index  # fmt: skip
+        floats = {
+            "unary": pack.unary, "agree_weight": pack.agree_weight, "table": pack.table
+        }  # fmt: skip
+        return Energies(**ints, **{k: up(v, self.dtype) for k, v in floats.items()}), index
 
-    def _choose(self, pack: GeneralPack) -> tuple[dict[str, int], dict[str, int]]:
+    def _choose(self, pack: GeneralPack) -> tuple[Working, Working]:
         """Which parts of the kernels this field needs, and the shapes they work in.
 
         Returns:
             For groups, and for one variable at a time, which has more lanes for edges.
         """
         cards = np.diff(pack.offset)
-        labels = power_above(int(cards.max(initial=1)))
-        degree = power_above(int(np.diff(pack.agree_row).max(initial=1)))
-        kinds = {
-            "AGREE": len(pack.agree_column) > 0,
-            "TABLES": len(pack.table_column) > 0,
-            "LARGER": len(pack.slot_list) > 0,
-            "MIXED": self.layout.common is None,
-        }
-        depth = {
-            "L": labels,
-            "M": min(labels, 16) if kinds["TABLES"] else 1,
-            "R": min(power_above(pack.scratch), 16) if kinds["LARGER"] else 1,
-        }
-        e = min(degree, 4) if kinds["AGREE"] else 1
-        widest = labels * max(e, depth["M"], depth["R"])
-        block = max(WORKING_SET // widest, THREADS // labels, 1)
-        group = {**kinds, **depth, "E": e, "BV": min(THREADS, block)}
-        alone = min(degree, max(1, 512 // labels), 32) if kinds["AGREE"] else 1
-        return group, {**kinds, **depth, "E": alone}
+        labels = power_of_two(int(cards.max(initial=1)))
+        degree = power_of_two(int(np.diff(pack.agree_row).max(initial=1)))
+        agree, tables = len(pack.agree_column) > 0, len(pack.table_column) > 0
+        larger = len(pack.slot_list) > 0
+        theirs = min(labels, 16) if tables else 1
+        rows = min(power_of_two(pack.scratch), 16) if larger else 1
+        edges = min(degree, 4) if agree else 1
+        block = max(WORKING_SET // (labels * max(edges, theirs, rows)), THREADS // labels, 1)
+        group = Working(
+            agree, tables, larger, self.layout.common is None, min(THREADS, block), labels, edges,
+            theirs, rows,
+        )  # fmt: skip
+        alone = min(degree, max(1, 512 // labels), 32) if agree else 1
+        return group, group._replace(block=1, edges=alone)
 
     # ---- orders ----
 
@@ -163,7 +160,7 @@ class Sweeper:
         return neighbor_rows(self.lowered)
 
     @cached_property
-    def colors(self) -> Visits:
+    def colors(self) -> VisitOrder:
         """All variables by graph color, in which `descend` and chains visit them."""
         row, column = self._neighbors
         colors = greedy_colors(row, column)
@@ -176,7 +173,7 @@ class Sweeper:
         forests: DeviceForests = module.DeviceForests(self)
         return forests
 
-    def in_order(self, variables: Ints) -> Visits:
+    def in_order(self, variables: Ints) -> VisitOrder:
         """Visits that do the same as going through ``variables`` one after another.
 
         By levels (see `sweep_levels`) where these are large enough to gain by it.
@@ -184,17 +181,17 @@ class Sweeper:
         row, column = self._neighbors
         level = level_of(row, column, variables)[variables]
         if len(variables) < GROUPED_FROM * (level.max(initial=0) + 1):
-            return Visits(self._indices(variables), None, [0, 1])
+            return VisitOrder(self._indices(variables), None, [0, 1])
         return self._visits(*grouped(variables, level, np.diff(row)))
 
-    def _visits(self, members: Ints, starts: Ints) -> Visits:
-        parts = np.concatenate([[0], np.cumsum(-(-np.diff(starts) // self.flags["BV"]))])
-        return Visits(self._indices(members), starts.tolist(), parts.tolist())
+    def _visits(self, members: Ints, starts: Ints) -> VisitOrder:
+        parts = np.concatenate([[0], np.cumsum(-(-np.diff(starts) // self.working.block))])
+        return VisitOrder(self._indices(members), starts.tolist(), parts.tolist())
 
     def _indices(self, values: Ints) -> Tensor:
         return torch.tensor(values, dtype=self.index, device=self.device)
 
-    def _prepared(self, variables: Array, starts: Array | None) -> Visits:
+    def _prepared(self, variables: Array, starts: Array | None) -> VisitOrder:
         """The order on the device; the last few are kept, since plans come back."""
         for v, s, visits in self._recent:
             if v is variables and s is starts:
@@ -208,7 +205,7 @@ class Sweeper:
 
     def set_unary(self, unary: Tensor) -> None:
         """Replace the unary energies; nothing else is packed again.  # (size,)"""
-        self.arrays[1][: self.size].copy_(torch.as_tensor(unary))
+        self.energies.unary[: self.size].copy_(torch.as_tensor(unary))
 
     def sweep(
         self, q: Tensor, theta: Tensor | None, variables: Array, starts: Array | None = None,
@@ -239,12 +236,12 @@ class Sweeper:
         if visits.starts is None:
             with self.here():
                 visit_in_turn[(1,)](
-                    q, q if theta is None else theta, visits.members, len(visits.members), betas,
-                    parts, *self.arrays, THETA=theta is not None, **self.turn_flags,
+                    q, theta, visits.members, len(visits.members), betas, parts, self.energies,
+                    MOVING=Moving(delta=True), WORKING=self.turn_working,
                     num_warps=1, num_stages=1,
                 )  # fmt: skip
         else:
-            self.visit(q, visits, betas, self._zero, parts, theta=theta, delta=True)
+            self.visit(q, visits, betas, self._zero, parts, theta=theta, moving=Moving(delta=True))
         return parts[..., 0].sum(), parts[..., 1].max()
 
     def descend(self, q: Tensor, sweeps: int) -> Tensor:
@@ -264,7 +261,7 @@ class Sweeper:
         betas = torch.ones((1, 1), dtype=torch.float64, device=self.device)
         parts = self.room(self.colors, 1)
         for k in range(1, sweeps + 1):
-            self.visit(q, self.colors, betas, self._zero, parts, greedy=True)
+            self.visit(q, self.colors, betas, self._zero, parts, moving=Moving(greedy=True))
             if k % CHECK_EVERY == 0 and k < sweeps and float(parts[..., 1].max()) == 0.0:
                 break
         return q
@@ -280,12 +277,12 @@ class Sweeper:
         """
         self.check(q)
         many = q.reshape(-1, self.size) if self.size else q.reshape(len(q) if q.ndim > 1 else 1, 0)
-        blocks = -(-self.n // self.flags["BV"])
+        blocks = -(-self.n // self.working.block)
         parts = torch.zeros((len(many), blocks), dtype=torch.float64, device=self.device)
         if parts.numel():
             with self.here():
                 free_energies[(blocks, len(many))](
-                    many, parts, blocks, self.n, self.size, *self.arrays, **self.flags,
+                    many, parts, blocks, self.n, self.size, self.energies, WORKING=self.working,
                     num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
         f = parts.sum(1) + self.constant
@@ -294,9 +291,8 @@ class Sweeper:
     # ---- what chains build upon ----
 
     def visit(
-        self, q: Tensor, visits: Visits, betas: Tensor, clock: Tensor, parts: Tensor, *,
-        theta: Tensor | None = None, greedy: bool = False, delta: bool = False,
-        seeds: Tensor | None = None, drawn: Tensor | None = None, metropolis: bool = False,
+        self, q: Tensor, visits: VisitOrder, betas: Tensor, clock: Tensor, parts: Tensor, *,
+        theta: Tensor | None = None, luck: Luck | None = None, moving: Moving | None = None,
     ) -> None:  # fmt: skip
         """Visit group after group in each of some chains; only launches, nothing is allocated.
 
@@ -307,31 +303,25 @@ class Sweeper:
             clock: The time now.  # (1,) int64
             parts: Partial results: changes of F, largest changes of q.  # (chains, parts, 2)
             theta: Natural parameters, like ``q``; None: not wanted.
-            greedy: Take the cheapest label instead.
-            delta: Are the changes of F wanted?
-            seeds: One per chain, int64 with the bits of a uint64; None: nothing is drawn.
-            drawn: Does a chain draw labels?  # (chains,) int8
-            metropolis: By Metropolis moves?
+            luck: What is drawn with, if anything is.
+            moving: How variables move; by default to the minimum.
         """
         assert visits.starts is not None, "an order without groups"
         chains = betas.shape[1]
-        draws = seeds is not None
-        unused = self._zero
+        moving = Moving() if moving is None else moving
         with self.here():
             for g, first in enumerate(visits.starts[:-1]):
                 blocks = visits.parts[g + 1] - visits.parts[g]
                 if blocks == 0:
                     continue
                 visit_group[(blocks, chains)](
-                    q, q if theta is None else theta, visits.members, first,
-                    visits.starts[g + 1] - first, betas, clock, seeds if draws else unused,
-                    drawn if draws else unused, parts, visits.parts[g], visits.parts[-1], chains,
-                    self.n, self.size, *self.arrays, GREEDY=greedy, DRAW=draws,
-                    METROPOLIS=metropolis, THETA=theta is not None, DELTA=delta, **self.flags,
+                    q, theta, visits.members, first, visits.starts[g + 1] - first, betas, clock,
+                    luck, parts, visits.parts[g], visits.parts[-1], chains, self.n, self.size,
+                    self.energies, MOVING=moving, WORKING=self.working,
                     num_warps=THREADS // 32, num_stages=1,
                 )  # fmt: skip
 
-    def room(self, visits: Visits, chains: int) -> Tensor:
+    def room(self, visits: VisitOrder, chains: int) -> Tensor:
         """Where `visit` may put its partial results.  # (chains, parts, 2)"""
         shape = (chains, max(1, visits.parts[-1]), 2)
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
@@ -380,16 +370,6 @@ def slots_of(pack: GeneralPack) -> tuple[Ints, Ints]:
     )  # fmt: skip
     other = np.stack([pack.offset[pack.slot_variable], cards, stride], axis=1)
     return slot.astype(np.int64), other.astype(np.int64)
-
-
-def power_above(value: int) -> int:
-    """The smallest power of two that is at least ``value``.
-
-    Example:
-        >>> [power_above(k) for k in (1, 2, 3, 21)]
-        [1, 2, 4, 32]
-    """
-    return 1 << max(0, value - 1).bit_length()
 
 
 def host(values: Array) -> Ints:

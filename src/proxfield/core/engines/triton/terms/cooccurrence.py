@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from proxfield.core.devices.cuda import jit, tl, torch
+from proxfield.core.devices.cuda import constexpr, jit, tl, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.filters.triton.segments import has_kernels
 from proxfield.core.terms.base import Layout
@@ -19,11 +17,6 @@ from proxfield.core.terms.cooccurrence import (
     LatentCooccurrence,
     envelope,
 )
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
 
 MAX_CLASSES = 64
 """Maximum number of classes whose weights one program holds."""

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from proxfield.core.common.arrays import Floats
-from proxfield.core.devices.cuda import jit, tl, torch
+from proxfield.core.devices.cuda import constexpr, jit, tl, torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice
 from proxfield.core.filters.geometry import BLURS
 from proxfield.core.filters.operator import Operator
@@ -18,11 +16,6 @@ from proxfield.core.filters.triton.plans import DeviceFilter, resolved
 from proxfield.core.filters.triton.segments import has_kernels
 from proxfield.core.terms.base import Layout
 from proxfield.core.terms.gaussian import Gaussian
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
 
 ROWS = 64
 """Points of a program."""

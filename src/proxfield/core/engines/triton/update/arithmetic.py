@@ -1,25 +1,23 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-"""What every iterating kernel on a GPU shares: one update's arithmetic, and when to stop.
+"""The arithmetic of one update, which every iterating kernel on a GPU shares.
 
 Natural parameters are all a state holds: θ_l = −log q_l, normalized, so that q_l = exp(−θ_l)
 without a sum. A rule may shift a variable's θ by any number without changing q, so nothing is
 lost, and half as many bytes move as with q beside it. A binary variable holds one number,
 x = ½ log(q_0 / q_1): its centered θ is (−x, x), so the rules read the same for x as for any label.
-
-A *board* is the status buffer of an inference in device memory: kernels read from it which buffer
-of θ is the current one and whether the iteration has ended, so the host launches many iterations
-without waiting. Buffers rotate: the states of the last updates are still available for the
-difference from two updates before.
 """
 
 from __future__ import annotations
 
-from proxfield.core.devices.cuda import interpreted, jit, tl
-from proxfield.core.engines.plan import SMALLEST_STEP
-from proxfield.core.engines.triton.update.kinds import constexpr, moved
+from proxfield.core.devices.cuda import constant, constexpr, jit, tl
+from proxfield.core.engines.triton.update.kinds import (
+    _AVERAGES,
+    _CENTERED,
+    _NATIVE,
+    Means,
+    moved,
+)
 
-BUFFERS = 4
-"""Present, next, last and the one before; a power of two."""
 START_ZERO = 1e30
 """θ of a label without weight in a start: q = 0 exactly, but it moves as `START_THETA` does."""
 START_THETA = 69.07755278982137
@@ -27,27 +25,9 @@ START_THETA = 69.07755278982137
 CLAMP = 500.0
 """|x| of a binary variable with an impossible label: its probability underflows to nothing."""
 
-# places on a board of integers
-TICK, DONE, ROW, LIMIT, TRIAL, REDO = 0, 1, 2, 3, 4, 5
-BOARD = 8
-"""Integers (and as many float64 numbers) of a board."""
-# and among its float64 numbers
-BEFORE, LAST, CONSTANT, EXTRA = 0, 1, 2, 3
-SIZE, USED = 5, 6  # of a `Search`: the step of the next update, and of the last one
-# places among the parameters, float64
-BETA, GAMMA1, GAMMA2, EPSILON, TOL, STEP, SLACK, INVERSE = 0, 1, 2, 3, 4, 5, 6, 7
-GROWTH, SHRINKAGE, LARGEST = 8, 9, 10
-PARAMETERS = 11
-
-if tl is not None:
-    from proxfield.core.engines.triton.update.kinds import _AVERAGES, _CENTERED
-
-    _ZERO: constexpr = tl.constexpr(START_ZERO)
-    _THETA: constexpr = tl.constexpr(START_THETA)
-    _CLAMP: constexpr = tl.constexpr(CLAMP)
-    _BOARD: constexpr = tl.constexpr(BOARD)
-    _SMALLEST_STEP: constexpr = tl.constexpr(SMALLEST_STEP)
-    _NATIVE: constexpr = tl.constexpr(not interpreted())
+_ZERO: constexpr = constant(START_ZERO)
+_THETA: constexpr = constant(START_THETA)
+_CLAMP: constexpr = constant(CLAMP)
 
 
 @jit
@@ -92,12 +72,6 @@ def log_near(y):
 
 
 @jit
-def parameter(parameters, PLACE: constexpr, like):
-    """One of the plan's numbers, in the state's type."""
-    return tl.load(parameters + PLACE).to(like)
-
-
-@jit
 def spin(x):
     """m = ½ − q_1 = ½ tanh x of a binary variable.
 
@@ -113,10 +87,7 @@ def spin(x):
 
 
 @jit
-def binary_update(
-    x, m, g, bias, u, v, step, safe, redo, beta, g1, g2, eps,
-    KIND: constexpr, ADAPTIVE: constexpr, HARD: constexpr, TRACE: constexpr, FLAT: constexpr,
-):  # fmt: skip
+def binary_update(x, m, g, bias, u, v, steps, numbers, RULE: constexpr):
     """One update of binary variables.
 
     Args:
@@ -126,33 +97,34 @@ def binary_update(
         bias: Difference of the unary energies; ±inf where a label is impossible.
         u: First moment.
         v: Second moment.
-        step: The step of each.
-        safe: A certified step of each, taken where ``redo`` is set (if ADAPTIVE).
+        steps: See `Steps`.
+        numbers: See `Numbers`.
 
     Returns:
         (new x, new m, u, v, change, F before it in float64). The change is over the step unless
-        that is one for all (FLAT): then the caller divides the largest by it. Entropy from m in
-        float32 is good to 1e-6 or so a variable, which is enough to follow F.
+        that is one for all (``RULE.flat``): then the caller divides the largest by it. Entropy from
+        m in float32 is good to 1e-6 or so a variable, which is enough to follow F.
     """
     own = bias
-    if HARD:
+    step = steps.size
+    if RULE.hard:
         clamped = tl.abs(bias) > 1e30
         own = tl.where(clamped, 0.0, bias)
     gradient = own + g
     f = tl.zeros_like(x).to(tl.float64)
-    if TRACE:
+    if RULE.trace:
         large = 0.5 + tl.abs(m)
         weighted = 2.0 * tl.abs(x) * (0.5 - tl.abs(m))
         if x.dtype == tl.float64:  # ½ − |m| would lose what is small
             e = ratio(x)
             weighted = 2.0 * tl.abs(x) * (e / (1.0 + e))
         f = (log_near(large) - weighted - 0.5 * m * (own + gradient)).to(tl.float64)
-    target = (0.5 * beta) * gradient
-    if ADAPTIVE:
+    target = (0.5 * numbers.beta) * gradient
+    if RULE.adaptive:
         spread = 1.0 - 4.0 * m * m
-        step = tl.where(redo != 0, safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
-    new, u, v = moved(x, target, u, v, step, g1, g2, eps, 0.0, 0.0, 0.0, KIND)
-    if (_AVERAGES >> KIND) & 1:
+        step = tl.where(steps.redo != 0, steps.safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
+    new, u, v = moved(x, target, u, v, step, numbers, Means(0.0, 0.0, 0.0), RULE.kind)
+    if (_AVERAGES >> RULE.kind) & 1:
         e = ratio(x)
         t = e / (1.0 + e)
         e = ratio(new)
@@ -164,11 +136,11 @@ def binary_update(
         one = (1.0 - step) * mine + step * towards
         zero = (1.0 - step) * other + step * away
         new = 0.5 * (tl.log(tl.maximum(zero, 1e-37)) - tl.log(tl.maximum(one, 1e-37)))
-    if HARD:
+    if RULE.hard:
         new = tl.where(clamped, tl.where(bias > 0, _CLAMP, -_CLAMP), new)
     after = spin(new)
     change = tl.abs(after - m)
-    if not FLAT:
+    if not RULE.flat:
         change = change * (1.0 / step)
     return new, after, u, v, change, f
 
@@ -186,17 +158,17 @@ def exponential(x):
 
 
 @jit
-def label_update(
-    theta, q, gradient, u, v, step, safe, redo, beta, g1, g2, eps, inside,
-    KIND: constexpr, ADAPTIVE: constexpr, HARD: constexpr,
-):  # fmt: skip
+def label_update(theta, q, gradient, u, v, steps, numbers, inside, RULE: constexpr):
     """One update of variables with any labels; tiles are (variables, labels).
 
     Args:
         theta: −log q, or one of its stand-ins.
         q: exp(−θ), 0 outside.
-        gradient: dE/dq, +inf where a label is impossible (if HARD).
-        step: # (variables, 1)
+        gradient: dE/dq, +inf where a label is impossible (if ``RULE.hard``).
+        u: First moment.
+        v: Second moment.
+        steps: See `Steps`.  # (variables, 1)
+        numbers: See `Numbers`.
         inside: Which entries of the tile are labels.
 
     Returns:
@@ -204,33 +176,33 @@ def label_update(
     """
     inf = float("inf")
     possible = inside
-    if HARD:
+    step = steps.size
+    if RULE.hard:
         possible = inside & (gradient < inf)
-    target = tl.where(possible, beta * gradient, 0.0)
+    target = tl.where(possible, numbers.beta * gradient, 0.0)
     stand_in = theta >= 0.9 * _ZERO
-    if HARD:
+    if RULE.hard:
         theta = tl.where(stand_in, tl.where(theta < inf, _THETA, target), theta)
     else:
         theta = tl.where(stand_in, _THETA, theta)
     theta = tl.where(possible, theta, 0.0)
-    if ADAPTIVE:
+    if RULE.adaptive:
         spread = tl.max(4.0 * q * (1.0 - q), 1)[:, None]
-        step = tl.where(redo != 0, safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
+        step = tl.where(steps.redo != 0, steps.safe, 1.0 / (1.0 + (1.0 / step - 1.0) * spread))
     mean_residual = tl.zeros_like(step)
     mean_target = tl.zeros_like(step)
     mean_theta = tl.zeros_like(step)
-    if (_CENTERED >> KIND) & 1:
+    if (_CENTERED >> RULE.kind) & 1:
         count = tl.maximum(tl.sum(possible.to(theta.dtype), 1), 1.0)[:, None]
         residual = tl.where(possible, theta - target, 0.0)
         mean_residual = tl.sum(residual, 1)[:, None] / count
         mean_target = tl.sum(target, 1)[:, None] / count
         mean_theta = tl.sum(theta, 1)[:, None] / count
-    new, u, v = moved(
-        theta, target, u, v, step, g1, g2, eps, mean_residual, mean_target, mean_theta, KIND
-    )
+    mean = Means(mean_residual, mean_target, mean_theta)
+    new, u, v = moved(theta, target, u, v, step, numbers, mean, RULE.kind)
     new = tl.where(possible, new, inf)
     low = tl.min(new, 1)[:, None]
-    if HARD:
+    if RULE.hard:
         some = low < inf  # else no label is possible: q = 0
         shifted = tl.where(possible, new - tl.where(some, low, 0.0), inf)
         e = exponential(shifted)
@@ -241,7 +213,7 @@ def label_update(
         total = tl.sum(e, 1)[:, None]
     after = e * (1.0 / total)
     new = shifted + tl.log(total)
-    if (_AVERAGES >> KIND) & 1:
+    if (_AVERAGES >> RULE.kind) & 1:
         after = tl.where(possible, (1.0 - step) * q + step * after, 0.0)
         total = tl.sum(after, 1)[:, None]
         after = after / tl.where(total > 0, total, 1.0)
@@ -250,144 +222,3 @@ def label_update(
     change = tl.where(inside, tl.abs(after - q), 0.0)
     change = tl.reduce(change, 1, larger)
     return new, u, v, change * tl.max(1.0 / step, 1)
-
-
-@jit
-def control(
-    f, change, tick, done, row, limit, trial, redo, before, last, tol, slack, out_f, out_change,
-    ADAPTIVE: constexpr,
-):  # fmt: skip
-    """After an update: write its row, and say where that leaves the inference.
-
-    ``f`` is F before the update, ``change`` its largest change over the step. The adaptive rule
-    learns F after an update from the next one: if that rose, the next is thrown away and the
-    update made again from where it began, with the certified step.
-
-    Returns:
-        The new (tick, done, row, trial, redo, before, last).
-    """
-    if ADAPTIVE:
-        rose = (trial != 0) & (f > before + slack * (1.0 + tl.abs(before)))
-        over = (rose == 0) & (row > 0) & ((row >= limit) | ((last > tol) == 0))
-        moved = (rose == 0) & (over == 0)
-        tl.store(out_f + row, f, mask=moved)
-        tl.store(out_change + row, change, mask=moved)
-        forth = moved.to(tl.int32)
-        back = rose.to(tl.int32)
-        tick = tick + forth - back
-        row = row + forth - back
-        trial = tl.where(over, trial, forth * (1 - redo))
-        redo = back
-        before = tl.where(rose, before, f)
-        last = tl.where(moved, change, last)
-        done = tl.where(over, 1, done)
-    else:
-        tl.store(out_f + row, f)
-        tl.store(out_change + row, change)
-        tick += 1
-        row += 1
-        last = change
-        done = ((row >= limit) | ((change > tol) == 0)).to(tl.int32)
-    return tick, done, row, trial, redo, before, last
-
-
-@jit
-def control_search(
-    f, change, tick, done, row, limit, trial, before, last, tol, slack, size, used, growth,
-    shrinkage, largest, out_f, out_change,
-):  # fmt: skip
-    """The same for a step that is searched for: if F rose, a smaller one is tried.
-
-    Returns:
-        The new (tick, done, row, trial, before, last, size, used).
-    """
-    fell = f <= before + slack * (1.0 + tl.abs(before))
-    rose = (trial != 0) & (fell == 0) & (used > _SMALLEST_STEP)
-    over = (rose == 0) & (row > 0) & ((row >= limit) | ((last > tol) == 0))
-    moved = (rose == 0) & (over == 0)
-    tl.store(out_f + row, f, mask=moved)
-    tl.store(out_change + row, change, mask=moved)
-    forth = moved.to(tl.int32)
-    back = rose.to(tl.int32)
-    tick = tick + forth - back
-    row = row + forth - back
-    trial = tl.where(over, trial, forth)
-    before = tl.where(rose, before, f)
-    last = tl.where(moved, change, last)
-    done = tl.where(over, 1, done)
-    grown = tl.minimum(largest, size * growth)
-    next_size = tl.where(moved, grown, tl.where(rose, used * shrinkage, size))
-    used = tl.where(moved, size, used)
-    return tick, done, row, trial, before, last, next_size, used
-
-
-@jit
-def read_board(board, numbers):
-    """(tick, done, row, limit, trial, redo, before, last) of one field."""
-    return (
-        tl.load(board + 0),
-        tl.load(board + 1),
-        tl.load(board + 2),
-        tl.load(board + 3),
-        tl.load(board + 4),
-        tl.load(board + 5),
-        tl.load(numbers + 0),
-        tl.load(numbers + 1),
-    )
-
-
-@jit
-def write_board(board, numbers, tick, done, row, trial, redo, before, last):
-    """The same, written."""
-    tl.store(board + 0, tick)
-    tl.store(board + 1, done)
-    tl.store(board + 2, row)
-    tl.store(board + 4, trial)
-    tl.store(board + 5, redo)
-    tl.store(numbers + 0, before)
-    tl.store(numbers + 1, last)
-
-
-@jit
-def finish(
-    parts, first, count, board, numbers, parameters, out_f, out_change, capacity,
-    TRACE: constexpr, ADAPTIVE: constexpr, SEARCH: constexpr, WIDTH: constexpr,
-):  # fmt: skip
-    """Adds up what the blocks of each field found, in a fixed order; one program a field.
-
-    ``parts`` is (F, change) of each block.  # (blocks, 2)
-    """
-    field = tl.program_id(0).to(tl.int64)
-    board += field * _BOARD
-    numbers += field * _BOARD
-    tick, done, row, limit, trial, redo, before, last = read_board(board, numbers)
-    if done == 0:
-        at = tl.arange(0, WIDTH)
-        total = tl.zeros((WIDTH,), tl.float64)
-        most = tl.zeros((WIDTH,), tl.float64)
-        parts += tl.load(first + field).to(tl.int64) * 2
-        blocks = tl.load(count + field)
-        for k in range(0, blocks, WIDTH):
-            here = k + at < blocks
-            total += tl.load(parts + (k + at) * 2, mask=here, other=0.0)
-            most = larger(most, tl.load(parts + (k + at) * 2 + 1, mask=here, other=0.0))
-        f = tl.sum(total, 0) + tl.load(numbers + 2) + tl.load(numbers + 3)
-        if not TRACE:
-            f = tl.full((), float("nan"), tl.float64)
-        to = field * capacity
-        if SEARCH:
-            tick, done, row, trial, before, last, size, used = control_search(
-                f, tl.reduce(most, 0, larger), tick, done, row, limit, trial, before, last,
-                tl.load(parameters + 4), tl.load(parameters + 6), tl.load(numbers + 5),
-                tl.load(numbers + 6), tl.load(parameters + 8), tl.load(parameters + 9),
-                tl.load(parameters + 10), out_f + to, out_change + to,
-            )  # fmt: skip
-            tl.store(numbers + 5, size)
-            tl.store(numbers + 6, used)
-        else:
-            tick, done, row, trial, redo, before, last = control(
-                f, tl.reduce(most, 0, larger), tick, done, row, limit, trial, redo, before, last,
-                tl.load(parameters + 4), tl.load(parameters + 6), out_f + to, out_change + to,
-                ADAPTIVE,
-            )  # fmt: skip
-        write_board(board, numbers, tick, done, row, trial, redo, before, last)

@@ -10,29 +10,132 @@ variable's labels fastest, so that the labels of a tile lie side by side in memo
 
 from __future__ import annotations
 
-from proxfield.core.devices.cuda import jit, tl
-from proxfield.core.engines.triton.update.arithmetic import (
+from typing import NamedTuple
+
+from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.engines.triton.update.arithmetic import exponential, label_update, larger
+from proxfield.core.engines.triton.update.board import (
+    _BOARD,
+    _DONE,
+    _REDO,
+    _TICK,
+    buffer_at,
     control,
-    exponential,
-    label_update,
-    larger,
-    parameter,
-    read_board,
-    write_board,
+    numbers_of,
+    of_field,
+    read_limits,
+    read_progress,
+    step_of,
+    write_progress,
 )
-from proxfield.core.engines.triton.update.binary import numbers_of, single_loads
 from proxfield.core.engines.triton.update.kinds import (
-    constexpr,
+    _LOOK,
+    Place,
+    Steps,
     fetch_moments,
     put_moments,
 )
 
-if tl is not None:
-    from proxfield.core.engines.triton.update.arithmetic import BOARD, BUFFERS
-    from proxfield.core.engines.triton.update.kinds import _LOOK
 
-    _BOARD: constexpr = tl.constexpr(BOARD)
-    _BUFFERS: constexpr = tl.constexpr(BUFFERS)
+class Shape(NamedTuple):
+    """What kernels over tiles are compiled for, beside the rule."""
+
+    common: bool
+    """Do all variables have the same labels?"""
+    labels: int
+    """Labels of a tile, a power of two."""
+    block: int
+    """Variables of a tile."""
+    theirs: int
+    """Labels of a neighbor that are read at a time."""
+    edges: int
+    """Neighbors that are read at a time."""
+    own: int
+    """Labels, where each edge has a table of its own; else 0."""
+    arity: int
+    """Variables of the largest table."""
+
+
+class Agreements(NamedTuple):
+    """Slices of weights w·[x_i = x_j]."""
+
+    start: Tensor
+    length: Tensor
+    to: Tensor
+    """Where the neighbor's marginals are."""
+    both: Tensor
+    """How many labels it has."""
+    weight: Tensor
+
+
+class PairTables(NamedTuple):
+    """Slices of pairwise tables."""
+
+    start: Tensor
+    length: Tensor
+    to: Tensor
+    count: Tensor
+    """How many labels the neighbor has; 0: nobody is there."""
+    base: Tensor
+    """Where the table begins."""
+
+
+class LargerTables(NamedTuple):
+    """Slices of tables over three or more variables.
+
+    The other variables' labels are the digits of a number; ``others`` and ``radix`` say where their
+    marginals are and how many labels they have, ``room`` apart for each position.
+    """
+
+    start: Tensor
+    length: Tensor
+    configs: Tensor
+    part: Tensor
+    others: Tensor
+    radix: Tensor
+    base: Tensor
+    room: int
+
+
+class Couplings(NamedTuple):
+    """A bucket's slices of each kind that it has, and the entries of all tables."""
+
+    agree: Agreements | None
+    pairs: PairTables | None
+    larger: LargerTables | None
+    table: Tensor
+
+
+class Variables(NamedTuple):
+    """The variables of a bucket's blocks, −1 for nobody, and where each one's entries are."""
+
+    which: Tensor
+    field: Tensor  # of each block
+    offset: Tensor
+    cards: Tensor
+    common: int
+    """Labels of all variables where they agree."""
+
+
+class Unary(NamedTuple):
+    """Unary energies, and what terms of their own add to the gradient."""
+
+    own: Tensor
+    shift: Tensor | None
+
+
+class Tile(NamedTuple):
+    """A block of variables in a kernel."""
+
+    block: Tensor
+    place: Tensor  # (BLOCK,)
+    who: Tensor  # (BLOCK,)
+    real: Tensor  # is there somebody?  # (BLOCK,)
+    label: Tensor  # (1, L)
+    card: Tensor  # (BLOCK, 1)
+    at: Tensor  # entries  # (BLOCK, L)
+    inside: Tensor  # (BLOCK, L)
 
 
 @jit
@@ -45,69 +148,87 @@ def fetch_marginals(pointers, inside, LINEAR: constexpr):
 
 
 @jit
-def agreements(
-    g, source, block, start, length, to, both, weight, place, label, inside,
-    SAME: constexpr, BLOCK: constexpr, LINEAR: constexpr,
-):  # fmt: skip
+def tile_of(block, variables, SHAPE: constexpr):
+    """A block's variables and labels."""
+    BLOCK: constexpr = SHAPE.block
+    place = tl.arange(0, BLOCK)
+    who = tl.load(variables.which + block * BLOCK + place)
+    real = who >= 0
+    label = tl.arange(0, SHAPE.labels)[None, :]
+    if SHAPE.common:
+        card = tl.zeros((BLOCK, 1), tl.int32) + variables.common
+        at = (who.to(tl.int64) * variables.common)[:, None] + label
+    else:
+        card = tl.load(variables.cards + who, mask=real, other=0)[:, None]
+        at = tl.load(variables.offset + who, mask=real, other=0)[:, None] + label
+    inside = real[:, None] & (label < card)
+    return Tile(block, place, who, real, label, card, at, inside)
+
+
+@jit
+def agreements(g, source, tile, a, SHAPE: constexpr, LINEAR: constexpr):
     """Adds Σ_j w_ij q_j(l) to the tile."""
-    first = tl.load(start + block)
-    for k in range(tl.load(length + block)):
-        edge = first + k * BLOCK + place
-        w = tl.load(weight + edge)[:, None]
-        o = tl.load(to + edge)[:, None]
-        there = inside
-        if not SAME:  # labels that only one of the two has never agree
-            there = inside & (label < tl.load(both + edge)[:, None])
-        g += w * fetch_marginals(source + o + label, there, LINEAR)
+    first = tl.load(a.start + tile.block)
+    for k in range(tl.load(a.length + tile.block)):
+        edge = first + k * SHAPE.block + tile.place
+        w = tl.load(a.weight + edge)[:, None]
+        o = tl.load(a.to + edge)[:, None]
+        there = tile.inside
+        if not SHAPE.common:  # labels that only one of the two has never agree
+            there = tile.inside & (tile.label < tl.load(a.both + edge)[:, None])
+        g += w * fetch_marginals(source + o + tile.label, there, LINEAR)
     return g
 
 
 @jit
-def pair_tables(
-    g, source, block, start, length, to, count, base, table, place, label, card, inside,
-    L: constexpr, BLOCK: constexpr, LINEAR: constexpr, M: constexpr, E: constexpr,
-):  # fmt: skip
+def pair_tables(g, source, tile, p, table, SHAPE: constexpr, LINEAR: constexpr):
     """Adds Σ_j Σ_m T_ij(l, m) q_j(m) to the tile.
 
-    E neighbors at a time, and M labels of each: their loads don't wait for each other.
+    Several neighbors at a time, and several labels of each: their loads don't wait for each other.
     """
-    first = tl.load(start + block)
-    edges = tl.load(length + block)
+    L: constexpr = SHAPE.labels
+    BLOCK: constexpr = SHAPE.block
+    E: constexpr = SHAPE.edges
+    M: constexpr = SHAPE.theirs
+    first = tl.load(p.start + tile.block)
+    edges = tl.load(p.length + tile.block)
     lane = tl.arange(0, E)[None, :]
     total = tl.zeros((BLOCK, E, L), g.dtype)
     for k in range(0, edges, E):
-        here = (k + lane < edges) & (place >= 0)[:, None]
-        edge = first + (k + lane) * BLOCK + place[:, None]
-        o = tl.load(to + edge, mask=here, other=0)
-        labels = tl.load(count + edge, mask=here, other=0)  # 0: nobody
-        t = tl.load(base + edge, mask=here, other=0)[:, :, None] + label[:, None, :]
+        here = (k + lane < edges) & (tile.place >= 0)[:, None]
+        edge = first + (k + lane) * BLOCK + tile.place[:, None]
+        o = tl.load(p.to + edge, mask=here, other=0)
+        labels = tl.load(p.count + edge, mask=here, other=0)
+        t = tl.load(p.base + edge, mask=here, other=0)[:, :, None] + tile.label[:, None, :]
         for m in range(0, tl.max(tl.max(labels, 1), 0), M):
             for j in tl.static_range(M):
                 there = m + j < labels
                 q = fetch_marginals(source + o + m + j, there, LINEAR)[:, :, None]
-                seen = inside[:, None, :] & there[:, :, None]
-                energy = tl.load(table + t + (m + j) * card[:, :, None], mask=seen, other=0.0)
+                seen = tile.inside[:, None, :] & there[:, :, None]
+                entry = t + (m + j) * tile.card[:, :, None]
+                energy = tl.load(table + entry, mask=seen, other=0.0)
                 total += tl.where(q != 0, q * energy, 0.0)  # 0 · inf is 0
     return g + tl.sum(total, 1)
 
 
 @jit
-def own_tables(
-    g, source, block, start, length, to, count, value, place, label,
-    LABELS: constexpr, BLOCK: constexpr, LINEAR: constexpr, M: constexpr,
-):  # fmt: skip
-    """The same where each edge has a table of its own, stored in the order of the slices.
+def own_tables(g, source, tile, p, value, SHAPE: constexpr, LINEAR: constexpr):
+    """`pair_tables` where each edge has a table of its own, stored in the order of the slices.
 
     Threads are side by side along the variables, in ``value`` too: every load is of a whole line.
     """
-    first = tl.load(start + block)
+    BLOCK: constexpr = SHAPE.block
+    LABELS: constexpr = SHAPE.own
+    M: constexpr = SHAPE.theirs
+    first = tl.load(p.start + tile.block)
     total = tl.zeros_like(g)
-    for k in range(tl.load(length + block)):
-        edge = first + k * BLOCK + place
-        o = tl.load(to + edge)
-        there = tl.load(count + edge) > 0
-        seen = (label < LABELS) & there[:, None]
-        t = value + (first + k * BLOCK) * (LABELS * LABELS) + place[:, None] + label * BLOCK
+    for k in range(tl.load(p.length + tile.block)):
+        edge = first + k * BLOCK + tile.place
+        o = tl.load(p.to + edge)
+        there = tl.load(p.count + edge) > 0
+        seen = (tile.label < LABELS) & there[:, None]
+        t = value + (first + k * BLOCK) * (LABELS * LABELS) + tile.place[:, None]
+        t += tile.label * BLOCK
         for m in range(0, LABELS, M):
             for j in tl.static_range(M):
                 q = fetch_marginals(source + o + m + j, there, LINEAR)[:, None]
@@ -117,35 +238,46 @@ def own_tables(
 
 
 @jit
-def large_tables(
-    g, share, source, block, start, length, configs, part, others, radix, base, table, edges,
-    place, label, card, inside, ARITY: constexpr, BLOCK: constexpr,
-):  # fmt: skip
-    """Adds each larger table's expected energy to the tile, and its share of F to ``share``.
+def pairwise_gradient(source, tile, couplings, value, SHAPE: constexpr, LINEAR: constexpr):
+    """Σ_j of all neighbors j in pairs with a tile's variables."""
+    BLOCK: constexpr = SHAPE.block
+    L: constexpr = SHAPE.labels
+    g = tl.zeros((BLOCK, L), source.dtype.element_ty)
+    if couplings.agree is not None:
+        g = agreements(g, source, tile, couplings.agree, SHAPE, LINEAR)
+    if SHAPE.own > 0:
+        g = own_tables(g, source, tile, couplings.pairs, value, SHAPE, LINEAR)
+    elif couplings.pairs is not None:
+        g = pair_tables(g, source, tile, couplings.pairs, couplings.table, SHAPE, LINEAR)
+    return g
 
-    The other variables' labels are the digits of a number; ``others`` and ``radix`` say where their
-    marginals are and how many labels they have, ``edges`` apart for each position.
-    """
-    first = tl.load(start + block)
-    for k in range(tl.load(length + block)):
-        edge = first + k * BLOCK + place
-        many = tl.load(configs + edge)  # 0: nobody
-        t = tl.load(base + edge)[:, None] + label
-        fraction = tl.load(part + edge)[:, None]
+
+@jit
+def larger_tables(g, source, tile, f, table, SHAPE: constexpr):
+    """Adds each larger table's expected energy to the tile; also returns the tile's share of F."""
+    OTHERS: constexpr = SHAPE.arity - 1
+    share = 0.5 * g
+    first = tl.load(f.start + tile.block)
+    for k in range(tl.load(f.length + tile.block)):
+        edge = first + k * SHAPE.block + tile.place
+        many = tl.load(f.configs + edge)  # 0: nobody
+        t = tl.load(f.base + edge)[:, None] + tile.label
+        fraction = tl.load(f.part + edge)[:, None]
         message = tl.zeros_like(g)
         for c in range(tl.max(many, 0)):
             q = (c < many).to(g.dtype)
             rest = tl.zeros_like(many) + c
-            for j in tl.static_range(ARITY - 1):
+            for j in tl.static_range(OTHERS):
                 # the last of the others is the fastest digit
-                at = edge + (ARITY - 2 - j) * edges
-                labels = tl.load(radix + at)
+                at = edge + (OTHERS - 1 - j) * f.room
+                labels = tl.load(f.radix + at)
                 digit = rest % labels
                 rest = rest // labels
-                theta = tl.load(source + tl.load(others + at) + digit, mask=labels > 1, other=0.0)
-                q *= exponential(theta)
+                other = source + tl.load(f.others + at) + digit
+                q *= exponential(tl.load(other, mask=labels > 1, other=0.0))
             q = q[:, None]
-            energy = tl.load(table + t + c * card, mask=inside & (q > 0), other=0.0)
+            seen = tile.inside & (q > 0)
+            energy = tl.load(table + t + c * tile.card, mask=seen, other=0.0)
             message += tl.where(q > 0, q * energy, 0.0)
         g += message
         share += fraction * message
@@ -153,112 +285,70 @@ def large_tables(
 
 
 @jit
-def tile(
-    block, source, target, variable, offset, cards, common, unary, shift, u, v, step, safe,
-    a_start, a_length, a_to, a_both, a_weight,
-    p_start, p_length, p_to, p_count, p_base, p_value,
-    f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges,
-    table, redo, parameters,
-    KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
-    AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr, OWN: constexpr,
-):  # fmt: skip
-    """Update one tile; returns its (F, change). KIND `LOOK` only looks: ``u`` gets the gradient."""
-    place = tl.arange(0, BLOCK)
-    who = tl.load(variable + block * BLOCK + place)  # −1: nobody
-    real = who >= 0
-    label = tl.arange(0, L)[None, :]
-    if SAME:
-        card = tl.zeros((BLOCK, 1), tl.int32) + common
-        at = (who.to(tl.int64) * common)[:, None] + label
+def update_tile(
+    tile, source, target, unary, couplings, value, movement, redo, RULE: constexpr, SHAPE: constexpr
+):
+    """Update one tile; returns its (F, change). The kind `LOOK` only looks: ``u`` gets the
+    gradient."""
+    BLOCK: constexpr = SHAPE.block
+    if SHAPE.own == 0:  # else later, since tables of their own take many registers
+        theta = tl.load(source + tile.at, mask=tile.inside, other=float("inf"))
+        own = tl.load(unary.own + tile.at, mask=tile.inside, other=0.0)
+    g = pairwise_gradient(source, tile, couplings, value, SHAPE, False)
+    if SHAPE.arity > 2:
+        g, share = larger_tables(g, source, tile, couplings.larger, couplings.table, SHAPE)
     else:
-        card = tl.load(cards + who, mask=real, other=0)[:, None]
-        at = tl.load(offset + who, mask=real, other=0)[:, None] + label
-    inside = real[:, None] & (label < card)
-    g = tl.zeros((BLOCK, L), source.dtype.element_ty)
-    if OWN == 0:  # else later, since tables of their own take many registers
-        theta = tl.load(source + at, mask=inside, other=float("inf"))
-        own = tl.load(unary + at, mask=inside, other=0.0)
-    if AGREE:
-        g = agreements(
-            g, source, block, a_start, a_length, a_to, a_both, a_weight, place, label, inside,
-            SAME, BLOCK, False,
-        )  # fmt: skip
-    if OWN > 0:
-        g = own_tables(
-            g, source, block, p_start, p_length, p_to, p_count, p_value, place, label,
-            OWN, BLOCK, False, M,
-        )  # fmt: skip
-    elif PAIRS:
-        g = pair_tables(
-            g, source, block, p_start, p_length, p_to, p_count, p_base, table, place, label, card,
-            inside, L, BLOCK, False, M, E,
-        )  # fmt: skip
-    share = 0.5 * g
-    if ARITY > 2:
-        g, share = large_tables(
-            g, share, source, block, f_start, f_length, f_configs, f_part, f_others, f_radix,
-            f_base, table, f_edges, place, label, card, inside, ARITY, BLOCK,
-        )  # fmt: skip
-    if OWN > 0:
-        theta = tl.load(source + at, mask=inside, other=float("inf"))
-        own = tl.load(unary + at, mask=inside, other=0.0)
+        share = 0.5 * g
+    if SHAPE.own > 0:
+        theta = tl.load(source + tile.at, mask=tile.inside, other=float("inf"))
+        own = tl.load(unary.own + tile.at, mask=tile.inside, other=0.0)
     like = theta.dtype
     q = exponential(theta)
     f = tl.zeros((), tl.float64)
-    if TRACE:  # log q = −θ
+    if RULE.trace:  # log q = −θ
         some = q > 0
         rest = tl.where(some, own + share - tl.where(some, theta, 0.0), 0.0)
         f = tl.sum(tl.sum(tl.where(some, q * rest, 0.0), 1).to(tl.float64), 0)
     g += own
-    if SHIFT:
-        g += tl.load(shift + at, mask=inside, other=0.0)
+    if unary.shift is not None:
+        g += tl.load(unary.shift + tile.at, mask=tile.inside, other=0.0)
     change = tl.zeros((), like)
-    if KIND == _LOOK:
-        tl.store(u + at, g, mask=inside)
+    if RULE.kind == _LOOK:
+        tl.store(movement.u + tile.at, g, mask=tile.inside)
     else:
-        beta, g1, g2, eps = numbers_of(parameters, like)
-        first, second = fetch_moments(u, v, at, inside, g, KIND, False)
-        s = tl.zeros((BLOCK, 1), like) + parameter(parameters, 5, like)
+        numbers = numbers_of(movement.parameters, like)
+        here = Place(0, tile.at, tile.inside)
+        first, second = fetch_moments(movement, here, g, RULE, False)
+        s = tl.zeros((BLOCK, 1), like) + step_of(movement.parameters, like)
         certified = s
-        if not FLAT:
-            s = tl.load(step + who, mask=real, other=1.0)[:, None]
-        if ADAPTIVE:
-            certified = tl.load(safe + who, mask=real, other=1.0)[:, None]
+        if not RULE.flat:
+            s = tl.load(movement.step + tile.who, mask=tile.real, other=1.0)[:, None]
+        if RULE.adaptive:
+            certified = tl.load(movement.safe + tile.who, mask=tile.real, other=1.0)[:, None]
         new, first, second, moved = label_update(
-            theta, q, g, first, second, s, certified, redo, beta, g1, g2, eps, inside,
-            KIND, ADAPTIVE, True,
-        )  # fmt: skip
-        tl.store(target + at, new, mask=inside)
-        put_moments(u, v, at, first, second, inside, KIND, False)
-        change = tl.reduce(tl.where(real, moved, 0.0), 0, larger)
+            theta, q, g, first, second, Steps(s, certified, redo), numbers, tile.inside, RULE
+        )
+        tl.store(target + tile.at, new, mask=tile.inside)
+        put_moments(movement, here, first, second, RULE, False)
+        change = tl.reduce(tl.where(tile.real, moved, 0.0), 0, larger)
     return f, change
 
 
-@single_loads("p_value")
+@jit_for_any(pointers=("value",))
 def tile_step(
-    buffers, stride, field, board, parts, variable, offset, cards, common, unary, shift, u, v,
-    step, safe, a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to, p_count, p_base,
-    p_value,
-    f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table, parameters,
-    KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
-    AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr, OWN: constexpr,
+    buffers, stride, status, parts, variables, unary, couplings, value, movement,
+    RULE: constexpr, SHAPE: constexpr,
 ):  # fmt: skip
     """One update of all blocks of a bucket, one program each."""
     block = tl.program_id(0).to(tl.int64)
-    board += tl.load(field + block).to(tl.int64) * _BOARD
-    tick = tl.load(board)
-    if tl.load(board + 1) == 0:
-        source = buffers + (tick % _BUFFERS).to(tl.int64) * stride
-        target = buffers + ((tick + 1) % _BUFFERS).to(tl.int64) * stride
-        f, change = tile(
-            block, source, target, variable, offset, cards, common, unary, shift, u, v, step, safe,
-            a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to, p_count, p_base,
-            p_value,
-            f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table,
-            tl.load(board + 5), parameters,
-            KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK, M, E, OWN,
+    board = status.board + tl.load(variables.field + block).to(tl.int64) * _BOARD
+    tick = tl.load(board + _TICK)
+    if tl.load(board + _DONE) == 0:
+        source = buffer_at(buffers, stride, tick)
+        target = buffer_at(buffers, stride, tick + 1)
+        f, change = update_tile(
+            tile_of(block, variables, SHAPE), source, target, unary, couplings, value, movement,
+            tl.load(board + _REDO), RULE, SHAPE,
         )  # fmt: skip
         tl.store(parts + block * 2, f)
         tl.store(parts + block * 2 + 1, change.to(tl.float64))
@@ -266,49 +356,41 @@ def tile_step(
 
 @jit
 def tile_run(
-    buffers, stride, first, count, board, numbers, out_f, out_change, capacity,
-    variable, offset, cards, common, unary, shift, u, v,
-    step, safe, a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to, p_count, p_base,
-    p_value,
-    f_start, f_length, f_configs, f_part, f_others, f_radix, f_base, f_edges, table, parameters,
-    KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, SAME: constexpr,
-    AGREE: constexpr, PAIRS: constexpr, ARITY: constexpr, SHIFT: constexpr,
-    L: constexpr, BLOCK: constexpr, M: constexpr, E: constexpr, OWN: constexpr,
+    buffers, stride, status, first, count, variables, unary, couplings, value, movement,
+    RULE: constexpr, SHAPE: constexpr,
 ):  # fmt: skip
     """Many updates of small fields, one program each, until its board says done."""
     field = tl.program_id(0).to(tl.int64)
-    board += field * _BOARD
-    numbers += field * _BOARD
-    out_f += field * capacity
-    out_change += field * capacity
-    tick, done, row, limit, trial, redo, before, last = read_board(board, numbers)
-    constant = tl.load(numbers + 2) + tl.load(numbers + 3)
-    tol = tl.load(parameters + 4)
-    slack = tl.load(parameters + 6)
+    status = of_field(status, field)
+    now = read_progress(status)
+    limits = read_limits(status, movement.parameters)
     block = tl.load(first + field).to(tl.int64)
     blocks = tl.load(count + field)
-    while done == 0:
-        source = buffers + (tick % _BUFFERS).to(tl.int64) * stride
-        target = buffers + ((tick + 1) % _BUFFERS).to(tl.int64) * stride
+    while now.done == 0:
+        source = buffer_at(buffers, stride, now.tick)
+        target = buffer_at(buffers, stride, now.tick + 1)
         total = tl.zeros((), tl.float64)
         most = tl.zeros((), tl.float64)
         for k in range(blocks):
-            f, change = tile(
-                block + k, source, target, variable, offset, cards, common, unary, shift, u, v,
-                step, safe, a_start, a_length, a_to, a_both, a_weight, p_start, p_length, p_to,
-                p_count, p_base, p_value, f_start, f_length, f_configs, f_part, f_others, f_radix,
-                f_base, f_edges, table, redo, parameters,
-                KIND, ADAPTIVE, TRACE, FLAT, SAME, AGREE, PAIRS, ARITY, SHIFT, L, BLOCK, M, E, OWN,
+            f, change = update_tile(
+                tile_of(block + k, variables, SHAPE), source, target, unary, couplings, value,
+                movement, now.redo, RULE, SHAPE,
             )  # fmt: skip
             total += f
             most = larger(most, change.to(tl.float64))
-        if TRACE:
-            total += constant
+        if RULE.trace:
+            total += limits.constant
         else:
             total = tl.full((), float("nan"), tl.float64)
-        tick, done, row, trial, redo, before, last = control(
-            total, most, tick, done, row, limit, trial, redo, before, last,
-            tol, slack, out_f, out_change, ADAPTIVE,
-        )  # fmt: skip
+        now = control(total, most, now, limits, status, RULE.adaptive)
         tl.debug_barrier()  # the others' labels are written before they are read
-    write_board(board, numbers, tick, done, row, trial, redo, before, last)
+    write_progress(status, now)
+
+
+@jit
+def tile_product(source, out, variables, couplings, value, SHAPE: constexpr):
+    """What `tile_step` adds up over pairs, of numbers in place of marginals."""
+    block = tl.program_id(0).to(tl.int64)
+    tile = tile_of(block, variables, SHAPE)
+    g = pairwise_gradient(source, tile, couplings, value, SHAPE, True)
+    tl.store(out + tile.at, g, mask=tile.inside)

@@ -7,15 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from proxfield.core.devices.cuda import interpreted, jit, tl
+from proxfield.core.devices.cuda import constant, constexpr, interpreted, jit, tl
+from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.plan import Kind
-
-if TYPE_CHECKING:
-    from proxfield.core.devices.tensors import constexpr as constexpr
-else:
-    constexpr = str if tl is None else tl.constexpr
 
 LOOK = len(Kind)
 """In place of a kind: leave F and the gradient, and move nothing."""
@@ -31,20 +27,77 @@ def kinds_where(test: Callable[[Kind], bool]) -> int:
     return sum(1 << kind for kind in Kind if test(kind))
 
 
-if tl is not None:
-    _LOOK: constexpr = tl.constexpr(LOOK)
-    _PROXIMAL: constexpr = tl.constexpr(int(Kind.PROXIMAL))
-    _MEAN: constexpr = tl.constexpr(int(Kind.MEAN))
-    _MOMENTUM: constexpr = tl.constexpr(int(Kind.MOMENTUM))
-    _MOMENTUM_PRINTED: constexpr = tl.constexpr(int(Kind.MOMENTUM_PRINTED))
-    _ADAM: constexpr = tl.constexpr(int(Kind.ADAM))
-    _ADAM_PRINTED: constexpr = tl.constexpr(int(Kind.ADAM_PRINTED))
-    # sets of kinds
-    _FIRST: constexpr = tl.constexpr(kinds_where(lambda kind: kind.moments >= 1))
-    _SECOND: constexpr = tl.constexpr(kinds_where(lambda kind: kind.moments >= 2))
-    _AVERAGES: constexpr = tl.constexpr(kinds_where(lambda kind: kind.averages_marginals))
-    _CENTERED: constexpr = tl.constexpr(kinds_where(lambda kind: kind.centered))
-    _NATIVE: constexpr = tl.constexpr(not interpreted())
+_LOOK: constexpr = constant(LOOK)
+_PROXIMAL: constexpr = constant(int(Kind.PROXIMAL))
+_MEAN: constexpr = constant(int(Kind.MEAN))
+_MOMENTUM: constexpr = constant(int(Kind.MOMENTUM))
+_MOMENTUM_PRINTED: constexpr = constant(int(Kind.MOMENTUM_PRINTED))
+_ADAM: constexpr = constant(int(Kind.ADAM))
+_ADAM_PRINTED: constexpr = constant(int(Kind.ADAM_PRINTED))
+# sets of kinds
+_FIRST: constexpr = constant(kinds_where(lambda kind: kind.moments >= 1))
+_SECOND: constexpr = constant(kinds_where(lambda kind: kind.moments >= 2))
+_AVERAGES: constexpr = constant(kinds_where(lambda kind: kind.averages_marginals))
+_CENTERED: constexpr = constant(kinds_where(lambda kind: kind.centered))
+_NATIVE: constexpr = constant(not interpreted())
+
+
+class Rule(NamedTuple):
+    """What kernels that update are compiled for."""
+
+    kind: int
+    """That of a rule, or `LOOK`."""
+    adaptive: bool
+    trace: bool
+    """Is F of every state wanted?"""
+    flat: bool
+    """Has it one step for all variables?"""
+    hard: bool
+    """Are there impossible labels?"""
+
+
+class Movement(NamedTuple):
+    """What a rule moves with, in kernels' arguments: its moments, steps and numbers."""
+
+    u: Tensor | None
+    v: Tensor | None
+    step: Tensor  # (n,)
+    safe: Tensor  # (n,)
+    parameters: Tensor  # see `board`  # (PARAMETERS,) float64
+
+
+class Place(NamedTuple):
+    """Entries of a state: ``base`` + ``at``, and which of them there are."""
+
+    base: Tensor
+    at: Tensor
+    inside: Tensor
+
+
+class Numbers(NamedTuple):
+    """The numbers of a plan, in the state's type."""
+
+    beta: Tensor
+    gamma1: Tensor
+    gamma2: Tensor
+    epsilon: Tensor
+
+
+class Steps(NamedTuple):
+    """The step of each variable, and a certified one, taken where ``redo`` is set."""
+
+    size: Tensor
+    safe: Tensor
+    redo: Tensor
+
+
+class Means(NamedTuple):
+    """Means over a variable's possible labels; 0 where θ is centered anyway, or a kind doesn't ask
+    for them."""
+
+    residual: Tensor
+    target: Tensor
+    theta: Tensor
 
 
 @jit
@@ -59,15 +112,12 @@ def root(y):
 
 
 @jit
-def moved(
-    theta, target, u, v, step, g1, g2, eps, mean_residual, mean_target, mean_theta, KIND: constexpr
-):
-    """New natural parameters and moments: the formula of every `Kind`.
-
-    The means are over a variable's possible labels; 0 where θ is centered anyway, or a kind doesn't
-    ask for them.
-    """
-    if KIND == _PROXIMAL:
+def moved(theta, target, u, v, step, numbers, mean, KIND: constexpr):
+    """New natural parameters and moments: the formula of every `Kind`."""
+    g1, g2, eps = numbers.gamma1, numbers.gamma2, numbers.epsilon
+    if KIND == _LOOK:
+        new = theta
+    elif KIND == _PROXIMAL:
         new = theta - step * (theta - target)
     elif KIND == _MEAN:
         new = target
@@ -78,15 +128,15 @@ def moved(
         u = g1 * u + (1.0 - g1) * target
         new = theta - step * (theta - u)
     elif KIND == _ADAM:
-        r = theta - target - mean_residual
+        r = theta - target - mean.residual
         u = g1 * u + (1.0 - g1) * r
         v = g2 * v + (1.0 - g2) * r * r
         new = theta - step * (u / (root(v) + eps))
     elif KIND == _ADAM_PRINTED:
-        r = target - mean_target
+        r = target - mean.target
         u = g1 * u + (1.0 - g1) * r
         v = (1.0 - g2) * v + g2 * r * r
-        new = theta - step * ((theta - mean_theta - u) / (root(v) + eps))
+        new = theta - step * ((theta - mean.theta - u) / (root(v) + eps))
     else:
         tl.static_assert(False, "a kind without a formula")
     return new, u, v
@@ -103,7 +153,7 @@ def fetch(pointers, inside, EVEN: constexpr):
 
 @jit
 def put(pointers, values, inside, EVEN: constexpr):
-    """The same, stored."""
+    """Store numbers; without masks where nothing is outside."""
     if EVEN:
         tl.store(pointers, values)
     else:
@@ -111,21 +161,21 @@ def put(pointers, values, inside, EVEN: constexpr):
 
 
 @jit
-def fetch_moments(u, v, at, inside, like, KIND: constexpr, EVEN: constexpr):
+def fetch_moments(by, here, like, RULE: constexpr, EVEN: constexpr):
     """The moments that a kind keeps; ``like`` in place of others."""
     first = like
     second = like
-    if (_FIRST >> KIND) & 1:
-        first = fetch(u + at, inside, EVEN)
-    if (_SECOND >> KIND) & 1:
-        second = fetch(v + at, inside, EVEN)
+    if (_FIRST >> RULE.kind) & 1:
+        first = fetch(by.u + here.base + here.at, here.inside, EVEN)
+    if (_SECOND >> RULE.kind) & 1:
+        second = fetch(by.v + here.base + here.at, here.inside, EVEN)
     return first, second
 
 
 @jit
-def put_moments(u, v, at, first, second, inside, KIND: constexpr, EVEN: constexpr):
-    """The same, stored."""
-    if (_FIRST >> KIND) & 1:
-        put(u + at, first, inside, EVEN)
-    if (_SECOND >> KIND) & 1:
-        put(v + at, second, inside, EVEN)
+def put_moments(by, here, first, second, RULE: constexpr, EVEN: constexpr):
+    """Store the moments that a kind keeps."""
+    if (_FIRST >> RULE.kind) & 1:
+        put(by.u + here.base + here.at, first, here.inside, EVEN)
+    if (_SECOND >> RULE.kind) & 1:
+        put(by.v + here.base + here.at, second, here.inside, EVEN)

@@ -15,30 +15,76 @@ first, and each variable has one product with the table of each group.
 
 from __future__ import annotations
 
-from proxfield.core.devices.cuda import jit, tl
-from proxfield.core.engines.triton.update.arithmetic import (
-    exponential,
-    label_update,
-    larger,
-    parameter,
+from typing import NamedTuple
+
+from proxfield.core.devices.cuda import constexpr, jit, jit_for_any, tl
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.engines.triton.update.arithmetic import exponential, label_update, larger
+from proxfield.core.engines.triton.update.board import (
+    _DONE,
+    _REDO,
+    _TICK,
+    buffer_at,
+    numbers_of,
+    step_of,
 )
-from proxfield.core.engines.triton.update.binary import numbers_of, single_loads
 from proxfield.core.engines.triton.update.general import fetch_marginals
-from proxfield.core.engines.triton.update.kinds import constexpr, fetch_moments, put_moments
+from proxfield.core.engines.triton.update.kinds import (
+    _LOOK,
+    _NATIVE,
+    Movement,
+    Place,
+    Steps,
+    fetch_moments,
+    put_moments,
+)
 
-if tl is not None:
-    from proxfield.core.engines.triton.update.arithmetic import BUFFERS
-    from proxfield.core.engines.triton.update.kinds import _LOOK, _NATIVE
 
-    _BUFFERS: constexpr = tl.constexpr(BUFFERS)
+class Planes(NamedTuple):
+    """What kernels over planes are compiled for, beside the rule."""
+
+    labels: int
+    lanes: int
+    """Labels rounded up to a power of two."""
+    block: int
+    degree: int
+    """Neighbors of each variable, 0 where blocks differ, or −1 where there are none."""
+    groups: int
+    """Shared tables."""
+    table_degree: int
+    """Neighbors in each group of each variable, or 0 where blocks differ."""
+    dot: bool
+    """See `products_added`."""
+
+
+class Slots(NamedTuple):
+    """Where blocks' neighbors begin, and how many each variable has at most.
+
+    Neighbor k of place j of a block is at ``start + k·BLOCK + j``. Groups of neighbors that share a
+    table are one after another.
+    """
+
+    start: Tensor
+    length: Tensor
+
+
+class SharedTables(NamedTuple):
+    """Tables of all groups, with the neighbors' labels first; see `planes_pack.in_parts`.
+
+    ``scales`` are what marginals are multiplied with, and what takes this and the scale of the
+    tables back.
+    """
+
+    entries: Tensor
+    scales: Tensor
 
 
 @jit
-def agreement(g, source, to, weight, edge, offset, inside):
+def agreement(g, source, to, weight, edge, offset, inside, LINEAR: constexpr):
     """Adds w q_j(l) of one neighbor of each variable."""
     w = tl.load(weight + edge)[:, None]
     j = tl.load(to + edge)[:, None]
-    return g + w * exponential(tl.load(source + j + offset, mask=inside, other=float("inf")))
+    return g + w * fetch_marginals(source + j + offset, inside, LINEAR)
 
 
 @jit
@@ -96,120 +142,156 @@ def products_added(total, s, scale, table, across, L: constexpr):
 
 @jit
 def shared_tables(
-    g, source, block, blocks, start, length, to, table, scales, place, label, offset, inside,
-    GROUPS: constexpr, DEGREE: constexpr, LABELS: constexpr, L: constexpr, BLOCK: constexpr,
-    LINEAR: constexpr, DOT: constexpr,
+    g, source, to, block, place, offset, inside, groups, tables,
+    P: constexpr, LINEAR: constexpr, DOT: constexpr,
 ):  # fmt: skip
     """Adds Σ_k T_k Σ_j q_j of all groups k of neighbors j.
 
-    Rows of ``table`` are labels of the neighbors, L of them like the columns; see
-    `planes_pack.in_parts`. DEGREE: as many neighbors in each group of each variable, or 0 where
-    blocks differ. DOT: see `products_added`; ``scales`` are what marginals are multiplied with, and
-    what takes this and the scale of the tables back. Otherwise one label of the neighbors after
-    another.
+    DOT: see `products_added`. Otherwise one label of the neighbors after another.
     """
+    BLOCK: constexpr = P.block
+    DEGREE: constexpr = P.table_degree
+    GROUPS: constexpr = P.groups
+    L: constexpr = P.lanes
+    label = tl.arange(0, L)[None, :]
+    blocks = tl.num_programs(0)
     total = tl.zeros_like(g)
     across = tl.arange(0, L)[:, None] * L + label
     if DOT:
-        scale = tl.load(scales)
+        scale = tl.load(tables.scales)
         for k in tl.static_range(GROUPS):
-            first = tl.load(start + k * blocks + block)
+            first = tl.load(groups.start + k * blocks + block)
             degree = 0
             if DEGREE == 0:
-                degree = tl.load(length + k * blocks + block)
+                degree = tl.load(groups.length + k * blocks + block)
             s = group_marginals(
                 tl.zeros_like(g), source, to, first, degree, place, offset, inside,
                 DEGREE, BLOCK, LINEAR,
             )  # fmt: skip
-            total = products_added(total, s, scale, table + 2 * k * (L * L), across, L)
+            total = products_added(total, s, scale, tables.entries + 2 * k * (L * L), across, L)
         # turned twice, else what follows would be computed in the layout of products
-        total = tl.trans(pinned(tl.trans(total))) * tl.load(scales + 1)
+        total = tl.trans(pinned(tl.trans(total))) * tl.load(tables.scales + 1)
     else:
         everywhere = (place >= 0)[:, None]
         for k in range(GROUPS):
-            first = tl.load(start + k * blocks + block)
+            first = tl.load(groups.start + k * blocks + block)
             degree = 0
             if DEGREE == 0:
-                degree = tl.load(length + k * blocks + block)
-            for m in range(LABELS):
+                degree = tl.load(groups.length + k * blocks + block)
+            for m in range(P.labels):
                 q = group_marginals(
-                    tl.zeros((BLOCK, 1), g.dtype), source, to, first, degree, place, m * BLOCK,
-                    everywhere, DEGREE, BLOCK, LINEAR,
+                    tl.zeros((BLOCK, 1), g.dtype), source, to, first, degree, place,
+                    m * BLOCK, everywhere, DEGREE, BLOCK, LINEAR,
                 )  # fmt: skip
-                total += q * tl.load(table + (k * L + m) * L + label)
+                total += q * tl.load(tables.entries + (k * L + m) * L + label)
     return g + total
 
 
-@single_loads(
-    "buffers", "unary", "u", "v", "step", "safe", "start", "to", "weight", "t_start", "t_to",
-    "parts",
-)  # fmt: skip
+@jit_for_any(
+    pointers=(
+        "buffers",
+        "parts",
+        "unary",
+        "u",
+        "v",
+        "step",
+        "safe",
+        "to",
+        "weight",
+        "group_to",
+    ),
+)
 def plane_step(
-    buffers, stride, n, board, parts, unary, u, v, step, safe, start, length, to, weight,
-    t_start, t_length, t_to, table, scales, parameters,
-    KIND: constexpr, ADAPTIVE: constexpr, TRACE: constexpr, FLAT: constexpr, HARD: constexpr,
-    DEGREE: constexpr, GROUPS: constexpr, T_DEGREE: constexpr, DOT: constexpr,
-    LABELS: constexpr, L: constexpr, BLOCK: constexpr,
+    buffers, stride, n, board, parts, unary, u, v, step, safe, parameters, to, weight, group_to,
+    slots, groups, tables, RULE: constexpr, P: constexpr,
 ):  # fmt: skip
     """One update of all variables, a program for each block.
 
-    Neighbor k of place j of a block is at ``start + k·BLOCK + j``, in ``to`` by the entry of its
-    first label. DEGREE: as many for each variable, 0 where blocks differ, or −1 where there are
-    none. For the rest see `shared_tables`. KIND `LOOK` only looks: ``u`` gets the gradient.
+    ``to`` are entries of the neighbors' first labels, and ``group_to`` those of neighbors by group,
+    −1 where a variable has fewer of them.
+    The kind `LOOK` only looks: ``u`` gets the gradient.
     """
+    BLOCK: constexpr = P.block
+    L: constexpr = P.lanes
+    DEGREE: constexpr = P.degree
+    movement = Movement(u, v, step, safe, parameters)
     block = tl.program_id(0)
-    tick = tl.load(board)
-    if tl.load(board + 1) == 0:
-        source = buffers + (tick % _BUFFERS).to(tl.int64) * stride
-        target = buffers + ((tick + 1) % _BUFFERS).to(tl.int64) * stride
+    tick = tl.load(board + _TICK)
+    if tl.load(board + _DONE) == 0:
+        source = buffer_at(buffers, stride, tick)
+        target = buffer_at(buffers, stride, tick + 1)
         place = tl.arange(0, BLOCK)
         who = block * BLOCK + place
         real = who < n
         label = tl.arange(0, L)[None, :]
         # of constants for each register, so that labels beyond the last cost nothing
-        inside = (label < LABELS) & (place >= 0)[:, None]
+        inside = (label < P.labels) & (place >= 0)[:, None]
         offset = label * BLOCK
-        at = block * (LABELS * BLOCK) + place[:, None] + offset
-        first = tl.load(start + block)
+        at = block * (P.labels * BLOCK) + place[:, None] + offset
+        first = tl.load(slots.start + block)
         g = tl.zeros((BLOCK, L), buffers.dtype.element_ty)
-        if GROUPS > 0:
+        if P.groups > 0:
             g = shared_tables(
-                g, source, block, tl.num_programs(0), t_start, t_length, t_to, table, scales,
-                place, label, offset, inside, GROUPS, T_DEGREE, LABELS, L, BLOCK, False, DOT,
-            )  # fmt: skip
+                g, source, group_to, block, place, offset, inside, groups, tables, P, False, P.dot
+            )
         if DEGREE > 0:
             for k in tl.static_range(DEGREE):
-                g = agreement(g, source, to, weight, first + k * BLOCK + place, offset, inside)
+                g = agreement(
+                    g, source, to, weight, first + k * BLOCK + place, offset, inside, False
+                )
         elif DEGREE == 0:
-            for k in range(tl.load(length + block)):
-                g = agreement(g, source, to, weight, first + k * BLOCK + place, offset, inside)
+            for k in range(tl.load(slots.length + block)):
+                g = agreement(
+                    g, source, to, weight, first + k * BLOCK + place, offset, inside, False
+                )
         theta = tl.load(source + at, mask=inside, other=float("inf"))
         own = tl.load(unary + at, mask=inside, other=0.0)
         like = theta.dtype
         q = exponential(theta)
         f = tl.zeros((BLOCK,), like)
-        if TRACE:  # log q = −θ
+        if RULE.trace:  # log q = −θ
             rest = own + 0.5 * g - theta
             f = tl.sum(tl.where(inside & (q > 0), q * rest, 0.0), 1)
         g += own
         change = tl.zeros((BLOCK,), like)
-        if KIND == _LOOK:
-            tl.store(u + at, g, mask=inside)
+        if RULE.kind == _LOOK:
+            tl.store(movement.u + at, g, mask=inside)
         else:
-            beta, g1, g2, eps = numbers_of(parameters, like)
-            m1, m2 = fetch_moments(u, v, at, inside, g, KIND, False)
-            s = tl.zeros((BLOCK, 1), like) + parameter(parameters, 5, like)
+            numbers = numbers_of(movement.parameters, like)
+            here = Place(0, at, inside)
+            m1, m2 = fetch_moments(movement, here, g, RULE, False)
+            s = tl.zeros((BLOCK, 1), like) + step_of(movement.parameters, like)
             certified = s
-            if not FLAT:
-                s = tl.load(step + who, mask=real, other=1.0)[:, None]
-            if ADAPTIVE:
-                certified = tl.load(safe + who, mask=real, other=1.0)[:, None]
-            new, m1, m2, change = label_update(
-                theta, q, g, m1, m2, s, certified, tl.load(board + 5), beta, g1, g2, eps, inside,
-                KIND, ADAPTIVE, HARD,
-            )  # fmt: skip
+            if not RULE.flat:
+                s = tl.load(movement.step + who, mask=real, other=1.0)[:, None]
+            if RULE.adaptive:
+                certified = tl.load(movement.safe + who, mask=real, other=1.0)[:, None]
+            steps = Steps(s, certified, tl.load(board + _REDO))
+            new, m1, m2, change = label_update(theta, q, g, m1, m2, steps, numbers, inside, RULE)
             tl.store(target + at, new, mask=inside)
-            put_moments(u, v, at, m1, m2, inside, KIND, False)
+            put_moments(movement, here, m1, m2, RULE, False)
         tl.store(parts + block * 2, tl.sum(tl.where(real, f, 0.0).to(tl.float64), 0))
         most = tl.reduce(tl.where(real, change, 0.0), 0, larger)
         tl.store(parts + block * 2 + 1, most.to(tl.float64))
+
+
+@jit
+def plane_product(source, out, to, weight, group_to, slots, groups, tables, P: constexpr):
+    """What `plane_step` adds up, of numbers in place of marginals."""
+    BLOCK: constexpr = P.block
+    L: constexpr = P.lanes
+    block = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    label = tl.arange(0, L)[None, :]
+    inside = (label < P.labels) & (place >= 0)[:, None]
+    offset = label * BLOCK
+    at = block * (P.labels * BLOCK) + place[:, None] + offset
+    first = tl.load(slots.start + block)
+    g = tl.zeros((BLOCK, L), out.dtype.element_ty)
+    for k in range(tl.load(slots.length + block)):
+        g = agreement(g, source, to, weight, first + k * BLOCK + place, offset, inside, True)
+    if P.groups > 0:
+        g = shared_tables(
+            g, source, group_to, block, place, offset, inside, groups, tables, P, True, False
+        )
+    tl.store(out + at, g, mask=inside)

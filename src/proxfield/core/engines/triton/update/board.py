@@ -1,0 +1,252 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""Where the fields of a batch stand, in device memory, and what follows from an update.
+
+Kernels read from a *board* which buffer of θ is the current one and whether the iteration has
+ended, so the host launches many iterations without waiting. Buffers rotate: the states of the last
+updates are still available for the difference from two updates before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from proxfield.core.devices.cuda import constant, constexpr, jit, tl
+from proxfield.core.devices.tensors import Tensor
+from proxfield.core.engines.plan import SMALLEST_STEP
+from proxfield.core.engines.triton.update.arithmetic import larger
+from proxfield.core.engines.triton.update.kinds import Numbers
+
+BUFFERS = 4
+"""Present, next, last and the one before; a power of two."""
+BOARD = 8
+"""Integers (and as many float64 numbers) of a board."""
+# places on a board of integers
+TICK, DONE, ROW, LIMIT, TRIAL, REDO = range(6)
+# and among its float64 numbers; SIZE and USED are of a `Search`: the step of the next update, and
+# that of the last one
+BEFORE, LAST, CONSTANT, EXTRA, TWICE, SIZE, USED = range(7)
+# places among the parameters, float64
+BETA, GAMMA1, GAMMA2, EPSILON, TOL, STEP, SLACK, INVERSE, GROWTH, SHRINKAGE, LARGEST = range(11)
+PARAMETERS = 11
+
+_BUFFERS: constexpr = constant(BUFFERS)
+_BOARD: constexpr = constant(BOARD)
+_TICK, _DONE, _ROW, _LIMIT, _TRIAL, _REDO = map(constant, range(6))
+_BEFORE, _LAST, _CONSTANT, _EXTRA, _TWICE, _SIZE, _USED = map(constant, range(7))
+_BETA, _GAMMA1, _GAMMA2, _EPSILON, _TOL, _STEP = map(constant, range(6))
+_SLACK, _INVERSE, _GROWTH, _SHRINKAGE, _LARGEST = map(constant, range(6, 11))
+_SMALLEST_STEP: constexpr = constant(SMALLEST_STEP)
+
+
+class Status(NamedTuple):
+    """The boards of all fields, and the rows that they leave for the host."""
+
+    board: Tensor  # (fields, BOARD) int32
+    numbers: Tensor  # (fields, BOARD) float64
+    free_energy: Tensor  # of each row  # (fields, capacity) float64
+    change: Tensor  # of each row  # (fields, capacity) float64
+    capacity: int
+
+
+class Progress(NamedTuple):
+    """Where a field stands; integers and two float64 numbers."""
+
+    tick: Tensor
+    done: Tensor
+    row: Tensor
+    trial: Tensor
+    redo: Tensor
+    before: Tensor
+    """F before the last update."""
+    last: Tensor
+    """The last update's change."""
+
+
+class Limits(NamedTuple):
+    """What a field's progress is held against, and what is added to F."""
+
+    rows: Tensor
+    constant: Tensor
+    tol: Tensor
+    slack: Tensor
+
+
+@jit
+def of_field(status, field):
+    """The status of one field."""
+    return Status(
+        status.board + field * _BOARD,
+        status.numbers + field * _BOARD,
+        status.free_energy + field * status.capacity,
+        status.change + field * status.capacity,
+        status.capacity,
+    )
+
+
+@jit
+def read_progress(status):
+    """Where a field stands."""
+    return Progress(
+        tl.load(status.board + _TICK),
+        tl.load(status.board + _DONE),
+        tl.load(status.board + _ROW),
+        tl.load(status.board + _TRIAL),
+        tl.load(status.board + _REDO),
+        tl.load(status.numbers + _BEFORE),
+        tl.load(status.numbers + _LAST),
+    )
+
+
+@jit
+def read_limits(status, parameters):
+    """What its progress is held against."""
+    return Limits(
+        tl.load(status.board + _LIMIT),
+        tl.load(status.numbers + _CONSTANT) + tl.load(status.numbers + _EXTRA),
+        tl.load(parameters + _TOL),
+        tl.load(parameters + _SLACK),
+    )
+
+
+@jit
+def write_progress(status, now):
+    """Leave on the board where a field stands."""
+    tl.store(status.board + _TICK, now.tick)
+    tl.store(status.board + _DONE, now.done)
+    tl.store(status.board + _ROW, now.row)
+    tl.store(status.board + _TRIAL, now.trial)
+    tl.store(status.board + _REDO, now.redo)
+    tl.store(status.numbers + _BEFORE, now.before)
+    tl.store(status.numbers + _LAST, now.last)
+
+
+@jit
+def buffer_at(buffers, stride, tick):
+    """The buffer of natural parameters after so many updates."""
+    return buffers + (tick % _BUFFERS).to(tl.int64) * stride
+
+
+@jit
+def step_of(parameters, like):
+    """The step that is one for all variables, in the state's type."""
+    return tl.load(parameters + _STEP).to(like)
+
+
+@jit
+def numbers_of(parameters, like):
+    """The plan's numbers in the state's type."""
+    return Numbers(
+        tl.load(parameters + _BETA).to(like),
+        tl.load(parameters + _GAMMA1).to(like),
+        tl.load(parameters + _GAMMA2).to(like),
+        tl.load(parameters + _EPSILON).to(like),
+    )
+
+
+@jit
+def over_step(change, parameters, FLAT: constexpr):
+    """The largest change in float64, divided by the step if that is one for all."""
+    change = change.to(tl.float64)
+    if FLAT:
+        change = change * tl.load(parameters + _INVERSE)
+    return change
+
+
+@jit
+def control(f, change, now, limits, status, ADAPTIVE: constexpr):
+    """After an update: write its row, and say where that leaves the inference.
+
+    ``f`` is F before the update, ``change`` its largest change over the step. The adaptive rule
+    learns F after an update from the next one: if that rose, the next is thrown away and the
+    update made again from where it began, with the certified step.
+
+    Returns:
+        The new progress.
+    """
+    if ADAPTIVE:
+        rose = (now.trial != 0) & (f > now.before + limits.slack * (1.0 + tl.abs(now.before)))
+        settled = (now.row >= limits.rows) | ((now.last > limits.tol) == 0)
+        over = (rose == 0) & (now.row > 0) & settled
+        moved = (rose == 0) & (over == 0)
+        tl.store(status.free_energy + now.row, f, mask=moved)
+        tl.store(status.change + now.row, change, mask=moved)
+        forth = moved.to(tl.int32)
+        back = rose.to(tl.int32)
+        return Progress(
+            now.tick + forth - back,
+            tl.where(over, 1, now.done),
+            now.row + forth - back,
+            tl.where(over, now.trial, forth * (1 - now.redo)),
+            back,
+            tl.where(rose, now.before, f),
+            tl.where(moved, change, now.last),
+        )
+    else:
+        tl.store(status.free_energy + now.row, f)
+        tl.store(status.change + now.row, change)
+        row = now.row + 1
+        done = ((row >= limits.rows) | ((change > limits.tol) == 0)).to(tl.int32)
+        return Progress(now.tick + 1, done, row, now.trial, now.redo, now.before, change)
+
+
+@jit
+def control_search(f, change, now, limits, status, parameters):
+    """`control` for a step that is searched for: if F rose, a smaller one is tried."""
+    size = tl.load(status.numbers + _SIZE)
+    used = tl.load(status.numbers + _USED)
+    fell = f <= now.before + limits.slack * (1.0 + tl.abs(now.before))
+    rose = (now.trial != 0) & (fell == 0) & (used > _SMALLEST_STEP)
+    over = (rose == 0) & (now.row > 0)
+    over = over & ((now.row >= limits.rows) | ((now.last > limits.tol) == 0))
+    moved = (rose == 0) & (over == 0)
+    tl.store(status.free_energy + now.row, f, mask=moved)
+    tl.store(status.change + now.row, change, mask=moved)
+    forth = moved.to(tl.int32)
+    back = rose.to(tl.int32)
+    grown = tl.minimum(tl.load(parameters + _LARGEST), size * tl.load(parameters + _GROWTH))
+    shrunk = used * tl.load(parameters + _SHRINKAGE)
+    tl.store(status.numbers + _SIZE, tl.where(moved, grown, tl.where(rose, shrunk, size)))
+    tl.store(status.numbers + _USED, tl.where(moved, size, used))
+    return Progress(
+        now.tick + forth - back,
+        tl.where(over, 1, now.done),
+        now.row + forth - back,
+        tl.where(over, now.trial, forth),
+        now.redo,
+        tl.where(rose, now.before, f),
+        tl.where(moved, change, now.last),
+    )
+
+
+@jit
+def finish(
+    parts, first, count, status, parameters,
+    TRACE: constexpr, ADAPTIVE: constexpr, SEARCH: constexpr, WIDTH: constexpr,
+):  # fmt: skip
+    """Adds up what the blocks of each field found, in a fixed order; one program a field.
+
+    ``parts`` is (F, change) of each block.  # (blocks, 2)
+    """
+    field = tl.program_id(0).to(tl.int64)
+    status = of_field(status, field)
+    now = read_progress(status)
+    if now.done == 0:
+        limits = read_limits(status, parameters)
+        at = tl.arange(0, WIDTH)
+        total = tl.zeros((WIDTH,), tl.float64)
+        most = tl.zeros((WIDTH,), tl.float64)
+        parts += tl.load(first + field).to(tl.int64) * 2
+        blocks = tl.load(count + field)
+        for k in range(0, blocks, WIDTH):
+            here = k + at < blocks
+            total += tl.load(parts + (k + at) * 2, mask=here, other=0.0)
+            most = larger(most, tl.load(parts + (k + at) * 2 + 1, mask=here, other=0.0))
+        f = tl.sum(total, 0) + limits.constant
+        if not TRACE:
+            f = tl.full((), float("nan"), tl.float64)
+        change = tl.reduce(most, 0, larger)
+        if SEARCH:
+            now = control_search(f, change, now, limits, status, parameters)
+        else:
+            now = control(f, change, now, limits, status, ADAPTIVE)
+        write_progress(status, now)
