@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from proxfield.core.common.records import Record
 from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.triton.dense_call import CallKey, Found, program_of
@@ -68,20 +69,19 @@ def refine(image: Tensor | None, probabilities: Tensor, **options: Any) -> Refin
     require_tensor(probabilities, "probabilities")
     if image is not None:
         require_tensor(image, "image")
-    found = _on_device(image, probabilities, options)
-    return _over_host(image, probabilities, options) if found is None else found
+    build, run = divided(options)
+    found = _on_device(image, probabilities, build, run)
+    return _over_host(image, probabilities, build, run) if found is None else found
 
 
 def _over_host(
-    image: Tensor | None, probabilities: Tensor, options: dict[str, Any]
+    image: Tensor | None, probabilities: Tensor, build: Record, run: Record
 ) -> RefinedTensors:
-    build, run = divided(options)
     device = probabilities.device
-    run.setdefault("device", str(device))
     p = probabilities.detach()
     p = (p if p.dtype in (torch.float32, torch.float64) else p.float()).cpu().numpy()
     seen = None if image is None else image.detach().cpu().numpy()
-    result = DenseCRF(seen, p, **build).infer(**run)
+    result = DenseCRF(seen, p, **build).infer(**{"device": str(device), **run})
     back = torch.from_numpy(np.ascontiguousarray(result.probabilities))
     changes = result.trace.change
     return RefinedTensors(
@@ -113,10 +113,9 @@ MAX_SKELETONS = 32
 
 
 def _on_device(
-    image: Tensor | None, probabilities: Tensor, options: dict[str, Any]
+    image: Tensor | None, probabilities: Tensor, build: Record, run: Record
 ) -> RefinedTensors | None:
-    """The same without the host, or None where it is needed."""
-    build, run = divided(options)
+    """What `refine` gives back, computed without the host; None where that is needed."""
     there = probabilities.is_cuda and (image is None or image.device == probabilities.device)
     if triton is None or not there or not set(run) <= set(QUICK):
         return None
@@ -170,7 +169,7 @@ def channels_of(image: Tensor, frame: Skeleton) -> Tensor:
 
 
 def skeleton(
-    image: Tensor | None, probabilities: Tensor, build: dict[str, Any], updates: int
+    image: Tensor | None, probabilities: Tensor, build: Record, updates: int
 ) -> Skeleton | None:
     """The shape of the work, kept for the next images; None if the host has to look at it."""
     shape = None if image is None else (tuple(image.shape), image.dtype, values_within(image))
@@ -197,7 +196,7 @@ def values_within(image: Tensor) -> tuple[float, float]:
 
 
 def make_skeleton(
-    image: Tensor | None, probabilities: Tensor, build: dict[str, Any], updates: int
+    image: Tensor | None, probabilities: Tensor, build: Record, updates: int
 ) -> Skeleton | None:
     """From a field of the same shape on the host."""
     blank = None
