@@ -8,7 +8,6 @@ features. An index is the special case of one feature that is 1: which table eac
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -156,11 +155,6 @@ class Block:
     def pull(self, gradient: Doubles, shape: tuple[int, ...]) -> Doubles:
         """The gradient in parameters, from one in the tables.  # (F, K_1, …) -> parameters"""
         return contract(gradient, self.basis(shape), self.arity)
-
-    @cached_property
-    def is_sparse(self) -> bool:
-        """Whether the features are a sparse matrix."""
-        return self.features is not None and sparse.issparse(self.features)
 
 
 def expand(parameters: Doubles, basis: Doubles | None, arity: int) -> Doubles:

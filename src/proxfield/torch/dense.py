@@ -24,12 +24,11 @@ from proxfield.errors import InputError, UnsupportedError
 from proxfield.torch.finite import require_features, require_marginals
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
-    adjoint,
     covariance,
     fixed_point,
-    relative_residual,
+    implicit,
     step_sizes,
-    warn_fallback,
+    unrolled,
 )
 
 
@@ -168,10 +167,7 @@ class DenseUpdate(NamedTuple):
 
     def repeated(self, updates: int) -> Tensor:
         """θ after this many updates from θ = U.  # (B, n, c)"""
-        theta = self.unary
-        for _ in range(updates):
-            theta = self.moved(theta)
-        return theta
+        return unrolled(self.gradient, self.unary, self.size, updates)
 
 
 # ---- the operators ----
@@ -299,15 +295,11 @@ def _implicit(
     how: UpdateOptions,
 ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
     """Gradients of the fixed point θ = g(q) for U, M and the step; None where it isn't near."""
-    q, limit = softmax(theta), how.implicit_tol
-    away = relative_residual(q, update.gradient(q))
-    if not away <= limit:
-        warn_fallback(f"relative residual {away:.1e}, limit {limit:.1e}: not converged")
-        return None
+    q = softmax(theta)
     assert how.adjoint_tol is not None
-    y, trouble = adjoint(update.hessian, q, grad, how.adjoint_tol, how.adjoint_max_iters)
-    if trouble:
-        warn_fallback(trouble)
+    limits = how.implicit_tol, how.adjoint_tol, how.adjoint_max_iters
+    y = implicit(update.hessian, q, update.gradient(q), grad, limits)
+    if y is None:
         return None
     products = [torch.einsum("bnc,bnd->cd", q, o.apply(y)) for o in update.operators]
     for mine, table in zip(sums, update.tables, strict=False):

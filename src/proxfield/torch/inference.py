@@ -13,7 +13,7 @@ from proxfield.core.devices.pytorch import need_torch
 from proxfield.core.devices.tensors import Tensor, TorchDevice, TorchDtype
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
 from proxfield.core.engines.torch.energy import Energy
-from proxfield.core.engines.torch.moves import moved, softmax
+from proxfield.core.engines.torch.moves import softmax
 from proxfield.core.filters.torch.checks import require_device, require_tensor
 from proxfield.core.filters.torch.filter import working_dtype
 from proxfield.core.filters.torch.ops import exporting, has_batch
@@ -28,6 +28,7 @@ from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.torch.parameters import Parameters, TablesGiven
 from proxfield.torch.run import UNDER_VMAP, GradientRun, marginals_function
+from proxfield.torch.solve import unrolled
 
 INITS = ("uniform", "unary")
 GRADIENTS = ("exact", "implicit", "unrolled")
@@ -320,6 +321,8 @@ def _unrolled(
     step = model.energy.tensor(plan.step)[None, :, None]
     theta = -torch.log(q.clamp(min=1e-30))
     given = model.split(numbers)
-    for _ in range(iterations):
-        theta = moved(theta, model.energy.gradient(softmax(theta), energies, *given), step)
-    return softmax(theta)
+
+    def gradient(q: Tensor) -> Tensor:
+        return model.energy.gradient(q, energies, *given)
+
+    return softmax(unrolled(gradient, theta, step, iterations))

@@ -19,10 +19,8 @@ from proxfield.core.solve.loop import make_updates
 from proxfield.errors import UnsupportedError
 from proxfield.torch.solve import (
     IMPLICIT_TOL,
-    adjoint,
     covariance,
-    relative_residual,
-    warn_fallback,
+    implicit,
 )
 
 if TYPE_CHECKING:
@@ -138,10 +136,6 @@ class GradientRun:
             finite = torch.where(torch.isinf(energies), torch.zeros_like(energies), energies)
             g = energy.gradient(at, finite.detach(), *self.model.split(w))
         target = torch.where(torch.isinf(energies), energies, g.detach())
-        away = relative_residual(q, target)
-        if not away <= IMPLICIT_TOL:
-            warn_fallback(f"relative residual {away:.1e}, limit {IMPLICIT_TOL:.1e}: not converged")
-            return None
 
         def hessian(p: Tensor) -> Tensor:
             if not g.requires_grad:  # nothing but unaries
@@ -150,9 +144,9 @@ class GradientRun:
             return torch.zeros_like(p) if out is None else out
 
         to_theta = -covariance(q, grad)
-        y, trouble = adjoint(hessian, q, to_theta, self.adjoint_tol, self.adjoint_max_iters)
-        if trouble:
-            warn_fallback(trouble)
+        limits = IMPLICIT_TOL, self.adjoint_tol, self.adjoint_max_iters
+        y = implicit(hessian, q, target, to_theta, limits)
+        if y is None:
             return None
         return y, None if w is None else torch.autograd.grad(g, w, y)[0]
 

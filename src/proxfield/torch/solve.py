@@ -113,6 +113,13 @@ def fixed_point(
     return solution
 
 
+def unrolled(gradient: Function, theta: Tensor, step: Tensor, updates: int) -> Tensor:
+    """θ after so many updates, in operations that autograd records.  # (B, n, c)"""
+    for _ in range(updates):
+        theta = moved(theta, gradient(softmax(theta)), step)
+    return theta
+
+
 def certified_step(curvature: Tensor) -> Tensor:
     """1 / (1 + d) with d = max(0, λ/4 − ½): no such step raises F.  # (B,) -> (B, 1, 1)"""
     return (1 / (1 + damping_for(curvature)))[:, None, None]
@@ -236,6 +243,30 @@ def adjoint(
     if bool(saddle.any()):
         return grad - x, "the updates did not reach a minimum of F"
     return grad - x, ""
+
+
+def implicit(
+    hessian: Function, q: Tensor, target: Tensor, grad: Tensor, limits: tuple[float, float, int]
+) -> Tensor | None:
+    """The gradient for the unaries at a fixed point; None, and a warning, where there isn't one.
+
+    Args:
+        hessian: As for `adjoint`.
+        q: Marginals.  # (B, n, c)
+        target: g(q).  # (B, n, c)
+        grad: As for `adjoint`.
+        limits: The largest relative residual; tolerance and number of iterations of `adjoint`.
+    """
+    most, tol, iterations = limits
+    away = relative_residual(q, target)
+    if not away <= most:
+        warn_fallback(f"relative residual {away:.1e}, limit {most:.1e}: not converged")
+        return None
+    y, trouble = adjoint(hessian, q, grad, tol, iterations)
+    if trouble:
+        warn_fallback(trouble)
+        return None
+    return y
 
 
 _told: set[str] = set()

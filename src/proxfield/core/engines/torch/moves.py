@@ -15,10 +15,15 @@ def softmax(theta: Tensor) -> Tensor:
     return e / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def moved(theta: Tensor, target: Tensor, step: Tensor) -> Tensor:
-    """θ − step (θ − θ*), where +inf in θ* rules a label out.  # (B, n, c)"""
+def possible(theta: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Finite θ and θ*, and where θ* was +inf, which rules a label out.  # (B, n, c) each"""
     impossible = torch.isinf(target)
     target = torch.where(impossible, torch.zeros_like(target), target)
-    theta = torch.where(impossible | torch.isinf(theta), target, theta)
+    return torch.where(impossible | torch.isinf(theta), target, theta), target, impossible
+
+
+def moved(theta: Tensor, target: Tensor, step: Tensor) -> Tensor:
+    """θ − step (θ − θ*), where +inf in θ* rules a label out.  # (B, n, c)"""
+    theta, target, impossible = possible(theta, target)
     out = theta - step * (theta - target)
     return torch.where(impossible, torch.full_like(out, torch.inf), out)

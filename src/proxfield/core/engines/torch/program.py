@@ -24,7 +24,7 @@ from proxfield.core.engines.plan import (
 )
 from proxfield.core.engines.reference import TINY, ReferenceProgram, moved
 from proxfield.core.engines.torch.energy import Energy
-from proxfield.core.engines.torch.moves import softmax
+from proxfield.core.engines.torch.moves import possible, softmax
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats, Ints
 
@@ -183,9 +183,7 @@ class TorchProgram(Program):
 
     def _parallel(self, s: TorchState, plan: Update, f: Tensor) -> Tensor:
         target = plan.inverse_temperature * self._gradient(s.q)
-        impossible = torch.isinf(target)
-        target = torch.where(impossible, torch.zeros_like(target), target)
-        theta = torch.where(impossible | torch.isinf(s.theta), target, s.theta)
+        theta, target, impossible = possible(s.theta, target)
         infinite = torch.full_like(theta, torch.inf)
         step = self.field.tensor(plan.step)[None, :, None]  # (1, n, 1)
         if plan.adaptive:

@@ -6,7 +6,7 @@ alive, so that all iterations of a forward pass, and the backward pass, share on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from proxfield.core.devices.cuda import torch, triton
 from proxfield.core.devices.tensors import Tensor, TorchDtype
@@ -149,7 +149,41 @@ def reference_filter(
     return torch.cat([plan.weights(some)[0] @ v for some in wanted.split(block)])
 
 
-class TritonPlan(Plan):
+class PerImage(Plan):
+    """A plan for each image.
+
+    Args:
+        features: Features of each image.  # (Bf, n, d)
+        plans: The plans.
+    """
+
+    def __init__(self, features: Tensor, plans: Sequence[Plan]) -> None:
+        self.images, self.n, _ = features.shape
+        self.kind = {"dtype": features.dtype, "device": features.device}
+        self.plans = plans
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for p in self.plans)
+
+    def ones(self) -> Tensor:
+        return torch.ones((self.images, self.n, 1), **self.kind)
+
+    def apply(self, values: Tensor) -> Tensor:
+        folded = fold(values, self.images)
+        if self.images == 1:  # no copy to stack it
+            out = self.plans[0].apply(folded[0])[None]
+        else:
+            out = torch.stack([p.apply(v) for p, v in zip(self.plans, folded, strict=True)])
+        return unfold(out, len(values)).contiguous()
+
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = fold(a, self.images), fold(b, self.images)
+        found = [p.pull(x, y) for p, x, y in zip(self.plans, a, b, strict=True)]
+        return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
+
+
+class TritonPlan(PerImage):
     """One `ExactPlan` for each image: errors of about 1e-4, at the speed of the GPU.
 
     Args:
@@ -163,29 +197,11 @@ class TritonPlan(Plan):
         from proxfield.core.filters.triton.exact import ExactPlan
 
         # a copy, so that what happens to the tensor doesn't matter; centered for precision
-        self.features = features - features.mean(dim=1, keepdim=True)
-        self.images = len(features)
-        self.plans = [ExactPlan(f, tolerance) for f in self.features]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(p.nbytes for p in self.plans)
-
-    def ones(self) -> Tensor:
-        return torch.ones_like(self.features[..., :1])
+        points = features - features.mean(dim=1, keepdim=True)
+        super().__init__(points, [ExactPlan(f, tolerance) for f in points])
 
     def diagonal(self) -> Tensor:
         return self.ones()[..., 0]
-
-    def apply(self, values: Tensor) -> Tensor:
-        folded = fold(values, self.images)
-        out = torch.stack([p.apply(v) for p, v in zip(self.plans, folded, strict=True)])
-        return unfold(out, len(values)).contiguous()
-
-    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = fold(a, self.images), fold(b, self.images)
-        found = [p.pull(x, y) for p, x, y in zip(self.plans, a, b, strict=True)]
-        return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
 
 
 def on_triton(features: Tensor) -> bool:
