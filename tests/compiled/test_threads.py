@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import pkgutil
 import subprocess
 import sys
 import threading
 import time
 from importlib import import_module
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -156,15 +156,17 @@ def test_loops_that_cannot_be_shared_are_refused(function: object, message: str)
 
 def test_all_kernels_of_the_package_can_be_shared() -> None:
     count = 0
-    for folder in jit.SOURCES:
-        package = import_module(f"proxfield.{folder.replace('/', '.')}")
-        for info in pkgutil.iter_modules(package.__path__):
-            module = import_module(f"{package.__name__}.{info.name}")
-            for value in vars(module).values():
-                if isinstance(value, jit.ParallelKernel) and value.__module__ == module.__name__:
-                    names = list(inspect.signature(threads.in_shares(value._function)).parameters)
-                    assert names[-2:] == ["_share", "_shares"]
-                    count += 1
+    package = Path(proxfield.__file__).parent
+    for path, text in jit.kernel_sources(package).items():
+        if b"@parallel_kernel" not in text:
+            continue
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        module = import_module(name)
+        for value in vars(module).values():
+            if isinstance(value, jit.ParallelKernel) and value.__module__ == name:
+                names = list(inspect.signature(threads.in_shares(value._function)).parameters)
+                assert names[-2:] == ["_share", "_shares"]
+                count += 1
     assert count > 20, proxfield.__file__
 
 

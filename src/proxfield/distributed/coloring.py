@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from proxfield.core.lowering.coloring import color_graph
 from proxfield.core.terms.base import Ints
 from proxfield.core.terms.factor import Factor
 from proxfield.distributed.partition import Partition
@@ -19,11 +18,11 @@ def shared_colors(part: Partition) -> tuple[Ints, Ints]:
     """
     transport = part.transport
     if part.whole is not None and part.owner is not None:
-        colors = color_graph(part.whole)
+        colors = part.whole.color()
         count = int(colors.max(initial=-1)) + 1
         mine = colors[part.owner[part.whole.reduction.free] == part.rank]
     else:
-        mine = color_graph(part.lowered)
+        mine = part.lowered.color()
         used = int(transport.reduce(np.array([float(mine.max(initial=-1))]), "max")[0]) + 1
         cut, late = part.cut, np.zeros(part.lowered.layout.n_vars, dtype=bool)
         width = len(cut.border)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from proxfield.core.common.arrays import Doubles, Ints
+from proxfield.core.devices.base import find
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.pytorch import need_torch
-from proxfield.core.devices.registry import find
 from proxfield.learn.structure import Structure
 
 

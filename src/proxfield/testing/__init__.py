@@ -1,7 +1,7 @@
 """Tools for testing inference: random fields of every kind, and exact answers for small ones.
 
 They need numpy alone and no test framework. The project's own tests use them, and they serve to
-test a term, a rule or a kernel set of one's own:
+test a term, a rule or an engine of one's own:
 
     >>> from proxfield.testing import enumerate_field, random_field
     >>> field, about = random_field(7)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.base import Rows, Updates
-from proxfield.core.engines.certified import damping_for
+from proxfield.core.engines.plan import damping_for
 from proxfield.core.engines.torch.moves import moved, softmax
 from proxfield.core.solve.loop import Loop
 from proxfield.errors import GradientWarning

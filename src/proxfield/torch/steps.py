@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
-from proxfield.core.filters.bounds import product_range, products_within
+from proxfield.core.filters.operator import product_range, products_within
 from proxfield.core.filters.torch.operator import eigenvalue_range
 from proxfield.core.filters.torch.ops import exporting_onnx, plain_precision
 from proxfield.errors import InputError

@@ -1,4 +1,4 @@
-"""Random numbers by counting: the same number for the same (seed, counter) in every kernel set.
+"""Random numbers by counting: the same number for the same (seed, counter) in every engine.
 
 A stateless generator needs no order: threads, batches and other devices draw the same
 numbers. The mixing function is SplitMix64's.

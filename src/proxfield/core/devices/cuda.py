@@ -97,7 +97,7 @@ class CudaDevice(Device):
     """An NVIDIA GPU. In Triton's interpreter, the CPU in its place."""
 
     kind = "cuda"
-    kernel_sets = ("cuda", "torch")
+    engines = ("cuda", "torch")
 
     def handle(self) -> TorchDevice:
         return find_device(self.name)

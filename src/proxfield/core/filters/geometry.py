@@ -1,6 +1,6 @@
 """The permutohedral lattice's constants: how features are scaled onto it, and what keys vertices.
 
-Every backend builds the same lattice from these.
+Every engine builds the same lattice from these.
 """
 
 from __future__ import annotations

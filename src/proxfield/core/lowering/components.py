@@ -35,7 +35,7 @@ class Components:
 
     def of(self, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
         """The component of each chosen variable (−1: it isn't), and how many there are."""
-        from proxfield.core.compiled.components import label_components
+        from proxfield.core.compiled.graphs import label_components
 
         component = np.empty(len(chosen), dtype=np.int32)
         count = label_components(self.row, self.column, chosen, component, self._waiting)
@@ -44,7 +44,7 @@ class Components:
     @staticmethod
     def warm_up() -> None:
         """Compile or load what it needs."""
-        from proxfield.core.compiled.components import label_components
+        from proxfield.core.compiled.graphs import label_components
 
         label_components.warm_up()
         row, column = np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.int32)

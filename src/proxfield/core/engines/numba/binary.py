@@ -16,11 +16,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.core.compiled.math import as_bits, exp_ratio, from_bits, log1m
 from proxfield.core.engines.numba.kinds import Motion, difference_move, move_differences, rates_of
 from proxfield.core.engines.plan import Kind
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 CLAMP = 1000.0
 """|a| of a variable with an impossible label: its probability underflows to nothing."""

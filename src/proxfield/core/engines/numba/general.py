@@ -13,10 +13,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import inlined, kernel, parallel_kernel
 from proxfield.core.compiled.math import exp_negative
 from proxfield.core.engines.numba.kinds import Motion, move_variable
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 
 class GeneralPack(NamedTuple):

@@ -18,9 +18,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import kernel, merged, parallel_kernel
 from proxfield.core.compiled.random import uniform
-from proxfield.core.engines.numba.draws import BLOCK, logits, logs, temperature_at
+from proxfield.core.engines.numba.draws import BLOCK, Schedule, logits, logs, temperature_at
 from proxfield.core.engines.numba.general import GeneralPack
 from proxfield.core.engines.numba.general_moves import (
     Agreements,
@@ -41,7 +42,6 @@ from proxfield.core.engines.numba.general_moves import (
     stays,
 )
 from proxfield.core.lowering.forests import Forests
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 
 class GeneralForests(NamedTuple):
@@ -55,6 +55,14 @@ class GeneralForests(NamedTuple):
     table_start: Ints  # as in `GeneralPack`
     marks: Marks  # bit k: is a variable in forest k?  # (n,)
     rest: NDArray[np.int32]  # variables to be visited one by one
+
+
+class Room(NamedTuple):
+    """What `draw_general` works in; overwritten."""
+
+    labels: Labels  # (chains, n)
+    energies: Doubles  # of all labels  # (chains, size)
+    numbers: Doubles  # thresholds, and energies of one variable  # (chains, 2, max(BLOCK, widest))
 
 
 def pack_general_forests(pack: GeneralPack, forests: Forests) -> GeneralForests:
@@ -162,25 +170,22 @@ def edge_into(
 @parallel_kernel
 def draw_general(
     offset: Ints, unary: Floats, agree: Agreements | None, tables: Tables | None,
-    larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats,
-    hot: Doubles, cold: Doubles, sweeps: Ints, seeds: NDArray[np.uint64],
-    drawn: NDArray[np.bool_], by_forests: NDArray[np.bool_], metropolis: bool, labels: Labels,
-    energies: Doubles, room: Doubles,
+    larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats, schedule: Schedule,
+    room: Room,
 ) -> None:  # fmt: skip
-    """Run all chains that are drawn; ``q`` becomes their labelling.
-
-    ``labels``, ``energies`` and ``room`` are overwritten.
-    # q, energies: (chains, size), labels: (chains, n), room: (chains, 2, max(BLOCK, widest))
+    """Run all chains that are drawn; ``q`` becomes their labelling.  # (chains, size)
 
     A label whose c − 1 rivals cost at least δ more has all of [ε, 1 − ε] in the cumulative
     distribution, ε = (c − 1) exp(−δ/T). So it stays if δ > T (|log(u / (1 − u))| + log 2(c − 1)).
     A Metropolis move is made with probability ε at most: none if δ > T (|log u| + log(c − 1)), and
     so with the same margin.
     """
+    hot, cold, sweeps, seeds, drawn, by_forests, metropolis = schedule
+    labels, energies, numbers = room
     for b in numba.prange(len(hot)):
         if drawn[b]:
             n, seed, by = len(offset) - 1, seeds[b], by_forests[b]
-            label, kept, r, out = labels[b], energies[b], room[b, 0], room[b, 1]
+            label, kept, r, out = labels[b], energies[b], numbers[b, 0], numbers[b, 1]
             known, margin = np.int64(2), np.log(2.0)
             begin_chain(offset, unary, q[b], seed, label)
             for t in range(sweeps[b]):

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import merged
 from proxfield.core.compiled.math import exp_single
 from proxfield.core.engines.numba.general import GeneralPack
-from proxfield.core.terms.base import Doubles, Floats, Ints
 
 Labels = NDArray[np.int32]
 Marks = NDArray[np.uint8]

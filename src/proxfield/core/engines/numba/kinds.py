@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from proxfield.core.common.arrays import Floats
 from proxfield.core.compiled.jit import embedded, inlined
 from proxfield.core.engines.plan import Kind
-from proxfield.core.terms.base import Floats
 
 PROXIMAL = int(Kind.PROXIMAL)
 MEAN = int(Kind.MEAN)

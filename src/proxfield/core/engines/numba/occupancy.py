@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles, Floats
 from proxfield.core.compiled.jit import PARALLEL_WORK, current_threads
 from proxfield.core.compiled.simd import LANES, padded
 from proxfield.core.engines.numba.occupancy_kernels import (
@@ -21,7 +22,7 @@ from proxfield.core.engines.numba.occupancy_kernels import (
     turn_image,
 )
 from proxfield.core.engines.numba.occupancy_visits import BoxVisits
-from proxfield.core.terms.base import Doubles, Floats, Layout, Visits
+from proxfield.core.terms.base import Layout, Visits
 from proxfield.core.terms.occupancy import ExactOccupancy, Occupancy, RatioOccupancy, log_empty
 from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
 

@@ -20,10 +20,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Doubles
 from proxfield.core.compiled.jit import exact, inlined, kernel, parallel_kernel
 from proxfield.core.compiled.math import LOG2_E, from_bits
 from proxfield.core.compiled.simd import LANES, integrate_rows, sum_rows
-from proxfield.core.terms.base import Doubles
 from proxfield.core.terms.occupancy import DIRECT, SMALLEST
 
 LOG_DIRECT = float(np.log2(DIRECT))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from proxfield.core.common.arrays import Doubles, Floats, Ints
 from proxfield.core.compiled.jit import kernel
 from proxfield.core.compiled.math import exp_negative
-from proxfield.core.terms.base import Doubles, Floats, Ints, Layout
+from proxfield.core.terms.base import Layout
 from proxfield.core.terms.occupancy import ExactOccupancy, log_empty
 from proxfield.core.terms.silhouettes import Boxes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxfield.core.engines.certified import prefers_search
+from proxfield.core.engines.plan import prefers_search
 from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
 from proxfield.core.solve.rules.parallel import Fixed

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.engines.plan import Chains, Explored, Plan, Refinement
-from proxfield.core.lowering.coloring import color_graph
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats, Ints
 from proxfield.result import Status
@@ -78,7 +77,7 @@ class Problem:
     @cached_property
     def coloring(self) -> tuple[Ints, Ints]:
         """Variables by color, and where each color starts; those of one color share no term."""
-        colors = color_graph(self.lowered)
+        colors = self.lowered.color()
         counts = np.bincount(colors, minlength=1)
         return np.argsort(colors, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
 
