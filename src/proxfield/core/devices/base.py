@@ -15,7 +15,7 @@ from proxfield.core.devices.tensors import TorchDevice
 from proxfield.errors import InputError, ProxfieldError
 
 
-class Found(NamedTuple):
+class FoundDevice(NamedTuple):
     """A device of this machine, for people."""
 
     name: str
@@ -89,7 +89,7 @@ class Device(ABC):
         """
         return nullcontext()
 
-    def list_all(self) -> list[Found]:
+    def list_all(self) -> list[FoundDevice]:
         """All devices of this kind; raises, with the remedy, if there is none."""
         self.check()
         return []

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +29,9 @@ from numpy.typing import ArrayLike, NDArray
 from proxfield.core.common.arrays import Array, Floats, Ints
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import offers
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.refinement import Refinement
 
 
 class Space(Enum):
@@ -112,25 +115,6 @@ class Search:
 
 SMALLEST_STEP = 1e-10
 """A `Search` stops shrinking here: what is left of a rise is rounding."""
-
-
-class Refinement(Protocol):
-    """A better step that is looked for while iterations go on; see `core.solve.refinement`."""
-
-    @property
-    def every(self) -> int:
-        """Iterations between two pieces of the work."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether there is nothing more to find."""
-
-    @property
-    def step(self) -> NDArray[np.float64] | None:
-        """The step of each variable, once it is found.  # (n_vars,)"""
-
-    def advance(self, late: Callable[[], bool]) -> None:
-        """Do a piece of the work; ``late`` tells whether the time is over."""
 
 
 @dataclass(frozen=True)

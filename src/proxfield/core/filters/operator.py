@@ -7,29 +7,11 @@ bounds.
 from __future__ import annotations
 
 import copy
-from typing import Protocol
 
 from proxfield.core.common.arrays import Array, cast, library_of, rsqrt
+from proxfield.core.filters.plan import Plan
 
 NORMALIZATIONS = ("none", "before", "after", "symmetric")
-
-
-class Products(Protocol):
-    """What an operator needs of a plan (see `proxfield.core.filters.plan.Plan`)."""
-
-    single: bool
-
-    def apply(self, values: Array) -> Array:
-        """K @ values."""
-
-    def diagonal(self) -> Array:
-        """K_ii."""
-
-    def ones(self) -> Array:
-        """One channel of ones."""
-
-    def mass(self) -> Array:
-        """Total weights."""
 
 
 class Operator:
@@ -40,7 +22,8 @@ class Operator:
     ½ (k_ij/n_i + k_ij/n_j).
 
     Args:
-        plan: K over the points, with numpy arrays or torch tensors.
+        plan: K over the points, with numpy arrays or torch tensors; any object with the methods
+            of a `Plan` will do.
         normalization: One of `NORMALIZATIONS`.
         self_message: Keep a_ii.
         mass: n_i where they are known already.  # (..., n, 1)
@@ -55,7 +38,7 @@ class Operator:
     """
 
     def __init__(
-        self, plan: Products, normalization: str, self_message: bool, mass: Array | None = None
+        self, plan: Plan, normalization: str, self_message: bool, mass: Array | None = None
     ) -> None:
         self.plan = plan
         self.normalization = normalization

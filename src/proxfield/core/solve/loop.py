@@ -10,18 +10,21 @@ from contextlib import nullcontext
 from copy import Error as CopyError
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.base import Batch, Program, Rows, State, Updates
-from proxfield.core.engines.plan import Order, Refinement, Update
+from proxfield.core.engines.plan import Order, Update
 from proxfield.core.solve.history import History, Seen
 from proxfield.core.solve.pace import FIRST_CHUNK, Pace, advance, advance_in_parts, sweep_parts
 from proxfield.core.solve.stationarity import fixed_points, is_fixed_point
 from proxfield.result import Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.refinement import Refinement
 
 P = TypeVar("P")
 S = TypeVar("S")

@@ -48,8 +48,8 @@ class DensePack(NamedTuple):
     unary: Floats  # (size,)
 
 
-class Lattices(NamedTuple):
-    """Lattices as `advance` reads them, flat arrays; in `dense_pair`, arrays as they are.
+class LatticeArrays(NamedTuple):
+    """LatticeArrays as `advance` reads them, flat arrays; in `dense_pair`, arrays as they are.
 
     Tuples may be longer than there are lattices; see `dense_views.together`.
     """
@@ -260,7 +260,7 @@ def entropy_of(q: Floats, first: int, end: int) -> float:
 
 @parallel_kernel
 def advance(
-    pack: DensePack, st: DenseArrays, chunks: Chunks, lattices: Lattices, own: Own | None,
+    pack: DensePack, st: DenseArrays, chunks: Chunks, lattices: LatticeArrays, own: Own | None,
     damping: Damping | None, motion: Motion | None, how: How, gradient: Floats, step: Floats,
     parts: Doubles,
 ) -> None:  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Floats
 from proxfield.core.compiled.simd import LANES, padded
 from proxfield.core.engines.numba import dense_pair
-from proxfield.core.engines.numba.dense import Lattices
+from proxfield.core.engines.numba.dense import LatticeArrays
 from proxfield.core.filters.blurring import Separable
 from proxfield.core.filters.numba import lattice
 from proxfield.core.filters.numba.lattice import CACHE_BYTES, FEW_VERTICES
@@ -121,7 +121,7 @@ class Views:
                     found[id(mine)] = mine.regrouped(width, most)
                 view.filter = found[id(mine)]
 
-    def lattices(self, rows: list[Floats] | None = None) -> Lattices:
+    def lattices(self, rows: list[Floats] | None = None) -> LatticeArrays:
         """What the kernels read.
 
         Args:
@@ -140,7 +140,7 @@ class Views:
         if rows is None:
             arrays = [[a.reshape(-1) for a in each] for each in arrays]
         row, weight, chunk, factor_in, factor_out, seen = map(together, arrays)
-        return Lattices(
+        return LatticeArrays(
             row, weight, chunk, factor_in, factor_out, seen, len(self.views), self.longest
         )
 

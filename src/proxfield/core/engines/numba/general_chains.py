@@ -1,7 +1,7 @@
 """Compiled chains that sample labellings of any field.
 
 One variable at a time: a chain keeps the energy that every label of every variable has by unary
-and pairwise energies, and updates those of the neighbors when a label changes. Tables over more
+and pairwise energies, and updates those of the neighbors when a label changes. PairTables over more
 variables are read at each visit; where configurations are forbidden, everything is. A visit
 computes exponentials only where its random number leaves a change possible.
 
@@ -28,7 +28,7 @@ from proxfield.core.engines.numba.general_moves import (
     Labels,
     Larger,
     Marks,
-    Tables,
+    PairTables,
     add_agreements,
     add_column,
     add_larger,
@@ -57,7 +57,7 @@ class GeneralForests(NamedTuple):
     rest: NDArray[np.int32]  # variables to be visited one by one
 
 
-class Room(NamedTuple):
+class ChainRoom(NamedTuple):
     """What `draw_general` works in; overwritten."""
 
     labels: Labels  # (chains, n)
@@ -126,7 +126,7 @@ def begin_chain(offset: Ints, unary: Floats, q: Floats, seed: np.uint64, label: 
 
 @merged
 def local_into(
-    offset: Ints, unary: Floats, agree: Agreements | None, tables: Tables | None, label: Labels,
+    offset: Ints, unary: Floats, agree: Agreements | None, tables: PairTables | None, label: Labels,
     marks: Marks, mark: int, i: int, out: Doubles,
 ) -> None:  # fmt: skip
     """Energies of a variable's labels, without larger tables and neighbors that have the mark."""
@@ -140,7 +140,7 @@ def local_into(
 
 @merged
 def send_message(
-    tables: Tables | None, forests: GeneralForests, k: int, heat: float, mine: Doubles,
+    tables: PairTables | None, forests: GeneralForests, k: int, heat: float, mine: Doubles,
     theirs: Doubles, out: Doubles,
 ) -> None:  # fmt: skip
     """Sum out a variable of a forest: add what is left to its parent's energies."""
@@ -157,7 +157,12 @@ def send_message(
 
 @merged
 def edge_into(
-    tables: Tables | None, forests: GeneralForests, k: int, theirs: int, width: int, out: Doubles
+    tables: PairTables | None,
+    forests: GeneralForests,
+    k: int,
+    theirs: int,
+    width: int,
+    out: Doubles,
 ) -> None:
     """Add the energies between a variable's labels and one label of its parent."""
     if theirs < len(out):
@@ -169,9 +174,9 @@ def edge_into(
 
 @parallel_kernel
 def draw_general(
-    offset: Ints, unary: Floats, agree: Agreements | None, tables: Tables | None,
+    offset: Ints, unary: Floats, agree: Agreements | None, tables: PairTables | None,
     larger: Larger | None, hard: bool, forests: GeneralForests, q: Floats, schedule: Schedule,
-    room: Room,
+    room: ChainRoom,
 ) -> None:  # fmt: skip
     """Run all chains that are drawn; ``q`` becomes their labelling.  # (chains, size)
 

@@ -28,7 +28,7 @@ class Agreements(NamedTuple):
     weight: Floats
 
 
-class Tables(NamedTuple):
+class PairTables(NamedTuple):
     """Pairwise tables, as in `GeneralPack`."""
 
     row: Ints
@@ -38,7 +38,7 @@ class Tables(NamedTuple):
 
 
 class Larger(NamedTuple):
-    """Tables over three or more variables, as in `GeneralPack`."""
+    """PairTables over three or more variables, as in `GeneralPack`."""
 
     row: Ints  # slots by variable
     slots: Ints
@@ -55,14 +55,14 @@ class Energies(NamedTuple):
     offset: Ints
     unary: Floats
     agree: Agreements | None
-    tables: Tables | None
+    tables: PairTables | None
     larger: Larger | None
 
 
 def energies_of(pack: GeneralPack) -> Energies:
     """The parts of a packed field that it has."""
     agree = Agreements(pack.agree_row, pack.agree_column, pack.agree_weight)
-    tables = Tables(pack.table_row, pack.table_column, pack.table_start, pack.table)
+    tables = PairTables(pack.table_row, pack.table_column, pack.table_start, pack.table)
     larger = Larger(
         pack.slot_row, pack.slot_list, pack.slot_factor, pack.factor_slot, pack.slot_variable,
         pack.factor_start, pack.table,
@@ -95,7 +95,7 @@ def add_agreements(
 
 @merged
 def add_tables(
-    tables: Tables, offset: Ints, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
+    tables: PairTables, offset: Ints, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
 ) -> None:
     """The same for tables."""
     for e in range(tables.row[i], tables.row[i + 1]):
@@ -147,7 +147,9 @@ def change_agreements(
 
 
 @merged
-def change_tables(tables: Tables, offset: Ints, kept: Doubles, i: int, old: int, new: int) -> None:
+def change_tables(
+    tables: PairTables, offset: Ints, kept: Doubles, i: int, old: int, new: int
+) -> None:
     """The same for tables."""
     c = offset[i + 1] - offset[i]
     for e in range(tables.row[i], tables.row[i + 1]):

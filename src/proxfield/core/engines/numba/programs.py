@@ -21,8 +21,8 @@ from proxfield.core.engines.numba.cpu import CpuProgram
 from proxfield.core.engines.numba.draws import BLOCK, Schedule
 from proxfield.core.engines.numba.general import GeneralArrays, GeneralPack
 from proxfield.core.engines.numba.general_chains import (
+    ChainRoom,
     GeneralForests,
-    Room,
     draw_general,
     pack_general_forests,
 )
@@ -239,7 +239,7 @@ class BinaryProgram(CpuProgram[BinaryPack, BinaryArrays]):
 
     @cached_property
     def _logs(self) -> Doubles:
-        """Room for log q_i(0).  # (n,)"""
+        """ChainRoom for log q_i(0).  # (n,)"""
         return np.empty(self.n)
 
     def _set(self, s: BinaryState, theta: Floats) -> None:
@@ -419,7 +419,7 @@ class GeneralProgram(CpuProgram[GeneralPack, GeneralArrays]):
     ) -> None:
         count, n, size = len(arrays), self.layout.n_vars, self.layout.size
         widest = int(self.layout.cardinalities.max(initial=1))
-        room = Room(
+        room = ChainRoom(
             labels=np.empty((count, n), dtype=np.int32),
             energies=np.empty((count, size)),
             numbers=np.empty((count, 2, max(BLOCK, widest))),

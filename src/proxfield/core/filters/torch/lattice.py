@@ -11,7 +11,7 @@ import numpy as np
 from proxfield.core.devices.cuda import torch
 from proxfield.core.devices.tensors import Tensor
 from proxfield.core.filters.plan import SMALLEST_MASS, HostPlan, Plan
-from proxfield.core.filters.torch.plans import fold, unfold
+from proxfield.core.filters.torch.plans import PerImage
 from proxfield.core.filters.triton.lattice import LatticePlan
 
 
@@ -79,7 +79,7 @@ class HostLattice(Plan):
         )
 
 
-class Lattices(Plan):
+class Lattices(PerImage):
     """One lattice for each image: compiled for the CPU, in Triton on CUDA, else plain torch.
 
     The values' gradient is exact, since K is symmetric. The features' is that of the Gaussian
@@ -95,13 +95,9 @@ class Lattices(Plan):
     def __init__(self, features: Tensor) -> None:
         # a copy, so that what happens to the tensor doesn't matter
         points = features.detach().clone(memory_format=torch.contiguous_format)
-        self.images, self.n, _ = points.shape
+        self.n = points.shape[1]
         self.kind = {"dtype": points.dtype, "device": points.device}
-        self.plans = [_lattice(f) for f in points]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(p.nbytes for p in self.plans)
+        super().__init__([_lattice(f) for f in points])
 
     def ones(self) -> Tensor:
         return torch.ones((self.images, self.n, 1), **self.kind)
@@ -117,19 +113,6 @@ class Lattices(Plan):
     @cached_property
     def _diagonal(self) -> Tensor:
         return torch.stack([p.diagonal() for p in self.plans]).to(**self.kind)
-
-    def apply(self, values: Tensor) -> Tensor:
-        folded = fold(values, self.images)
-        if self.images == 1:  # no copy to stack it
-            out = self.plans[0].apply(folded[0])[None]
-        else:
-            out = torch.stack([p.apply(v) for p, v in zip(self.plans, folded, strict=True)])
-        return unfold(out, len(values)).contiguous()
-
-    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = fold(a, self.images), fold(b, self.images)
-        found = [p.pull(x, y) for p, x, y in zip(self.plans, a, b, strict=True)]
-        return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
 
 
 class DeviceLattice(LatticePlan):

@@ -148,7 +148,35 @@ def reference_filter(
     return torch.cat([plan.weights(some)[0] @ v for some in wanted.split(block)])
 
 
-class TritonPlan(Plan):
+class PerImage(Plan):
+    """A plan for each image; if images share their points, one, with values as its channels.
+
+    Args:
+        plans: One for each set of points.
+    """
+
+    def __init__(self, plans: list[Plan]) -> None:
+        self.plans, self.images = plans, len(plans)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for p in self.plans)
+
+    def apply(self, values: Tensor) -> Tensor:
+        folded = fold(values, self.images)
+        if self.images == 1:  # no copy to stack it
+            out = self.plans[0].apply(folded[0])[None]
+        else:
+            out = torch.stack([p.apply(v) for p, v in zip(self.plans, folded, strict=True)])
+        return unfold(out, len(values)).contiguous()
+
+    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = fold(a, self.images), fold(b, self.images)
+        found = [p.pull(x, y) for p, x, y in zip(self.plans, a, b, strict=True)]
+        return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
+
+
+class TritonPlan(PerImage):
     """One `ExactPlan` for each image: errors of about 1e-4, at the speed of the GPU.
 
     Args:
@@ -163,28 +191,13 @@ class TritonPlan(Plan):
 
         # a copy, so that what happens to the tensor doesn't matter; centered for precision
         self.features = features - features.mean(dim=1, keepdim=True)
-        self.images = len(features)
-        self.plans = [ExactPlan(f, tolerance) for f in self.features]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(p.nbytes for p in self.plans)
+        super().__init__([ExactPlan(f, tolerance) for f in self.features])
 
     def ones(self) -> Tensor:
         return torch.ones_like(self.features[..., :1])
 
     def diagonal(self) -> Tensor:
         return self.ones()[..., 0]
-
-    def apply(self, values: Tensor) -> Tensor:
-        folded = fold(values, self.images)
-        out = torch.stack([p.apply(v) for p, v in zip(self.plans, folded, strict=True)])
-        return unfold(out, len(values)).contiguous()
-
-    def pull(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = fold(a, self.images), fold(b, self.images)
-        found = [p.pull(x, y) for p, x, y in zip(self.plans, a, b, strict=True)]
-        return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
 
 
 def on_triton(features: Tensor) -> bool:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.engines.plan import Chains, Explored, Plan, Refinement
+from proxfield.core.engines.plan import Chains, Explored, Plan
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats, Ints
 from proxfield.result import Status
 
 if TYPE_CHECKING:
+    from proxfield.core.solve.refinement import Refinement
     from proxfield.core.solve.rules.base import Rule
 
 
