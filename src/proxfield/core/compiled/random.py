@@ -31,7 +31,7 @@ def uniform(seed: Any, counter: Any) -> Any:
 
 
 def uniforms(seed: int, counters: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """The same numbers in numpy.
+    """The numbers of `uniform`, in numpy.
 
     Example:
         >>> bool((uniforms(1, np.arange(3)) == uniforms(1, np.arange(3))).all())

@@ -147,7 +147,7 @@ class Update:
     refinement: Refinement | None = None
 
     def refined(self) -> Update:
-        """The same with the step that its refinement has found; without, as it is."""
+        """The update with the step that its refinement has found; itself if there is none."""
         step = None if self.refinement is None else self.refinement.step
         if step is None:
             return self

@@ -104,7 +104,7 @@ def placed(kernels: str) -> Placement:
 
 
 def on_host(kernels: str) -> str:
-    """The same set where it runs on the host, else the host's own.
+    """The engine itself where it runs on the host, else the host's own.
 
     Example:
         >>> on_host("reference")

@@ -168,7 +168,7 @@ class LatticeFilter(HostPlan):
         """Which rows stand for which vertex."""
 
     def regrouped(self, width: int, most: int) -> LatticeFilter:
-        """The same filter in other chunks (arguments of `make_chunks`); shares all the rest."""
+        """This filter in other chunks (arguments of `make_chunks`); all the rest is shared."""
         out = copy.copy(self)
         out.width, out.row = width, np.empty_like(self.row)
         out.chunks = make_chunks(len(self.row), width, most)

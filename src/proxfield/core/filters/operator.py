@@ -122,7 +122,7 @@ class Operator:
         return low + zero, high + zero
 
     def in_type_of(self, values: Array) -> Operator:
-        """The same operator with its scales in the type of ``values``, converted once."""
+        """This operator with its scales in the type of ``values``, converted once."""
         out = copy.copy(self)
         out.scale = None if self.scale is None else cast(self.scale, values)
         out._own = None if self.self_message else cast(self.own, values)

@@ -175,7 +175,7 @@ BlockMean = Callable[[BinaryPack, Motion, BinaryArrays, Floats, Floats, Floats, 
 
 
 def block_mean(kind: Kind, others: BlockMean) -> BlockMean:
-    """q ← (1 − s) q + s q* of one block by one kind, likewise."""
+    """q ← (1 − s) q + s q* of one block by one kind; rules of other kinds go to ``others``."""
     number = int(kind)
     difference = difference_move(kind)
 
@@ -380,7 +380,7 @@ def evaluate(pack: BinaryPack, st: BinaryArrays, phase: int) -> tuple[float, flo
 
 @kernel
 def energy_only(pack: BinaryPack, st: BinaryArrays, phase: int) -> float:
-    """The same without the entropy, where that is known."""
+    """Gradient into ``g``; returns the energy, where the entropy is known."""
     n = len(pack.bias)
     energy = 0.0
     for i0 in range(0, n, BLOCK):

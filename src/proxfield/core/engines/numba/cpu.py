@@ -508,7 +508,7 @@ class CpuProgram(Program, Generic[PackT, ArraysT]):
 
     @cached_property
     def _no_forests(self) -> BinaryForests | GeneralForests:
-        """The same arrays, empty."""
+        """No forests, for chains that move by none."""
         return self._pack_forests(0, np.zeros(self.layout.n_vars, dtype=bool))
 
     def warm_up_forests(self) -> None:

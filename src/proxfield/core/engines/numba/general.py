@@ -399,7 +399,7 @@ def evaluate(pack: GeneralPack, st: GeneralArrays, phase: int) -> tuple[float, f
 
 @kernel
 def energy_only(pack: GeneralPack, st: GeneralArrays, phase: int) -> float:
-    """The same without the entropy, where that is known."""
+    """Gradient into ``g``; returns the energy, where the entropy is known."""
     scratch = np.empty(pack.scratch, dtype=pack.table.dtype)
     q = st.q[phase]
     for f in range(len(pack.factor_start)):

@@ -97,7 +97,7 @@ def add_agreements(
 def add_tables(
     tables: PairTables, offset: Ints, label: Labels, forest: Marks, mark: int, i: int, out: Doubles
 ) -> None:
-    """The same for tables."""
+    """Add energies of a variable's labels by pairwise tables, without neighbors with the mark."""
     for e in range(tables.row[i], tables.row[i + 1]):
         j = tables.column[e]
         if forest[j] & mark == 0:
@@ -117,7 +117,7 @@ def add_column(value: Floats, start: int, theirs: int, width: int, out: Doubles)
 
 @merged
 def add_larger(larger: Larger, offset: Ints, label: Labels, i: int, out: Doubles) -> None:
-    """The same for tables over three or more variables."""
+    """Add energies of a variable's labels by tables over three or more variables."""
     for k in range(larger.row[i], larger.row[i + 1]):
         s = larger.slots[k]
         f = larger.factor[s]
@@ -150,7 +150,7 @@ def change_agreements(
 def change_tables(
     tables: PairTables, offset: Ints, kept: Doubles, i: int, old: int, new: int
 ) -> None:
-    """The same for tables."""
+    """Update the energies of the neighbors' labels by tables, after a label has changed."""
     c = offset[i + 1] - offset[i]
     for e in range(tables.row[i], tables.row[i + 1]):
         o = offset[tables.column[e]]

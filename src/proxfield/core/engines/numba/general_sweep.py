@@ -33,7 +33,7 @@ def target_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats)
 
 @kernel
 def gradient_of(pack: GeneralPack, q: Floats, i: int, g: Doubles, scratch: Floats) -> None:
-    """The same as a call from Python."""
+    """`target_of`, to be called from Python."""
     target_of(pack, q, i, g, scratch)
 
 

@@ -39,7 +39,7 @@ CACHE_BYTES = 2**24
 VERTICES = 512
 """Vertices that a task blurs."""
 CHANNEL_VERTICES = 4096
-"""The same where there is one channel only."""
+"""Vertices that a task blurs where there is one channel only."""
 
 Indices = NDArray[np.uint32]
 """Of vertices or rows; unsigned, so that none is counted from the end."""
@@ -402,7 +402,7 @@ def blur_axis_one(near: Indices, side: float, a: Floats, b: Floats) -> None:
 
 @kernel
 def blur_few(next_to: Indices, order: Ints, side: float, here: Floats, there: Floats) -> None:
-    """The same on one thread: waking others for so little would cost more."""
+    """`blur_one` on one thread: waking others for so little would cost more."""
     for k in range(len(order)):
         a = here if k % 2 == 0 else there
         b = there if k % 2 == 0 else here

@@ -157,7 +157,7 @@ class Scratch(NamedTuple):
 
     @classmethod
     def make(cls, chunks: int, d: int) -> Scratch:
-        """For so many chunks and features."""
+        """Arrays for a number of chunks that are placed together, and of features."""
         return cls(
             np.empty((chunks, d + 2, BATCH)),
             np.empty((chunks, d + 1, BATCH), dtype=np.float32),
