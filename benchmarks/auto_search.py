@@ -17,16 +17,15 @@ import numpy as np
 import proxfield as pf
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.io.evidence import read_evidence
 
 
 def infer(field: pf.Field, rule: str, budget: float, seed: int) -> pf.Result:
     """`proxfield.infer` on one thread, with a budget of CPU seconds."""
-    request = Request.make(
-        rule, {}, "cpu", init="uniform", max_iters=None, tol=1e-6, budget=budget, callback=None,
-        seed=seed, threads=1, kernels=None, dtype=None, keep="last", trace=False,
-        now=time.process_time,
-    )  # fmt: skip
+    request = Request(
+        make_rule(rule), budget=budget, seed=seed, threads=1, trace=False, now=time.process_time
+    )
     return infer_one(field, request, request.open(field))
 
 

@@ -29,8 +29,8 @@ from PIL import Image
 import proxfield as pf
 from proxfield.core.engines import compile_program
 from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.rules.session import Problem
 
 CLASSES = [
     "sky", "building", "pole", "road", "pavement", "tree",

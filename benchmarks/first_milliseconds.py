@@ -26,6 +26,7 @@ import proxfield as pf
 from proxfield.bench.machine import metadata
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.result import Trace
 
 RULES = ("fixed", "adaptive")
@@ -37,11 +38,7 @@ SLACK = 1e-6
 
 def run(field: pf.Field, rule: str, budget: float) -> pf.Result:
     """One inference whose seconds are CPU seconds of this thread."""
-    request = Request.make(
-        rule, {}, "cpu", kernels=None, dtype=None, now=time.thread_time, init="uniform",
-        max_iters=None, tol=1e-6, budget=budget, callback=None, seed=0, threads=1, keep="last",
-        trace=True,
-    )  # fmt: skip
+    request = Request(make_rule(rule), now=time.thread_time, budget=budget, threads=1)
     return infer_one(field, request, request.open(field))
 
 

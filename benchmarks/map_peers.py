@@ -116,14 +116,12 @@ class Peer:
 def solve(field: Any, budget: float, seed: int) -> tuple[float, float]:
     """Energy and CPU seconds of one search."""
     from proxfield.core.solve.request import Request
-    from proxfield.core.solve.search.map_search import MapSearch
+    from proxfield.core.solve.search.labelling import MapSearch
     from proxfield.core.solve.solve_map import answer
 
-    request = Request.make(
-        MapSearch(), {}, "cpu", init="uniform", max_iters=None, tol=0.0, budget=budget,
-        callback=None, seed=seed, threads=1, kernels=None, dtype=None, keep="last", trace=True,
-        now=time.process_time,
-    )  # fmt: skip
+    request = Request(
+        MapSearch(), tol=0.0, budget=budget, seed=seed, threads=1, now=time.process_time
+    )
     result = answer(field, request)
     return result.energy, result.seconds
 

@@ -21,16 +21,13 @@ import proxfield as pf
 from exact_families import load
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.search.modes import infer_modes
 
 
 def run(field: pf.Field, modes: int, budget: float, seed: int) -> pf.Result:
     """`auto` with a budget in seconds of CPU time."""
-    request = Request.make(
-        "auto", {}, "cpu", init="uniform", max_iters=None, tol=1e-6, budget=budget, callback=None,
-        seed=seed, threads=1, kernels=None, dtype=None, keep="last", trace=True,
-        now=time.thread_time,
-    )  # fmt: skip
+    request = Request(make_rule("auto"), budget=budget, seed=seed, threads=1, now=time.thread_time)
     session = request.open(field)
     if modes == 1:
         return infer_one(field, request, session)

@@ -28,29 +28,29 @@ if TYPE_CHECKING:  # typing takes some milliseconds to import, in which Ctrl-C i
     from proxfield.core.solve.map_result import MapResult as MapResult
     from proxfield.core.solve.map_result import MapStatus as MapStatus
     from proxfield.core.solve.map_result import MapTrace as MapTrace
+    from proxfield.core.solve.problem import Problem as Problem
     from proxfield.core.solve.rules.base import Rule as Rule
     from proxfield.core.solve.rules.parallel import CustomRule as CustomRule
     from proxfield.core.solve.rules.registry import RULES as RULES
-    from proxfield.core.solve.rules.session import Problem as Problem
     from proxfield.core.solve.solve_map import solve_map as solve_map
-    from proxfield.core.terms import TERMS as TERMS
-    from proxfield.core.terms import Boxes as Boxes
-    from proxfield.core.terms import Consistency as Consistency
-    from proxfield.core.terms import Constant as Constant
-    from proxfield.core.terms import Cooccurrence as Cooccurrence
-    from proxfield.core.terms import Factor as Factor
-    from proxfield.core.terms import Gaussian as Gaussian
-    from proxfield.core.terms import GridPairwise as GridPairwise
-    from proxfield.core.terms import Ising as Ising
-    from proxfield.core.terms import Layout as Layout
-    from proxfield.core.terms import Occupancy as Occupancy
-    from proxfield.core.terms import Pairwise as Pairwise
-    from proxfield.core.terms import Potts as Potts
-    from proxfield.core.terms import Runs as Runs
-    from proxfield.core.terms import Silhouettes as Silhouettes
-    from proxfield.core.terms import Term as Term
-    from proxfield.core.terms import Unary as Unary
-    from proxfield.core.terms import saveable as saveable
+    from proxfield.core.terms.base import Layout as Layout
+    from proxfield.core.terms.base import Term as Term
+    from proxfield.core.terms.consistency import Consistency as Consistency
+    from proxfield.core.terms.cooccurrence import Cooccurrence as Cooccurrence
+    from proxfield.core.terms.factor import Factor as Factor
+    from proxfield.core.terms.gaussian import Gaussian as Gaussian
+    from proxfield.core.terms.grid import GridPairwise as GridPairwise
+    from proxfield.core.terms.occupancy import Occupancy as Occupancy
+    from proxfield.core.terms.pairwise import Ising as Ising
+    from proxfield.core.terms.pairwise import Pairwise as Pairwise
+    from proxfield.core.terms.pairwise import Potts as Potts
+    from proxfield.core.terms.registry import TERMS as TERMS
+    from proxfield.core.terms.saving import saveable as saveable
+    from proxfield.core.terms.silhouettes import Boxes as Boxes
+    from proxfield.core.terms.silhouettes import Runs as Runs
+    from proxfield.core.terms.silhouettes import Silhouettes as Silhouettes
+    from proxfield.core.terms.unary import Constant as Constant
+    from proxfield.core.terms.unary import Unary as Unary
     from proxfield.errors import InputError as InputError
     from proxfield.errors import MemoryLimitError as MemoryLimitError
     from proxfield.errors import ProxfieldError as ProxfieldError
@@ -122,25 +122,25 @@ _HOME = {
     "Trace": "result",
     "CustomRule": "core.solve.rules.parallel",
     "Rule": "core.solve.rules.base",
-    "Problem": "core.solve.rules.session",
-    "TERMS": "core.terms",
-    "Boxes": "core.terms",
-    "Consistency": "core.terms",
-    "Constant": "core.terms",
-    "Cooccurrence": "core.terms",
-    "Factor": "core.terms",
-    "Gaussian": "core.terms",
-    "GridPairwise": "core.terms",
-    "Ising": "core.terms",
-    "Layout": "core.terms",
-    "Occupancy": "core.terms",
-    "Pairwise": "core.terms",
-    "Potts": "core.terms",
-    "Runs": "core.terms",
-    "Silhouettes": "core.terms",
-    "Term": "core.terms",
-    "Unary": "core.terms",
-    "saveable": "core.terms",
+    "Problem": "core.solve.problem",
+    "TERMS": "core.terms.registry",
+    "Boxes": "core.terms.silhouettes",
+    "Consistency": "core.terms.consistency",
+    "Constant": "core.terms.unary",
+    "Cooccurrence": "core.terms.cooccurrence",
+    "Factor": "core.terms.factor",
+    "Gaussian": "core.terms.gaussian",
+    "GridPairwise": "core.terms.grid",
+    "Ising": "core.terms.pairwise",
+    "Layout": "core.terms.base",
+    "Occupancy": "core.terms.occupancy",
+    "Pairwise": "core.terms.pairwise",
+    "Potts": "core.terms.pairwise",
+    "Runs": "core.terms.silhouettes",
+    "Silhouettes": "core.terms.silhouettes",
+    "Term": "core.terms.base",
+    "Unary": "core.terms.unary",
+    "saveable": "core.terms.saving",
     "read_uai": "io.uai:read_model",
     "write_uai": "io.uai_write:write_model",
     "quiet": "core.compiled.notice",

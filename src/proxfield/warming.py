@@ -202,7 +202,9 @@ def _filters(dtype: Any) -> None:
 
 def _occupancy(all: bool) -> None:
     from proxfield.core.solve.infer import infer
-    from proxfield.core.terms import Boxes, Occupancy, Unary
+    from proxfield.core.terms.occupancy import Occupancy
+    from proxfield.core.terms.silhouettes import Boxes
+    from proxfield.core.terms.unary import Unary
     from proxfield.field import Field
 
     boxes = Boxes(4, 8, [[0, 0, 2, 3], [2, 0, 4, 3], [4, 1, 7, 4]])

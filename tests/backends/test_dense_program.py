@@ -21,8 +21,8 @@ from proxfield.core.engines.numba.programs import BinaryProgram, GeneralProgram
 from proxfield.core.engines.plan import Custom, Kind, Plan, Update
 from proxfield.core.filters.numba.lattice import CHUNK
 from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.rules.session import Problem
 
 TOGETHER = [v for v in VARIANTS if v not in SINGLE]
 HEIGHT, WIDTH = 125, 160

@@ -21,7 +21,7 @@ from proxfield.core.engines import lazy
 from proxfield.core.engines.base import Rows
 from proxfield.core.engines.reference import ReferenceProgram
 from proxfield.core.lowering import forests
-from proxfield.core.lowering.components import Components
+from proxfield.core.solve.search.parts import Parts
 from proxfield.generate import grid
 
 FIRST_CALLS = """
@@ -239,7 +239,7 @@ def test_integer_kernels_give_the_same_in_python(monkeypatch: pytest.MonkeyPatch
         for kernel in (label_components, induced_forest):
             monkeypatch.setattr(kernel, "patience", 1.0)
             monkeypatch.setattr(kernel, "compiled", kernel.compiled if name == "compiled" else None)
-        component, count = Components(lowered).of(chosen)
+        component, count = Parts(lowered).of(chosen)
         graph = forests.graph_of(lowered)
         made = forests.make_forests(graph, np.ones(99, dtype=bool), count=3, seed=5)
         found.append([component, np.array(count), *made])

@@ -19,7 +19,7 @@ import sys
 import numpy as np
 import proxfield as pf
 from proxfield.core.engines import base, compile_program
-from proxfield.core.solve.loop import Loop
+from proxfield.core.solve import loop
 from proxfield.core.engines.plan import Chains
 
 def loaded():
@@ -57,13 +57,13 @@ assert before != nothing, "the warm-up loaded nothing"
 RULE = (
     LOADED
     + """
-seen, plain = [], Loop.warm_up
+seen, plain = [], loop.warm_up
 
-def noted(self, *args):
-    plain(self, *args)
+def noted(*args):
+    plain(*args)
     seen.append(loaded())
 
-Loop.warm_up = noted
+loop.warm_up = noted
 pf.infer(field, sys.argv[2], init="random", max_iters=5, tol=0.0)
 new = {name for name, count in loaded().items() if count != seen[-1].get(name, 0)}
 assert not new, f"loaded after the warm-up: {new}"

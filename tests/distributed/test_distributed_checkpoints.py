@@ -16,17 +16,7 @@ from proxfield.distributed import Partition, infer, run_threads
 from proxfield.distributed import checkpoint as checkpoints
 from proxfield.errors import DistributedError
 
-RULES = [
-    "fixed",
-    "momentum",
-    "adam",
-    "adaptive",
-    "backtracking",
-    "adhoc",
-    "colored",
-    "anneal",
-    "auto",
-]
+RULES = [name for name, rule in pf.RULES.items() if not rule().mover.needs_whole_field]
 
 
 @pytest.mark.parametrize("rule", RULES)

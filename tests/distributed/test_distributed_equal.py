@@ -10,7 +10,7 @@ from helpers import KERNELS
 from proxfield.core.engines import compile_program
 from proxfield.distributed import Partition, Transport, grid_partition, infer, run_threads
 from proxfield.distributed.curvature import curvature_of
-from proxfield.distributed.grid import Plan
+from proxfield.distributed.grid import Tiling
 from proxfield.generate import grid
 from proxfield.testing import random_field
 
@@ -71,6 +71,11 @@ def test_the_seeds_hold_every_kind_of_term_zeros_and_evidence(seeds):
     expected = set(pf.TERMS) - {"gaussian"}
     assert names >= expected, sorted(expected - names)
     assert evidence and zeros
+
+
+def test_every_rule_that_can_is_tried():
+    able = {name for name, rule in pf.RULES.items() if not rule().mover.needs_whole_field}
+    assert able == {*RULES, "auto"}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -307,7 +312,11 @@ def test_grids_built_in_parts_are_as_on_one_process(case):
         by_box = {o: (lambda box, w=w: w[box]) for o, w in weights.items()}
         part = grid_partition(transport, shape, energies, by_box, n_labels=n_labels, parts=parts)
         result = infer(part, rule, max_iters=8, tol=0.0, **ONE_THREAD, **settings)
-        return Plan.make(transport, shape, parts).box, result, curvature_of(part, "cpu").largest
+        return (
+            Tiling.make(transport, shape, parts).box,
+            result,
+            curvature_of(part, "cpu").largest,
+        )
 
     several = run_threads(size, work)
     q = np.zeros((*shape, n_labels))

@@ -15,7 +15,7 @@ from proxfield import errors
 
 REFERENCE = ROOT / "docs" / "reference"
 API = REFERENCE / "api"
-PACKAGES = ("", "core.jobs", "core.terms", "distributed", "io", "learn", "testing", "torch")
+PACKAGES = ("", "core.jobs", "distributed", "io", "learn", "testing", "torch")
 """Packages whose ``__all__`` is public."""
 HAVE_NO_ALL = {
     "proxfield.compat": ("install", "uninstall", "installed"),

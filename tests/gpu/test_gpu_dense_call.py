@@ -13,7 +13,7 @@ import proxfield as pf
 from proxfield.core.engines.triton.dense_call import KEPT
 from proxfield.core.filters.triton.lattice import LatticePlan
 from proxfield.core.filters.triton.lattice_build import build
-from proxfield.core.solve import infer as module
+from proxfield.core.solve import whole as module
 
 torch = pytest.importorskip("torch", reason="needs torch")
 pytestmark = pytest.mark.skipif(

@@ -14,9 +14,11 @@ from clock import CountedClock
 from helpers import VARIANTS, energies, exact_free_energy, exact_log_z, grid_edges, infer
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve import forbidden as hard
+from proxfield.core.solve.history import Limits
 from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.request import Request
-from proxfield.core.solve.rules.session import Judgement, Verdict
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session
 from proxfield.result import one_hot
 
@@ -160,16 +162,13 @@ def test_evidence_can_make_tables_soft() -> None:
 
 
 def session_of(field: pf.Field) -> Session:
-    request = Request.make(
-        "fixed", {}, "cpu", init="uniform", max_iters=None, tol=1e-6, budget=None, callback=None,
-        seed=0, threads=None, kernels=None, dtype=None, keep="last", trace=True,
-    )  # fmt: skip
+    request = Request(make_rule("fixed"))
     return request.open(field)
 
 
-def watch(lowered: Lowered) -> hard.Watch:
-    loop = Loop(1000)
-    return hard.Watch(loop, np.zeros(lowered.layout.size))
+def watch(lowered: Lowered) -> hard.Deadline:
+    limits = Limits(1000)
+    return hard.Deadline(Loop(limits), limits, np.zeros(lowered.layout.size))
 
 
 def test_backtracking_finds_what_exists() -> None:
@@ -295,7 +294,7 @@ def test_ctrl_c_between_orders_and_search_keeps_the_best(monkeypatch: pytest.Mon
     def interrupt(self: Any, start: Any, f: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("proxfield.core.solve.rules.auto.Search.run", interrupt)
+    monkeypatch.setattr("proxfield.core.solve.rules.auto.MinimumSearch.run", interrupt)
     result = pf.infer(field)
     lowest = result.trace.free_energy[np.isfinite(result.trace.free_energy)].min()
     assert result.status is pf.Status.INTERRUPTED

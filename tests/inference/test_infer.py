@@ -97,9 +97,9 @@ def test_stops_at_the_budget(kernels: str) -> None:
 
 def test_budget_leaves_compiling_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warming up may take as long as it wants."""
-    from proxfield.core.solve.loop import Loop
+    from proxfield.core.solve import loop
 
-    warm_up = Loop.warm_up
+    warm_up = loop.warm_up
 
     with CountedClock(update=1e-4) as clock:
 
@@ -107,7 +107,7 @@ def test_budget_leaves_compiling_out(monkeypatch: pytest.MonkeyPatch) -> None:
             warm_up(*args)
             clock.now += 0.3
 
-        monkeypatch.setattr(Loop, "warm_up", slowly)
+        monkeypatch.setattr(loop, "warm_up", slowly)
         result = pf.infer(repulsive_grid(), "fixed", budget=0.2, tol=1e-4)
     assert clock.now > 0.3
     assert result.converged

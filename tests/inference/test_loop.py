@@ -13,9 +13,11 @@ from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Batch, Program, Rows, State
 from proxfield.core.engines.plan import Kind, Update
 from proxfield.core.engines.reference import ReferenceProgram
+from proxfield.core.solve.history import Limits
 from proxfield.core.solve.infer import infer_one
-from proxfield.core.solve.loop import Loop, run_together
-from proxfield.core.solve.request import Request
+from proxfield.core.solve.loop import Loop, make_updates, run_together
+from proxfield.core.solve.request import Request, choose_place
+from proxfield.core.solve.rules.registry import make_rule
 
 
 def frustrated() -> pf.Field:
@@ -27,16 +29,18 @@ def frustrated() -> pf.Field:
 def test_a_stage_keeps_to_the_limit_of_the_whole() -> None:
     lowered = frustrated().lower()
     program = compile_program(lowered)
-    loop = Loop(5, 0.0)
+    limits = Limits(5, 0.0)
+    loop = Loop(limits)
     state, plan = program.start(np.full(32, 0.5)), Update(Kind.PROXIMAL, np.full(16, 0.1))
-    assert loop.run(program, plan, state, limit=3) is pf.Status.MAX_ITERS
+    assert loop.run(program, plan, state, limits.until(3)) is pf.Status.MAX_ITERS
     assert loop.iterations == 3
-    assert loop.run(program, plan, state, limit=100) is pf.Status.MAX_ITERS
+    assert loop.run(program, plan, state, limits.until(100)) is pf.Status.MAX_ITERS
     assert loop.iterations == 5
 
 
 def test_the_best_state_of_earlier_stages_is_kept() -> None:
-    loop = Loop(5, 0.0)
+    limits = Limits(5, 0.0)
+    loop = Loop(limits)
     good, worse = np.full(32, 0.25), np.full(32, 0.75)
     loop.remember(-3.0, good)
     loop.begin_stage()
@@ -80,7 +84,7 @@ class Ticks:
 def test_the_clock_is_the_one_given(monkeypatch: pytest.MonkeyPatch) -> None:
     program, plan = frozen(frustrated())
     state = program.start(np.full(32, 0.5))
-    loop = Loop(10**6, 0.0, budget=1.0, now=Ticks(0.1).driving(monkeypatch))
+    loop = Loop(Limits(10**6, 0.0, 1.0), now=Ticks(0.1).driving(monkeypatch))
     assert loop.run(program, plan, state) is pf.Status.BUDGET
     assert 8 <= loop.iterations <= 10
     assert 0.8 < loop.elapsed <= 1.0
@@ -89,13 +93,9 @@ def test_the_clock_is_the_one_given(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_hands_its_clock_to_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that is timed nothing asks another clock."""
     ticks = Ticks(0.01).driving(monkeypatch)
-    options: dict[str, Any] = {
-        "init": "uniform", "max_iters": None, "tol": 0.0, "budget": 0.1, "callback": None,
-        "seed": 0, "threads": None, "kernels": "reference", "dtype": None, "keep": "last",
-        "trace": True,
-    }  # fmt: skip
+    place = choose_place("cpu", "reference", None)
     for rule in ("fixed", "sweep", "anneal"):
-        request = Request.make(rule, {}, "cpu", now=ticks, **options)
+        request = Request(make_rule(rule), place, now=ticks, tol=0.0, budget=0.1)
         field = frustrated()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("time.perf_counter", never)
@@ -152,11 +152,11 @@ def test_fields_that_iterate_together_end_as_if_alone(kind: Kind) -> None:
     starts = [np.full(32, 0.5), np.tile([0.3, 0.7], 16)]
     alone = []
     for program, q in zip(programs, starts, strict=True):
-        loop = Loop(2000)
+        loop = Loop(Limits(2000))
         state = program.start(q)
         status = loop.run(program, plan, state, keep_best=True)
         alone.append((status, loop.iterations, loop.last, program.marginals(state), loop))
-    pair, loops = Pair(*programs), [Loop(2000), Loop(2000)]
+    pair, loops = Pair(*programs), [Loop(Limits(2000)), Loop(Limits(2000))]
     states = [p.start(q) for p, q in zip(programs, starts, strict=True)]
     found = run_together(loops, pair, plan, states, keep_best=True)
     for k, (status, iterations, f, q, loop) in enumerate(alone):
@@ -173,7 +173,7 @@ def test_the_limits_of_fields_that_iterate_together_are_their_own(
 ) -> None:
     program, plan = frozen(frustrated())
     ticks = Ticks(0.02).driving(monkeypatch)
-    loops = [Loop(3, 0.0, now=ticks), Loop(50, 0.0, budget=0.5, now=ticks)]
+    loops = [Loop(limits, now=ticks) for limits in (Limits(3, 0.0), Limits(50, 0.0, 0.5))]
     states = [program.start(np.full(32, 0.5)) for _ in range(2)]
     found = run_together(loops, Pair(program, program), plan, states)
     assert found == [pf.Status.MAX_ITERS, pf.Status.BUDGET]
@@ -183,15 +183,16 @@ def test_the_limits_of_fields_that_iterate_together_are_their_own(
 
 def test_updates_alone_stop_at_a_small_change_and_raise_ctrl_c() -> None:
     program, plan = frozen(frustrated())
-    state, loop = program.start(np.tile([0.3, 0.7], 16)), Loop(1000, 1e-3, trace=False)
-    assert loop.update(program, plan, state) is pf.Status.CONVERGED
-    change = loop.make_trace().change
-    assert change[-1] <= 1e-3 < change[-2]
-    assert np.isnan(loop.last)
+    start = np.tile([0.3, 0.7], 16)
+    states = [program.start(start), program.start(start)]
+    assert make_updates(program, plan, states[0], 1000, 1e-3) is pf.Status.CONVERGED
+    changes = program.advance(states[1], plan, 1000, 1e-3, trace=False).change
+    assert changes[-1] <= 1e-3 < changes[-2]
+    np.testing.assert_array_equal(*map(program.marginals, states))
 
     class Stopped(Pair):
         def advance_each(self, *args: Any) -> list[Rows]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Loop(5).update(Stopped(program, program), plan, [state, state])
+        make_updates(Stopped(program, program), plan, states, 5)

@@ -80,7 +80,7 @@ def scaled_grid(scale: float) -> pf.Field:
 def test_the_callback_is_told_energies_of_the_field(
     scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxfield.core.solve.search.map_search.REPORT_SECONDS", -1.0)
+    monkeypatch.setattr("proxfield.core.solve.search.tuned.REPORT_SECONDS", -1.0)
     field, seen = scaled_grid(scale), []
 
     def look(progress: Any) -> None:

@@ -12,8 +12,8 @@ import proxfield as pf
 from clock import CountedClock
 from helpers import Chain, repulsive_grid
 from proxfield.core.solve.request import Request
-from proxfield.core.solve.search.cell_work import CellWork
-from proxfield.core.solve.search.cells import Cell, Pool, user_clamps
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.search.cells import Cell, CellWork, Pool, user_clamps
 from proxfield.core.solve.search.splits import Splitter
 from proxfield.generate import grid
 from proxfield.mixture import Clamp, mixture_free_energy, mixture_weights
@@ -108,10 +108,7 @@ def test_a_split_never_makes_the_bound_worse(seed: int) -> None:
     if lowered.infeasible or lowered.hard or lowered.layout.n_vars == 0:
         return
     rng = np.random.default_rng(seed)
-    request = Request.make(
-        "auto", {}, "cpu", init="uniform", max_iters=0, tol=1e-6, budget=None, callback=None,
-        seed=0, threads=1, kernels=None, dtype=None, keep="last", trace=True,
-    )  # fmt: skip
+    request = Request(make_rule("auto"), max_iters=0, threads=1)
     session = request.open(field)
     work = CellWork(session, request.rule, Pool(lowered.layout, 4))
     possible = np.isfinite(lowered.unary)
@@ -260,10 +257,7 @@ def test_iterations_are_limited(limit: int) -> None:
 
 def test_sweeps_of_descents_count() -> None:
     field = repulsive_grid(4, weight=1.5, bias=0.2)
-    request = Request.make(
-        "auto", {}, "cpu", init="uniform", max_iters=500, tol=1e-6, budget=None, callback=None,
-        seed=0, threads=1, kernels=None, dtype=None, keep="last", trace=True,
-    )  # fmt: skip
+    request = Request(make_rule("auto"), max_iters=500, threads=1)
     session = request.open(field)
     work = CellWork(session, request.rule, Pool(field.layout, 4))
     cell = Cell(np.ones(32, dtype=bool), (), session.start, np.inf, Status.MAX_ITERS)

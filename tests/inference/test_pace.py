@@ -13,6 +13,7 @@ from helpers import grid_edges
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Program, Rows, State, Tangent
 from proxfield.core.engines.plan import Order
+from proxfield.core.solve.history import Limits
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.pace import Costs, Pace, advance_in_parts, sweep_parts
 
@@ -203,7 +204,7 @@ def test_the_pace_reserves_the_last_evaluation() -> None:
 
 
 def test_f_is_not_evaluated_again_where_it_was_told() -> None:
-    loop = Loop(10)
+    loop = Loop(Limits(10))
     q = np.full(27, 1 / 3)
     loop.tell(q, 7.0)
     assert loop.known_at(q) == 7.0

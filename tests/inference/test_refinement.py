@@ -16,8 +16,9 @@ from proxfield.core.solve import curvature as curvatures
 from proxfield.core.solve.curvature import Curvature
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.lanczos import BASIS, Lanczos
-from proxfield.core.solve.refinement import PRODUCTS, Refinement, iterations_between
+from proxfield.core.solve.refinement import PRODUCTS, StepRefinement, iterations_between
 from proxfield.core.solve.request import Request
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.testing import exact_hessian
 
 # ---- Lanczos ----
@@ -76,7 +77,7 @@ def dense_field(n: int, labels: int, seed: int, strength: float = 3.0) -> pf.Fie
     return field.add(pf.Factor(pairs, tables))
 
 
-def refine(field: pf.Field) -> Refinement:
+def refine(field: pf.Field) -> StepRefinement:
     found = Curvature(field.lower(), field, stepwise=True).refinement()
     assert found is not None
     while not found.ended:
@@ -207,10 +208,7 @@ def test_the_first_update_waits_for_no_product(
 
 
 def solve(field: pf.Field, rule: str, now: Callable[[], float], **limits: Any) -> pf.Result:
-    request = Request.make(
-        rule, {}, "cpu", kernels=None, dtype=None, now=now, init="uniform", callback=None, seed=0,
-        threads=1, keep="last", trace=True, **{"max_iters": None, "budget": None, **limits},
-    )  # fmt: skip
+    request = Request(make_rule(rule), now=now, threads=1, **limits)
     return infer_one(field, request, request.open(field))
 
 

@@ -13,7 +13,7 @@ import pytest
 import proxfield as pf
 from clock import CountedClock
 from helpers import Chain
-from proxfield.core.solve.search.map_search import Search
+from proxfield.core.solve.search.labelling import LabellingSearch
 from proxfield.core.solve.solve_map import is_forest
 from proxfield.generate import grid
 from proxfield.io import read_evidence, read_map
@@ -386,13 +386,13 @@ def test_how_long_the_first_cooling_is(
     fields: float, neighbors: int, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without unary energies to guide it, a dense field gets one long cooling."""
-    lengths, cool = [], Search.cool
+    lengths, cool = [], LabellingSearch.cool
 
-    def noted(self: Search, starts: Any, hot: Any, cold: float, sweeps: int) -> Any:
+    def noted(self: LabellingSearch, starts: Any, hot: Any, cold: float, sweeps: int) -> Any:
         lengths.append(sweeps)
         return cool(self, starts, hot, cold, sweeps)
 
-    monkeypatch.setattr(Search, "cool", noted)
+    monkeypatch.setattr(LabellingSearch, "cool", noted)
     edges = [(i, (i + k) % 30) for i in range(30) for k in range(1, neighbors // 2 + 1)]
     weights = np.random.default_rng(0).normal(size=len(edges))
     field = pf.Field(30, 2).add(pf.Ising(edges, weights / np.sqrt(neighbors)))

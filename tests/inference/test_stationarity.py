@@ -14,8 +14,8 @@ from clock import CountedClock
 from helpers import VARIANTS, grid_edges, infer
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.plan import Kind, Update
+from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.rules.parallel import CustomRule
-from proxfield.core.solve.rules.session import Judgement, Verdict
 from proxfield.core.solve.stationarity import is_fixed_point, judge
 from proxfield.testing import fixed_point_residual
 
@@ -378,7 +378,7 @@ def test_ctrl_c_before_the_polish_keeps_what_auto_found(monkeypatch: pytest.Monk
     rng = np.random.default_rng(0)
     field = pf.Field(100, 2).add(pf.Ising(grid_edges(10, 10), 4 * rng.normal(size=180)))
     full = pf.infer(field, "auto", max_iters=2000)
-    interrupt_at(monkeypatch, "proxfield.core.solve.rules.polish.descent", 1)
+    interrupt_at(monkeypatch, "proxfield.core.solve.rules.portfolio.descent", 1)
     result = pf.infer(field, "auto", max_iters=2000)
     assert result.status is pf.Status.INTERRUPTED
     assert result.free_energy == pytest.approx(full.free_energy, abs=1e-2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 import proxfield as pf
 from helpers import Chain, repulsive_grid
+from proxfield.core.common.registry import Registry
 from proxfield.core.terms import saving
 from proxfield.testing import random_field
 
@@ -25,10 +26,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type[pf.Term]]]:
+def kinds(monkeypatch: pytest.MonkeyPatch) -> Registry[type[pf.Term]]:
     """The registry of kinds, put back afterwards."""
-    monkeypatch.setattr(saving, "KINDS", dict(saving.KINDS))
-    yield saving.KINDS
+    monkeypatch.setattr(saving.KINDS, "added", dict(saving.KINDS.added))
+    return saving.KINDS
 
 
 def counts() -> pf.CooccurrenceStatistics:
@@ -280,7 +281,7 @@ def test_unregistered_terms_are_refused_by_name(path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_registered_terms_are_saved(path: Path, kinds: dict[str, type[pf.Term]]) -> None:
+def test_registered_terms_are_saved(path: Path, kinds: Registry[type[pf.Term]]) -> None:
     pf.saveable(Hooked)
     assert pf.saveable(kind="tests.plain")(Plain) is Plain
     terms = [Hooked(1 / 3), Plain(0.1), Plain(2.0, np.arange(3))]
@@ -292,13 +293,13 @@ def test_registered_terms_are_saved(path: Path, kinds: dict[str, type[pf.Term]])
     assert again.terms[2].more.tolist() == [0, 1, 2]
     assert again.energy([0, 1, 0]) == field.energy([0, 1, 0])
     assert field != pf.Field(3, 2, [Hooked(0.3), *terms[1:]])
-    del kinds["hooked"]
+    del kinds.added["hooked"]
     with pytest.raises(pf.InputError, match=r"kind 'hooked' isn't known; import what registers"):
         pf.Field.load(path)
 
 
 def test_registering_needs_hooks_and_a_free_name(
-    path: Path, kinds: dict[str, type[pf.Term]]
+    path: Path, kinds: Registry[type[pf.Term]]
 ) -> None:
     with pytest.raises(pf.InputError, match=r"Potts is already saved as 'potts'; pass another"):
         pf.saveable(kind="potts")(Hooked)
@@ -313,7 +314,7 @@ def test_registering_needs_hooks_and_a_free_name(
     assert pf.saveable(again) is kinds["chain"]  # a cell that runs twice
 
 
-def test_what_hooks_give_is_checked(path: Path, kinds: dict[str, type[pf.Term]]) -> None:
+def test_what_hooks_give_is_checked(path: Path, kinds: Registry[type[pf.Term]]) -> None:
     pf.saveable(Plain)
     with pytest.raises(pf.InputError, match=r"Plain.to_arrays\(\) gives more as object"):
         pf.Field(3, 2, [Plain(1.0, np.array([object()]))]).save(path)

@@ -15,7 +15,8 @@ from proxfield.io import format_model, model_to_field, parse_model, read_model, 
 pytest.importorskip("proxfield.field", reason="proxfield.field isn't written yet")
 pytest.importorskip("proxfield.core.terms", reason="proxfield.core.terms isn't written yet")
 
-from proxfield.core.terms import Constant, Factor, Unary
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.unary import Constant, Unary
 from proxfield.field import Field
 
 TEXT = b"""MARKOV

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.core.terms import TERMS
+from proxfield.core.terms.registry import TERMS
 from proxfield.errors import InputError, UnsupportedError
 from proxfield.learn import LOSSES, fit_weights, marginal_loss, prepare, tie
 from proxfield.learn.sharing import is_tabular

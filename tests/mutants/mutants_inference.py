@@ -212,7 +212,7 @@ STOPPING = [
     ),
     Mutant(
         "plain-chains-without-a-limit-of-their-own",
-        "core/solve/search/map_search.py",
+        "core/solve/search/labelling.py",
         "if problem.plain_chains and not problem.lowered.extras:",
         "if False:",
         "inference/test_map_scale.py::test_the_reference_ends_by_itself",
@@ -241,9 +241,9 @@ STOPPING = [
     ),
     Mutant(
         "stages-exceed-max-iters",
-        "core/solve/loop.py",
-        "else min(self.max_iters, self.iterations + limit)",
-        "else self.iterations + limit",
+        "core/solve/history.py",
+        "else min(self.max_iters, iterations)",
+        "else iterations",
         "inference/test_loop.py::test_a_stage_keeps_to_the_limit_of_the_whole",
     ),
     Mutant(
@@ -287,7 +287,7 @@ BUDGETS = [
     Mutant(
         "chunks-longer-than-the-budget",
         "core/solve/pace.py",
-        "self.chunk = min(self.chunk, max(1, fits))",
+        "self.chunk = min(self.chunk, fits)",
         "self.chunk = max(self.chunk, fits)",
         "inference/test_pace.py::test_the_pace_reserves_the_last_evaluation",
     ),
@@ -321,9 +321,9 @@ BUDGETS = [
     ),
     Mutant(
         "budget-of-a-stage-ignored",
-        "core/solve/loop.py",
-        "for x in (self.budget, until, np.inf)",
-        "for x in (until, np.inf)",
+        "core/solve/history.py",
+        "for x in (self.budget, seconds)",
+        "for x in (seconds,)",
         "inference/test_pace.py::test_without_time_for_an_iteration_the_start_comes_back",
     ),
 ]
@@ -385,16 +385,16 @@ SEARCH = [
 ROUNDING = [
     Mutant(
         "lowest-labelling-not-kept",
-        "core/solve/search/search.py",
+        "core/solve/search/minimum.py",
         "if energy < self.lowest:",
         "if energy > self.lowest or self.labels is None:",
         "rules/test_search.py::test_the_labelling_is_the_best_that_chains_ended_with",
     ),
     Mutant(
         "rules-compete-everywhere",
-        "core/solve/search/search.py",
-        "if lowered.hard or not self.flat:",
-        "if lowered.hard:",
+        "core/solve/search/minimum.py",
+        "if self.lowered.hard or not self.flat:",
+        "if self.lowered.hard:",
         "rules/test_search.py::test_adam_competes_where_sampling_gains_little",
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 TESTS = "inference/test_modes.py::"
-PARTS = "rules/test_recombination.py::"
+PARTS = "rules/test_patches.py::"
 
 MUTANTS = [
     Mutant(
@@ -59,35 +59,35 @@ MUTANTS = [
     ),
     Mutant(
         "cell-iterations-uncounted",
-        "core/solve/search/cell_work.py",
+        "core/solve/search/cells.py",
         "self.loop.iterations += made",
         "self.loop.iterations += 0",
         f"{TESTS}test_sweeps_of_descents_count",
     ),
     Mutant(
         "entropy-of-parts-left-out",
-        "core/solve/search/recombination.py",
+        "core/solve/search/patches.py",
         "each += log_weighted(self.values) - log_weighted(old)",
         "each += 0.0",
         f"{PARTS}test_changes_are_those_of_the_free_energy",
     ),
     Mutant(
         "scopes-counted-twice",
-        "core/solve/search/recombination.py",
-        "once = np.flatnonzero(leader == np.repeat(variables, count))",
+        "core/solve/search/patches.py",
+        "once = np.flatnonzero(leader == np.repeat(self.variables, count))",
         "once = np.arange(len(leader))",
         f"{PARTS}test_changes_are_those_of_the_free_energy",
     ),
     Mutant(
         "parts-that-touch-taken-together",
-        "core/solve/search/recombination.py",
-        "not (taken & self.recombination.reach(mine)).any():",
-        "not (taken & mine & ~mine).any():",
+        "core/solve/search/patches.py",
+        "settled[members] = settled[self.parts.neighbors(members)] = True",
+        "settled[members] = True",
         f"{PARTS}test_the_best_combination_of_overlapping_parts",
     ),
     Mutant(
         "parts-leave-their-cell",
-        "core/solve/search/recombination.py",
+        "core/solve/search/patches.py",
         "allowed[self.entry_owner[(self.values > 0) & ~keep[self.entries]]] = False",
         "allowed[:] = True",
         f"{PARTS}test_weight_outside_of_a_cell_is_refused",

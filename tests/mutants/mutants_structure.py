@@ -171,8 +171,8 @@ FILES = [
     Mutant(
         "subclasses-saved-as-their-base",
         "core/terms/saving.py",
-        "if cls is type(term)), None)",
-        "if isinstance(term, cls)), None)",
+        "KINDS.name_of(type(term))",
+        "next((k for k, cls in KINDS.items() if isinstance(term, cls)), None)",
         "io/test_io_store.py::test_subclasses_are_not_saved_as_what_they_extend",
     ),
     Mutant(

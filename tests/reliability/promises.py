@@ -21,12 +21,9 @@ from proxfield.errors import ProxfieldError, UnsupportedError
 from proxfield.testing import enumerate_field, fixed_point_residual, random_field
 
 KERNELS = tuple(os.environ.get("PROXFIELD_TEST_KERNELS", "reference,cpu").split(","))
-RULES = (
-    "sweep", "colored", "full-parallel", "adhoc", "fixed", "adaptive", "momentum", "adam",
-    "anneal", "restarts", "portfolio", "auto",
-)  # fmt: skip
-MONOTONE = ("sweep", "colored", "fixed", "adaptive")
-LEAVING = ("anneal", "restarts", "portfolio", "auto")
+RULES = tuple(name for name, rule in pf.RULES.items() if not rule.special)
+MONOTONE = tuple(name for name in RULES if pf.RULES[name].monotone)
+LEAVING = tuple(name for name in RULES if pf.RULES[name].solve is not pf.Rule.solve)
 """Rules that leave saddles."""
 INITS = ("uniform", "possible", "unary", "random", "corner", "saturated")
 TOL = 1e-6

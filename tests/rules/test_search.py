@@ -16,9 +16,9 @@ from conformance.examples import POSSIBLE, Example
 from helpers import grid_edges, random_field, random_marginals
 from proxfield.core.engines import compile_program
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.search.arms import Arms
+from proxfield.core.solve.search.chains import Arms
+from proxfield.core.solve.search.minimum import MinimumSearch
 from proxfield.core.solve.search.parts import Parts
-from proxfield.core.solve.search.search import Search
 from proxfield.core.terms.base import Ints
 from proxfield.generate import grid
 
@@ -43,8 +43,8 @@ def check_gains(lowered: Lowered, seed: int, share: float = 0.4) -> int:
         return program.free_energy(program.start(q))
 
     before, after = two_states(lowered, seed, share)
-    label, count = parts.different(before, after)
-    gains = parts.gains(before, after, label, count, program.gradient)
+    label, count = parts.of(parts.differing(before, after, 0.1))
+    gains = parts.free_energy_changes(before, after, label, count, program.gradient)
     f, every = f_of(before), np.arange(count)
     atol = 1e-9 * (1 + lowered.magnitude)
     for k in every:
@@ -52,7 +52,7 @@ def check_gains(lowered: Lowered, seed: int, share: float = 0.4) -> int:
         assert f_of(alone) - f == pytest.approx(gains[k], rel=1e-9, abs=atol)
     together = f_of(parts.merged(before, after, label, gains < 0))
     assert together - f == pytest.approx(gains[gains < 0].sum(), rel=1e-9, abs=atol)
-    merged = parts.better_parts(before, after, program.gradient)
+    merged = parts.best_marginals(before, after, program.gradient, 0.1)
     if count > 1 and (gains < 0).any():
         assert merged is not None
         assert f_of(merged) <= f + atol
@@ -85,7 +85,7 @@ def test_parts_are_connected_components() -> None:
     lowered = pf.Field(60, 2).add(pf.Ising(edges, rng.normal(size=len(edges)))).lower()
     before, after = two_states(lowered, seed=3, share=0.7)
     inside = np.abs(after - before)[::2] > 0.1
-    label, count = Parts(lowered).different(before, after)
+    label, count = Parts(lowered).of(Parts(lowered).differing(before, after, 0.1))
     kept = edges[inside[edges].all(axis=1)]
     graph = coo_array((np.ones(len(kept)), kept.T), shape=(60, 60))
     _, expected = connected_components(graph, directed=False)
@@ -107,7 +107,7 @@ def test_components_are_judged_each_for_itself() -> None:
     bad = 1.0 - good
     one = np.concatenate([good[:half], bad[half:]])
     other = np.concatenate([bad[:half], good[half:]])
-    merged = Parts(lowered).better_parts(one, other, program.gradient)
+    merged = Parts(lowered).best_marginals(one, other, program.gradient, 0.1)
     np.testing.assert_array_equal(merged, good)
 
 
@@ -115,7 +115,8 @@ def test_components_are_judged_each_for_itself() -> None:
 
 
 def test_draws_follow_what_pays() -> None:
-    arms, rng = Arms({"a": 1.0, "b": 1.0, "c": 2.0}), np.random.default_rng(0)
+    arms = Arms({"a": 1.0, "b": 1.0, "c": 2.0}, memory=0.97, curiosity=0.25)
+    rng = np.random.default_rng(0)
     np.testing.assert_allclose(arms.shares(), [0.25, 0.25, 0.5])
     for _ in range(50):
         for option, gain in enumerate([0.0, 4.0, 0.0]):
@@ -129,7 +130,7 @@ def test_draws_follow_what_pays() -> None:
 
 
 def test_an_expensive_option_has_to_gain_more() -> None:
-    arms = Arms({"short": 1.0, "long": 1.0})
+    arms = Arms({"short": 1.0, "long": 1.0}, memory=0.97, curiosity=0.25)
     for _ in range(100):
         arms.learn(0, 1.0, 1.0)
         arms.learn(1, 2.0, 10.0)
@@ -191,8 +192,8 @@ def test_a_symmetric_field_leaves_its_saddle(limits: dict[str, float]) -> None:
 
 def flat(monkeypatch: pytest.MonkeyPatch, gain: float = np.inf) -> None:
     """Small fields of any kind count as flat, if cooling gains no more than this per variable."""
-    monkeypatch.setattr("proxfield.core.solve.search.search.FLAT_VARIABLES", 0)
-    monkeypatch.setattr("proxfield.core.solve.search.search.FLAT_GAIN", gain)
+    monkeypatch.setattr("proxfield.core.solve.search.tuned.FLAT_VARIABLES", 0)
+    monkeypatch.setattr("proxfield.core.solve.search.tuned.FLAT_GAIN", gain)
 
 
 def members(result: pf.Result) -> set[str]:
@@ -212,9 +213,9 @@ def test_adam_competes_where_sampling_gains_little(monkeypatch: pytest.MonkeyPat
 
 def test_momentum_follows_where_adam_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     flat(monkeypatch)
-    monkeypatch.setattr("proxfield.core.solve.search.search.POLISH_SWEEPS", 1)
+    monkeypatch.setattr("proxfield.core.solve.search.tuned.POLISH_SWEEPS", 1)
     monkeypatch.setattr(
-        "proxfield.core.solve.search.search.HOT_SHARE", 1e-9
+        "proxfield.core.solve.search.tuned.HOT_SHARE", 1e-9
     )  # a cooling that finds nothing
     field = grid(9, 9, n_labels=3, strength=2.0, seed=1)
     result = pf.infer(field, max_iters=12_000)
@@ -241,14 +242,14 @@ def test_flat_fields_keep_the_labelling_of_lowest_energy(
 def test_the_labelling_is_the_best_that_chains_ended_with(monkeypatch: pytest.MonkeyPatch) -> None:
     flat(monkeypatch)
     seen, field = [np.inf], grid(9, 9, n_labels=2, strength=2.0, seed=3)
-    keep = Search._keep_labels
+    keep = MinimumSearch._keep_labels
 
-    def noted(self: Search, labels: Ints, energy: float) -> None:
+    def noted(self: MinimumSearch, labels: Ints, energy: float) -> None:
         assert energy == pytest.approx(field.energy(labels))
         seen.append(energy)
         keep(self, labels, energy)
 
-    monkeypatch.setattr(Search, "_keep_labels", noted)
+    monkeypatch.setattr(MinimumSearch, "_keep_labels", noted)
     result = pf.infer(field, max_iters=4000)
     assert len(seen) > 3 and result.feasible is not None
     assert field.energy(result.feasible) == pytest.approx(min(seen))

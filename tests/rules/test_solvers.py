@@ -15,10 +15,10 @@ from proxfield.core.compiled.random import uniforms
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.plan import Chains, Update
 from proxfield.core.solve.curvature import Curvature
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.anneal import at_temperature
 from proxfield.core.solve.rules.portfolio import perturbed
 from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.rules.session import Problem
 from proxfield.core.terms.base import offers
 
 every_solver = pytest.mark.parametrize("solver", SOLVERS)

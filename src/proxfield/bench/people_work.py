@@ -274,11 +274,9 @@ def iterate(field: Field, rule: Rule, max_passes: int, settings: Settings) -> Wa
         settings: Tolerance and threads.
     """
     term = next(t for t in field.terms if isinstance(t, (CountedExact, CountedRatio)))
-    request = Request.make(
-        rule, {}, "cpu", kernels=None, dtype=None, init=START, max_iters=max_passes,
-        tol=settings.tol, budget=None, callback=None, seed=0, threads=settings.threads,
-        keep="last", trace=True,
-    )  # fmt: skip
+    request = Request(
+        rule, init=START, max_iters=max_passes, tol=settings.tol, threads=settings.threads
+    )
     session = request.open(field)
     rule.prepare(session.problem)
     plan, program = rule.plan(session.problem), session.program

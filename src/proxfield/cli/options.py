@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -251,7 +251,7 @@ class CommandWithRules(click.Command):
             formatter.write_dl([(name, _about(rule)) for name, rule in self.rules().items()])
         super().format_epilog(ctx, formatter)
 
-    def rules(self) -> dict[str, type[Rule]]:
+    def rules(self) -> Mapping[str, type[Rule]]:
         """The rules that the command takes."""
         from proxfield.core.solve.rules.registry import RULES
 
@@ -261,7 +261,7 @@ class CommandWithRules(click.Command):
 class CommandWithDenseRules(CommandWithRules):
     """Likewise, with the rules that run on dense fields."""
 
-    def rules(self) -> dict[str, type[Rule]]:
+    def rules(self) -> Mapping[str, type[Rule]]:
         from proxfield.core.solve.rules.registry import dense_rules
 
         return dense_rules()

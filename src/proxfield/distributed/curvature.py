@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,8 +15,8 @@ from proxfield.core.solve.curvature import (
     Curvature,
     by_lanczos,
 )
-from proxfield.core.solve.lanczos import BASIS, COLUMNS, Lanczos, length
-from proxfield.core.solve.refinement import PRODUCTS, Refinement
+from proxfield.core.solve.lanczos import BASIS, HostVectors, Lanczos, length
+from proxfield.core.solve.refinement import PRODUCTS, StepRefinement
 from proxfield.core.terms.base import Doubles, Floats
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.transport import Transport
@@ -25,23 +25,11 @@ EXACT_TOLERANCE = 1e-13
 """Relative residual for operators that one process would diagonalize."""
 
 
-class SpreadVectors:
+class SpreadVectors(HostVectors):
     """Vectors of which each rank holds a part."""
-
-    columns = COLUMNS
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-
-    def zeros(self, *shape: int) -> NDArray[np.float64]:
-        """As `numpy.zeros`."""
-        return np.zeros(shape)
-
-    def put(self, values: Floats) -> Doubles:
-        """The array itself."""
-        return np.asarray(values, dtype=np.float64)
-
-    get = put
 
     def length(self, vector: Doubles) -> float:
         """The Euclidean length over all ranks."""
@@ -89,7 +77,7 @@ class SpreadLanczos(Lanczos):
         return found if basis.ndim == 2 else found[0]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SpreadCurvature(Curvature):
     """Curvature of the whole field, with numbers per variable for this rank's own.
 
@@ -98,6 +86,9 @@ class SpreadCurvature(Curvature):
     """
 
     partition: Partition | None = None
+    ends: dict[int, float] = field(default_factory=dict, init=False, repr=False)
+    """λ and μ by their sign, once found; not cached_property: before Python 3.12 that locks, and
+    ranks may be threads."""
 
     @property
     def part(self) -> Partition:
@@ -108,7 +99,7 @@ class SpreadCurvature(Curvature):
     def prepare(self) -> None:
         """Nothing is done ahead."""
 
-    def refinement(self) -> Refinement | None:
+    def refinement(self) -> StepRefinement | None:
         """λ is always found before the iteration."""
         return None
 
@@ -118,24 +109,22 @@ class SpreadCurvature(Curvature):
         total[self.part.cut.border] += self.part.cut.local_curvature()
         return total
 
-    # not cached_property: before Python 3.12 that locks, and ranks may be threads
-
     @property
     def largest(self) -> float:
-        return self._kept("largest", +1)
+        return self._kept(+1)
 
     @property
     def smallest(self) -> float:
-        return self._kept("smallest", -1)
+        return self._kept(-1)
 
     @property
     def lipschitz(self) -> float:
         return max(self.largest, self.smallest)
 
-    def _kept(self, name: str, sign: int) -> float:
-        if name not in vars(self):
-            vars(self)[name] = self._end(sign)
-        return float(vars(self)[name])
+    def _kept(self, sign: int) -> float:
+        if sign not in self.ends:
+            self.ends[sign] = self._end(sign)
+        return self.ends[sign]
 
     def _highest(self, values: Floats) -> float:
         own = float(np.max(values, initial=0.0))

@@ -66,7 +66,7 @@ def grid_partition(
     """
     problem = ""
     try:
-        plan = Plan.make(transport, shape, parts)
+        plan = Tiling.make(transport, shape, parts)
         if dtype not in ("float32", "float64"):
             raise InputError(f"dtype={shown(dtype)}, expected float32 or float64")
         if not isinstance(n_labels, (int, np.integer)) or n_labels < 2:
@@ -85,7 +85,7 @@ def grid_partition(
 
 
 @dataclass(frozen=True)
-class Plan:
+class Tiling:
     """Which pixels each rank has.
 
     Attributes:
@@ -99,7 +99,9 @@ class Plan:
     rank: int
 
     @classmethod
-    def make(cls, transport: Transport, shape: Sequence[int], parts: Sequence[int] | None) -> Plan:
+    def make(
+        cls, transport: Transport, shape: Sequence[int], parts: Sequence[int] | None
+    ) -> Tiling:
         """A plan, checked."""
         sizes = tuple(as_indices(shape, "a grid's shape", 1).tolist())
         if not sizes or min(sizes) < 1:
@@ -174,7 +176,10 @@ def pieces(box: Box) -> Iterator[Box]:
 
 
 def read_unary(
-    unary: Source | NDArray[np.floating], plan: Plan, n_labels: int, dtype: np.dtype[np.floating]
+    unary: Source | NDArray[np.floating],
+    plan: Tiling,
+    n_labels: int,
+    dtype: np.dtype[np.floating],
 ) -> NDArray[np.floating]:
     """This rank's unary energies, flat."""
     if not callable(unary) and np.shape(unary) != (*plan.shape, n_labels):
@@ -195,7 +200,7 @@ def read_unary(
 
 
 def read_weights(
-    weights: float | Mapping[tuple[int, ...], float | Source], plan: Plan
+    weights: float | Mapping[tuple[int, ...], float | Source], plan: Tiling
 ) -> dict[tuple[int, ...], Source]:
     """Functions of boxes, by offset."""
     axes = len(plan.shape)
@@ -224,7 +229,7 @@ def weights_in(source: Source, box: Box) -> NDArray[np.float64]:
 
 
 def lower_box(
-    plan: Plan, unary: Floats, weights: dict[tuple[int, ...], Source], n_labels: int,
+    plan: Tiling, unary: Floats, weights: dict[tuple[int, ...], Source], n_labels: int,
     dtype: np.dtype[np.floating],
 ) -> Lowered:  # fmt: skip
     """This rank's box with the pairs inside it."""
@@ -299,7 +304,7 @@ def leaving(box: Box, offset: tuple[int, ...], shape: tuple[int, ...]) -> Iterat
         inside[axis] = stay
 
 
-def cut_of(plan: Plan, weights: dict[tuple[int, ...], Source], n_labels: int) -> Cut:
+def cut_of(plan: Tiling, weights: dict[tuple[int, ...], Source], n_labels: int) -> Cut:
     """The pairs across this rank's border."""
     box = plan.box
     shape = extent(box)

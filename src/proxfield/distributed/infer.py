@@ -12,20 +12,19 @@ import numpy as np
 
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.solve.history import Callback
-from proxfield.core.solve.request import Request
-from proxfield.core.solve.rules.anneal import Anneal
-from proxfield.core.solve.rules.auto import Auto
+from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.request import Request, choose_place
 from proxfield.core.solve.rules.base import Rule
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.starts import Start
+from proxfield.distributed.chains import explored
 from proxfield.distributed.checkpoint import Checkpoints
 from proxfield.distributed.part_result import PartResult
 from proxfield.distributed.partition import Partition
-from proxfield.distributed.stages import Inference
+from proxfield.distributed.session import PartSession, noted_interrupt, open_part
 from proxfield.distributed.transport import agree
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
-
-RULES = ("fixed", "adaptive", "full-parallel", "adhoc", "momentum", "adam", "backtracking")
-"""Rules that move all variables at once; `colored` moves them by color."""
+from proxfield.result import Status, Trace
 
 
 def infer(
@@ -82,11 +81,19 @@ def infer(
         raise InputError(f"reduce_every={shown(reduce_every)}, expected a whole number above 0")
     if not is_real(checkpoint_seconds) or not checkpoint_seconds >= 0:
         raise InputError(f"checkpoint_seconds={shown(checkpoint_seconds)}, expected 0 or more")
-    request = Request.make(
-        rule, params, device, init=init, max_iters=max_iters, tol=tol, budget=budget,
-        callback=callback, seed=seed, threads=threads, kernels=kernels, dtype=dtype, keep=keep,
+    request = Request(
+        make_rule(rule, params),
+        choose_place(device, kernels, dtype),
+        init=init,
+        max_iters=max_iters,
+        tol=tol,
+        budget=budget,
+        callback=callback,
+        seed=seed,
+        threads=threads,
+        keep=keep,
         trace=trace,
-    )  # fmt: skip
+    )
     name = request.rule.name
     refuse(request.rule)
     start = init if isinstance(init, str) else "given"
@@ -97,33 +104,78 @@ def infer(
     ]  # fmt: skip
     agree(partition.transport, f"{name} {digest(asked)}", "arguments of infer")
     partition.reset()
-    run = Inference(partition, request, 1 if keep == "best" else int(reduce_every))
+    begun, transport = request.now(), partition.transport
+    size = min(partition.lowered.constant, 1e300)
+    if partition.lowered.infeasible or np.isinf(transport.reduce(np.array([size]), "max")[0]):
+        return infeasible(partition, request)
+    session = open_part(partition, request, 1 if keep == "best" else int(reduce_every))
     if checkpoint is not None:
         key = [name, asked[1], start, request.seed, request.dtype, request.kernels, keep]
-        if isinstance(request.rule, (Anneal, Auto)):  # its temperatures follow from the limits
+        if request.rule.mover is not request.rule:  # its temperatures follow from the limits
             key += [request.max_iters, request.budget]
         own = hashlib.sha256(np.ascontiguousarray(partition.lowered.unary).data).hexdigest()[:16]
         key_text = digest([*key, partition.field.n_vars, own])
-        run.checkpoints = Checkpoints(Path(checkpoint), partition.transport, key_text)
-        run.checkpoint_seconds = float(checkpoint_seconds)
-    return run.solve()
+        session.checkpoints = Checkpoints(Path(checkpoint), transport, key_text)
+        session.checkpoint_seconds = float(checkpoint_seconds)
+        session.resume()
+    with noted_interrupt(session.program.interrupted):
+        if request.rule.explores:
+            outcome = explored(session, request.rule)
+        else:
+            outcome = request.rule.solve(session)
+    result = finish(session, request, outcome)
+    result.setup_seconds = max(0.0, request.now() - begun - result.seconds)
+    return result
+
+
+def finish(session: PartSession, request: Request, outcome: Outcome) -> PartResult:
+    """The result of an outcome, in the user's numbering."""
+    part, loop, program = session.partition, session.loop, session.program
+    return PartResult(
+        field=part.field,
+        q=part.lowered.reduction.expand(outcome.q),
+        free_energy=float(outcome.free_energy),
+        status=outcome.status,
+        iterations=loop.iterations,
+        seconds=loop.elapsed,
+        rule=request.rule.name,
+        params=request.rule.params,
+        trace=loop.make_trace(),
+        kernels=request.kernels,
+        partition=part,
+        wall_seconds=program.seconds,
+        cpu_seconds=program.cpu_seconds,
+        bytes_sent=part.transport.bytes_sent,
+    )
+
+
+def infeasible(part: Partition, request: Request) -> PartResult:
+    """The result where no labelling is possible."""
+    layout = part.field.layout
+    return PartResult(
+        field=part.field,
+        q=np.repeat(1.0 / layout.cardinalities, layout.cardinalities),
+        free_energy=np.inf,
+        status=Status.INFEASIBLE,
+        iterations=0,
+        seconds=0.0,
+        rule=request.rule.name,
+        params=request.rule.params,
+        trace=Trace(),
+        kernels=request.kernels,
+        partition=part,
+    )
 
 
 def refuse(rule: Rule) -> None:
     """Raise `UnsupportedError` for rules that need all variables in one process."""
-    name, reason = rule.name, ""
-    if isinstance(rule, Anneal):
-        name = rule.inner
-        reason = " to be annealed"
-    if name in (*RULES, "colored", "custom") or isinstance(rule, Auto):
-        return
-    if name == "sweep":
-        why = "a rank would wait for all variables of the ranks before it: use colored"
-    elif name == "original":
-        why = "it needs the images of all locations in one process: use fixed"
-    else:
-        why = "it runs others on the whole field: use auto or anneal"
-    raise UnsupportedError(f"rule {name!r} isn't available over several ranks{reason}: {why}")
+    moved = rule.mover
+    reason = "" if moved is rule else " to be annealed"
+    if moved.needs_whole_field:
+        raise UnsupportedError(
+            f"rule {moved.name!r} isn't available over several ranks{reason}: "
+            f"{moved.needs_whole_field}"
+        )
 
 
 def digest(values: object) -> str:

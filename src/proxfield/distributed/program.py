@@ -6,6 +6,7 @@ all decide alike.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, replace
 
@@ -14,9 +15,8 @@ from numpy.typing import NDArray
 
 from proxfield.core.engines import compile_program
 from proxfield.core.engines.base import Program, Rows, State, Tangent, host_tangent, slack
-from proxfield.core.engines.plan import Order, Plan, Update
+from proxfield.core.engines.plan import Chains, Explored, Order, Plan, Update
 from proxfield.core.engines.reference import searched
-from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import Floats
 from proxfield.distributed.partition import Partition
 from proxfield.distributed.spins import SpinCut, spins_of
@@ -42,7 +42,7 @@ class Seconds:
     """Sums and maxima over all ranks."""
 
 
-class PartProgram:
+class PartProgram(Program):
     """Advances one rank's part of a field. Every method is collective.
 
     Args:
@@ -50,16 +50,24 @@ class PartProgram:
         kernels: As for `compile_program`.
         dtype: "float64" or "float32".
         threads: Maximum number of threads.
+        every: Updates between two reductions.
     """
 
-    def __init__(self, partition: Partition, kernels: str, dtype: str, threads: int | None) -> None:
+    def __init__(
+        self, partition: Partition, kernels: str, dtype: str, threads: int | None, every: int = 1
+    ) -> None:
         self.partition, self.transport = partition, partition.transport
         self.border = partition.border_entries
         partition.reset()
         self.base = partition.base
         self.program: Program = compile_program(partition.lowered, kernels, dtype, threads)
         self.program.owns_unary = True  # the partition's own array, which `reset` puts back
-        self.dtype = self.program.dtype
+        self.lowered, self.dtype = partition.lowered, self.program.dtype
+        self.looks_every = every
+        self.interrupted = threading.Event()
+        """Set by Ctrl-C on this rank."""
+        self.stop_asked = False
+        """Whether it was set on any rank, at the last reduction."""
         self.spins = spins_of(partition, self.program)
         """Of binary fields on the CPU: the exchange with one number per variable."""
         self.seconds, self.cpu_seconds = Seconds(), Seconds()
@@ -76,7 +84,28 @@ class PartProgram:
         """A state at this rank's marginals."""
         return self.program.start(q)
 
-    def marginals(self, state: State) -> NDArray[np.floating]:
+    @property
+    def slow(self) -> bool:
+        return False  # looks come after a fixed number of updates, which all ranks know
+
+    def copy(self, state: State) -> State:
+        return self.program.copy(state)
+
+    def warm_up(self, plan: Plan, state: State, trace: bool) -> None:
+        if self.lowered.layout.size >= LARGE_SIZE:  # it takes a second state
+            return
+        if isinstance(plan, Update) and plan.watches:
+            plan = replace(plan, adaptive=False, fallback=None, search=None)
+        self.program.warm_up(plan, state, True)
+
+    def descend(self, labels: Floats, sweeps: int) -> NDArray[np.float64]:
+        raise UnsupportedError("labellings of a field over several ranks can't be improved")
+
+    def explore(self, chains: Chains, threads: int | None = None) -> Explored:
+        """Chains of this rank's variables, the ghosts as they were exchanged last."""
+        return self.program.explore(chains, threads)
+
+    def marginals(self, state: State) -> NDArray[np.float64]:
         """This rank's marginals; of a large part in float32, in that type."""
         program, size = self.program, self.partition.lowered.layout.size
         if self.dtype == np.float64 or size < LARGE_SIZE:
@@ -86,7 +115,7 @@ class PartProgram:
         for i in range(0, size, CHUNK):
             entries = np.arange(i, min(size, i + CHUNK))
             out[i : i + CHUNK] = program.marginals_at(state, entries)
-        return out
+        return out  # type: ignore[return-value]
 
     def exchange(self, state: State) -> float:
         """Take the neighbors' marginals into the unary energies.
@@ -131,11 +160,6 @@ class PartProgram:
         self._timed("kernel", since)
         return self.total(own + correction)
 
-    @property
-    def lowered(self) -> Lowered:
-        """This rank's variables, and the terms inside."""
-        return self.partition.lowered
-
     def gradient(self, q: Floats) -> NDArray[np.float64]:
         """dE/dq of this rank's variables.  # (layout.size,)"""
         double = np.asarray(q, dtype=np.float64)
@@ -167,35 +191,28 @@ class PartProgram:
         found = self._reduce(np.where(lost, np.inf, found), "max")
         return float(found[0]), float(found[1])
 
-    def advance(
-        self, state: State, plan: Plan, n: int, colors: int = 0, asked: bool = False
-    ) -> tuple[Rows, bool]:
-        """So many updates, and whether a rank asked to stop.
-
-        Args:
-            state: This rank's state; changed in place.
-            plan: How it moves.
-            n: Number of updates.
-            colors: Of an `Order`, the number of colors of the whole field.
-            asked: Does this rank ask to stop?
-        """
+    def advance(self, state: State, plan: Plan, n: int, tol: float, trace: bool) -> Rows:
+        """So many updates; ``tol`` is looked at after all of them, when changes are known."""
         f, change = np.full(n, np.nan), np.full(n, np.nan)
         twice = np.inf
         for k in range(n):
             if isinstance(plan, Update) and plan.watches:
                 f[k], change[k], twice = self._watched(state, plan)
             elif isinstance(plan, Order):
-                f[k], change[k] = self._sweep(state, plan, colors)
+                f[k], change[k] = self._sweep(state, plan)
             else:
                 f[k], change[k], twice = self._plain(state, plan)
         if isinstance(plan, Update) and plan.watches:  # F is of the whole field already
             f = f / self.transport.size
         lost = np.isnan(change)
         ends = np.where(lost, np.inf, change)
-        reduced = self._reduce(np.append(ends, [min(twice, 1e300), float(asked)]), "max")
+        reduced = self._reduce(
+            np.append(ends, [min(twice, 1e300), float(self.interrupted.is_set())]), "max"
+        )
         change = np.where(np.isinf(reduced[:n]), np.nan, reduced[:n])
         f = self._reduce(f, "sum")
-        return Rows(f, change, float(reduced[n])), bool(reduced[n + 1])
+        self.stop_asked = bool(reduced[n + 1])
+        return Rows(f if trace else np.full(n, np.nan), change, float(reduced[n]))
 
     def _plain(self, state: State, plan: Plan) -> tuple[float, float, float]:
         """One update: this rank's part of F before it, its change, and difference."""
@@ -205,11 +222,11 @@ class PartProgram:
         self._timed("kernel", since)
         return float(rows.free_energy[0]) + correction, float(rows.change[0]), rows.period2
 
-    def _sweep(self, state: State, plan: Order, colors: int) -> tuple[float, float]:
-        """Color by color, with an exchange before each."""
+    def _sweep(self, state: State, plan: Order) -> tuple[float, float]:
+        """Color by color, with an exchange before each; every rank knows the colors of all."""
         if plan.starts is None or plan.shuffle is not None:
             raise UnsupportedError("over several ranks, variables move by color or all at once")
-        before, change = 0.0, 0.0
+        before, change, colors = 0.0, 0.0, len(plan.starts) - 1
         for color in range(max(1, colors)):  # without variables there is F all the same
             correction = self.exchange(state)
             ends = plan.starts[color : color + 2].tolist() if colors else (0, 0)

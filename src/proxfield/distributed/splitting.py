@@ -19,7 +19,7 @@ from proxfield.distributed.cut import Cut, Embedded
 
 
 @dataclass
-class Crossing:
+class CutTerms:
     """Terms of a rank in the whole field's numbering: inside it, and across its border."""
 
     inside: list[Term] = field(default_factory=list)
@@ -41,13 +41,13 @@ def split(lowered: Lowered, user_owner: Ints, rank: int) -> tuple[Lowered, Cut]:
     owner = user_owner if whole else user_owner[reduction.free]
     own = owner == rank
     mine = np.flatnonzero(own)
-    found = Crossing()
+    found = CutTerms()
     for term in (lowered.ising, lowered.potts):
         if term is not None:
             part_edges(term, own, found)
     for factor in lowered.factors:
         part_factor(factor, own, found)
-    extras = Crossing()
+    extras = CutTerms()
     for extra in lowered.extras:
         part_extra(extra, layout, own, extras)
     touched = np.concatenate([np.zeros(0, dtype=np.int64), *found.touched, *extras.touched])
@@ -110,7 +110,7 @@ def part_of_reduction(reduction: Reduction, mine: NDArray[np.bool_]) -> Reductio
     return Reduction(full, reduction.keep[mine[reduction.full.owner]], reduction.whole)
 
 
-def part_edges(term: Ising | Potts, own: NDArray[np.bool_], found: Crossing) -> None:
+def part_edges(term: Ising | Potts, own: NDArray[np.bool_], found: CutTerms) -> None:
     """Edges inside a rank, and those with one end in it."""
     ends = own[term.edges]
     count = ends.sum(axis=1)
@@ -120,7 +120,7 @@ def part_edges(term: Ising | Potts, own: NDArray[np.bool_], found: Crossing) -> 
     found.touched.append(term.edges[count == 1].ravel())
 
 
-def part_factor(term: Factor, own: NDArray[np.bool_], found: Crossing) -> None:
+def part_factor(term: Factor, own: NDArray[np.bool_], found: CutTerms) -> None:
     """The same for tables."""
     count = own[term.scopes].sum(axis=1)
     across = (count > 0) & (count < term.degree)
@@ -130,7 +130,7 @@ def part_factor(term: Factor, own: NDArray[np.bool_], found: Crossing) -> None:
     found.touched.append(term.scopes[across].ravel())
 
 
-def part_extra(term: Term, layout: Layout, own: NDArray[np.bool_], found: Crossing) -> None:
+def part_extra(term: Term, layout: Layout, own: NDArray[np.bool_], found: CutTerms) -> None:
     """Terms that aren't lowered: segments one by one, others as a whole.
 
     Those inside the rank are computed with the cut too, so that its program runs fused kernels.

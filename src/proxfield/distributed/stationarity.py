@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from proxfield.core.common.arrays import Array, Floats
 from proxfield.core.engines.base import State
-from proxfield.core.solve.rules.session import Judgement, Verdict
+from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.solve.session import FEWEST_PRODUCTS
 from proxfield.core.solve.stationarity import (
     DIRECTION,

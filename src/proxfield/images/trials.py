@@ -218,9 +218,9 @@ def labels_after(
     """
     from proxfield.core.engines import compile_program
     from proxfield.core.solve.curvature import Curvature
-    from proxfield.core.solve.loop import Loop
+    from proxfield.core.solve.loop import make_updates
+    from proxfield.core.solve.problem import Problem
     from proxfield.core.solve.rules.registry import make_rule
-    from proxfield.core.solve.rules.session import Problem
     from proxfield.core.solve.starts import starting_point
     from proxfield.field import Field
 
@@ -232,7 +232,7 @@ def labels_after(
     done = 0
     for n in updates:
         if pairwise:
-            Loop(n - done, -1.0, trace=False).update(program, plan, state)
+            make_updates(program, plan, state, n - done)
         done = n
         yield np.asarray(program.view(state)).reshape(base.n_vars, -1).argmax(axis=1)
 

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from proxfield.core.common.checks import whole_count
-from proxfield.core.terms import Constant, Factor, Ising, Pairwise, Potts, Unary
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
+from proxfield.core.terms.unary import Constant, Unary
 from proxfield.errors import InputError, InputTypeError, shown
 
 if TYPE_CHECKING:
-    from proxfield.core.terms import Term
+    from proxfield.core.terms.base import Term
     from proxfield.field import Field
 
 COUPLINGS: dict[str, type[Potts] | type[Ising]] = {"potts": Potts, "ising": Ising}

@@ -282,7 +282,8 @@ def model_to_field(model: UaiModel) -> Field:
         >>> field.cardinalities.tolist()
         [2]
     """
-    from proxfield.core.terms import Constant, Factor, Unary
+    from proxfield.core.terms.factor import Factor
+    from proxfield.core.terms.unary import Constant, Unary
     from proxfield.field import Field
 
     model = _drop_single_labels(model)

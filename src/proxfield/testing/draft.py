@@ -8,24 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.terms import (
-    Boxes,
-    Consistency,
-    Constant,
-    Cooccurrence,
-    Factor,
-    Gaussian,
-    GridPairwise,
-    Ising,
-    Occupancy,
-    Pairwise,
-    Potts,
-    Runs,
-    Silhouettes,
-    Term,
-    Unary,
-)
-from proxfield.core.terms.base import Ints
+from proxfield.core.terms.base import Ints, Term
+from proxfield.core.terms.consistency import Consistency
+from proxfield.core.terms.cooccurrence import Cooccurrence
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.gaussian import Gaussian
+from proxfield.core.terms.grid import GridPairwise
+from proxfield.core.terms.occupancy import Occupancy
+from proxfield.core.terms.pairwise import Ising, Pairwise, Potts
+from proxfield.core.terms.silhouettes import Boxes, Runs, Silhouettes
+from proxfield.core.terms.unary import Constant, Unary
 from proxfield.images.cooccurrence import CooccurrenceStatistics
 
 MAX_TABLE = 1024

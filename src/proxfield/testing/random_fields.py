@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxfield.core.terms import TERMS
 from proxfield.core.terms.base import Ints
+from proxfield.core.terms.registry import TERMS
 from proxfield.errors import InputError, shown
 from proxfield.field import Field
 from proxfield.testing.draft import MAKERS, SYMMETRIC, Draft, plant_contradiction

@@ -16,7 +16,7 @@ from proxfield.core.engines.base import State
 from proxfield.core.engines.plan import Order, Update
 from proxfield.core.engines.torch.moves import softmax
 from proxfield.core.engines.torch.program import TorchProgram, TorchState
-from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.loop import make_updates
 
 SMALLEST_MOMENT = 1e-30
 """Second moments start here: the square root has no derivative at 0."""
@@ -79,7 +79,7 @@ class Recorder(TorchProgram):
         """
         self.kept, self.plans = [], []
         state = State(first_state(plan, q))
-        Loop(max_iters, tol, trace=False).update(self, plan, state)
+        make_updates(self, plan, state, max_iters, tol)
         return Recording(self.tensor(state), kept_names(plan), self.kept, self.plans)
 
 

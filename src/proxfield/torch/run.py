@@ -14,7 +14,7 @@ from proxfield.core.engines.plan import Order, Update
 from proxfield.core.engines.torch.moves import softmax
 from proxfield.core.engines.torch.program import TorchProgram
 from proxfield.core.filters.torch.ops import refuse
-from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.loop import make_updates
 from proxfield.errors import UnsupportedError
 from proxfield.torch.record import Recorder, Recording, pull_back
 from proxfield.torch.solve import (
@@ -105,7 +105,7 @@ class Run:
     ) -> Tensor:
         """Marginals after the updates of a program whose states are tensors, from some others."""
         state = program.start_from(start)
-        Loop(self.max_iters, self.tol, trace=False).update(program, plan, state)
+        make_updates(program, plan, state, self.max_iters, self.tol)
         return program.tensor(state)
 
     def backward(

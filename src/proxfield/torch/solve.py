@@ -18,7 +18,7 @@ from proxfield.core.devices.tensors import Tensor
 from proxfield.core.engines.base import Rows, Updates
 from proxfield.core.engines.plan import damping_for
 from proxfield.core.engines.torch.moves import moved, softmax
-from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.loop import make_updates
 from proxfield.errors import GradientWarning
 
 Function = Callable[[Tensor], Tensor]
@@ -105,7 +105,7 @@ def fixed_point(
     """
     solution = Solution(theta, softmax(theta))
     updates = ProximalUpdates(gradient, keep_every)
-    Loop(iterations, tol, trace=False).update(updates, step, solution)
+    make_updates(updates, step, solution, iterations, tol)
     return solution
 
 

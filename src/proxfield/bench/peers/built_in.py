@@ -15,7 +15,8 @@ from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.map_result import MapStatus
 from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.search.map_search import MapSearch as Search
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.search.labelling import MapSearch as Search
 from proxfield.core.solve.search.modes import infer_modes
 from proxfield.core.solve.solve_map import answer
 from proxfield.images.densecrf import DenseCRF
@@ -24,11 +25,9 @@ from proxfield.result import Result
 
 def _request(rule: str | Rule, budget: float | None, tol: float = 1e-6) -> Request:
     """The defaults of `proxfield.infer` on one thread, with a budget in CPU time."""
-    return Request.make(
-        rule, {}, "cpu", init="uniform", max_iters=None, tol=tol, budget=budget, callback=None,
-        seed=0, threads=1, kernels=None, dtype=None, keep="last", trace=False,
-        now=time.process_time,
-    )  # fmt: skip
+    return Request(
+        make_rule(rule), tol=tol, budget=budget, threads=1, trace=False, now=time.process_time
+    )
 
 
 class MeanField(Peer):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from proxfield.compat import pydensecrf as settings
 
 if TYPE_CHECKING:
-    from proxfield.core.terms import Gaussian
+    from proxfield.core.terms.gaussian import Gaussian
 
 FILTER = "lattice"
 """The filter of every pairwise term; the original knows this one only."""
@@ -81,9 +81,9 @@ class DenseUpdates:
             return
         from proxfield.core.engines import compile_program
         from proxfield.core.solve.curvature import Curvature
+        from proxfield.core.solve.problem import Problem
         from proxfield.core.solve.rules.registry import make_rule
-        from proxfield.core.solve.rules.session import Problem
-        from proxfield.core.terms import Unary
+        from proxfield.core.terms.unary import Unary
         from proxfield.field import Field
 
         variables, labels = energies.shape
@@ -105,10 +105,10 @@ class DenseUpdates:
         """Marginals after ``n`` updates, perhaps in the array given.  # (N · L,) -> (N · L,)"""
         if not self.pairwise:
             return self.unary_only
-        from proxfield.core.solve.loop import Loop
+        from proxfield.core.solve.loop import make_updates
 
         state = self.program.take(q[None])
-        Loop(n, -1.0, trace=False).update(self.program, self.plan, state)
+        make_updates(self.program, self.plan, state, n)
         return np.asarray(self.program.view(state), dtype=np.float32)
 
     def divergence(self, q: NDArray[np.float32]) -> float:

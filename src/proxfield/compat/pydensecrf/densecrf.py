@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from proxfield.compat.pydensecrf import _engine, eigen
 from proxfield.compat.pydensecrf.eigen import MatrixXf, as_matrix, check_float32
-from proxfield.core.terms import Gaussian
+from proxfield.core.terms.gaussian import Gaussian
 
 __all__ = [
     "CONST_KERNEL",

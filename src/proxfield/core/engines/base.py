@@ -95,6 +95,8 @@ class Updates(ABC, Generic[P, S]):
 
     fields: int = 1
     """How many."""
+    looks_every: int = 0
+    """Updates between two looks at the clock; 0: as many as take a twentieth of a second."""
     cuts_sweeps: ClassVar[bool] = False
     """Whether an `Order` may visit some of the variables only."""
 

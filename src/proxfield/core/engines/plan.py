@@ -31,7 +31,7 @@ from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.terms.base import offers
 
 if TYPE_CHECKING:
-    from proxfield.core.solve.refinement import Refinement
+    from proxfield.core.solve.refinement import StepRefinement
 
 
 class Space(Enum):
@@ -144,7 +144,7 @@ class Update:
     fallback: NDArray[np.float64] | None = None
     inverse_temperature: float = 1.0
     search: Search | None = None
-    refinement: Refinement | None = None
+    refinement: StepRefinement | None = None
 
     def refined(self) -> Update:
         """The update with the step that its refinement has found; itself if there is none."""

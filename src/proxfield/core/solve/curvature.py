@@ -23,7 +23,7 @@ from proxfield.core.engines.plan import certifiable, damping_for, relative_dampi
 from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.lowered import Lowered, lower
 from proxfield.core.solve.lanczos import HOST, Lanczos, Vectors
-from proxfield.core.solve.refinement import PRODUCTS, TOLERANCE, Refinement, iterations_between
+from proxfield.core.solve.refinement import PRODUCTS, TOLERANCE, StepRefinement, iterations_between
 from proxfield.core.terms.base import Floats, Term, missing, offers
 from proxfield.core.terms.factor import Factor
 from proxfield.errors import UnsupportedError
@@ -44,7 +44,7 @@ MIN_DEVICE_SIZE = 1 << 17
 """Entries of a field from which on the device that iterates multiplies faster than the host."""
 
 
-class Operator(NamedTuple):
+class HessianProduct(NamedTuple):
     """A symmetric operator."""
 
     apply: Callable[[Array], Array]
@@ -52,7 +52,7 @@ class Operator(NamedTuple):
     vectors: Vectors = HOST
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Curvature:
     """Curvature of one field, each number computed when first used.
 
@@ -76,6 +76,8 @@ class Curvature:
     now: Callable[[], float] = field_of(default_factory=lambda: time.perf_counter)
     stepwise: bool = False
     program: Callable[[Lowered], Program] | None = None
+    product_seconds: float = field_of(default=0.0, init=False, repr=False)
+    """Duration of one product with P H P, measured by `prepare`."""
 
     def prepare(self) -> None:
         """Do the part that counts as building the field, so that the rest can be timed.
@@ -91,12 +93,7 @@ class Curvature:
             vectors.length(apply(vectors.zeros(size)))  # compiles, which must not count
             begun = self.now()
             vectors.length(apply(vectors.zeros(size)))  # and waits
-            self.__dict__["product_seconds"] = self.now() - begun
-
-    @cached_property
-    def product_seconds(self) -> float:
-        """Duration of one product with P H P, measured by `prepare`."""
-        return 0.0
+            self.product_seconds = self.now() - begun
 
     @cached_property
     def local(self) -> NDArray[np.float64]:
@@ -154,25 +151,25 @@ class Curvature:
         return min(closed + bound, max(0.0, top) + rest)
 
     @cached_property
-    def _projected(self) -> Operator:
+    def _projected(self) -> HessianProduct:
         """P H P of the pairwise part."""
         low = self.lowered
         if self.program is not None and low.layout.size >= MIN_DEVICE_SIZE:
             program = self.program(low)
             if hasattr(program, "products") and not any(by_lanczos(t) for t in low.extras):
                 products = program.products()
-                return Operator(products.apply, products.size, products)
+                return HessianProduct(products.apply, products.size, products)
         if not (low.potts or low.factors or low.extras) and low.ising is not None:
             # spins: the block J·[[1, −1], [−1, 1]] has the one eigenvector (1, −1)/√2, with 2J
             program = program_for(low, self.kernels)
             couple: Callable[[Floats], Floats] | None = getattr(program, "couple", None)
             if couple is not None:
-                return Operator(lambda v: 0.5 * couple(v), low.layout.n_vars)
+                return HessianProduct(lambda v: 0.5 * couple(v), low.layout.n_vars)
         center = low.layout.center
         apply = pairwise_operator(low, self.kernels)
-        return Operator(lambda v: center(apply(center(v))), low.layout.size)
+        return HessianProduct(lambda v: center(apply(center(v))), low.layout.size)
 
-    def refinement(self) -> Refinement | None:
+    def refinement(self) -> StepRefinement | None:
         """The search for a step above the one from λ_i, to be made as iterations go on.
 
         None where λ is known, or no λ_i certify a step, or λ takes no products with H.
@@ -190,7 +187,7 @@ class Curvature:
         scale = np.sqrt(np.divide(1.0, scaled, out=np.zeros_like(scaled), where=scaled > 0))
         if size != low.layout.n_vars:
             scale = scale[low.layout.owner]
-        return Refinement(
+        return StepRefinement(
             Lanczos(lambda v: scale * apply(scale * v), size, TOLERANCE),
             scaled,
             self._local_of(others),

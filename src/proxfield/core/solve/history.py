@@ -1,11 +1,11 @@
-"""Limits, clock, trace and best states of one field's inference."""
+"""Limits, which are values, and the clock, trace and best states of one field's inference."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,49 @@ from proxfield.core.terms.base import Floats
 from proxfield.result import Status, Trace
 
 OVERTIME_SHARE, OVERTIME_SECONDS = 0.04, 0.005
-"""See `History.overtime`: a share of the budget, and seconds."""
+"""See `Limits.overtime`: a share of the budget, and seconds."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where an inference ends, counted from its begin; a stage gets narrower ones.
+
+    Attributes:
+        max_iters: Maximum number of iterations.
+        tol: Stop at a fixed point: where no entry of softmax(−g(q)) differs from q by more. A
+            negative one never stops.
+        budget: Maximum number of seconds, or None.
+
+    Example:
+        >>> Limits(100, budget=2.0).until(iterations=40, seconds=3.0)
+        Limits(max_iters=40, tol=1e-06, budget=2.0)
+    """
+
+    max_iters: int
+    tol: float = 1e-6
+    budget: float | None = None
+
+    def until(
+        self, iterations: int | None = None, seconds: float | None = None, tol: float | None = None
+    ) -> Limits:
+        """These limits, or an earlier iteration and second, and another tolerance."""
+        most = self.max_iters if iterations is None else min(self.max_iters, iterations)
+        given = [x for x in (self.budget, seconds) if x is not None and x < np.inf]
+        return Limits(most, self.tol if tol is None else tol, min(given, default=None))
+
+    def share(self, share: float) -> Limits:
+        """A share of them."""
+        budget = None if self.budget is None else share * self.budget
+        return replace(self, max_iters=int(np.ceil(share * self.max_iters)), budget=budget)
+
+    def seconds_left(self, elapsed: float) -> float:
+        """What is left of the budget; infinite without one."""
+        return np.inf if self.budget is None else self.budget - elapsed
+
+    @property
+    def overtime(self) -> float:
+        """Seconds beyond the budget that tests of the result may take."""
+        return OVERTIME_SHARE * (self.budget or 0.0) + OVERTIME_SECONDS
 
 
 @dataclass(frozen=True)
@@ -70,12 +112,10 @@ def unchanged(q: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass
 class History:
-    """Limits, clock and trace of one field's inference; its stages share them.
+    """Clock, trace and best states of one field's inference; its stages share them.
 
     Attributes:
-        max_iters: Maximum number of iterations.
-        tol: Stop at a fixed point: where no entry of softmax(−g(q)) differs from q by more.
-        budget: Maximum number of seconds, or None.
+        limits: Of the whole inference; a stage may have narrower ones.
         callback: Called now and then; returning something true stops the inference.
         trace: Keep F of every state?
         expand: From marginals of the field that iterates to the user's.
@@ -83,9 +123,7 @@ class History:
             when to stop.
     """
 
-    max_iters: int
-    tol: float = 1e-6
-    budget: float | None = None
+    limits: Limits
     callback: Callback | None = None
     trace: bool = True
     expand: Callable[[NDArray[np.float64]], NDArray[np.float64]] = unchanged
@@ -111,16 +149,11 @@ class History:
 
     # ---- limits and clock ----
 
-    @property
-    def spent(self) -> Status | None:
-        """The limit that has been reached, if one has."""
-        if self.iterations >= self.max_iters:
+    def spent(self, limits: Limits) -> Status | None:
+        """Which of these limits has been reached, if one has."""
+        if self.iterations >= limits.max_iters:
             return Status.MAX_ITERS
-        return Status.BUDGET if self.seconds_left() <= 0 else None
-
-    def seconds_left(self) -> float:
-        """What is left of the budget; infinite without one."""
-        return np.inf if self.budget is None else self.budget - self.elapsed
+        return Status.BUDGET if limits.seconds_left(self.elapsed) <= 0 else None
 
     @contextmanager
     def clock(self) -> Iterator[None]:
@@ -131,16 +164,12 @@ class History:
         finally:
             self.elapsed += self.now() - begun
 
-    def may_test(self, left: float) -> bool:
+    def may_test(self, limits: Limits) -> bool:
         """Whether there is time for a fixed-point test; there always is for a short one."""
-        if self.budget is None or self.costs.evaluation < SHORT_EVALUATION:
+        if limits.budget is None or self.costs.evaluation < SHORT_EVALUATION:
             return True
-        return self.costs.test() <= max(0.0, left) + self.overtime
-
-    @property
-    def overtime(self) -> float:
-        """Seconds beyond the budget that tests of the result may take."""
-        return OVERTIME_SHARE * (self.budget or 0.0) + OVERTIME_SECONDS
+        left = limits.seconds_left(self.elapsed)
+        return self.costs.test() <= max(0.0, left) + limits.overtime
 
     # ---- states ----
 
@@ -180,11 +209,10 @@ class History:
 
     # ---- the trace ----
 
-    @property
-    def standing(self) -> bool:
+    def standing(self, tol: float) -> bool:
         """Whether the last run made no update, or one that hardly changed q."""
         change = self.pieces[-1].change
-        return len(change) == 0 or bool(change[-1] <= self.tol)
+        return len(change) == 0 or bool(change[-1] <= tol)
 
     def append(
         self,
@@ -193,6 +221,7 @@ class History:
         batches: list[Rows],
         last: float,
         visible: bool,
+        traced: bool,
     ) -> None:
         """Keep the rows of one run. A batch knows F *before* each update, a row F after it."""
         f = np.concatenate([np.zeros(0), *(rows.free_energy for rows in batches), [last]])
@@ -201,7 +230,7 @@ class History:
         change = np.concatenate([np.zeros(0), *(rows.change for rows in batches)])
         seconds = np.concatenate([np.zeros(0), *moments])
         if len(change) and np.isnan(change[-1]):  # updates that diverged leave no state
-            lost = np.isnan(change) | (np.isnan(f[1:]) & self.trace)
+            lost = np.isnan(change) | (np.isnan(f[1:]) & traced)
             good = int(lost.argmax())
             self.iterations -= len(change) - good
             f, change, seconds = f[: good + 1], change[:good], seconds[:good]
@@ -267,7 +296,7 @@ class History:
             seconds=self.elapsed if seconds is None else seconds,
             free_energy=free_energy,
             change=change,
-            max_iters=self.max_iters,
-            budget=self.budget,
+            max_iters=self.limits.max_iters,
+            budget=self.limits.budget,
             marginals=lambda: self.expand(marginals()),
         )

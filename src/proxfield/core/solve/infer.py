@@ -12,14 +12,14 @@ from proxfield.core.common.logs import log
 from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.history import Callback
+from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, device_memory, on_gpu
-from proxfield.core.solve.rules.auto import Auto
+from proxfield.core.solve.request import Request, choose_place, device_memory, on_gpu
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.session import Outcome
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session
 from proxfield.core.solve.starts import Start
-from proxfield.core.solve.whole import infer_whole
 from proxfield.errors import InputError, InputTypeError, UnsupportedError, shown
 from proxfield.field import Field
 from proxfield.result import Result, Status
@@ -102,10 +102,9 @@ def infer(
     """
     if not isinstance(field, Field):
         raise InputTypeError(f"infer takes a Field, not {type(field).__name__}")
-    request = Request.make(
-        rule,
-        params,
-        device,
+    request = Request(
+        make_rule(rule, params),
+        choose_place(device, kernels, dtype),
         init=init,
         max_iters=max_iters,
         tol=tol,
@@ -113,8 +112,6 @@ def infer(
         callback=callback,
         seed=seed,
         threads=threads,
-        kernels=kernels,
-        dtype=dtype,
         keep=keep,
         trace=trace,
     )
@@ -125,7 +122,11 @@ def infer(
     with watching(bool(progress), request.rule.name, callback) as showing:
         begun = request.now()
         request = replace(request, callback=showing)
-        result = infer_whole(field, request) if on_gpu(request.kernels) else None
+        result = None
+        if on_gpu(request.kernels):
+            from proxfield.core.solve.whole import infer_whole
+
+            result = infer_whole(field, request)
         if result is None:
             session = request.open(field)
             if modes > 1:
@@ -143,7 +144,7 @@ def check_modes(modes: Any, rule: Rule) -> None:
     """Raise `InputError` unless this is a number of modes that the rule can look for."""
     if not is_whole(modes) or modes < 1:
         raise InputError(f"modes={shown(modes)}, expected a whole number, 1 or more")
-    if modes > 1 and not isinstance(rule, Auto):
+    if modes > 1 and not rule.explores:
         raise InputError(f"modes={modes} needs the rule auto, not {rule.name}")
 
 
@@ -211,11 +212,17 @@ def in_double(outcome: Outcome, lowered: Lowered, kernels: str) -> Outcome:
 
 def finish(field: Field, request: Request, session: Session, outcome: Outcome) -> Result:
     """The result of an outcome, in the user's numbering."""
-    loop, lowered = session.loop, session.problem.lowered
-    q = outcome.q if lowered.infeasible else lowered.reduction.expand(outcome.q)
+    lowered = session.problem.lowered
+    if not lowered.infeasible:
+        outcome = replace(outcome, q=lowered.reduction.expand(outcome.q))
+    return result_of(field, request, session.loop, outcome)
+
+
+def result_of(field: Field, request: Request, loop: Loop, outcome: Outcome) -> Result:
+    """The result of an outcome whose marginals are those of the user's variables."""
     result = Result(
         field=field,
-        q=q,
+        q=outcome.q,
         free_energy=float(outcome.free_energy),
         status=outcome.status,
         iterations=loop.iterations,

@@ -63,7 +63,10 @@ class HostVectors:
     """Vectors of numpy."""
 
     columns = COLUMNS
-    length = staticmethod(length)
+
+    def length(self, vector: Doubles) -> float:
+        """The Euclidean length."""
+        return length(vector)
 
     def zeros(self, *shape: int) -> NDArray[np.float64]:
         """As `numpy.zeros`."""

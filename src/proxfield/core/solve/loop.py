@@ -1,7 +1,7 @@
 """The one iteration loop: advance by a plan, look at the clock, keep the trace, stop.
 
 Everything that iterates goes through it: one field (`Loop.run`), fields that iterate together
-(`run_together`), and updates alone, as a differentiable layer makes them (`Loop.update`).
+(`run_together`), and updates alone, as a differentiable layer makes them (`make_updates`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from proxfield.core.common.interrupts import finish_first
 from proxfield.core.engines.base import Batch, Program, Rows, State, Updates
 from proxfield.core.engines.plan import Order, Update
-from proxfield.core.solve.history import History, Seen
+from proxfield.core.solve.history import History, Limits, Seen
 from proxfield.core.solve.pace import FIRST_CHUNK, Pace, advance, advance_in_parts, sweep_parts
 from proxfield.core.solve.stationarity import fixed_points, is_fixed_point
 from proxfield.result import Status
 
 if TYPE_CHECKING:
-    from proxfield.core.solve.refinement import Refinement
+    from proxfield.core.solve.refinement import StepRefinement
 
 P = TypeVar("P")
 S = TypeVar("S")
@@ -32,87 +32,103 @@ S = TypeVar("S")
 
 @dataclass
 class Loop(History):
-    """Iterates one field within limits that all its runs share, and keeps their history."""
+    """Iterates one field, and keeps the history that all its runs share."""
 
     live: tuple[Program, State] | None = None
     """Where the present run stands, if its F is the user's."""
+    running: Run | None = None
+    """The present run."""
+    resumed: Run | None = None
+    """A run that was interrupted; the next one continues it."""
 
     def run(
         self,
         program: Batch[P, S],
         plan: P,
         state: S,
+        limits: Limits | None = None,
         *,
-        limit: int | None = None,
         visible: bool = True,
         keep_best: bool = False,
-        tol: float | None = None,
-        until: float | None = None,
         first: float | None = None,
+        trace: bool | None = None,
     ) -> Status:
         """Iterate until converged or a limit is reached.
 
-        Converged means that softmax(−g(q)) is within ``tol`` of q. It is tested where an update
-        changed q by less than that; if it fails, the next test waits twice as many iterations.
+        Converged means that softmax(−g(q)) is within the tolerance of q. It is tested where an
+        update changed q by less than that; if it fails, the next test waits twice as many
+        iterations.
 
         Args:
             program: What to iterate with.
             plan: How the state moves.
             state: Where it is; changed in place.
-            limit: Maximum number of iterations of this call.
+            limits: Where this call ends; by default where the inference does.
             visible: Is the program's F the user's F? If not, the trace shows +inf.
             keep_best: Remember the state of lowest F.
-            tol: Instead of the loop's own; a negative one never stops.
-            until: Seconds (of the whole inference) at which this call ends.
             first: F of the state, where it is known.
+            trace: Keep F of every state? By default as for the whole inference.
         """
+        limits = self.limits if limits is None else limits
+        trace = self.trace if trace is None else trace
         self.live = None
         if visible and isinstance(program, Program):
             self.live = program, cast(State, state)
-        self.warm_up(program, plan, state)
+        warm_up(program, plan, state, trace)
         if first is not None:
             self.last, self.known = first, state
-        elif self.budget is not None and self.iterations == 0 and self.known is not state:
+        elif limits.budget is not None and self.iterations == 0 and self.known is not state:
             self.measure(program, state)
-        run = Run(
-            self,
-            self.tol if tol is None else tol,
-            min(x for x in (self.budget, until, np.inf) if x is not None),
-            self.max_iters if limit is None else min(self.max_iters, self.iterations + limit),
-        )
-        drive = Drive(program, plan, state, [run], keep_best=keep_best, visible=visible)
-        return drive.to_the_end()[0]
-
-    def update(self, program: Updates[P, S], plan: P, state: S) -> Status:
-        """Nothing but updates: no F, no test for a fixed point, no look at the clock.
-
-        A change of q below ``tol`` is enough to stop, and Ctrl-C is raised.
-        """
-        run = Run(self, self.tol, np.inf, self.max_iters)
-        return Drive(cast("Batch[P, S]", program), plan, state, [run], bare=True).to_the_end()[0]
+        run, self.resumed = self.resumed or Run(self, limits), None
+        run.limits, self.running = limits, run
+        drive = Drive(program, plan, state, [run], trace, keep_best=keep_best, visible=visible)
+        status = drive.to_the_end()[0]
+        self.running = None
+        return status
 
     def measure(self, program: Batch[P, S], state: S) -> float:
         """F of the start, timed, outside the clock: what comes after it is planned by that."""
         self.last, self.known = float(self.costs.evaluate(program, state, self.now)[0]), state
         return self.last
 
-    def is_fixed_point(self, program: Program, state: State) -> bool:
+    def is_fixed_point(self, program: Program, state: State, tol: float) -> bool:
         """As in `stationarity`, timed."""
         begun = self.now()
-        answer = is_fixed_point(program, state, self.tol)
+        answer = is_fixed_point(program, state, tol)
         self.costs.residual = self.now() - begun
         return answer
 
-    def warm_up(self, program: Batch[P, S], plan: P, state: S) -> None:
-        """Compile (or load) what the plan needs, outside the clock."""
-        if isinstance(plan, Order):  # don't draw from the generator
-            plan = cast(P, Order(plan.variables, plan.starts))
-        program.warm_up(plan, state, self.trace)
+    def aside(self, limits: Limits) -> Loop:
+        """A loop for updates that the trace doesn't show, within limits of its own."""
+        return Loop(limits, now=self.now, costs=self.costs)
 
-    def aside(self, max_iters: int) -> Loop:
-        """A loop for updates that the trace doesn't show, with what is left of the budget."""
-        left = None if self.budget is None else self.seconds_left()
-        return Loop(max_iters, self.tol, left, now=self.now, costs=self.costs)
+
+def warm_up(program: Batch[P, S], plan: P, state: S, trace: bool) -> None:
+    """Compile (or load) what the plan needs, outside the clock."""
+    if isinstance(plan, Order):  # don't draw from the generator
+        plan = cast(P, Order(plan.variables, plan.starts))
+    program.warm_up(plan, state, trace)
+
+
+def make_updates(
+    program: Updates[P, S], plan: P, state: S, max_iters: int, tol: float = -1.0
+) -> Status:
+    """Nothing but updates: no F, no test for a fixed point, no look at the clock.
+
+    Args:
+        program: What to update.
+        plan: How the state moves.
+        state: Where it is; changed in place.
+        max_iters: Maximum number of updates.
+        tol: Change of q that is enough to stop; a negative one never stops.
+
+    Raises:
+        KeyboardInterrupt: At Ctrl-C.
+    """
+    limits = Limits(max_iters, tol)
+    runs = [Run(Loop(limits, trace=False), limits)]
+    drive = Drive(cast("Batch[P, S]", program), plan, state, runs, False, bare=True)
+    return drive.to_the_end()[0]
 
 
 def run_together(
@@ -121,20 +137,20 @@ def run_together(
     """Iterate fields together, each to its own end and within its own limits.
 
     Args:
-        loops: Of each field; none of them has run yet, and all use the same clock.
+        loops: Of each field, with its limits; none has run yet, and all use the same clock.
         program: The fields.
         plan: How they move.
         state: Where they are; changed in place.
         keep_best: Remember the state of lowest F of each.
     """
-    loops[0].warm_up(program, plan, state)
-    if loops[0].budget is not None:
+    warm_up(program, plan, state, loops[0].trace)
+    if loops[0].limits.budget is not None:
         first = loops[0].costs.evaluate(program, state, loops[0].now)
         for loop, f in zip(loops, first, strict=True):
             loop.last, loop.known = float(f), state
             loop.costs.evaluation = loops[0].costs.evaluation
-    runs = [Run(x, x.tol, np.inf if x.budget is None else x.budget, x.max_iters) for x in loops]
-    return Drive(program, plan, state, runs, keep_best=keep_best).to_the_end()
+    runs = [Run(loop, loop.limits) for loop in loops]
+    return Drive(program, plan, state, runs, loops[0].trace, keep_best=keep_best).to_the_end()
 
 
 @dataclass
@@ -142,11 +158,7 @@ class Run:
     """One field's part in a call of the loop."""
 
     loop: Loop
-    tol: float
-    budget: float
-    """Seconds, of the whole inference, at which it ends."""
-    end: int
-    """Iteration at which it ends."""
+    limits: Limits
     status: Status | None = None
     """Why it stopped, once it has."""
     rows: list[Rows] = field(default_factory=list)
@@ -166,12 +178,12 @@ class Run:
 
     @property
     def seconds_left(self) -> float:
-        return self.budget - self.loop.elapsed
+        return self.limits.seconds_left(self.loop.elapsed)
 
     def iterations_left(self) -> int:
         """Until the next test, or the end."""
-        next_stop = min(self.test_at, self.end) if self.quiet else self.end
-        return next_stop - self.loop.iterations
+        end = self.limits.max_iters
+        return (min(self.test_at, end) if self.quiet else end) - self.loop.iterations
 
     def take(self, rows: Rows, seconds: float) -> None:
         """Some updates were made, and so many seconds have passed since the run began."""
@@ -182,12 +194,14 @@ class Run:
 
     def ending(self) -> Status | None:
         """Why the last of the updates ends the run, if it does; a fixed point is yet to test."""
-        rows, loop = self.rows[-1], self.loop
+        rows, loop, limits = self.rows[-1], self.loop, self.limits
         change = float(rows.change[-1]) if len(rows) else 0.0
-        if change <= self.tol:
-            if loop.iterations < min(self.test_at, self.end):  # looks must not show in the result
+        if change <= limits.tol:
+            if loop.iterations < min(
+                self.test_at, limits.max_iters
+            ):  # looks must not show in the result
                 return None
-            return Status.CONVERGED if loop.may_test(self.seconds_left) else Status.BUDGET
+            return Status.CONVERGED if loop.may_test(limits) else Status.BUDGET
         return Status.DIVERGED if np.isnan(change) else None
 
     def go_on(self) -> None:
@@ -212,9 +226,10 @@ class Drive(Generic[P, S]):
         plan: How they move.
         state: Where they are.
         runs: Of each field.
+        trace: Find F of every state.
         keep_best: Remember the state of lowest F.
         visible: Is the program's F the user's?
-        bare: See `Loop.update`.
+        bare: See `make_updates`.
     """
 
     def __init__(
@@ -223,6 +238,7 @@ class Drive(Generic[P, S]):
         plan: P,
         state: S,
         runs: list[Run],
+        trace: bool,
         *,
         keep_best: bool = False,
         visible: bool = True,
@@ -231,17 +247,18 @@ class Drive(Generic[P, S]):
         self.program, self.plan, self.state, self.runs = program, plan, state, runs
         self.keep_best, self.visible, self.bare = keep_best, visible, bare
         lead = runs[0].loop
-        self.trace, self.now = lead.trace, lead.now
-        hurry = min(run.budget for run in runs) < np.inf
+        self.trace, self.now = trace, lead.now
+        hurry = any(run.limits.budget is not None for run in runs)
         slow = program.slow
-        self.pace = Pace(max(1, runs[0].end) if self.bare else 1 if slow else FIRST_CHUNK)
+        first = max(1, runs[0].limits.max_iters) if bare else 1 if slow else FIRST_CHUNK
+        self.pace = Pace(program.looks_every or first, fixed=program.looks_every > 0)
         if hurry:
             self.pace.per_iteration = lead.costs.iteration(plan)
             self.pace.ending = lead.costs.evaluation
         self.parts = sweep_parts(plan) if slow and hurry and program.cuts_sweeps else []
         self.blind = program.fields > 1 and not (self.trace or getattr(plan, "watches", False))
         """Whether F of the states isn't known, so that none of them can be the best."""
-        self.refinement: Refinement | None = None
+        self.refinement: StepRefinement | None = None
         """A better step for the plan, while it is looked for."""
         if isinstance(plan, Update) and plan.refinement is not None:
             self.plan = cast(P, plan.refined())
@@ -276,7 +293,7 @@ class Drive(Generic[P, S]):
             if run.status is not None:
                 continue
             run.loop.elapsed = run.base + seconds
-            if run.loop.iterations >= run.end:
+            if run.loop.iterations >= run.limits.max_iters:
                 run.status = Status.MAX_ITERS
             elif self.pace.too_late(run.seconds_left, part):
                 run.status = Status.BUDGET
@@ -289,7 +306,7 @@ class Drive(Generic[P, S]):
         n = pace.next(left, min(run.iterations_left() for run in runs))
         if self.refinement is not None:
             n = min(n, self.refine_at - (runs[0].loop.iterations - runs[0].first))
-        tol = -1.0 if runs[0].quiet else runs[0].tol
+        tol = -1.0 if runs[0].quiet else runs[0].limits.tol
         since, cut = self.now() - self.begun, False
         with nullcontext() if self.bare else finish_first():
             before: Before[S] | None = None
@@ -321,7 +338,7 @@ class Drive(Generic[P, S]):
         refinement = self.refinement
         if refinement is None or run.loop.iterations - run.first < self.refine_at:
             return
-        deadline = self.begun + self.pace.until_end(run.budget - run.base)
+        deadline = self.begun + self.pace.until_end(run.limits.seconds_left(run.base))
         refinement.advance(lambda: self.now() > deadline)
         self.refine_at += refinement.every
         if refinement.ended:
@@ -335,7 +352,7 @@ class Drive(Generic[P, S]):
             plan, wanted = cast(P, part), np.ones(1, dtype=bool)
             return self.program.advance_each(self.state, plan, 1, -1.0, self.trace, wanted)[0]
 
-        deadline = self.begun + self.pace.until_end(run.budget - run.base)
+        deadline = self.begun + self.pace.until_end(run.limits.seconds_left(run.base))
         return advance_in_parts(advance_by, self.parts, deadline, self.now)
 
     def look(self, some: list[int], cut: bool) -> None:
@@ -345,7 +362,7 @@ class Drive(Generic[P, S]):
         test = [k for k in some if stops[k] is Status.CONVERGED and not self.bare]
         if test:
             begun = self.now()
-            reached = fixed_points(self.program, self.state, runs[test[0]].tol)
+            reached = fixed_points(self.program, self.state, runs[test[0]].limits.tol)
             seconds = self.now() - begun
             for k in test:
                 runs[k].loop.costs.residual = seconds
@@ -376,7 +393,7 @@ class Drive(Generic[P, S]):
                 loop.last = np.nan
             elif wanted[k]:  # runs that had no time keep what they know
                 loop.last, loop.known = float(f[k]), self.state
-            loop.append(run.first, run.moments, run.rows, loop.last, self.visible)
+            loop.append(run.first, run.moments, run.rows, loop.last, self.visible, self.trace)
             if len(self.runs) == 1:  # of several, each has the time when it stopped
                 loop.elapsed = run.base + seconds
 

@@ -20,9 +20,10 @@ from proxfield.core.jobs import run_jobs, slots_of, threads_per_item
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.infer import finish, infer_one
 from proxfield.core.solve.loop import run_together
-from proxfield.core.solve.request import Request, device_memory, on_gpu
+from proxfield.core.solve.problem import Outcome, Verdict
+from proxfield.core.solve.request import Request, choose_place, device_memory, on_gpu
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.session import Outcome, Verdict
+from proxfield.core.solve.rules.registry import make_rule
 from proxfield.core.solve.session import Session, conclude
 from proxfield.core.solve.starts import Start
 from proxfield.core.solve.stationarity import judge
@@ -107,20 +108,14 @@ def infer_many(
     """
     fields = _list_of(fields)
     starts = _starts(init, len(fields))
-    request = Request.make(
-        rule,
-        params,
-        device,
-        init="uniform",
+    request = Request(
+        make_rule(rule, params),
+        choose_place(device, kernels, dtype),
         max_iters=max_iters,
         tol=tol,
         budget=budget,
-        callback=None,
         seed=seed,
         threads=threads,
-        kernels=kernels,
-        dtype=dtype,
-        keep="last",
         trace=trace,
     )
     results: dict[int, Result] = {}

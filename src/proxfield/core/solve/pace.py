@@ -96,6 +96,8 @@ class Pace:
 
     chunk: int = FIRST_CHUNK
     per_iteration: float = 0.0
+    fixed: bool = False
+    """Whether the program looks after a fixed number of iterations, unless the end comes first."""
     ending: float | None = None
     """Seconds that the end takes (F of the last state); None: as long as some iterations."""
 
@@ -107,8 +109,10 @@ class Pace:
     def next(self, left: float, most: int) -> int:
         """Iterations to make now, with so many seconds and iterations left."""
         if self.per_iteration > 0 and np.isfinite(left):
-            fits = int(self.until_end(left) / self.per_iteration)
-            self.chunk = min(self.chunk, max(1, fits))
+            fits = max(1, int(self.until_end(left) / self.per_iteration))
+            if self.fixed:
+                return min(self.chunk, fits, most)
+            self.chunk = min(self.chunk, fits)
         return min(self.chunk, most)
 
     def too_late(self, left: float, part: float = 1.0) -> bool:
@@ -119,7 +123,8 @@ class Pace:
         """So many iterations took so many seconds."""
         self.per_iteration = seconds / max(1, made)
         aim = int(LOOK_SECONDS / max(self.per_iteration, 1e-9))
-        self.chunk = max(1, min(4 * self.chunk, aim))
+        if not self.fixed:
+            self.chunk = max(1, min(4 * self.chunk, aim))
 
 
 def advance(

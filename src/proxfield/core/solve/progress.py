@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
 
 
-class Bar(Protocol):
+class ProgressBar(Protocol):
     """What shows progress."""
 
     def update(self, done: float | None, label: str, detail: str) -> None:
@@ -144,7 +144,7 @@ def notebook_display() -> Callable[..., NotebookHandle] | None:
     return shown
 
 
-def open_bar() -> Bar | None:
+def open_bar() -> ProgressBar | None:
     """A bar in a notebook or on a terminal; None elsewhere."""
     display = notebook_display()
     if display is not None:

@@ -37,7 +37,7 @@ MIN_GAIN = 1.1
 
 
 @dataclass
-class Refinement:
+class StepRefinement:
     """The search for ρ, and the step that it certifies.
 
     Args:

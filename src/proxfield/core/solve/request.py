@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from dataclasses import field as field_of
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -17,12 +18,11 @@ from proxfield.core.devices.base import find
 from proxfield.core.engines.registry import ENGINES, Placement, on_host, placed, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.history import Callback
+from proxfield.core.solve.history import Callback, Limits
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.pace import Clock
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.registry import make_rule
-from proxfield.core.solve.rules.session import Problem
 from proxfield.core.solve.session import Session
 from proxfield.core.solve.starts import Start, starting_point
 from proxfield.errors import InputError, shown
@@ -37,71 +37,94 @@ CURVATURE_SHARE = 0.2
 """Of the budget, for finding λ; where that isn't enough the bound from the tables serves."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What `infer` was asked for, checked; the same for many fields. Arguments as there."""
+class Place(NamedTuple):
+    """Where an inference runs.
 
-    rule: Rule
-    init: Start
-    max_iters: int | None
-    tol: float
-    budget: float | None
-    callback: Callback | None
-    seed: int
-    threads: int | None
+    Attributes:
+        kernels: The kernel set, with its device unless that is the host.
+        dtype: The floating-point type.
+        by_user: Whether the user chose the kernel set.
+    """
+
     kernels: str
     dtype: str
-    keep: str
-    trace: bool
-    now: Clock
-    """The clock; processes that must agree on when to stop give another one."""
-    lazy: bool = False
-    """Whether small fields may be answered in numpy while nothing is compiled: the user chose no
-    kernels, and no budget in which compiled ones would do more."""
+    by_user: bool
 
-    def asked(self, status: Status) -> str:
-        """`Result.asked` of a result with this status."""
-        if status is not Status.MAX_ITERS or self.tol != NEVER:
-            return ""
-        return "the rule's default number" if self.max_iters is None else "as asked"
 
-    @classmethod
-    def make(
-        cls,
-        rule: str | Rule | type[Rule],
-        params: dict[str, Any],
-        device: object,
-        *,
-        kernels: str | None,
-        dtype: DTypeLike | None,
-        now: Clock | None = None,
-        **rest: Any,
-    ) -> Request:
-        """A request, or an `InputError` that says what makes no sense."""
-        chosen = make_rule(rule, params)
-        seed, keep, trace = rest["seed"], rest["keep"], rest["trace"]
-        check_limits(rest["max_iters"], rest["tol"], rest["budget"], rest["threads"])
-        rest.update(
-            max_iters=as_int(rest["max_iters"], UNLIMITED),
-            threads=as_int(rest["threads"], MAX_THREADS),
-            tol=NEVER if rest["tol"] is None else float(rest["tol"]),
-            budget=as_budget(rest["budget"]),
-        )
+ON_HOST = Place("cpu", "float64", False)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `infer` was asked for; the same for many fields. Checked when it is made.
+
+    Args:
+        rule: The rule.
+        place: Where it runs, see `choose_place`.
+        init: As in `infer`, like all that follow.
+        now: The clock; processes that must agree on when to stop give another one.
+    """
+
+    rule: Rule
+    place: Place = ON_HOST
+    init: Start = "uniform"
+    max_iters: int | None = None
+    tol: float | None = 1e-6
+    budget: float | None = None
+    callback: Callback | None = None
+    seed: int = 0
+    threads: int | None = None
+    keep: str = "last"
+    trace: bool = True
+    now: Clock = field_of(default_factory=lambda: time.perf_counter)
+
+    def __post_init__(self) -> None:
+        check_limits(self.max_iters, self.tol, self.budget, self.threads)
+        seed, keep, trace = self.seed, self.keep, self.trace
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
             raise InputError(f"seed={shown(seed)}, expected a whole number, 0 or more")
         if not isinstance(trace, (bool, np.bool_)):
             raise InputError(f"trace={shown(trace)}, expected True or False")
-        if rest["callback"] is not None and not callable(rest["callback"]):
-            raise InputError(f"callback={shown(rest['callback'])}, expected a function")
-        chosen_by_user = kernels is not None
-        kernels, dtype = choose_kernels(device, kernels, dtype)
-        lazy = kernels == "cpu" and not chosen_by_user and rest["budget"] is None
+        if self.callback is not None and not callable(self.callback):
+            raise InputError(f"callback={shown(self.callback)}, expected a function")
         if not isinstance(keep, str) or keep not in ("last", "best"):
             raise InputError(f"keep={shown(keep)}, expected last or best")
-        rest.update(seed=int(seed), trace=bool(trace))
-        log.debug("%r on kernels %s in %s, seed %d", chosen, kernels, dtype, rest["seed"])
-        clock = time.perf_counter if now is None else now
-        return cls(chosen, kernels=kernels, dtype=dtype, now=clock, lazy=lazy, **rest)
+        checked = {
+            "max_iters": as_int(self.max_iters, UNLIMITED),
+            "threads": as_int(self.threads, MAX_THREADS),
+            "budget": as_budget(self.budget),
+            "seed": int(seed),
+            "trace": bool(trace),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def kernels(self) -> str:
+        """The kernel set, with its device unless that is the host."""
+        return self.place.kernels
+
+    @property
+    def dtype(self) -> str:
+        """The floating-point type."""
+        return self.place.dtype
+
+    @property
+    def lazy(self) -> bool:
+        """Whether small fields may be answered in numpy while nothing is compiled: the user chose
+        no kernels, and no budget in which compiled ones would do more."""
+        return self.kernels == "cpu" and not self.place.by_user and self.budget is None
+
+    @property
+    def tolerance(self) -> float:
+        """The tolerance as a number; no change of q is below that of None."""
+        return NEVER if self.tol is None else float(self.tol)
+
+    def asked(self, status: Status) -> str:
+        """`Result.asked` of a result with this status."""
+        if status is not Status.MAX_ITERS or self.tol is not None:
+            return ""
+        return "the rule's default number" if self.max_iters is None else "as asked"
 
     def kernels_for(self, lowered: Lowered) -> str:
         """The engine that iterates a field."""
@@ -113,11 +136,10 @@ class Request:
 
     def note_compiled(self, session: Session) -> None:
         """Remember, for later requests, that the rule's kernels for such fields are compiled."""
-        program = vars(session).get("program")
-        if self.kernels == "cpu" and program is not None:
+        if self.kernels == "cpu" and session.made is not None:
             from proxfield.core.engines.lazy import note_rule
 
-            note_rule(program, self.rule.name)
+            note_rule(session.made, self.rule.name)
 
     def open(self, field: Field, init: Start | None = None) -> Session:
         """The session of one field; where no labelling is possible, it starts uniform.
@@ -126,6 +148,7 @@ class Request:
             field: The field.
             init: Instead of the request's.
         """
+        log.debug("%r on kernels %s in %s, seed %d", self.rule, self.kernels, self.dtype, self.seed)
         lowered = field.lower()
         if on_gpu(self.kernels):
             lowered = moved(lowered, self.kernels, self.dtype)
@@ -145,6 +168,7 @@ class Request:
         if max_iters is None:
             unlimited = self.budget is not None
             max_iters = UNLIMITED if unlimited else self.rule.default_iterations(problem)
+        limits = Limits(max_iters, self.tolerance, self.budget)
         init = self.init if init is None else init
         if lowered.infeasible:
             init = "uniform"
@@ -152,14 +176,13 @@ class Request:
         return Session(
             problem=problem,
             loop=Loop(
-                max_iters,
-                self.tol,
-                self.budget,
+                limits,
                 self.callback,
                 self.trace,
                 lowered.reduction.expand,
                 self.now,
             ),
+            limits=limits,
             start=start,
             kernels=kernels,
             dtype=self.dtype,
@@ -172,6 +195,11 @@ class Request:
 def on_gpu(kernels: str) -> bool:
     """Do the field's filters move to a device too, and do batches iterate there?"""
     return placed(kernels).engine.triton
+
+
+def choose_place(device: object, kernels: str | None, dtype: DTypeLike | None) -> Place:
+    """Where an inference runs that was asked for like this, see `infer`."""
+    return Place(*choose_kernels(device, kernels, dtype), kernels is not None)
 
 
 def choose_kernels(device: object, kernels: str | None, dtype: DTypeLike | None) -> tuple[str, str]:

@@ -1,11 +1,11 @@
-"""What a rule works with (`rules.session`): the problem, the loop, the start, ways to run plans."""
+"""What a rule works with: the problem, the loop, limits, the start, and ways to run plans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,16 @@ from proxfield.core.engines.plan import Chains, Explored, Plan
 from proxfield.core.engines.registry import on_host, program_for
 from proxfield.core.lowering.lowered import Lowered
 from proxfield.core.solve.curvature import Curvature
-from proxfield.core.solve.history import History, Seen
+from proxfield.core.solve.history import History, Limits, Seen
 from proxfield.core.solve.loop import Loop
 from proxfield.core.solve.pace import SHORT_EVALUATION
-from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.session import Judgement, Outcome, Problem, Verdict
+from proxfield.core.solve.problem import Judgement, Outcome, Problem, Verdict
 from proxfield.core.solve.stationarity import MAX_PRODUCTS, judge, nudged, proves_minimum
 from proxfield.core.terms.base import Floats, Layout, offers
 from proxfield.result import Status
+
+if TYPE_CHECKING:
+    from proxfield.core.solve.rules.base import Rule
 
 MINIMUM, SADDLE = Verdict.MINIMUM, Verdict.SADDLE
 
@@ -52,6 +54,7 @@ class Session:
 
     problem: Problem
     loop: Loop
+    limits: Limits
     start: NDArray[np.float64]  # marginals of the lowered field
     kernels: str = "cpu"
     dtype: str = "float64"
@@ -59,16 +62,38 @@ class Session:
     keep: str = "last"
     limited: bool = True
     """Whether the user limited iterations or seconds."""
+    made: Program | None = None
+    """`program`, once it has been asked for."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """Where a rule of several stages stands, for checkpoints: numbers by name."""
 
-    @cached_property
+    @property
     def program(self) -> Program:
         """The field, packed for the requested kernels."""
-        return program_for(self.problem.lowered, self.kernels, self.dtype, self.threads)
+        if self.made is None:
+            lowered = self.problem.lowered
+            self.made = program_for(lowered, self.kernels, self.dtype, self.threads)
+        return self.made
+
+    @property
+    def spent(self) -> Status | None:
+        """The limit that has been reached, if one has."""
+        return self.loop.spent(self.limits)
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of the budget; infinite without one."""
+        return self.limits.seconds_left(self.loop.elapsed)
+
+    @property
+    def iterations_left(self) -> int:
+        """Iterations until the limit."""
+        return self.limits.max_iters - self.loop.iterations
 
     @property
     def limit(self) -> Status:
         """The status of an end that isn't known to be a minimum: more of this would help."""
-        return Status.MAX_ITERS if self.loop.budget is None else Status.BUDGET
+        return Status.MAX_ITERS if self.limits.budget is None else Status.BUDGET
 
     def compile(self, lowered: Lowered) -> Program:
         """Another lowered field, packed the same way."""
@@ -115,24 +140,71 @@ class Session:
 
     def without_symmetry(self, q: Floats) -> NDArray[np.float64]:
         """A start off the saddles that symmetries make, for runs too short to find them."""
-        return nudged(self.problem.lowered.layout, q, self.problem.seed)
+        return self.nudged(q, self.problem.seed)
 
-    def begin(self) -> Stage:
-        """A stage at the session's start."""
-        return Stage(self, self.program.start(self.start))
+    def best_seen(self, rule: Rule, state: State, status: Status) -> Outcome:
+        """The outcome of iterations that ended so: the best state seen."""
+        loop, program = self.loop, self.program
+        last = Outcome(program.marginals(state), loop.last, status)
+        first = partial(program.free_energy, program.start(self.start))
+        return conclude(loop, rule, last, first, self.start, "best")
 
-    def restarted(self, start: NDArray[np.float64]) -> Session:
-        """The same session from another start."""
-        other = replace(self, start=start)
-        other.__dict__["program"] = self.program
-        return other
+    def restarted(self, start: NDArray[np.float64], limits: Limits | None = None) -> Session:
+        """The same session from another start, perhaps within narrower limits."""
+        return self.within(self.limits if limits is None else limits, start)
+
+    def within(self, limits: Limits, start: NDArray[np.float64] | None = None) -> Session:
+        """The same session within other limits."""
+        start = self.start if start is None else start
+        return replace(self, limits=limits, start=start, made=self.program, memory={})
 
     def with_energies(self, lowered: Lowered) -> Session:
         """The same session of a field with the same variables and other energies."""
         problem = self.problem
         host, seconds = on_host(self.kernels), problem.curvature.seconds
         curvature = Curvature(lowered, None, host, seconds, self.loop.now)
-        return replace(self, problem=replace(problem, lowered=lowered, curvature=curvature))
+        return replace(
+            self, problem=replace(problem, lowered=lowered, curvature=curvature), made=None
+        )
+
+    # ---- iterations; an inference over several processes does some of this in its own way ----
+
+    def begin(self, start: NDArray[np.float64]) -> State:
+        """The state that moves, at some marginals."""
+        return self.program.start(start)
+
+    def own(self, plan: Plan) -> Plan:
+        """The plan of this process's variables."""
+        return plan
+
+    def looks_back(self, rule: Rule) -> bool:
+        """Whether the state of lowest F is remembered, since the last one may be worse."""
+        return self.keep == "best" or not rule.never_rises
+
+    def nudged(self, q: Floats, seed: int) -> NDArray[np.float64]:
+        """Marginals shifted by a little seeded noise."""
+        return nudged(self.problem.lowered.layout, q, seed)
+
+    def iterate(
+        self,
+        plan: Plan,
+        state: State,
+        limits: Limits,
+        *,
+        keep_best: bool = False,
+        first: float | None = None,
+    ) -> Status:
+        """Iterate a state; arguments as of `Loop.run`."""
+        trace = self.loop.trace or self.keep == "best"
+        return self.loop.run(
+            self.program,
+            self.own(plan),
+            state,
+            limits,
+            keep_best=keep_best,
+            first=first,
+            trace=trace,
+        )
 
     def run_plan(
         self, rule: Rule, plan: Plan, start: NDArray[np.float64], *, thorough: bool = False
@@ -146,15 +218,15 @@ class Session:
             thorough: Test until it is decided, unless the budget ends first.
         """
         program, loop = self.program, self.loop
-        state = program.start(start)
+        state = self.begin(start)
         loop.begin_stage()
-        look_back = self.keep == "best" or not rule.never_rises
-        trace, loop.trace = loop.trace, loop.trace or self.keep == "best"
-        try:
-            first = loop.known_at(start)
-            status = loop.run(program, plan, state, keep_best=look_back, first=first)
-        finally:
-            loop.trace = trace
+        status = self.iterate(
+            plan,
+            state,
+            self.limits,
+            keep_best=self.looks_back(rule),
+            first=loop.known_at(start),
+        )
 
         def start_energy() -> float:
             return program.free_energy(program.start(start))
@@ -168,11 +240,11 @@ class Session:
                 if self._stands(state):  # the same fixed point, or another
                     outcome.status = Status.CONVERGED
             at_limit = outcome.status in (Status.MAX_ITERS, Status.BUDGET)
-            at_limit = thorough and at_limit and loop.standing
+            at_limit = thorough and at_limit and loop.standing(self.limits.tol)
             if at_limit:  # a run without time may still stand on the saddle that it started from
                 at_limit = self._stands(state)
             if outcome.status is Status.CONVERGED or at_limit:
-                outcome.judgement = self._judge(state, thorough)
+                outcome.judgement = self.judge(state, thorough)
                 if outcome.judgement.verdict is SADDLE:
                     outcome.status = Status.SADDLE
         label, f, n = outcome.status.label, outcome.free_energy, loop.iterations
@@ -181,21 +253,24 @@ class Session:
 
     def _stands(self, state: State) -> bool:
         """Whether this is known to be a fixed point; False if there is no time for the test."""
-        loop = self.loop
-        if not loop.may_test(loop.seconds_left()):
+        if not self.loop.may_test(self.limits):
             return False
-        return loop.is_fixed_point(self.program, state)
+        return self.loop.is_fixed_point(self.program, state, self.limits.tol)
 
-    def _judge(self, state: State, thorough: bool) -> Judgement:
+    def judge(self, state: State, thorough: bool) -> Judgement:
+        """Whether a fixed point is a minimum of F.
+
+        Args:
+            state: The fixed point.
+            thorough: Test until it is decided, unless the budget ends first.
+        """
         lowered, loop = self.problem.lowered, self.loop
         if all(offers(t, "spectrum") for t in lowered.terms):
             # no eigenvalue of S exceeds 1/2, and none of the terms' is below these
             lowest = sum(t.spectrum(lowered.layout)[0] for t in lowered.terms)
             if lowest > -2.0:
                 return Judgement(MINIMUM)
-        deadline, now = np.inf, loop.now
-        if loop.budget is not None:
-            deadline = now() + max(0.0, loop.seconds_left()) + loop.overtime
+        deadline, now = self.deadline(), loop.now
 
         def late() -> bool:
             return now() > deadline
@@ -203,7 +278,7 @@ class Session:
         host = self.kernels in HOST_KERNELS
         if host and proves_minimum(lowered, self.program.marginals(state), late):
             return Judgement(MINIMUM)
-        if loop.budget is not None:
+        if self.limits.budget is not None:
             long = loop.costs.evaluation > SHORT_EVALUATION
             if long and FIRST_PRODUCTS * loop.costs.test() > deadline - now():
                 return Judgement(Verdict.UNDECIDED)
@@ -218,12 +293,18 @@ class Session:
             late=late,
         )
 
+    def deadline(self) -> float:
+        """When tests of the result have to end, as the clock counts."""
+        if self.limits.budget is None:
+            return np.inf
+        return self.loop.now() + max(0.0, self.seconds_left) + self.limits.overtime
+
     def step_off(self, outcome: Outcome) -> Outcome:
         """If an outcome at a limit stands on a saddle, the point of lower F beside it."""
         with self.loop.clock():
             state = self.program.start(outcome.q)
             if self._stands(state):
-                found = self._judge(state, thorough=False)
+                found = self.judge(state, thorough=False)
                 if found.lower is not None:
                     return replace(outcome, q=found.lower, free_energy=found.free_energy)
         return outcome
@@ -234,12 +315,13 @@ class Session:
         Part of the set-up, not of the clock.
         """
         loop, layout = self.loop, self.problem.lowered.layout
-        long = loop.budget is not None and loop.costs.evaluation > SHORT_EVALUATION
+        budget = self.limits.budget
+        long = budget is not None and loop.costs.evaluation > SHORT_EVALUATION
         if not long or loop.iterations > 0 or not is_uniform(layout, start):
             return start
-        if SADDLE_TESTS * loop.costs.test() < (loop.budget or 0.0):
+        if SADDLE_TESTS * loop.costs.test() < (budget or 0.0):
             return start
-        return nudged(layout, start, self.problem.seed)
+        return self.nudged(start, self.problem.seed)
 
     def settle(self, rule: Rule, plan: Plan, start: NDArray[np.float64]) -> Outcome:
         """Iterate to a local minimum: like `run_plan`, but a saddle is left and F goes on falling.
@@ -247,17 +329,17 @@ class Session:
         CONVERGED then means a minimum, as far as the second-order test can tell; where a limit
         leaves no time to tell, the status is that limit.
         """
-        loop, layout = self.loop, self.problem.lowered.layout
+        loop = self.loop
         outcome = self.run_plan(rule, plan, self.off_center(start), thorough=True)
         for attempt in range(MAX_ESCAPES):
             found = outcome.judgement
             if outcome.status is not Status.SADDLE or found is None or found.lower is None:
                 break
-            if loop.spent is not None:
-                return Outcome(found.lower, found.free_energy, loop.spent)
+            if self.spent is not None:
+                return Outcome(found.lower, found.free_energy, self.spent)
             loop.set_aside(Seen.at(found.free_energy, found.lower))
             loop.tell(found.lower, found.free_energy)
-            again = nudged(layout, found.lower, self.problem.seed + attempt)
+            again = self.nudged(found.lower, self.problem.seed + attempt)
             outcome = self.run_plan(rule, plan, again, thorough=True)
             f = outcome.free_energy
             if found.free_energy < f - self.slack(f):  # a limit came too soon
@@ -267,52 +349,6 @@ class Session:
         if ended and (outcome.judgement is None or outcome.judgement.verdict is not MINIMUM):
             outcome.status = self.limit
         return outcome
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A state that one plan after another moves."""
-
-    session: Session
-    state: State
-
-    def run(
-        self,
-        plan: Plan,
-        *,
-        limit: int | None = None,
-        until: float | None = None,
-        tol: float | None = None,
-        keep_best: bool = False,
-        first: float | None = None,
-    ) -> Status:
-        """Iterate until converged or a limit is reached; arguments as of `Loop.run`."""
-        return self.session.loop.run(
-            self.session.program,
-            plan,
-            self.state,
-            limit=limit,
-            until=until,
-            tol=tol,
-            keep_best=keep_best,
-            first=first,
-        )
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        """What a `Custom` plan keeps from one update to the next."""
-        return self.state.memory
-
-    def marginals(self) -> NDArray[np.float64]:
-        """A copy of the state's marginals.  # (layout.size,)"""
-        return self.session.program.marginals(self.state)
-
-    def conclude(self, rule: Rule, status: Status) -> Outcome:
-        """The outcome of a stage that ended so: the best state seen."""
-        loop, program, start = self.session.loop, self.session.program, self.session.start
-        last = Outcome(self.marginals(), loop.last, status)
-        first = partial(program.free_energy, program.start(start))
-        return conclude(loop, rule, last, first, start, "best")
 
 
 def is_uniform(layout: Layout, q: NDArray[np.float64]) -> bool:

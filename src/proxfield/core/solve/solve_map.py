@@ -16,14 +16,16 @@ from proxfield.core.engines.registry import program_for
 from proxfield.core.lowering.forests import graph_of
 from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.forbidden import search_forbidden, spreads
 from proxfield.core.solve.history import Callback
 from proxfield.core.solve.infer import infer_one
 from proxfield.core.solve.map_result import MapResult, MapStatus, MapTrace
 from proxfield.core.solve.progress import watching
-from proxfield.core.solve.request import Request, device_memory
+from proxfield.core.solve.request import Request, choose_place, device_memory
 from proxfield.core.solve.rounding import MAX_SWEEPS, Groups, rounding_program
 from proxfield.core.solve.rules.auto import Auto
-from proxfield.core.solve.search.map_search import ZERO, MapSearch
+from proxfield.core.solve.search import tuned
+from proxfield.core.solve.search.labelling import MapSearch
 from proxfield.core.solve.session import Session
 from proxfield.core.solve.starts import Start
 from proxfield.core.terms.base import Ints, as_indices
@@ -94,10 +96,9 @@ def solve_map(
     if not isinstance(field, Field):
         raise InputTypeError(f"solve_map takes a Field, not {type(field).__name__}")
     field = field.snapshot() if evidence is None else field.condition(evidence)
-    request = Request.make(
+    request = Request(
         MapSearch(),
-        {},
-        device,
+        choose_place(device, kernels, dtype),
         init="uniform" if init is None else starting_labels(field, init),
         max_iters=max_iters,
         tol=0.0,
@@ -105,10 +106,6 @@ def solve_map(
         callback=callback,
         seed=seed,
         threads=threads,
-        kernels=kernels,
-        dtype=dtype,
-        keep="last",
-        trace=True,
     )
     if not isinstance(progress, (bool, np.bool_)):
         raise InputError(f"progress={shown(progress)}, expected True or False")
@@ -157,12 +154,7 @@ def search(field: Field, request: Request, session: Session) -> MapResult:
         with loop.clock():
             found, status = exactly(lowered), MapStatus.OPTIMAL
     else:
-        if lowered.hard:
-            from proxfield.core.solve.map_forbidden import search_forbidden
-
-            outcome = search_forbidden(session)
-        else:
-            outcome = request.rule.solve(session)
+        outcome = search_forbidden(session) if lowered.hard else request.rule.solve(session)
         assert outcome.labels is not None
         found, status = outcome.labels, MapStatus[outcome.status.name]
         if np.isfinite(outcome.free_energy):
@@ -195,10 +187,13 @@ def in_range(session: Session) -> tuple[Session, int]:
     if exponent == 0 or lowered.extras:
         return session, 0
     if callback is not None:
-        loop.callback = lambda seen: callback(
-            replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
+        loop = replace(
+            loop,
+            callback=lambda seen: callback(
+                replace(seen, free_energy=float(np.ldexp(seen.free_energy, exponent)))
+            ),
         )
-    return session.with_energies(lowered.scaled(-exponent)), exponent
+    return replace(session.with_energies(lowered.scaled(-exponent)), loop=loop), exponent
 
 
 def exponent_of(lowered: Lowered) -> int:
@@ -248,28 +243,16 @@ def is_forest(lowered: Lowered) -> bool:
 def exactly(lowered: Lowered) -> Ints:
     """The labelling of lowest energy in a forest: one forest move at temperature 0."""
     layout = lowered.layout
-    if lowered.hard:
-        lowered = lowered.soften(forbidding_penalty(lowered))
+    if lowered.hard:  # the penalty outweighs all differences of finite energies
+        lowered = lowered.soften(1.0 + float(spreads(lowered).sum()))
     start = np.repeat(1.0 / layout.cardinalities, layout.cardinalities)
-    zero = ZERO * (interaction_scale(lowered) or 1.0)
+    zero = tuned.ZERO * (interaction_scale(lowered) or 1.0)
     chains = Chains.make(
         start[None], hot=zero, cold=zero, sweeps=1, drawn=True, forests=True, polish=0
     )
     program = program_for(lowered)
     best = program.explore(chains, 1).q[0]
     return layout.best_labels(descend_fully(program, best))
-
-
-def forbidding_penalty(lowered: Lowered) -> float:
-    """A penalty that no difference of finite energies outweighs."""
-    finite = lowered.unary[np.isfinite(lowered.unary)]
-    total = float(np.abs(finite).sum())
-    for term in (lowered.ising, lowered.potts):
-        total += 0.0 if term is None else float(np.abs(term.weights).sum())
-    for factor in lowered.factors:
-        size = np.where(np.isfinite(factor.tables), np.abs(factor.tables), 0.0)
-        total += float(size.max(axis=tuple(range(1, size.ndim)))[factor.index].sum())
-    return 1.0 + 2.0 * total
 
 
 # ---- the end of a search ----
@@ -312,7 +295,7 @@ def trace_of(session: Session, energy: float, exponent: int) -> MapTrace:
 
 def by_rounding(field: Field, request: Request, session: Session) -> tuple[Ints, MapStatus, bool]:
     """Where variables can't be visited one by one: a minimum of F, rounded and improved."""
-    session.loop.tol = TOLERANCE
+    session = session.within(replace(session.limits, tol=TOLERANCE))
     result = infer_one(field, replace(request, rule=Auto()), session)
     lowered, loop = session.problem.lowered, session.loop
     layout = lowered.layout

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from proxfield.core.common.arrays import Array, Floats
 from proxfield.core.engines.base import Batch, Program, State, Tangent
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.solve.rules.session import Judgement, Verdict
+from proxfield.core.solve.problem import Judgement, Verdict
 from proxfield.core.terms.base import Layout, offers
 
 P = TypeVar("P")

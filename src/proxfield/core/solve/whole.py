@@ -1,33 +1,105 @@
-"""Dense CRFs over images as one piece of work for a GPU: the same result, without the loop.
+"""Dense CRFs over images as one piece of work for a GPU: all updates in one step of the loop.
 
 Ten updates of an image take a GPU some milliseconds. Lowering the field, packing it and asking the
 device after every few updates takes many times that. Where nothing has to be decided on the way
 (the usual call: the rule `fixed` with its certified step, some updates, no budget and no callback)
-`dense_call` makes the updates at once; whatever else is asked for, or turns out, the loop does.
+`WholeImage` makes the updates at once, by `dense_call`; whatever else is asked for, or turns out,
+the field's own program does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from proxfield.core.common.arrays import Pixels
+from proxfield.core.devices.cuda import torch
+from proxfield.core.engines.base import Batch, Rows
 from proxfield.core.engines.registry import placed
+from proxfield.core.engines.triton import dense_call
+from proxfield.core.engines.triton.dense_call import DenseCall, Found, TermKey
+from proxfield.core.engines.triton.device_pack import download
 from proxfield.core.filters.points import PixelPoints
+from proxfield.core.solve.history import Limits
+from proxfield.core.solve.infer import result_of
+from proxfield.core.solve.loop import Loop
+from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.request import Request
 from proxfield.core.solve.rules.parallel import Fixed
 from proxfield.core.terms.gaussian import Gaussian
 from proxfield.core.terms.unary import Unary
 from proxfield.field import Field
-from proxfield.result import Result, Status, Trace
-
-if TYPE_CHECKING:
-    from proxfield.core.engines.triton.dense_call import CallKey, Found, TermKey
-    from proxfield.core.solve.request import Request
+from proxfield.result import Result
 
 MAX_UPDATES = 64
 """Updates up to which a call isn't cut into pieces between which it could be stopped."""
 MAX_LABELS = 256
 """Labels up to which a program of the kernels holds whole rows."""
+
+
+class NotWholeError(Exception):
+    """Something has to be decided between the updates."""
+
+
+@dataclass
+class Image:
+    """An image on its way: what was found, once the updates were made."""
+
+    energies: NDArray[np.float32]
+    images: list[Pixels | None]
+    found: Found | None = None
+
+    @property
+    def done(self) -> Found:
+        """What was found."""
+        assert self.found is not None
+        return self.found
+
+
+class WholeImage(Batch[None, Image]):
+    """One image, all of whose updates are one call.
+
+    Args:
+        call: Makes them.
+        tol: The tolerance: a smaller change of q is for a program that can test fixed points.
+    """
+
+    def __init__(self, call: DenseCall, tol: float) -> None:
+        self.call, self.tol = call, tol
+        self.looks_every = call.key.updates
+
+    def advance_each(
+        self,
+        state: Image,
+        plan: None,
+        n: int,
+        tol: float,
+        trace: bool,
+        wanted: NDArray[np.bool_],
+    ) -> list[Rows]:
+        found = state.found = self.call.run(state.energies, state.images)
+        moving = bool((found.change > self.tol).all())  # False for NaN
+        if not (found.finite and moving and np.isfinite(found.free_energy).all()):
+            raise NotWholeError
+        f = found.free_energy[:-1] if trace else np.full(n, np.nan)
+        return [Rows(f, found.change)]
+
+    def free_energy_each(self, state: Image) -> NDArray[np.float64]:
+        return state.done.free_energy[-1:]
+
+    def marginals_each(self, state: Image) -> list[NDArray[np.float64]]:
+        return [download(state.done.q).reshape(-1)]
+
+    def residual_each(self, state: Image) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        raise NotWholeError
+
+    def copy(self, state: Image) -> Image:
+        raise NotWholeError
+
+    def warm_up(self, plan: None, state: Image, trace: bool) -> None:
+        pass
 
 
 def infer_whole(field: Field, request: Request) -> Result | None:
@@ -39,31 +111,29 @@ def infer_whole(field: Field, request: Request) -> Result | None:
     n_labels = unary.energies.shape[1]
     if not 2 <= n_labels <= MAX_LABELS or unary.energies.dtype != np.float32:
         return None
-    from proxfield.core.devices.cuda import torch
-    from proxfield.core.engines.triton import dense_call
-
     device = placed(request.kernels).device
     points = [term.points for term in gaussians if isinstance(term.points, PixelPoints)]
+    updates = int(request.max_iters or 0)
     key = dense_call.CallKey(
-        field.n_vars,
-        n_labels,
-        int(request.max_iters or 0),
-        tuple(map(term_key, gaussians)),
-        str(device.handle()),
+        field.n_vars, n_labels, updates, tuple(map(term_key, gaussians)), str(device.handle())
     )
-    begun = request.now()
+    loop = Loop(Limits(updates, request.tolerance), None, request.trace, now=request.now)
+    state = Image(unary.energies, [p.channels for p in points])
     try:
         call = dense_call.program_of(key, points)
         if any(needs_diagonal(made.kind, made.key) for made in call.terms):
             return None
-        found = call.run(unary.energies, [p.channels for p in points])
+        program = WholeImage(call, request.tolerance)
+        status = loop.run(program, None, state)
+    except NotWholeError:
+        return None
     except torch.cuda.OutOfMemoryError:
         dense_call.KEPT.clear()  # the loop says what would fit, if it doesn't either
         return None
-    moving = bool((found.change > request.tol).all())  # False for NaN
-    if not (found.finite and moving and np.isfinite(found.free_energy).all()):
-        return None
-    return result_of(field, request, found, key, request.now() - begun)
+    outcome = Outcome(program.marginals_each(state)[0], loop.last, status)
+    result = result_of(field, request, loop, outcome)
+    result.best = download(state.done.best).astype(np.int64, copy=False)
+    return result
 
 
 def image_terms(field: Field) -> tuple[Unary, list[Gaussian]] | None:
@@ -107,8 +177,6 @@ def in_one_piece(request: Request) -> bool:
 
 def term_key(term: Gaussian) -> TermKey:
     """What a program is kept by."""
-    from proxfield.core.engines.triton.dense_call import TermKey
-
     assert isinstance(term.points, PixelPoints)
     return TermKey(
         term.points.key,
@@ -123,33 +191,3 @@ def term_key(term: Gaussian) -> TermKey:
 def needs_diagonal(kind: str, key: TermKey) -> bool:
     """Whether a term needs the lattice's diagonal, which the host computes."""
     return kind == "lattice" and not key.self_message
-
-
-def result_of(field: Field, request: Request, found: Found, key: CallKey, seconds: float) -> Result:
-    """What was found as a result, on the host."""
-    from proxfield.core.engines.triton.device_pack import download
-
-    count = key.updates
-    f = found.free_energy
-    if not request.trace:
-        f = np.append(np.full(count, np.nan), f[-1])
-    trace = Trace(
-        np.arange(count + 1),
-        np.linspace(0.0, seconds, count + 1),
-        f,
-        np.append(np.nan, found.change),
-    )
-    return Result(
-        field=field,
-        q=download(found.q).reshape(-1),
-        free_energy=float(f[-1]),
-        status=Status.MAX_ITERS,
-        iterations=count,
-        seconds=seconds,
-        rule=request.rule.name,
-        params=request.rule.params,
-        trace=trace,
-        kernels=request.kernels,
-        best=download(found.best).astype(np.int64, copy=False),
-        asked=request.asked(Status.MAX_ITERS),
-    )

@@ -12,12 +12,24 @@ from typing import TypeVar, overload
 import numpy as np
 
 from proxfield.core.common.arrays import Arrays
+from proxfield.core.common.registry import Registry
 from proxfield.core.terms.base import Term
+from proxfield.core.terms.registry import TERMS
 from proxfield.errors import InputError, ProxfieldError, shown
 
 T = TypeVar("T", bound=type[Term])
 
-KINDS: dict[str, type[Term]] = {}
+KINDS: Registry[type[Term]] = Registry(
+    {
+        **{kind: place for kind, place in TERMS.places.items() if kind != "occupancy"},
+        # forms of a term that are classes of their own
+        "consistency-tables": "proxfield.core.terms.consistency:TabledConsistency",
+        "cooccurrence-variables": "proxfield.core.terms.cooccurrence:LatentCooccurrence",
+        "cooccurrence-tables": "proxfield.core.terms.cooccurrence:TabledCooccurrence",
+        "occupancy": "proxfield.core.terms.occupancy:ExactOccupancy",
+        "occupancy-ratio": "proxfield.core.terms.occupancy:RatioOccupancy",
+    }
+)
 """Classes of terms that can be saved, by the names that files call them."""
 PLAIN = "fiubU"
 """Kinds of arrays that files hold: numbers, truth values and text."""
@@ -69,7 +81,7 @@ def saveable_as(term: T, kind: str | None) -> T:
             f"{_place(there)} is already saved as {shown(name)}; pass another kind= for "
             f"{term.__name__}"
         )
-    KINDS[name] = term
+    KINDS.add(name, term)
     return term
 
 
@@ -83,7 +95,7 @@ def term_arrays(term: Term) -> tuple[str, Arrays]:
     Raises:
         InputError: If it can't be saved; the message names its class.
     """
-    kind = next((k for k, cls in KINDS.items() if cls is type(term)), None)
+    kind = KINDS.name_of(type(term))
     name = type(term).__name__
     if kind is None:
         raise InputError(

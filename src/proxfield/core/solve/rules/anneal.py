@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proxfield.core.engines.plan import Custom, Order, Plan, Update
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.polish import end_at_minimum
-from proxfield.core.solve.rules.session import Outcome, Problem, Session
+from proxfield.core.solve.rules.portfolio import end_at_minimum
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.session import Session
 from proxfield.errors import InputError, shown
 from proxfield.result import Status
 
@@ -39,8 +41,6 @@ class Anneal(Rule):
     levels: int = 100
 
     def check(self) -> None:
-        from proxfield.core.solve.rules.registry import make_rule
-
         if self.hot is not None:
             self._number("hot", 0.0, np.inf, closed=False)
         self._count("levels")
@@ -49,48 +49,54 @@ class Anneal(Rule):
                 f"anneal: inner={shown(self.inner)} runs other rules itself; name a plain one"
             )
 
-    def _inner(self) -> Rule:
-        from proxfield.core.solve.rules.registry import make_rule
-
+    @property
+    def mover(self) -> Rule:
         return make_rule(self.inner)
 
     def plan(self, problem: Problem) -> Plan:
-        return self._inner().plan(problem)
+        return self.mover.plan(problem)
 
     def solve(self, session: Session) -> Outcome:
-        loop, stage, inner = session.loop, session.begin(), self._inner()
+        loop, limits, inner = session.loop, session.limits, self.mover
         inner.prepare(session.problem)
         session.problem.curvature.prepare()
         with loop.clock():
             plan = inner.plan(session.problem)
             hot = self.hot or max(1.0, session.problem.curvature.smallest / 2)
-        levels = max(1, min(self.levels, int(COOLING * loop.max_iters)))
-        begun_at, begun = loop.iterations, loop.elapsed
+        memory = session.memory  # a run over several processes may continue from a checkpoint
+        if "cooled" in memory:
+            return session.settle(inner, plan, session.start)
+        state = session.begin(session.start)
+        levels = max(1, min(self.levels, int(COOLING * limits.max_iters)))
+        begun_at, begun = memory.setdefault("begun", [loop.iterations, loop.elapsed])
         loop.begin_stage()
-        k = 0
+        k = int(memory.get("level", 0))
         while k < levels:
             temperature = hot ** (1.0 - k / max(1, levels - 1))
             share = COOLING * (k + 1) / levels
-            limit = max(1, int(share * (loop.max_iters - begun_at)) - (loop.iterations - begun_at))
-            until = None if loop.budget is None else begun + share * (loop.budget - begun)
+            last = begun_at + int(share * (limits.max_iters - begun_at))
+            last = memory.setdefault("end", max(loop.iterations + 1, last))
+            until = None if limits.budget is None else begun + share * (limits.budget - begun)
             cooled = at_temperature(plan, temperature, session.problem)
-            status = stage.run(
+            status = session.iterate(
                 cooled,
-                limit=limit,
-                until=until,
-                tol=-1.0,
-                keep_best=True,
+                state,
+                limits.until(last, until, tol=-1.0),
+                keep_best=session.looks_back(self),
                 first=loop.known_at(session.start) if k == 0 else None,
             )
             if begun_at == loop.iterations:
                 loop.tell(session.start, loop.last)
             if status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
-                return stage.conclude(self, status)
+                return session.best_seen(self, state, status)
             k += 1
-            if loop.budget is not None:  # levels that there is no time for are left out
-                used = (loop.elapsed - begun) / (COOLING * max(loop.budget - begun, 1e-9))
+            if limits.budget is not None:  # levels that there is no time for are left out
+                used = (loop.elapsed - begun) / (COOLING * max(limits.budget - begun, 1e-9))
                 k = max(k, int(levels * used))
-        end = stage.marginals()
+            memory["level"] = k
+            del memory["end"]
+        memory["cooled"] = True
+        end = session.program.marginals(state)
         loop.tell(end, loop.last)
         return session.settle(inner, plan, end)
 

@@ -1,7 +1,7 @@
 """`auto`, the default: chooses for the user and spends the budget well.
 
 - Where the curvature shows that F is convex, one minimum is all there is: sweep to it.
-- Otherwise a search by sampling (`search.search`): one cooling, then reheats of the best state.
+- Otherwise a search by sampling (`search.minimum`): one cooling, then reheats of the best state.
   Sampling crosses the barriers at which deterministic rules stop.
 - Fields with terms that can only be iterated as a whole: annealing (backtracking where a term has
   no bound on its curvature, or a relative one), ADAM and momentum.
@@ -18,22 +18,16 @@ import numpy as np
 
 from proxfield.core.common.logs import log
 from proxfield.core.engines.plan import Plan, prefers_search
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.anneal import Anneal
 from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.parallel import Adam, Momentum
-from proxfield.core.solve.rules.polish import better_of, end_at_minimum, polish
-from proxfield.core.solve.rules.portfolio import best_of, visits
+from proxfield.core.solve.rules.parallel import Adam, Fixed, Momentum
+from proxfield.core.solve.rules.portfolio import best_of, better_of, end_at_minimum, polish, visits
 from proxfield.core.solve.rules.schedules import Sweep
-from proxfield.core.solve.rules.session import Outcome, Problem, Session
-from proxfield.core.solve.search.search import Search
-
-DEFAULT_VISITS = 1e8
-"""Entries and edge ends to visit where the user sets no limit."""
-MIN_SWEEPS = 8
-"""With time for fewer sweeps than this, exploring is pointless."""
-HARD_SCALE = 10.0
-"""Temperature scale where forbidden configurations leave the curvature infinite."""
+from proxfield.core.solve.search import tuned
+from proxfield.core.solve.search.minimum import MinimumSearch
+from proxfield.core.solve.session import Session
 
 
 @dataclass(frozen=True)
@@ -42,13 +36,18 @@ class Auto(Rule):
 
     name = "auto"
     summary = "the default: explores within the budget, ends at a local minimum"
+    explores = True
+
+    @property
+    def mover(self) -> Rule:
+        return Fixed(step="certified-local")
 
     def plan(self, problem: Problem) -> Plan:
         return Sweep().plan(problem)
 
     def default_iterations(self, problem: Problem) -> int:
         """As many sweeps as take some tenths of a second."""
-        return int(np.clip(DEFAULT_VISITS / max(1, visits(problem.lowered)), 200, 20_000))
+        return int(np.clip(tuned.DEFAULT_VISITS / max(1, visits(problem.lowered)), 200, 20_000))
 
     def solve(self, session: Session) -> Outcome:
         if not session.sweepable:
@@ -63,15 +62,15 @@ class Auto(Rule):
         ):  # E − H is convex: λ_i bounds |eigenvalues|, and H's curvature is at least 2
             log.debug("auto: F is convex (λ = %.3g); one descent", scale)
             return polish(session, session.start)
-        if session.loop.max_iters - session.loop.iterations < 4 * MIN_SWEEPS:
+        if session.iterations_left < 4 * tuned.MIN_SWEEPS:
             return polish(session, session.without_symmetry(session.start))
         log.debug("auto: F may have many minima (λ = %.3g); cooled chains", scale)
-        return Search(session, float(local[local > 0.0].mean())).run(session.start, np.inf)
+        return MinimumSearch(session, float(local[local > 0.0].mean())).run(session.start, np.inf)
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
         loop = session.loop
         loop.keep(outcome.free_energy, outcome.q)
-        if loop.max_iters - loop.iterations < 4 * MIN_SWEEPS:
+        if session.iterations_left < 4 * tuned.MIN_SWEEPS:
             return end_at_minimum(session, outcome)
-        found = Search(session, HARD_SCALE).run(outcome.q, outcome.free_energy)
+        found = MinimumSearch(session, tuned.HARD_SCALE).run(outcome.q, outcome.free_energy)
         return replace(better_of(session, outcome, found), labels=outcome.labels)

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from proxfield.core.common.checks import is_real, is_whole
 from proxfield.core.engines.plan import Plan
-from proxfield.core.solve.rules.session import Outcome, Problem, Session
+from proxfield.core.solve.problem import Outcome, Problem
+from proxfield.core.solve.session import Session
 from proxfield.errors import InputError, shown
 
 STEPS = ("certified", "certified-local", "certified-relative", "lipschitz")
@@ -27,6 +28,8 @@ class Rule(ABC):
     looks like an oscillation is none."""
     special: ClassVar[bool] = False
     """Whether it is for one kind of term, and refuses other fields."""
+    explores: ClassVar[bool] = False
+    """Whether it looks for low minima by chains; then it can look for several modes, too."""
     visits_variables: ClassVar[bool] = False
     """Whether it updates single variables or colors, which terms over all pairs don't allow."""
 
@@ -66,6 +69,18 @@ class Rule(ABC):
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
         """Look further from a feasible point of a field with forbidden configurations."""
         return outcome
+
+    @property
+    def mover(self) -> Rule:
+        """The rule that moves the state of a field over several processes: itself, or its inner."""
+        return self
+
+    @property
+    def needs_whole_field(self) -> str:
+        """Why it needs all variables in one process, and what to use instead; "" if it doesn't."""
+        if type(self).solve is Rule.solve:
+            return ""
+        return "it runs others on the whole field: use auto or anneal"
 
     @property
     def never_rises(self) -> bool:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from proxfield.core.engines.plan import Custom, Plan
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.problem import Outcome, Problem
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.session import Outcome, Problem, Session
+from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Floats
 from proxfield.core.terms.occupancy import RatioOccupancy, log_empty
 from proxfield.errors import UnsupportedError
@@ -51,6 +52,7 @@ class Original(Rule):
     name = "original"
     summary = "the published program's update of occupancy maps, for these only; no guarantee"
     special = True
+    needs_whole_field = "it needs the images of all locations in one process: use fixed"
     smoothing: float = 0.8
     stable: int = 5
     error: float = 1e-4
@@ -92,28 +94,35 @@ class Original(Rule):
         lowered, loop = session.problem.lowered, session.loop
         if is_uniform(lowered, session.start):
             session = session.restarted(prior_of(lowered))
-        stage = session.begin()
+        program, state = session.program, session.program.start(session.start)
         plan = self.plan(session.problem)
         best = session.keep == "best"
         first: float | None = None
         status = Status.MAX_ITERS
         while True:
             # that many are needed at least, whatever they change
-            missing = self.stable - int(stage.memory.get("stable", 0))
+            missing = self.stable - int(state.memory.get("stable", 0))
             if missing <= 0:
-                q = stage.marginals()
-                fixed = residual(lowered, q) <= loop.tol
+                q = program.marginals(state)
+                fixed = residual(lowered, q) <= session.limits.tol
                 status = Status.CONVERGED if fixed else Status.SETTLED
                 break
-            if loop.spent is not None:
+            if session.spent is not None:
                 break
-            status = stage.run(plan, limit=missing, tol=-1.0, keep_best=best, first=first)
+            status = loop.run(
+                program,
+                plan,
+                state,
+                session.limits.until(loop.iterations + missing, tol=-1.0),
+                keep_best=best,
+                first=first,
+            )
             first = loop.last
             if status is not Status.MAX_ITERS:  # of this call
                 break
         if best or status in (Status.DIVERGED, Status.INTERRUPTED):
-            return stage.conclude(self, status)
-        return Outcome(stage.marginals(), loop.last, status)
+            return session.best_seen(self, state, status)
+        return Outcome(program.marginals(state), loop.last, status)
 
 
 def only_term(lowered: Lowered) -> RatioOccupancy:

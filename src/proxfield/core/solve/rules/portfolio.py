@@ -1,29 +1,29 @@
-"""Several runs in one budget: from several starts, or by several rules. The best F wins."""
+"""Several runs in one budget, from several starts or by several rules, and how the best ends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxfield.core.common.interrupts import finish_first
-from proxfield.core.engines.plan import Chains, Plan
+from proxfield.core.engines.plan import Chains, Plan, prefers_search
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.problem import Outcome, Problem, Verdict
+from proxfield.core.solve.rules.backtracking import Backtracking
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.polish import end_at_minimum, polish
-from proxfield.core.solve.rules.session import Loop, Outcome, Problem, Session
-from proxfield.core.terms.base import Layout, offers
+from proxfield.core.solve.rules.parallel import Fixed
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.rules.schedules import Sweep
+from proxfield.core.solve.search import tuned
+from proxfield.core.solve.session import Session
+from proxfield.core.terms.base import Doubles, Layout, offers
 from proxfield.errors import InputError, UnsupportedError, shown
 from proxfield.result import Status
 
-EVALUATIONS_PER_SWEEP = 4
-"""Evaluations of F that take as long as a sweep, about."""
-LARGE_SIZE, VISIT_SECONDS = 100_000, 1.5e-8
-"""Above so many entries evaluations run on all threads while a chain runs on one: the duration of a
-sweep is then estimated from the entries and edge ends that it visits."""
 HALTED = (Status.INTERRUPTED, Status.STOPPED)
 
 
@@ -41,25 +41,22 @@ def perturbed(
 
 def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]]]) -> Outcome:
     """Run members one after another, each with an equal share of what is left; keep the best."""
-    loop = session.loop
-    whole_iters, whole_budget = loop.max_iters, loop.budget
+    loop, limits = session.loop, session.limits
     best: Outcome | None = None
     winner = ""
     unsupported: UnsupportedError | None = None
-    if loop.budget is not None:
+    if limits.budget is not None:
         loop.tell(session.start, session.measure(session.start))
         members = [(label, rule, session.off_center(start)) for label, rule, start in members]
     for k, (label, rule, start) in enumerate(members):
-        if best is not None and spent_up(loop, whole_iters, whole_budget):
+        if best is not None and session.spent is not None:
             break
         left = len(members) - k
         loop.member = label
-        share = max(1, (whole_iters - loop.iterations) // left)
-        loop.max_iters = min(whole_iters, loop.iterations + share)
-        if whole_budget is not None:
-            loop.budget = loop.elapsed + max(0.0, whole_budget - loop.elapsed) / left
+        end = loop.iterations + max(1, session.iterations_left // left)
+        until = loop.elapsed + max(0.0, session.seconds_left) / left
         try:
-            outcome = rule.solve(session.restarted(start))
+            outcome = rule.solve(session.restarted(start, limits.until(end, until)))
         except UnsupportedError as error:  # this field has no such member; others may do
             unsupported = error
             continue
@@ -69,13 +66,72 @@ def best_of(session: Session, members: list[tuple[str, Rule, NDArray[np.float64]
         if outcome.status in HALTED:
             best.status = outcome.status
             break
-    loop.max_iters, loop.budget = whole_iters, whole_budget
     if best is None:
         raise unsupported or UnsupportedError("no member to run")
     loop.member = winner
     best = end_at_minimum(session, best)
     loop.note(0, loop.elapsed, best.free_energy)  # the trace ends where the result is
     return best
+
+
+# ---- how runs end: by a monotone descent that leaves saddles ----
+
+
+def descent(session: Session) -> Rule:
+    """The monotone rule that suits a field: sweeps, or certified steps of all variables."""
+    if not session.sweepable:
+        return Backtracking() if prefers_search(session.problem.lowered) else Fixed()
+    return Fixed(step="certified-local") if session.parallel else Sweep()
+
+
+def polish(session: Session, q: Doubles) -> Outcome:
+    """Descend to a local minimum of F; see `Session.settle`."""
+    rule = descent(session)
+    rule.prepare(session.problem)
+    with session.loop.clock():
+        plan = rule.plan(session.problem)
+    return session.settle(rule, plan, q)
+
+
+def end_at_minimum(session: Session, outcome: Outcome) -> Outcome:
+    """From the best of several runs on to a local minimum, as far as the limits allow."""
+    loop, found = session.loop, outcome.judgement
+    if outcome.status in (Status.INTERRUPTED, Status.STOPPED):
+        return outcome
+    if (
+        outcome.status is Status.CONVERGED
+        and found is not None
+        and found.verdict is Verdict.MINIMUM
+    ):
+        return outcome
+    on_saddle = outcome.status is Status.SADDLE
+    if found is not None and found.lower is not None and found.free_energy < outcome.free_energy:
+        outcome = replace(
+            outcome, q=found.lower, free_energy=found.free_energy, status=Status.SADDLE
+        )
+    if session.spent is not None:
+        outcome = outcome if on_saddle else session.step_off(outcome)
+        return replace(outcome, status=session.spent)
+    start = session.without_symmetry(outcome.q) if on_saddle else outcome.q
+    loop.tell(outcome.q, outcome.free_energy)
+    try:
+        end = better_of(session, outcome, polish(session, start))
+    except UnsupportedError:  # a term without curvature: no certified step to go on with
+        end = replace(outcome, status=Status.MAX_ITERS)
+    return replace(end, labels=outcome.labels)
+
+
+def better_of(session: Session, before: Outcome, after: Outcome) -> Outcome:
+    """The later of two outcomes, but never marginals of higher F (a limit may come too soon)."""
+    f = after.free_energy
+    if not before.free_energy < f - session.slack(f):
+        return after
+    ended = after.status in (Status.CONVERGED, Status.SADDLE)
+    status = session.limit if ended else after.status
+    return replace(after, q=before.q, free_energy=before.free_energy, status=status, judgement=None)
+
+
+# ---- what a sweep costs ----
 
 
 def visits(lowered: Lowered) -> int:
@@ -86,12 +142,10 @@ def visits(lowered: Lowered) -> int:
 
 def large_sweep_seconds(lowered: Lowered) -> float:
     """The duration of a sweep on one thread, estimated for large fields; 0 for others."""
-    return VISIT_SECONDS * visits(lowered) if lowered.layout.size > LARGE_SIZE else 0.0
+    return tuned.VISIT_SECONDS * visits(lowered) if lowered.layout.size > tuned.LARGE_SIZE else 0.0
 
 
-def spent_up(loop: Loop, max_iters: int, budget: float | None) -> bool:
-    """Whether the limits of the whole run are used up."""
-    return loop.iterations >= max_iters or (budget is not None and loop.elapsed >= budget)
+# ---- the rules ----
 
 
 @dataclass(frozen=True)
@@ -113,21 +167,15 @@ class Restarts(Rule):
     noise: float = 1.0
 
     def check(self) -> None:
-        from proxfield.core.solve.rules.registry import make_rule
-
         self._count("count")
         self._number("noise", 0.0, np.inf, closed=False)
         make_rule(self.inner)
 
     @property
     def suits_dense_fields(self) -> bool:
-        from proxfield.core.solve.rules.registry import make_rule
-
         return make_rule(self.inner).suits_dense_fields
 
     def plan(self, problem: Problem) -> Plan:
-        from proxfield.core.solve.rules.registry import make_rule
-
         return make_rule(self.inner).plan(problem)
 
     def _starts(self, session: Session) -> Iterator[NDArray[np.float64]]:
@@ -137,37 +185,35 @@ class Restarts(Rule):
             yield perturbed(session.start, layout, self.noise, seed + k)
 
     def solve(self, session: Session) -> Outcome:
-        from proxfield.core.solve.rules.registry import make_rule
-
         if self.inner == "sweep" and session.sweepable:
             return self._together(session)
-        inner, loop = make_rule(self.inner), session.loop
-        count = max(1, min(self.count, loop.max_iters - loop.iterations))
+        inner = make_rule(self.inner)
+        count = max(1, min(self.count, session.iterations_left))
         starts = islice(self._starts(session), count)
         return best_of(session, [(f"start {k}", inner, q) for k, q in enumerate(starts)])
 
     def _together(self, session: Session) -> Outcome:
         """All starts in one batch, a few sweeps at a time; then polish the best."""
-        loop = session.loop
+        loop, limits = session.loop, session.limits
         session.warm_up_chains(session.start)
-        if loop.budget is not None:
+        if limits.budget is not None:
             loop.tell(session.start, session.measure(session.start))
         with loop.clock():
-            count = min(self.count, loop.max_iters // 2)
-            if loop.budget is not None:  # starts and sweeps that half of it has time for
+            count = min(self.count, limits.max_iters // 2)
+            if limits.budget is not None:  # starts and sweeps that half of it has time for
                 sweep = large_sweep_seconds(session.problem.lowered)
-                each = 4 * max(EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
-                count = min(count, int(loop.seconds_left() / each))
+                each = 4 * max(tuned.EVALUATIONS_PER_SWEEP * loop.costs.evaluation, sweep, 1e-9)
+                count = min(count, int(session.seconds_left / each))
         if count < 2:
             return polish(session, session.without_symmetry(session.start))
         with loop.clock():
             q = np.stack(list(islice(self._starts(session), count)))
-        each = max(1, min(20, loop.max_iters // (2 * len(q))))
+        each = max(1, min(20, limits.max_iters // (2 * len(q))))
         done, step = 0, 1
         while done < each:
             begun, base = loop.now(), loop.elapsed
             with finish_first():
-                ended = session.explore(Chains.make(q, polish=step, tol=loop.tol))
+                ended = session.explore(Chains.make(q, polish=step, tol=limits.tol))
                 spent, q = loop.now() - begun, ended.q
                 done += step
                 winner = int(ended.free_energy.argmin())
@@ -177,12 +223,12 @@ class Restarts(Rule):
                 loop.replace_best(f, q[winner])
             if loop.report(f, q[winner]):
                 return Outcome(q[winner], f, Status.STOPPED)
-            if loop.budget is not None:  # half of the budget is for the polish
-                fits = (loop.budget / 2 - loop.elapsed) * step / max(spent, 1e-9)
+            if limits.budget is not None:  # half of the budget is for the polish
+                fits = (limits.budget / 2 - loop.elapsed) * step / max(spent, 1e-9)
                 if fits < 1:
                     break
                 step = max(1, min(2 * step, int(fits)))
-            step = min(step if loop.budget is not None else each, max(1, each - done))
+            step = min(step if limits.budget is not None else each, max(1, each - done))
         return polish(session, q[winner])
 
     def improve(self, session: Session, outcome: Outcome) -> Outcome:
@@ -202,8 +248,6 @@ class Portfolio(Rule):
     rules: str = "anneal,momentum,adam,sweep"
 
     def _members(self) -> list[Rule]:
-        from proxfield.core.solve.rules.registry import make_rule
-
         if not isinstance(self.rules, str):
             raise InputError(
                 f"portfolio: rules={shown(self.rules)}, expected names separated by commas"

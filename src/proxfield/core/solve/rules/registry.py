@@ -5,35 +5,29 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from proxfield.core.solve.rules.anneal import Anneal
-from proxfield.core.solve.rules.auto import Auto
-from proxfield.core.solve.rules.backtracking import Backtracking
+from proxfield.core.common.registry import Registry
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.original import Original
-from proxfield.core.solve.rules.parallel import Adam, Adaptive, AdHoc, Fixed, FullParallel, Momentum
-from proxfield.core.solve.rules.portfolio import Portfolio, Restarts
-from proxfield.core.solve.rules.schedules import Colored, Sweep
 from proxfield.errors import InputError, shown
 
-RULES: dict[str, type[Rule]] = {
-    rule.name: rule
-    for rule in (
-        Sweep,
-        Colored,
-        FullParallel,
-        AdHoc,
-        Fixed,
-        Adaptive,
-        Backtracking,
-        Momentum,
-        Adam,
-        Anneal,
-        Restarts,
-        Portfolio,
-        Auto,
-        Original,
-    )
-}
+RULES: Registry[type[Rule]] = Registry(
+    {
+        "sweep": "schedules:Sweep",
+        "colored": "schedules:Colored",
+        "full-parallel": "parallel:FullParallel",
+        "adhoc": "parallel:AdHoc",
+        "fixed": "parallel:Fixed",
+        "adaptive": "parallel:Adaptive",
+        "backtracking": "backtracking:Backtracking",
+        "momentum": "parallel:Momentum",
+        "adam": "parallel:Adam",
+        "anneal": "anneal:Anneal",
+        "restarts": "portfolio:Restarts",
+        "portfolio": "portfolio:Portfolio",
+        "auto": "auto:Auto",
+        "original": "original:Original",
+    },
+    package="proxfield.core.solve.rules",
+)
 
 
 def dense_rules() -> dict[str, type[Rule]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxfield.core.engines.plan import Order, Plan
+from proxfield.core.solve.problem import Problem
 from proxfield.core.solve.rules.base import Rule
-from proxfield.core.solve.rules.session import Problem
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Sweep(Rule):
     summary = "one variable at a time; never raises F, can't run in parallel"
     monotone = True
     visits_variables = True
+    needs_whole_field = "a rank would wait for all variables of the ranks before it: use colored"
     order: str = "natural"
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 1. The rule searches the whole field with a share of the limits, then chains from the start show
    other minima. Where chains ended is kept.
-2. Parts of these states are combined (`search.recombination`): that gives a better state, and
+2. Parts of these states are combined (`search.patches`): that gives a better state, and
    alternatives to parts of it.
 3. The cell of all labellings is split in two by a decision "variable i has label l, or not", then
    one of the cells again, until there are K. A split never makes the bound worse
@@ -18,53 +18,22 @@ import numpy as np
 from proxfield.core.common.logs import log
 from proxfield.core.common.memory import check_memory
 from proxfield.core.engines.plan import Chains
-from proxfield.core.lowering.components import Components
 from proxfield.core.solve.infer import MAX_DOUBLE_CHECK, finish, in_double, interrupted, solve
+from proxfield.core.solve.problem import Outcome
 from proxfield.core.solve.request import Request, device_memory
-from proxfield.core.solve.rules.polish import better_of, polish
-from proxfield.core.solve.rules.session import Outcome
-from proxfield.core.solve.search.alternatives import Alternatives
-from proxfield.core.solve.search.cell_work import TRIAL_SWEEPS, CellWork
-from proxfield.core.solve.search.cells import Cell, Pool, user_clamps
-from proxfield.core.solve.search.recombination import Recombination
-from proxfield.core.solve.search.splits import Split, Splitter
+from proxfield.core.solve.rules.portfolio import HALTED, better_of, polish
+from proxfield.core.solve.search import tuned
+from proxfield.core.solve.search.cells import Cell, CellWork, Pool, user_clamps
+from proxfield.core.solve.search.parts import Parts
+from proxfield.core.solve.search.splits import Alternatives, Split, Splitter
 from proxfield.core.solve.session import Session
 from proxfield.core.terms.base import Doubles, Ints
 from proxfield.field import Field
 from proxfield.mixture import make_modes, mixture_free_energy, mixture_marginals
 from proxfield.result import Result, Status
 
-SEARCH_SHARE = 0.4
-"""Share of the limits for the search of the whole field."""
-SAMPLE_SHARE = 0.55
-"""Share of the limits at which chains from the start end."""
-REFINE_SHARE = 0.65
-"""Share of the limits at which looking for alternatives ends."""
-SPLIT_SHARE = 0.85
-"""Share of the limits at which splitting ends."""
-CELL_SHARE = 0.93
-"""Share of the limits at which the search of cells ends."""
-SWEEPS_PER_MODE = 50
-"""Sweeps per mode below which the search of the whole field gets a larger share of the limits."""
-OVERTIME = 1.03
-"""Share of the budget at which the last polish ends; a few sweeps are worth a little overtime."""
-SAMPLE_SWEEPS = (10, 30, 100)
-SAMPLE_HEAT = (0.1, 0.3, 1.0)
-"""Temperatures of chains from the start, as shares of the field's own scale."""
-SAMPLE_CHAINS = 8
-"""Maximum number of such chains per round."""
-MAX_SAMPLES = 256
-"""Maximum number of such chains."""
-CONVEX_SCALE = 2.0
-"""Curvature up to which F is convex, so that there is one minimum."""
-MIN_SHARE = 1e-9
-"""Share of the mixture below which a split isn't worth its time."""
-MIN_CELL_SWEEPS = 64
-"""Sweeps that there must be for each cell for a search to pay."""
-HALTED = (Status.INTERRUPTED, Status.STOPPED)
 
-
-class Partition:
+class ModeSearch:
     """Cells that cover all labellings, as they are found.
 
     Args:
@@ -78,13 +47,12 @@ class Partition:
         lowered = session.problem.lowered
         self.possible = np.isfinite(lowered.unary)
         combining = session.sweepable and lowered.layout.n_vars > 0
-        recombination = Recombination(lowered)
-        if session.loop.budget is not None:
-            Components.warm_up()
-        ends = 2 * len(recombination.edges) if combining else 0
-        pool = Pool.for_field(lowered, ends)
+        parts = Parts(lowered) if combining else None
+        if session.limits.budget is not None:
+            Parts.warm_up()
+        pool = Pool.for_field(lowered, 0 if parts is None else len(parts.column))
         self.work = CellWork(session, request.rule, pool)
-        self.alternatives = Alternatives(self.work, recombination) if combining else None
+        self.alternatives = None if parts is None else Alternatives(self.work, parts)
         self.splitter = Splitter(self.work, self.alternatives)
         self.cells: list[Cell] = []
         self.splits: list[Split | None] = []
@@ -156,9 +124,9 @@ class Partition:
         if self.work.sweepable:
             session.warm_up_chains(session.start)
         session.measure(session.start)  # how long an evaluation takes
-        self.rest = min(1.0, self.work.sweeps_left(1.0) / (SWEEPS_PER_MODE * self.count))
-        with self.work.limited(self.until(SEARCH_SHARE)):
-            outcome = solve(session, self.work.rule)
+        self.rest = min(1.0, self.work.sweeps_left(1.0) / (tuned.SWEEPS_PER_MODE * self.count))
+        limits = session.limits.share(self.until(tuned.SEARCH_SHARE))
+        outcome = solve(session.within(limits), self.work.rule)
         self.labels = outcome.labels
         cell = self.everything(outcome.q)
         cell.free_energy, cell.status = float(outcome.free_energy), outcome.status
@@ -171,27 +139,27 @@ class Partition:
         if self.alternatives is None or lowered.hard:
             return
         scale = float(self.session.problem.curvature.local.max(initial=0.0))
-        if scale <= CONVEX_SCALE:
+        if scale <= tuned.CONVEX_SCALE:
             return
         session = work.session_of(self.everything(self.session.start), self.loop)
         rng = np.random.default_rng([self.session.problem.seed, 1])
-        each = float(np.mean(SAMPLE_SWEEPS)) + TRIAL_SWEEPS
-        made, end = 0, self.until(SAMPLE_SHARE)
-        while made < MAX_SAMPLES:
-            count = int(min(SAMPLE_CHAINS, work.sweeps_left(end) / each))
+        each = float(np.mean(tuned.SAMPLE_SWEEPS)) + tuned.TRIAL_SWEEPS
+        made, end = 0, self.until(tuned.SAMPLE_SHARE)
+        while made < tuned.MAX_SAMPLES:
+            count = int(min(tuned.SAMPLE_CHAINS, work.sweeps_left(end) / each))
             if count < 1:
                 break
             made += count
             chains = Chains.make(
                 np.repeat(session.start[None], count, axis=0),
-                hot=np.maximum(1.0, scale * rng.choice(SAMPLE_HEAT, size=count)),
-                sweeps=rng.choice(SAMPLE_SWEEPS, size=count),
+                hot=np.maximum(1.0, scale * rng.choice(tuned.SAMPLE_HEAT, size=count)),
+                sweeps=rng.choice(tuned.SAMPLE_SWEEPS, size=count),
                 seeds=rng.integers(2**63, size=count, dtype=np.uint64),
                 drawn=True,
-                polish=TRIAL_SWEEPS,
+                polish=tuned.TRIAL_SWEEPS,
             )
             with self.loop.clock():
-                work.explore(session, chains, record=True)
+                work.explore(session, chains)
 
     # ---- splitting ----
 
@@ -199,8 +167,8 @@ class Partition:
         """Split the cell in which that separates most, until there are enough."""
         loop, loop.member = self.loop, "modes"
         if self.alternatives is not None:
-            self.alternatives.refine(self.cells[0], self.until(REFINE_SHARE))
-        end = self.until(SPLIT_SHARE)
+            self.alternatives.refine(self.cells[0], self.until(tuned.REFINE_SHARE))
+        end = self.until(tuned.SPLIT_SHARE)
         while len(self.cells) < self.count and self.work.sweeps_left(end) >= 1:
             to_come = 2 * (self.count - len(self.cells))
             for k, cell in enumerate(self.cells):
@@ -214,7 +182,7 @@ class Partition:
                 if split is not None
             ]
             score, k, chosen = max(tried, key=lambda item: item[0])
-            if score <= MIN_SHARE:
+            if score <= tuned.MIN_SHARE:
                 break
             self.cells, self.splits = (
                 [*self.cells[:k], *self.cells[k + 1 :], *chosen.children],
@@ -228,10 +196,10 @@ class Partition:
 
     def search_cells(self) -> None:
         """The rule in each cell, then parts of everything that was seen."""
-        work, end = self.work, self.until(CELL_SHARE)
+        work, end = self.work, self.until(tuned.CELL_SHARE)
         for number, cell in enumerate(self.heaviest_first()):
             to_come = len(self.cells) - number
-            if work.sweeps_left(end) < MIN_CELL_SWEEPS * to_come:
+            if work.sweeps_left(end) < tuned.MIN_CELL_SWEEPS * to_come:
                 break
             iterations, seconds = work.left(end)
             own = work.aside(iterations / to_come, seconds / to_come)
@@ -250,7 +218,7 @@ class Partition:
         if self.alternatives is None:
             return
         for cell in self.cells:
-            if work.sweeps_left(end) >= TRIAL_SWEEPS:
+            if work.sweeps_left(end) >= tuned.TRIAL_SWEEPS:
                 with self.loop.clock():
                     self.alternatives.compare(cell, end)
 
@@ -258,7 +226,7 @@ class Partition:
         """Each cell on to its local minimum, as far as the limits allow."""
         work = self.work
         for cell in self.heaviest_first():
-            iterations, seconds = work.left(1.0)[0], work.left(OVERTIME)[1]
+            iterations, seconds = work.left(1.0)[0], work.left(tuned.OVERTIME)[1]
             if self.halted is not None or min(iterations, seconds) <= 0:
                 break
             if cell.status is Status.CONVERGED or not np.isfinite(cell.free_energy):
@@ -293,21 +261,21 @@ def infer_modes(field: Field, request: Request, session: Session, count: int) ->
         return finish(field, request, session, Outcome(session.start, np.inf, Status.INFEASIBLE))
     check_memory(8 * (5 * count + 8) * field.layout.size, f"{count} modes of {field!r}")
     with device_memory(request.kernels, lowered):
-        partition = Partition(session, request, count)
-        partition.run()
-        if not partition.cells:
+        found = ModeSearch(session, request, count)
+        found.run()
+        if not found.cells:
             return finish(field, request, session, interrupted(session))
-        ends = [in_cell(cell, request, session) for cell in partition.cells]
+        ends = [in_cell(cell, request, session) for cell in found.cells]
     best = min(ends, key=lambda end: end.free_energy)
     f = mixture_free_energy([end.free_energy for end in ends])
-    outcome = Outcome(best.q, f, partition.status, partition.labels)
+    outcome = Outcome(best.q, f, found.status, found.labels)
     result = finish(field, request, session, outcome)
     reduction = lowered.reduction
     result.modes = make_modes(
         field.layout,
         [
             (end.free_energy, reduction.expand(end.q), user_clamps(reduction, cell.clamps))
-            for end, cell in zip(ends, partition.cells, strict=True)
+            for end, cell in zip(ends, found.cells, strict=True)
         ],
     )
     result.q = mixture_marginals(result.modes)

@@ -1,50 +1,166 @@
-"""The best of two states, part by part.
+"""Two states combined part by part (partition crossover).
 
-Two states differ in some variables. Those that interact, directly or through others of them, form
-a part. Parts don't interact, so that F(after) − F(before) is a sum over them, and each can be
-taken or left for itself: variables of different components of the graph are never in one part, and
-in a large sparse field a search improves many places at once.
+The variables in which two states differ form connected components of the field's graph, the
+*parts*: no term holds variables of two of them. Changing one state to the other in a part changes
+E, and F, by an amount that doesn't depend on other parts, so each can be taken or left for itself.
+The best of all 2^parts combinations costs about as much as an evaluation of F. In a large sparse
+field a search improves many places at once.
+
+There are three ways to compute the changes. For two labellings (`Parts.best_labels`), tables are
+read at the labels: fast where few variables differ, and parts of equal energy are recognized. For
+two states of marginals (`Parts.best_marginals`), compiled kernels give the gradient, which costs
+little where many differ. For parts of many states, which overlap, each is evaluated by its own
+terms (`search.patches`).
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxfield.core.lowering.components import Components
 from proxfield.core.lowering.lowered import Lowered
-from proxfield.core.terms.base import Floats
-
-DIFFERENT = 0.1
-"""Marginals that differ by more are of different states; smaller differences are left to sweeps."""
+from proxfield.core.lowering.merging import compressed_rows, group_positions
+from proxfield.core.terms.base import Floats, Ints, Layout
+from proxfield.core.terms.factor import Factor
+from proxfield.core.terms.pairwise import Ising, Potts
 
 V = TypeVar("V", bound=np.generic)
 Gradient = Callable[[Floats], NDArray[np.float64]]
 
 
 class Parts:
-    """Which variables of a field interact.
+    """Which variables of a field interact, and how states of it are combined.
 
     Args:
-        lowered: The field; all its terms have tables.
+        lowered: The field; its terms all know the neighbors of a variable.
 
     Attributes:
-        typical: How many parts the states compared of late had.
+        row: Starts of each variable's neighbors.  # (n_vars + 1,)
+        column: Neighbors.
+        typical: How many parts the marginals compared of late had.
+
+    Example:
+        >>> import proxfield as pf
+        >>> field = pf.Field(4, n_labels=2).add(pf.Ising([[0, 1], [2, 3]], 1.0))
+        >>> parts = Parts(field.lower())
+        >>> parts.of(np.array([True, True, False, True]))
+        (array([ 0,  0, -1,  1], dtype=int32), 2)
+        >>> parts.best_labels(np.array([0, 0, 0, 1]), np.array([0, 1, 1, 1]))
+        (array([0, 1, 0, 1]), -2.0)
     """
 
     def __init__(self, lowered: Lowered) -> None:
-        self.layout = lowered.layout
-        self.components = Components(lowered)
-        degree = max([2, *(int(t.degree or 2) for t in lowered.terms)])
-        points, weights = np.polynomial.legendre.leggauss((degree + 1) // 2)
-        self.points, self.weights = 0.5 * (1.0 + points), 0.5 * weights
+        self.lowered, self.layout = lowered, lowered.layout
+        none = np.zeros((0, 2), dtype=np.int64)
+        pairs = np.concatenate([none, *(t.neighbors(self.layout) for t in lowered.terms)])
+        self.row, self.column, _ = compressed_rows(self.layout.n_vars, pairs, [])
         self.typical = 0.0
+        self._waiting = np.empty(self.layout.n_vars, dtype=np.int32)
 
-    def better_parts(
-        self, before: NDArray[np.float64], after: NDArray[np.float64], gradient: Gradient
+    def of(self, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
+        """The part of each chosen variable (−1: it isn't), and how many there are."""
+        from proxfield.core.compiled.graphs import label_components
+
+        part = np.empty(len(chosen), dtype=np.int32)
+        count = label_components(self.row, self.column, chosen, part, self._waiting)
+        return part, int(count)
+
+    @staticmethod
+    def warm_up() -> None:
+        """Compile or load what `of` needs."""
+        from proxfield.core.compiled.graphs import label_components
+
+        label_components.warm_up()
+        row, column = np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.int32)
+        one = np.zeros(1, dtype=np.int32)
+        label_components(row, column, np.ones(1, dtype=bool), one, one.copy())
+
+    def differing(self, q: Floats, others: Floats, threshold: float) -> NDArray[np.bool_]:
+        """Variables whose marginals differ by more.  # (size,), (..., size) -> (..., n_vars)"""
+        layout = self.layout
+        if layout.common == 2:  # both labels' marginals differ alike
+            return np.asarray(np.abs(others[..., ::2] - q[::2]) > threshold)
+        apart = np.abs(others - q) > threshold
+        if layout.common is not None:
+            rows = apart.reshape(*apart.shape[:-1], -1, layout.common)
+            return np.asarray(rows.any(axis=-1))
+        return np.logical_or.reduceat(apart, layout.offsets[:-1], axis=-1)
+
+    def neighbors(self, variables: Ints) -> NDArray[np.int32]:
+        """The neighbors of some variables, one variable's after another's."""
+        return rows_of(self.row, self.column, variables)[0]
+
+    @cached_property
+    def unary(self) -> NDArray[np.float64]:
+        """Unary energies, finite too.  # (size,)"""
+        return np.where(np.isinf(self.lowered.unary), 0.0, self.lowered.unary)
+
+    @cached_property
+    def scopes(self) -> list[Scopes]:
+        """The scopes of each term; their tables are finite: what is forbidden has the energy 0."""
+        weighted = [t for t in (self.lowered.ising, self.lowered.potts) if t is not None]
+        tables = [finite(factor) for factor in self.lowered.factors]
+        return [
+            *(Scopes(t, t.edges, self.layout) for t in weighted),
+            *(Scopes(f, f.scopes, self.layout) for f in tables),
+        ]
+
+    # ---- two labellings ----
+
+    def best_labels(self, x: Ints, y: Ints, difference: float | None = None) -> tuple[Ints, float]:
+        """x with the parts of y that don't raise its energy, and the change of the energy.
+
+        Args:
+            x: A labelling, where nothing is forbidden.  # (n_vars,)
+            y: Another one.
+            difference: E(y) − E(x), if it is known; saves time where there is one part.
+        """
+        differs = x != y
+        if not differs.any():
+            return x, 0.0
+        part, count = self.of(differs)
+        if count == 1 and difference is not None:
+            return (y, difference) if difference <= 0.0 else (x, 0.0)
+        change = self.energy_changes(x, y, part, count)
+        taken = np.append(change <= 0.0, False)  # the last one is for variables in no part
+        return np.where(taken[part], y, x), float(change[change <= 0.0].sum())
+
+    def energy_changes(
+        self, x: Ints, y: Ints, part: NDArray[np.int32], count: int
+    ) -> NDArray[np.float64]:
+        """The change of the energy of x where one part takes the labels of y.  # (count,)"""
+        at = np.flatnonzero(part >= 0)
+        here = self.layout.offsets[at]
+        change = self.lowered.unary[here + y[at]] - self.lowered.unary[here + x[at]]
+        out: NDArray[np.float64] = np.bincount(part[at], change, minlength=count).astype(float)
+        for term in self.scopes:
+            some = term.touching(at)
+            members = term.members[some].T
+            place = part[members].max(axis=0)
+            change = term.energies(some, y[members]) - term.energies(some, x[members])
+            out += np.bincount(place, change, minlength=count)
+        return out
+
+    # ---- two states of marginals ----
+
+    @cached_property
+    def quadrature(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Points between 0 and 1 and their weights: exact for the energy's gradient."""
+        degree = max([2, *(int(t.degree or 2) for t in self.lowered.terms)])
+        points, weights = np.polynomial.legendre.leggauss((degree + 1) // 2)
+        return 0.5 * (1.0 + points), 0.5 * weights
+
+    def best_marginals(
+        self,
+        before: NDArray[np.float64],
+        after: NDArray[np.float64],
+        gradient: Gradient,
+        threshold: float,
     ) -> NDArray[np.float64] | None:
         """``before`` with those parts of ``after`` that lower F.
 
@@ -52,32 +168,21 @@ class Parts:
             before: Marginals.
             after: Other ones.
             gradient: Gives dE/dq.
+            threshold: Marginals that differ by more belong to a part.
 
         Returns:
             None if there are no such parts, or a single one: then ``after`` says it all.
         """
-        label, count = self.different(before, after)
+        part, count = self.of(self.differing(before, after, threshold))
         self.typical += 0.1 * (count - self.typical)
         if count < 2:
             return None
-        taken = self.gains(before, after, label, count, gradient) < 0.0
-        return self.merged(before, after, label, taken) if taken.any() else None
+        taken = self.free_energy_changes(before, after, part, count, gradient) < 0.0
+        return self.merged(before, after, part, taken) if taken.any() else None
 
-    def different(
-        self, before: NDArray[np.float64], after: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int32], int]:
-        """The part of each variable (−1: in none), and how many there are.  # (n_vars,)"""
-        layout = self.layout
-        if layout.common == 2:  # the two differ alike
-            return self.components.of(np.abs(after[::2] - before[::2]) > DIFFERENT)
-        apart = np.abs(after - before) > DIFFERENT
-        if layout.common is not None:
-            return self.components.of(np.any(apart.reshape(-1, layout.common), axis=1))
-        return self.components.of(np.logical_or.reduceat(apart, layout.offsets[:-1]))
-
-    def gains(
+    def free_energy_changes(
         self, before: NDArray[np.float64], after: NDArray[np.float64],
-        label: NDArray[np.int32], count: int, gradient: Gradient,
+        part: NDArray[np.int32], count: int, gradient: Gradient,
     ) -> NDArray[np.float64]:  # fmt: skip
         """F(before with one part of after) − F(before), of each part.  # (count,)
 
@@ -86,28 +191,117 @@ class Parts:
         """
         from scipy.special import xlogy  # here, because help texts shall come without a wait
 
-        part = self._entries(label)
-        at = np.flatnonzero(part >= 0)
+        owner = self._entries(part)
+        at = np.flatnonzero(owner >= 0)
         old, new = before[at], after[at]
         moved, slope = new - old, np.zeros(len(at))
-        for point, weight in zip(self.points, self.weights, strict=True):
+        for point, weight in zip(*self.quadrature, strict=True):
             q = before.copy()
             q[at] += point * moved
             slope += weight * gradient(q)[at]
         change = np.zeros(len(at))  # where nothing moved; a label may be impossible
         np.multiply(moved, slope, out=change, where=moved != 0.0)
         change += xlogy(new, new) - xlogy(old, old)
-        return np.bincount(part[at], weights=change, minlength=count).astype(np.float64)
+        return np.bincount(owner[at], weights=change, minlength=count).astype(np.float64)
 
     def merged(
         self, before: NDArray[np.float64], after: NDArray[np.float64],
-        label: NDArray[np.int32], taken: NDArray[np.bool_],
+        part: NDArray[np.int32], taken: NDArray[np.bool_],
     ) -> NDArray[np.float64]:  # fmt: skip
         """``before`` with the parts of ``after`` that are taken."""
-        chosen = np.append(taken, False)[label]  # −1: in no part
+        chosen = np.append(taken, False)[part]  # −1: in no part
         return np.where(self._entries(chosen), after, before)
 
     def _entries(self, values: NDArray[V]) -> NDArray[V]:
         """Values of variables for each of their entries.  # (n_vars,) -> (layout.size,)"""
         common = self.layout.common
         return values[self.layout.owner] if common is None else values.repeat(common)
+
+
+class Scopes:
+    """A term's scopes, and those that each variable is in.
+
+    Args:
+        term: The term.
+        members: Its scopes.  # (m, k)
+        layout: The variables.
+    """
+
+    def __init__(self, term: Ising | Potts | Factor, members: Ints, layout: Layout) -> None:
+        self.term, self.members, self.layout = term, members, layout
+        self.row, position = group_positions(members.ravel(), layout.n_vars)
+        self.number = position // max(1, members.shape[1])
+
+    def around(self, variables: Ints) -> tuple[Ints, Ints]:
+        """The scopes of each variable, one after another, and how many each is in."""
+        return rows_of(self.row, self.number, variables)
+
+    def touching(self, variables: Ints) -> Ints:
+        """Scopes that hold some of the variables, in order."""
+        touched = np.zeros(len(self.members), dtype=bool)
+        touched[self.around(variables)[0]] = True
+        return np.flatnonzero(touched)
+
+    def energies(self, some: Ints, labels: Ints) -> NDArray[np.float64]:
+        """The energies of some scopes.
+
+        Args:
+            some: Which.  # (s,)
+            labels: Labels of their variables.  # (k, s)
+        """
+        term = self.term
+        if isinstance(term, Factor):
+            at = (term.index[some], *labels)
+            return np.asarray(term.tables[at])
+        unequal = labels[0] != labels[1]
+        if isinstance(term, Potts):
+            return np.asarray(term.weights[some] * unequal)
+        return np.asarray(term.weights[some] * (1.0 - 2.0 * unequal))
+
+    def expected_energies(self, some: Ints, values: Floats, base: Ints) -> NDArray[np.float64]:
+        """The expected energies of some scopes.
+
+        Args:
+            some: Which.  # (s,)
+            values: Marginals, flat.
+            base: Where those of each variable of each scope start.  # (s, k)
+        """
+        term = self.term
+        if isinstance(term, Factor):
+            letters = string.ascii_letters[1 : term.degree + 1]
+            spec = ",".join(["a" + letters, *("a" + x for x in letters)]) + "->a"
+            weights = [values[base[:, p, None] + np.arange(c)] for p, c in enumerate(term.shape)]
+            tables = term.tables[term.index[some]]
+            return np.asarray(np.einsum(spec, tables, *weights, optimize=term.degree > 2))
+        i, j = base.T
+        if isinstance(term, Ising):
+            spins = (values[i + 1] - values[i]) * (values[j + 1] - values[j])
+            return np.asarray(term.weights[some] * spins)
+        common = self.layout.cardinalities[term.edges[some]].min(axis=1, initial=2**62)
+        agree = np.zeros(len(some))
+        for label in range(int(common.max(initial=0)) if len(common) else 0):
+            has = np.flatnonzero(common > label)
+            agree[has] += values[i[has] + label] * values[j[has] + label]
+        return np.asarray(term.weights[some] * (1.0 - agree))
+
+
+def rows_of(row: Ints, values: NDArray[V], some: Ints) -> tuple[NDArray[V], Ints]:
+    """The values of some rows, one after another, and how many each row has.
+
+    Args:
+        row: Where each row starts, and the total.
+        values: Of all rows.
+        some: The rows.
+    """
+    first = row[some]
+    count = row[some + 1] - first
+    skipped = np.cumsum(count) - count
+    return values[np.repeat(first - skipped, count) + np.arange(int(count.sum()))], count
+
+
+def finite(factor: Factor) -> Factor:
+    """The factor with the energy 0 in the place of what is forbidden."""
+    if not factor.hard:
+        return factor
+    tables = np.where(np.isinf(factor.tables), 0.0, factor.tables)
+    return Factor.trusted(factor.scopes, tables, factor.index)

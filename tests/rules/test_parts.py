@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import proxfield as pf
-from proxfield.core.lowering.crossing import Crossing
 from proxfield.core.lowering.interactions import interaction_scale
 from proxfield.core.lowering.lowered import Lowered
+from proxfield.core.solve.search.parts import Parts
 from proxfield.testing import random_field
 
 TABLES = ("constant", "unary", "pairwise", "potts", "ising", "factor")
@@ -56,7 +56,7 @@ def test_every_combination_of_parts(number: int) -> None:
     lowered = lowered_fields(number + 1)[number]
     rng, cards = np.random.default_rng(number), lowered.layout.cardinalities
     x, y = rng.integers(cards), rng.integers(cards)
-    found, change = Crossing(lowered).improved(x, y)
+    found, change = Parts(lowered).best_labels(x, y)
     energies = []
     components = parts(lowered, x != y)
     for chosen in itertools.product([False, True], repeat=min(len(components), 10)):
@@ -74,7 +74,7 @@ def test_every_combination_of_parts(number: int) -> None:
 def test_components() -> None:
     grid = pf.generate.grid(6, 7, seed=1).lower()
     differs = np.random.default_rng(0).random(42) < 0.4
-    component, count = Crossing(grid).components.of(differs)
+    component, count = Parts(grid).of(differs)
     expected = parts(grid, differs)
     assert count == len(expected)
     assert (component[~differs] == -1).all()
@@ -84,10 +84,10 @@ def test_components() -> None:
 
 def test_a_known_difference_decides_where_all_is_one_part() -> None:
     field = pf.Field(2, n_labels=2).add(pf.Ising([[0, 1]], 1.0)).lower()
-    crossing, x, y = Crossing(field), np.array([0, 1]), np.array([1, 1])
-    assert crossing.improved(x, y)[0].tolist() == [0, 1]
-    assert crossing.improved(x, y, 2.0)[0].tolist() == [0, 1]
-    assert crossing.improved(x, y, -1.0)[0].tolist() == [1, 1]  # it is believed
+    combined, x, y = Parts(field), np.array([0, 1]), np.array([1, 1])
+    assert combined.best_labels(x, y)[0].tolist() == [0, 1]
+    assert combined.best_labels(x, y, 2.0)[0].tolist() == [0, 1]
+    assert combined.best_labels(x, y, -1.0)[0].tolist() == [1, 1]  # it is believed
 
 
 def test_the_scale_of_interactions() -> None:

@@ -1,0 +1,326 @@
+"""The search of `auto`: one cooling, then reheats of the best state, judged part by part.
+
+1. A few plain sweeps from the start, and a few random ones that show how fast this field is.
+2. One *cooling*: heat-bath sampling from a high temperature to a low one, then sweeps into a
+   local minimum of F. On large fields it takes most of the budget, on small ones a tenth.
+3. On flat fields, where that gained little, ADAM and momentum compete.
+4. *Reheats* of the best state with what is left: warm it up, cool it again, sweep. The end is
+   compared with the best state part by part (`search.parts`). How hot, how long and by which moves
+   is drawn from what has paid so far (`search.chains`).
+
+Long runs are cut into slices, between which the clock, the callback and Ctrl-C are looked at. Where
+only iterations are limited, every decision depends on them alone, and a run can be repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxfield.core.common.interrupts import finish_first
+from proxfield.core.engines.plan import Chains, Explored
+from proxfield.core.solve.problem import Outcome
+from proxfield.core.solve.rules.portfolio import HALTED, better_of, polish
+from proxfield.core.solve.rules.registry import make_rule
+from proxfield.core.solve.search import tuned
+from proxfield.core.solve.search.chains import Arms, ChainPace, ChainSearch
+from proxfield.core.solve.search.parts import Parts
+from proxfield.core.solve.session import Session
+from proxfield.core.terms.base import Ints
+from proxfield.result import Status
+
+
+class MinimumSearch(ChainSearch):
+    """Looks for a low minimum of F within the limits of a session.
+
+    Args:
+        session: The inference.
+        scale: How strongly variables interact, as a temperature.
+    """
+
+    def __init__(self, session: Session, scale: float) -> None:
+        super().__init__(session)
+        self.scale = scale
+        self.best_f, self.best_q = np.inf, np.zeros(0)
+        self.labels: Ints | None = None
+        """On flat fields, the labelling of lowest energy so far. On others, the best state, made of
+        the best parts of many, is rounded to a better one than any chain ends with."""
+        self.lowest = np.inf
+        """Its energy."""
+        self.flat = False
+        """Whether sampling gained little over plain sweeps: barriers are low."""
+        self.parts: Parts | None = None
+        self.pace = ChainPace(session)
+        self.hot = max(1.0, tuned.HOT_SHARE * scale)
+        self.cold = min(1.0, tuned.COLD_SHARE * scale)
+        learning = {"memory": tuned.MEMORY, "curiosity": tuned.CURIOSITY}
+        self.temperatures = Arms(tuned.REHEAT_SHARES, **learning)
+        self.lengths = Arms(tuned.CHAIN_SWEEPS, **learning)
+        self.moves = Arms(tuned.MOVES, **learning)
+        self.origins = Arms(tuned.ORIGINS, **learning)
+
+    def run(self, start: NDArray[np.float64], f: float) -> Outcome:
+        """Explore until the limits leave just enough to polish.
+
+        Args:
+            start: Marginals.
+            f: F of these, if it is to be the best so far; else +inf.
+        """
+        session, loop = self.session, self.loop
+        self.best_q, self.best_f = start, f
+        session.warm_up_chains(start)
+        if session.limits.budget is not None and not self.lowered.hard:
+            Parts.warm_up()
+        first = session.measure(start)
+        loop.tell(start, first)
+        if f == np.inf:
+            self.best_f = first
+            loop.note(0, loop.elapsed, first)
+        if self.pace.left() < tuned.ENOUGH_SWEEPS * self.pace.sweep_seconds():
+            return polish(session, session.without_symmetry(start))  # time for a descent alone
+        try:
+            halted = self._open(start) or self._cool() or self._compete() or self._reheat()
+        except KeyboardInterrupt:
+            halted = Status.INTERRUPTED
+        if halted is not None:
+            return Outcome(self.best_q, self.best_f, halted, self.labels)
+        return replace(self._end(), labels=self.labels)
+
+    # ---- stages; the first three return why the search has to stop, if it does ----
+
+    def _open(self, start: NDArray[np.float64]) -> Status | None:
+        """Sweeps from the start; with a budget, a random one that shows what there is time for."""
+        self.state, plain = start[None], 2 * tuned.PLAIN_SHARE
+        if self.session.limits.budget is not None:
+            chains = self._chains(self.state, self.hot, 1, self.hot)
+            self.state, plain = self._round(chains, "sites").q, tuned.PLAIN_SHARE
+        fits = plain * self.pace.left() / self.pace.sweep_seconds()
+        self._polish_from(start, int(min(fits, tuned.POLISH_SWEEPS)), "sweeps from the start")
+        self.plain = self.best_f
+        return self._asked()
+
+    def _cool(self) -> Status | None:
+        """One cooling, in slices; on several threads, of as many states."""
+        self.pace.choose_threads()
+        if self.pace.room("sites") < tuned.MIN_COOLING:
+            self.pace.threads = 1
+        if self.pace.room("sites") < tuned.MIN_COOLING / 2:  # this is all there is time for
+            with self.loop.clock():
+                self._compare(self.state[0], self.session.evaluate(self.state[0]))
+            return None
+        if self.pace.lanes() > 1:
+            self.state = np.repeat(self.state, self.pace.lanes(), axis=0)
+        member = f"cooling from T={self.hot:.3g}"
+        begun, left, done = self.pace.spent(), max(1e-9, self.pace.left()), 0.0
+        while True:
+            fits = max(1.0, left * self.pace.pace("sites") / self.pace.lanes())
+            share = float(np.clip(tuned.COOLING_SWEEPS / fits, *tuned.COOLING_SHARES))
+            length = max(1.0, share * fits)
+            sweeps = int(max(1.0, min((1.0 - done) * length, self.pace.slice(length))))
+            last = done + sweeps / length > 0.99 or self.pace.left() <= 0.0
+            after = 1.0 if last else done + sweeps / length
+            chains = self._chains(
+                self.state, self._temperature(done), sweeps, self._temperature(after),
+                polish=self.pace.polish_sweeps() if last else 0,
+            )  # fmt: skip
+            self.state = self._round(chains, "sites", take=member if last else "").q
+            halted = self._asked()
+            if last or halted is not None:
+                return halted
+            done = float(np.clip((self.pace.spent() - begun) / (share * left), done, 0.99))
+            if self.pace.waiting():  # threads wait for each other
+                self.pace.threads, self.state = 1, self.state[:1]
+
+    def _compete(self) -> Status | None:
+        """Rules that move all variables at once, on flat fields: they find their way without the
+        noise of sampling. One that wins is followed by the next one.
+        """
+        session, loop = self.session, self.loop
+        n = self.layout.n_vars
+        self.flat = self.plain - self.best_f <= tuned.FLAT_GAIN * n and n >= tuned.FLAT_VARIABLES
+        if self.lowered.hard or not self.flat:
+            return None
+        for name, share in tuned.RIVALS.items():
+            room, seconds = share * self.pace.room("sites"), share * self.pace.left()
+            if room < tuned.RIVAL_ITERATIONS:
+                break
+            loop.keep(self.best_f, self.best_q)
+            member, loop.member = loop.member, name
+            until = None if session.limits.budget is None else loop.elapsed + seconds
+            limits = session.limits.until(loop.iterations + int(room), until)
+            found = make_rule(name).solve(session.within(limits))
+            before = self.best_f
+            with loop.clock():
+                self._compare(found.q, found.free_energy)
+                labels = self.layout.best_labels(found.q)
+                self._keep_labels(labels, session.evaluate(self.one_hot(labels)))
+            if found.status in HALTED:
+                return found.status
+            if not self.best_f < before:
+                loop.member = member
+                break
+            self.improved_at = loop.iterations
+        loop.note(0, loop.elapsed, self.best_f)
+        return None
+
+    def _reheat(self) -> Status | None:
+        """Reheats until nothing is left."""
+        loop = self.loop
+        if not self.lowered.hard and self.pace.pays(tuned.PART_SECONDS):
+            with loop.clock():
+                self.parts = Parts(self.lowered)
+        forests = self.pace.pays(tuned.FOREST_SECONDS)
+        while True:
+            self.pace.choose_threads()
+            moves = self.moves.draw(self.rng, [k != "forests" or forests for k in tuned.MOVES])
+            name = self.moves.options[moves]
+            room = self.pace.room(name)
+            most = min(room / 4, self.pace.sweeps_in(tuned.CHAIN_SECONDS, name))
+            most = max(min(tuned.CHAIN_SWEEPS), most)
+            length = self.lengths.draw(self.rng, [n <= most for n in tuned.CHAIN_SWEEPS])
+            hot = self.temperatures.draw(self.rng)
+            many = self.parts is not None and self.parts.typical > tuned.MANY_PARTS
+            where = {"best": True, "start": not many, "labels": self.labels is not None}
+            origin = self.origins.draw(self.rng, list(where.values()))
+            sweeps = self.lengths.options[length]
+            last = int(np.clip(sweeps // 20, *tuned.REHEAT_POLISH))
+            count = self.pace.count(name, sweeps + last)
+            if room < sweeps + last or count == 0:
+                return None
+            begin = self._origin(self.origins.options[origin])
+            chains = self._chains(
+                np.repeat(begin[None], count, axis=0),
+                max(1.0, self.scale) * self.temperatures.options[hot], sweeps,
+                self.cold, moves=name, polish=last,
+            )  # fmt: skip
+            f, begun = self.best_f, self.pace.spent()
+            self._round(chains, name, f"{name} from T={chains.hot[0]:.3g}, {sweeps} sweeps")
+            gain, cost = f - self.best_f, self.pace.spent() - begun
+            self.origins.learn(origin, gain, cost)
+            self.moves.learn(moves, gain, cost)
+            self.lengths.learn(length, gain, cost)
+            self.temperatures.learn(hot, gain, cost)
+            if self.stalled():
+                return None
+            halted = self._asked()
+            if halted is not None:
+                return halted
+
+    def _origin(self, name: str) -> NDArray[np.float64]:
+        """Where chains begin."""
+        if name == "start":
+            return self.session.start
+        if name == "labels" and self.labels is not None:
+            return self.one_hot(self.labels)
+        return self.best_q
+
+    def _end(self) -> Outcome:
+        """From the best state to a minimum."""
+        session, loop, limits = self.session, self.loop, self.session.limits
+        if limits.budget is not None:  # a few sweeps to the tolerance are worth a little overtime
+            grace = min(loop.elapsed, limits.budget) + tuned.GRACE_SECONDS
+            limits = replace(limits, budget=max(1.03 * limits.budget, grace))
+        session = self.pace.session = session.within(limits)
+        self._polish_from(self.best_q, self.pace.last_sweeps(), "polish", limits.tol)
+        before = Outcome(self.best_q, self.best_f, Status.MAX_ITERS)
+        loop.keep(self.best_f, self.best_q)
+        loop.tell(self.best_q, self.best_f)
+        loop.member = "polish"
+        return better_of(session, before, polish(session, self.best_q))
+
+    def _asked(self) -> Status | None:
+        """STOPPED if the callback asks for it."""
+        asked = self.loop.report(self.best_f, self.best_q)
+        return Status.STOPPED if asked else None
+
+    def _temperature(self, done: float) -> float:
+        """Of the cooling, after a share of it."""
+        return float(self.hot * (self.cold / self.hot) ** done)
+
+    # ---- chains ----
+
+    def _polish_from(
+        self, q: NDArray[np.float64], sweeps: int, member: str, tol: float = 1e-3
+    ) -> None:
+        """Sweeps from some marginals."""
+        if sweeps > 0:
+            chains = self._chains(q[None], 1.0, 0, 1.0, moves="", polish=sweeps, tol=tol)
+            self._round(chains, "", member)
+
+    def _chains(
+        self, starts: NDArray[np.float64], hot: float, sweeps: int, cold: float, *,
+        moves: str = "sites", polish: int = 0, tol: float = 1e-3,
+    ) -> Chains:  # fmt: skip
+        drawn = moves in ("sites", "forests")
+        return Chains.make(
+            starts,
+            hot=hot,
+            cold=cold if drawn else 1.0,
+            sweeps=sweeps,
+            seeds=self.seeds(len(starts)),
+            drawn=drawn,
+            forests=moves == "forests",
+            polish=polish,
+            tol=tol,
+        )
+
+    def _round(self, chains: Chains, moves: str, take: str = "") -> Explored:
+        """Run chains, and count what they cost.
+
+        Args:
+            chains: The chains.
+            moves: How they move.
+            take: Keep what is better than the best state, found by this member.
+        """
+        loop = self.loop
+        begun, base = loop.now(), loop.elapsed
+        with finish_first():
+            made = 0
+            if self.flat and take and chains.drawn[0] and chains.sweeps[0] >= tuned.LABELLED_SWEEPS:
+                chains, made = self._labelled(chains)
+            ended = self.session.explore(chains, self.pace.threads)
+            made += int(ended.sweeps.sum())
+            if take:
+                self._take(ended, take, made)
+            spent = max(loop.now() - begun, 1e-9)
+            self.pace.learn(moves, made, spent)
+            loop.note(made, base + spent, self.best_f)
+        return ended
+
+    def _labelled(self, chains: Chains) -> tuple[Chains, int]:
+        """Run chains up to their labellings; returns what is left of them, and sweeps made."""
+        found = self.session.explore(replace(chains, polish=0), self.pace.threads)
+        best = int(found.free_energy.argmin())
+        labels = self.layout.best_labels(found.q[best])
+        self._keep_labels(labels, float(found.free_energy[best]))
+        rest = Chains.make(found.q, polish=chains.polish, tol=chains.tol)
+        return rest, int(found.sweeps.sum())
+
+    def _keep_labels(self, labels: Ints, energy: float) -> None:
+        if energy < self.lowest:
+            self.labels, self.lowest = labels, energy
+
+    def _take(self, ended: Explored, member: str, made: int) -> None:
+        """Keep what is better than the best state: a whole one, or parts of it."""
+        before = self.best_f
+        for k in np.argsort(ended.free_energy, kind="stable"):
+            self._compare(ended.q[k], float(ended.free_energy[k]))
+        if self.best_f < before:
+            loop = self.loop
+            loop.member = member
+            if self.best_f < before - 1e-6 * (1 + abs(before)):
+                self.improved_at = loop.iterations + made
+
+    def _compare(self, q: NDArray[np.float64], f: float) -> None:
+        if self.parts is not None:
+            merged = self.parts.best_marginals(
+                self.best_q, q, self.session.gradient, tuned.PART_CHANGE
+            )
+            if merged is not None:
+                merged_f = self.session.evaluate(merged)
+                if merged_f < f:
+                    q, f = merged, merged_f
+        if f < self.best_f:
+            self.best_q, self.best_f = q, f
